@@ -1,0 +1,62 @@
+# Both commands set up everything they need in .venv first, and can be run again at any time.
+
+# The tested versions in constraints.txt were frozen on Python 3.11; any from 3.10 on will do.
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.10; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
+VENV ?= .venv
+DEMO_DIR ?= $(or $(TMPDIR),/tmp)/pytorch_template_demo_$(shell id -u)
+PROJECT := {{cookiecutter.proj_name}}
+REQUIREMENTS := requirements-dev.txt $(PROJECT)/requirements.txt $(PROJECT)/requirements-dev.txt
+
+BIN := $(abspath $(VENV))/bin
+PIP := "$(BIN)/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+
+# Nothing is left in the project's folder by linting and testing it: what lies there is what a user gets.
+export PYTHONDONTWRITEBYTECODE := 1
+export RUFF_CACHE_DIR := $(CURDIR)/.ruff_cache
+export MYPY_CACHE_DIR := $(CURDIR)/.mypy_cache
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint test-project test-template constraints
+
+help:  ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(VENV)/.done  ## make .venv with the tested versions of everything
+
+demo: setup  ## render a project into DEMO_DIR, train it on the CPU, evaluate it, show where the results are
+	@"$(BIN)/python" tools/demo.py "$(DEMO_DIR)"
+
+test: lint test-project test-template  ## everything that must be right: style, types, the project here, and rendered ones
+	@echo "== all tests passed"
+
+lint: setup  ## style and types, of the template and of the project inside it
+	@echo "== style and types: the template"
+	@"$(BIN)/ruff" check --quiet . && "$(BIN)/ruff" format --quiet --check .
+	@"$(BIN)/mypy" --no-error-summary
+	@echo "== style and types: the project as it lies in the template"
+	@cd "$(PROJECT)" && "$(BIN)/ruff" check --quiet . && "$(BIN)/ruff" format --quiet --check .
+	@cd "$(PROJECT)" && "$(BIN)/mypy" --no-error-summary
+
+test-project: setup  ## the project's own tests, as it lies in the template
+	@echo "== tests of the project as it lies in the template"
+	@cd "$(PROJECT)" && "$(BIN)/python" -m pytest -q -p no:cacheprovider
+
+test-template: setup  ## answers, hooks, and the tests of rendered projects
+	@echo "== tests of the template, and of rendered projects"
+	@"$(BIN)/python" -m pytest -q -p no:cacheprovider
+
+constraints: setup  ## write the versions that are installed now to constraints.txt
+	@{ sed -n '/^#/p' constraints.txt; "$(BIN)/python" -m pip freeze --disable-pip-version-check \
+		| sed -n 's/^\([A-Za-z0-9._-]*==[0-9.a-z]*\).*/\1/p'; } > .constraints.new
+	@mv .constraints.new constraints.txt
+
+$(VENV)/.done: constraints.txt $(REQUIREMENTS)
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.10 was found; name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1; }
+	@echo "== set-up: $(VENV) with $$("$(PYTHON)" --version 2>&1)"
+	@"$(PYTHON)" -m venv "$(VENV)" || { echo "no virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
+	@echo "== set-up: torch"
+	@$(PIP) torch
+	@echo "== set-up: everything else"
+	@$(PIP) $(foreach file,$(REQUIREMENTS),-r "$(file)")
+	@touch $@

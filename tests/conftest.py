@@ -1,0 +1,49 @@
+"""Renders each set of answers once a session."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from support import Render, fresh, hook_text
+
+
+@pytest.fixture(scope="session")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cookiecutter configuration that is nobody's own and writes nothing into a home folder."""
+    home = tmp_path_factory.mktemp("home")
+    lines = (f"{key}: {json.dumps(str(home / key))}\n" for key in ("cookiecutters_dir", "replay_dir"))
+    path = home / "config.yaml"
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture(scope="session")
+def render(tmp_path_factory: pytest.TempPathFactory, settings: Path) -> Render:
+    """render(license="none", ...) -> the project's folder. Shared by all tests: look, do not touch."""
+    done: dict[str, Path] = {}
+
+    def rendered(**answers: str) -> Path:
+        key = json.dumps(answers, sort_keys=True)
+        if key not in done:
+            done[key] = fresh(tmp_path_factory.mktemp("out"), settings, **answers)
+        return done[key]
+
+    return rendered
+
+
+@pytest.fixture(scope="session")
+def pre_gen() -> ModuleType:
+    return _module("pre_gen_project")
+
+
+@pytest.fixture(scope="session")
+def post_gen() -> ModuleType:
+    return _module("post_gen_project")
+
+
+def _module(name: str) -> ModuleType:
+    module = ModuleType(name)
+    exec(compile(hook_text(name, {}), f"hooks/{name}.py", "exec"), module.__dict__)
+    return module

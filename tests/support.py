@@ -1,0 +1,39 @@
+"""What the tests know about the template, and how they render it."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from cookiecutter.main import cookiecutter
+
+REPO = Path(__file__).resolve().parent.parent
+TEMPLATE = REPO / "{{cookiecutter.proj_name}}"
+RENDERED = {"README.md", "LICENSE", "pyproject.toml"}
+CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
+NON_DEFAULT = {"proj_name": "spin-lab", "custom_name": "spinlab", "license": "none", "ci": "none"}
+
+Render = Callable[..., Path]
+
+
+def fresh(output: Path, settings: Path, **answers: str) -> Path:
+    """A project of its own, for a test that changes it or that expects a refusal."""
+    arguments = {"no_input": True, "output_dir": str(output), "config_file": str(settings)}
+    return Path(cookiecutter(str(REPO), extra_context=answers, **arguments))
+
+
+def files(folder: Path) -> dict[str, Path]:
+    """Every file below `folder` by its path in POSIX form, without what tools leave behind."""
+    found: dict[str, Path] = {}
+    for parent, names, inside in os.walk(folder):
+        names[:] = [name for name in names if name not in CACHES]
+        paths = (Path(parent, name) for name in inside)
+        found.update((path.relative_to(folder).as_posix(), path) for path in paths)
+    return found
+
+
+def hook_text(name: str, answers: dict[str, str]) -> str:
+    """A hook as cookiecutter would run it with these answers."""
+    text = (REPO / "hooks" / f"{name}.py").read_text(encoding="utf-8")
+    assert text.count("{{ cookiecutter | tojson }}") == 1
+    return text.replace("{{ cookiecutter | tojson }}", json.dumps(answers))

@@ -1,0 +1,94 @@
+"""Which names are refused, how, and that nothing is left behind."""
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from cookiecutter.exceptions import FailedHookException, OutputDirExistsException
+
+from support import fresh
+
+BAD_PROJECTS = [
+    "1st", "-x", "_x", "x-", "x_", "x y", "x.", "x ", " x", "é", "x\\y", "x:y", "x*", "class", "True", "import",
+    "json", "Random", "common", "torch", "Torch", "con", "NUL", "com1", "lpt9", "x" * 65, "../x", "x/y", "~", '"""',
+    "$HOME", "x\ny",
+]  # fmt: skip
+BAD_CUSTOMS = [
+    "", "1st", "_x", "my-code", "x.y", "x y", "x.", "../x", "x/y", "é", "class", "match", "json", "sys", "common",
+    "Common", "torch", "numpy", "yaml", "PIL", "tests", "configs", "scripts", "data", "docs", "experiments", "train",
+    "evaluate", "con", "Aux", "com1", "x" * 65, "Custom", "CUSTOM",
+]  # fmt: skip
+GOOD_PROJECTS = ["my_project", "spin-lab", "X", "a1", "x" * 64, "custom", "Torch-Lab", "my-common"]
+GOOD_CUSTOMS = ["custom", "spinlab", "my_custom", "custom_code", "X", "x" * 64, "torchlab", "test"[:3]]
+
+
+@pytest.mark.parametrize("name", BAD_PROJECTS)
+def test_bad_project_name_has_a_problem(pre_gen: ModuleType, name: str) -> None:
+    """CT-64, D-63."""
+    assert pre_gen.problem_with_project(name)
+
+
+@pytest.mark.parametrize("name", BAD_CUSTOMS)
+def test_bad_custom_name_has_a_problem(pre_gen: ModuleType, name: str) -> None:
+    """CT-66, D-63."""
+    assert pre_gen.problem_with_custom(name)
+
+
+def test_good_names_have_none(pre_gen: ModuleType) -> None:
+    assert [name for name in GOOD_PROJECTS if pre_gen.problem_with_project(name)] == []
+    assert [name for name in GOOD_CUSTOMS if pre_gen.problem_with_custom(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({"proj_name": "1st"}, "letter first"),
+        ({"proj_name": "common"}, "already uses"),
+        ({"proj_name": "../outside"}, "use letters, digits"),
+        ({"proj_name": "json"}, "standard library"),
+        ({"custom_name": "con"}, "Windows"),
+        ({"custom_name": "class"}, "word of the Python language"),
+        ({"custom_name": "x" * 65}, "65 characters"),
+        ({"custom_name": 'a"b\\'}, "Python package"),
+        ({"custom_name": ""}, "Python package"),
+        ({"description": "two\nlines"}, "one line"),
+        ({"author_name": "a\x07b"}, "one line"),
+    ],
+    ids=str,
+)
+def test_refusal_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, settings: Path, capfd: pytest.CaptureFixture[str], answers: dict[str, str], words: str
+) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    with pytest.raises(FailedHookException):
+        fresh(output, settings, **answers)
+    (key, value), = answers.items()  # fmt: skip
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith(key)]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{key} {value!r} cannot be used: ")
+    assert re.search(r"[^.]\.$", lines[0])
+    assert words in lines[0]
+    assert list(tmp_path.iterdir()) == [output]
+    assert list(output.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_name_that_is_a_folder_already_is_refused(tmp_path: Path, settings: Path, name: str) -> None:
+    """cookiecutter itself sees that these name a folder that exists, before any hook runs."""
+    output = tmp_path / "out"
+    output.mkdir()
+    with pytest.raises(OutputDirExistsException):
+        fresh(output, settings, proj_name=name)
+    assert list(tmp_path.iterdir()) == [output]
+    assert list(output.iterdir()) == []
+
+
+def test_an_existing_project_is_not_overwritten(tmp_path: Path, settings: Path) -> None:
+    """CT-64: a second rendering stops."""
+    project = fresh(tmp_path, settings)
+    (project / "train.py").write_text("mine\n")
+    with pytest.raises(OutputDirExistsException):
+        fresh(tmp_path, settings)
+    assert (project / "train.py").read_text() == "mine\n"

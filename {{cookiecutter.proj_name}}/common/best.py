@@ -1,0 +1,93 @@
+"""Which validation was the best, and whether it is time to give up. Both are remembered across a resume."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from loguru import logger
+from pydantic import Field
+
+from common.config import section
+
+Mode = Literal["min", "max"]
+
+
+@section
+class BestConfig:
+    """Which validation result makes a checkpoint the best one."""
+
+    metric: Annotated[str, Field(description="loss, or the name of a loss or metric")] = "loss"
+    mode: Annotated[Mode, Field(description="whether smaller (min) or larger (max) is better")] = "min"
+    min_delta: Annotated[float, Field(ge=0, description="how much better a value must be to count as better")] = 0.0
+
+
+@section
+class EarlyStopConfig:
+    """Ends the run when validation no longer gets better, or reaches a bound. Follows the metric of `best`."""
+
+    patience: Annotated[int, Field(ge=0, description="validations without a better value before the end; 0: off")] = 0
+    lower_bound: Annotated[float | None, Field(description="end when the value falls below this")] = None
+    upper_bound: Annotated[float | None, Field(description="end when the value rises above this")] = None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best validation so far: its value, the optimizer step, and everything that was measured then."""
+
+    value: float
+    step: int
+    values: dict[str, float]
+
+
+class BestTracker:
+    """Compares validations. A value that is not a number is never the best; of equal values the older stays."""
+
+    def __init__(self, config: BestConfig, early: EarlyStopConfig) -> None:
+        self.config = config
+        self.early = early
+        self.best: Best | None = None
+        self.waited = 0  # validations since the best
+
+    def update(self, values: Mapping[str, float], step: int) -> bool:
+        """Take in one validation; True when it is the best so far."""
+        value = values.get(self.config.metric)
+        if value is None or not math.isfinite(value):
+            logger.warning("validation gave no usable {} (best.metric): {}", self.config.metric, value)
+            self.waited += 1
+            return False
+        if self._better(value):
+            self.best = Best(value, step, dict(values))
+            self.waited = 0
+            return True
+        self.waited += 1
+        return False
+
+    def _better(self, value: float) -> bool:
+        if self.best is None:
+            return True
+        gain = self.best.value - value if self.config.mode == "min" else value - self.best.value
+        return gain > self.config.min_delta
+
+    def reason_to_stop(self, value: float | None) -> str | None:
+        """Why training should end after this validation; None to go on."""
+        early, name = self.early, self.config.metric
+        if early.patience and self.waited >= early.patience:
+            return f"{name} has not become better for {self.waited} validations (early_stop.patience)"
+        if value is not None and early.lower_bound is not None and value < early.lower_bound:
+            return f"{name} {value:.6g} is below early_stop.lower_bound {early.lower_bound:g}"
+        if value is not None and early.upper_bound is not None and value > early.upper_bound:
+            return f"{name} {value:.6g} is above early_stop.upper_bound {early.upper_bound:g}"
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        best = None if self.best is None else [self.best.value, self.best.step, self.best.values]
+        return {"best": best, "waited": self.waited, "metric": self.config.metric, "mode": self.config.mode}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over; a best value of another metric or direction means nothing here and is forgotten."""
+        if (state["metric"], state["mode"]) != (self.config.metric, self.config.mode):
+            logger.warning("best was {metric} ({mode}) in the checkpoint; tracking starts anew", **state)
+            return
+        self.best = None if state["best"] is None else Best(*state["best"])
+        self.waited = state["waited"]

@@ -1,0 +1,29 @@
+"""YAML files and a command line -> one checked, typed, frozen configuration.
+
+`shape` reads the schema (dataclasses that stand beside their consumers), `source` reads YAML, `layers` merges files,
+`overrides` reads the command line, `check` compares the result with the schema, `arguments` compares a free section
+with a signature, `show` prints, and `resolve` is the door.
+"""
+
+from common.config.problem import ABSENT, ConfigError, Origin, Problem, SectionCheck, place
+from common.config.resolve import Resolved, parse, resolve
+from common.config.shape import describe, nearest, section
+from common.config.show import dump, help_text, json_schema
+
+__all__ = [
+    "ABSENT",
+    "ConfigError",
+    "Origin",
+    "Problem",
+    "Resolved",
+    "SectionCheck",
+    "describe",
+    "dump",
+    "help_text",
+    "json_schema",
+    "nearest",
+    "parse",
+    "place",
+    "resolve",
+    "section",
+]

@@ -1,0 +1,115 @@
+"""Whether a section's keys fit the signature of the class or function that it configures; nothing is called."""
+
+import inspect
+import json
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+from common.config.problem import ABSENT, Problem
+from common.config.shape import admits, describe, nearest
+
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def check_arguments(
+    target: Callable[..., Any],
+    given: Mapping[str, Any],
+    key: str,
+    label: Callable[[], str],
+    provided: tuple[str, ...] = (),
+) -> Iterator[Problem]:
+    """Problems of calling `target(**given, **provided)`, by its signature and annotations.
+
+    `label` names the target in messages; it is only asked when there is a message, since finding a line is slow.
+    """
+    named, takes_any = _parameters(target)
+    for name, value in given.items():
+        if name in provided:
+            yield Problem(f"{key}.{name}", value, f"is what the program itself hands to {label()}", "remove this key")
+        elif name in named:
+            yield from _check_one(named[name], value, f"{key}.{name}", label)
+        elif not takes_any:
+            near = nearest(name, [other for other in named if other not in provided])
+            takes = ", ".join(other for other in named if other not in provided) or "no arguments"
+            hint = f"did you mean {near}?" if near else f"it takes {takes}"
+            yield Problem(f"{key}.{name}", value, f"is no argument of {label()}", hint)
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in given and name not in provided:
+            must = "" if parameter.annotation is parameter.empty else f"it must be {describe(parameter.annotation)}"
+            yield Problem(f"{key}.{name}", ABSENT, f"is required by {label()}", must)
+    for name in provided:
+        if name not in named and not takes_any:
+            rule = f"{label()} must take the argument {name}, which the program hands to it"
+            yield Problem(key, ABSENT, rule, f"add {name} to its parameters")
+
+
+def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` as the types that the signature names: a path for `Path`, a tuple for `tuple[int, int]`, a section for
+    a section class. Values that do not fit are handed on as they are; `check_arguments` is what refuses."""
+    named, _ = _parameters(target)
+    fitted = dict(given)
+    for name in given.keys() & named.keys():
+        try:
+            fitted[name] = _fit(named[name].annotation, given[name])
+        except ValidationError:
+            continue
+    return fitted
+
+
+def signature_of(target: Callable[..., Any]) -> str:
+    """The parameters as text; "(...)" for what Python cannot look into."""
+    try:
+        return str(inspect.signature(target))
+    except (TypeError, ValueError):
+        return "(...)"
+
+
+def _parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Parameters that can be given by name, annotations resolved, and whether any other name is taken too."""
+    try:
+        found = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):  # written in C: nothing can be known
+        return {}, True
+    try:
+        called = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]  # only looked at
+        hints = typing.get_type_hints(called, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        hints = {}
+    named = {}
+    for parameter in found:
+        if parameter.kind in _NAMED:
+            annotation = hints.get(parameter.name, parameter.annotation)
+            known = parameter.empty if isinstance(annotation, str) else annotation
+            named[parameter.name] = parameter.replace(annotation=known)
+    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in found)
+
+
+def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: Callable[[], str]) -> Iterator[Problem]:
+    if value is None and parameter.default is None:  # `width: int = None` is common
+        return
+    try:
+        _fit(parameter.annotation, value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        own = first["type"] in ("value_error", "assertion_error")
+        rule = str(first["ctx"]["error"]) if own else f"must be {describe(parameter.annotation)}"
+        number = isinstance(value, (bool, int, float)) and admits(parameter.annotation, str)
+        yield Problem(key, value, f"{rule}: an argument of {label()}", "put it in quotes" if number else "")
+
+
+def _fit(annotation: Any, value: Any) -> Any:
+    """`value`, which came from YAML, as `annotation`. Raises `ValidationError`.
+
+    What pydantic cannot look into (a module, a tensor) takes anything.
+    """
+    if annotation is inspect.Parameter.empty:
+        return value
+    try:
+        adapter, text = TypeAdapter(annotation), json.dumps(value)
+    except (PydanticUserError, NameError, TypeError, AttributeError):
+        return value
+    fitted = adapter.validate_json(text, strict=True)
+    return value if isinstance(fitted, Iterator) else fitted  # of an Iterable, pydantic makes a one-way iterator

@@ -1,0 +1,89 @@
+"""What is wrong with a configuration, and where it was written."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from common.errors import UserError
+
+MOST_SHOWN = 20  # problems in one message: about one screen
+
+
+class _Absent:
+    """The value of a key that nobody wrote; None will not do, since a key may be null."""
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = _Absent()
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value was written: a file and its line, the words of the command line, or nowhere (the default)."""
+
+    source: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+
+DEFAULT = Origin("default")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One broken rule. `key` is the full dotted key; a check leaves `origin` out, the loader knows it."""
+
+    key: str
+    value: Any
+    rule: str
+    hint: str = ""
+    origin: Origin | None = None
+
+    def __str__(self) -> str:
+        head = self.key if self.value is ABSENT else f"{self.key} = {shorten(self.value)}".removeprefix(" = ")
+        where = f"({self.origin})" if self.origin else ""
+        rule = f"{self.rule}; {self.hint}" if self.hint else self.rule
+        return f"  {'  '.join(filter(None, (head, where)))}\n      {rule}"
+
+
+class SectionCheck(Protocol):
+    """A rule that types cannot say, hung on a field: `Annotated[dict[str, Any], MyCheck()]`."""
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        """Every problem of the plain `value` at the dotted `key`; builds nothing."""
+        ...
+
+
+class ConfigError(UserError):
+    """Everything wrong with one configuration; its text fits one screen."""
+
+    def __init__(self, problems: Sequence[Problem]):
+        self.problems = list(problems)
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        lines = [f"The configuration has {count} problem{'s' * (count != 1)}:"]
+        lines += [str(problem) for problem in self.problems[:MOST_SHOWN]]
+        if count > MOST_SHOWN:
+            lines.append(f"  ... and {count - MOST_SHOWN} more")
+        return "\n".join(lines)
+
+
+def shorten(value: Any, width: int = 60) -> str:
+    """`value` as YAML would write it on one line, cut to `width` characters."""
+    words = {None: "null", True: "true", False: "false"}
+    text = words[value] if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= width else f"{text[: width - 4]} ..."
+
+
+def place(path: str | Path) -> str:
+    """`path` as a person would type it: relative to the working directory when below it."""
+    full = Path(os.path.abspath(path))  # `resolve` would follow links and show a name that nobody typed
+    return str(full.relative_to(Path.cwd())) if full.is_relative_to(Path.cwd()) else str(full)

@@ -1,0 +1,230 @@
+"""What a schema says about a key: its type, its limits, its meaning, and the keys near a wrong one."""
+
+import dataclasses
+import difflib
+import enum
+import types
+import typing
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from typing_extensions import dataclass_transform  # in `typing` from Python 3.11 on
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def section(cls: type[T]) -> type[T]:
+    """Make a class a section of the configuration: a frozen dataclass that refuses unknown keys and wrong types."""
+    cls.__pydantic_config__ = {"extra": "forbid", "strict": True}  # type: ignore[attr-defined]
+    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One field of a section. `default` is `dataclasses.MISSING` when the field is required."""
+
+    name: str
+    annotation: Any
+    meaning: str
+    default: Any
+
+
+@cache
+def keys_of(schema: type) -> dict[str, Key]:
+    """The fields of a section, in the order they were written."""
+    hints = typing.get_type_hints(schema, include_extras=True)
+    keys = {}
+    for field in dataclasses.fields(schema):
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        keys[field.name] = Key(field.name, hints[field.name], _meaning(hints[field.name]), default)
+    return keys
+
+
+def _meaning(annotation: Any) -> str:
+    described = (item.description for item in metadata(annotation) if isinstance(item, FieldInfo))
+    return " ".join(" ".join(filter(None, described)).split())
+
+
+def bare(annotation: Any) -> Any:
+    """The type below `Annotated` and type aliases."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif hasattr(annotation, "__value__"):
+            annotation = annotation.__value__
+        else:
+            return annotation
+
+
+def metadata(annotation: Any) -> tuple[Any, ...]:
+    """What `Annotated` hung on a type."""
+    return getattr(annotation, "__metadata__", ())
+
+
+def members(annotation: Any) -> list[Any]:
+    """The alternatives of a union, or the type itself."""
+    plain = bare(annotation)
+    if get_origin(plain) in (Union, types.UnionType):
+        return [inner for member in get_args(plain) for inner in members(member)]
+    return [annotation]
+
+
+def section_of(annotation: Any) -> type | None:
+    """The section class that a mapping at this place is read as, if there is exactly one."""
+    found = [bare(member) for member in members(annotation) if dataclasses.is_dataclass(bare(member))]
+    return found[0] if len(found) == 1 else None
+
+
+def child(annotation: Any, part: str | int) -> Any:
+    """The type of what stands at `part` below a value of this type; None when nothing can stand there."""
+    found = section_of(annotation)
+    if found is not None and isinstance(part, str) and part in keys_of(found):
+        return keys_of(found)[part].annotation
+    for member in map(bare, members(annotation)):
+        if member is Any:
+            return Any
+        kind, inner = get_origin(member) or member, get_args(member)
+        if _is(kind, Mapping) and isinstance(part, str):
+            return inner[1] if len(inner) == 2 else Any
+        if is_list(member) and isinstance(part, int):
+            if kind is tuple and inner and inner[-1] is not Ellipsis:
+                return inner[part] if part < len(inner) else Any
+            return inner[0] if inner else Any
+    return None
+
+
+def is_list(member: Any) -> bool:
+    """Whether a YAML list fits this type (text, which Python calls a sequence too, does not count)."""
+    kind = get_origin(member) or member
+    return _is(kind, Collection) and not _is(kind, Mapping) and not _is(kind, str) and not _is(kind, bytes)
+
+
+def admits(annotation: Any, *wanted: Any) -> bool:
+    """Whether one alternative of this type is one of `wanted`; `list` stands for anything a YAML list fits."""
+    found = [bare(member) for member in members(annotation)]
+    return any(member in wanted or (list in wanted and is_list(member)) for member in found)
+
+
+def only_text(annotation: Any) -> bool:
+    """Whether nothing but text (or null) fits: then `007` and `true` are the text the user typed."""
+    found = [bare(member) for member in members(annotation) if bare(member) is not type(None)]
+    return bool(found) and all(_is_text(member) for member in found)
+
+
+def _is_text(member: Any) -> bool:
+    if get_origin(member) is Literal:
+        return all(isinstance(value, str) for value in get_args(member))
+    return _is(member, str) or _is(member, Path)
+
+
+def _is(kind: Any, parent: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, parent)
+
+
+_WORDS = {
+    int: ("an integer", "integers"),
+    float: ("a number", "numbers"),
+    bool: ("true or false", "true or false values"),
+    str: ("text", "texts"),
+    type(None): ("null", "nulls"),
+    Any: ("any value", "values"),
+}
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "multiple_of": "a multiple of"}
+
+
+def describe(annotation: Any, plural: bool = False) -> str:
+    """A type in plain words: "an integer or a list of integers", "a number at least 0 and below 1, or null"."""
+    found = [member for member in members(annotation) if bare(member) is not type(None)]
+    if any(bare(member) is float for member in found):  # which an integer is, too
+        found = [member for member in found if bare(member) is not int]
+    words = list(dict.fromkeys(_describe_one(member, plural) + _limits(member) for member in found))
+    text = " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    if found != [annotation]:
+        text += _limits(annotation)
+    if len(found) == len(members(annotation)):
+        return text
+    null = _WORDS[type(None)][plural]
+    return f"{text}{',' * (' ' in text.removeprefix('an ').removeprefix('a '))} or {null}" if text else null
+
+
+def _describe_one(annotation: Any, plural: bool) -> str:
+    member = bare(annotation)
+    kind, inner = get_origin(member) or member, get_args(member)
+    if member in _WORDS:
+        return _WORDS[member][plural]
+    if kind is Literal or _is(kind, enum.Enum):
+        values = inner if kind is Literal else [choice.value for choice in kind]
+        return "one of " + ", ".join("null" if value is None else str(value) for value in values)
+    if dataclasses.is_dataclass(member) or _is(kind, Mapping):
+        return "sections" if plural else "a section"
+    if kind is tuple and inner and inner[-1] is not Ellipsis:
+        same = len(set(inner)) == 1
+        many = f"{len(inner)} {describe(inner[0], True)}" if same else ", ".join(describe(item) for item in inner)
+        return f"{'lists' if plural else 'a list'} of {many}"
+    if is_list(member):
+        return ("lists" if plural else "a list") + (f" of {describe(inner[0], True)}" if inner else "")
+    if _is(member, Path):
+        return "paths" if plural else "a path"
+    return getattr(member, "__name__", str(member))
+
+
+def _limits(annotation: Any) -> str:
+    unit = "character" if only_text(annotation) else "item"
+    rules = []
+    for item in metadata(annotation):
+        for rule in item.metadata if isinstance(item, FieldInfo) else (item,):
+            for name, words in _BOUNDS.items():
+                if (limit := getattr(rule, name, None)) is not None:
+                    rules.append(f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}")
+            for name, words in (("min_length", "at least"), ("max_length", "at most")):
+                if (limit := getattr(rule, name, None)) is not None:
+                    rules.append(f"of {words} {limit} {unit}{'s' * (limit != 1)}")
+            if pattern := getattr(rule, "pattern", None):
+                rules.append(f"that matches {pattern}")
+    return " " + " and ".join(rules) if rules else ""
+
+
+def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The candidate most like `name`, not minding case and dashes; None when none is near."""
+    folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
+    found = difflib.get_close_matches(name.lower().replace("-", "_"), folded, 1, cutoff)
+    return folded[found[0]] if found else None
+
+
+def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
+    """Every key of a schema with its dotted name, sections before what they hold."""
+    for key in keys_of(schema).values():
+        yield prefix + key.name, key
+        below = section_of(key.annotation)
+        if below is not None:
+            yield from walk(below, f"{prefix}{key.name}.")
+
+
+def suggest(root: type, parent: type, prefix: str, name: str) -> str:
+    """A hint for the unknown key `prefix + name` of section `parent`, or nothing.
+
+    Old names first (`__renamed__`), then a near name in the same section, then the same name elsewhere.
+    """
+    renamed = getattr(parent, "__renamed__", {}).get(name) or getattr(root, "__renamed__", {}).get(prefix + name)
+    if renamed:
+        if " " in renamed:
+            return str(renamed)
+        return f"it is now called {prefix + renamed if renamed in keys_of(parent) else renamed}"
+    siblings = [key for key in keys_of(parent) if key != name]
+    elsewhere: dict[str, list[str]] = {}
+    for dotted, key in walk(root):
+        elsewhere.setdefault(key.name, []).append(dotted)
+    if close := nearest(name, siblings, 0.75):
+        return f"did you mean {prefix}{close}?"
+    if name in elsewhere:
+        return f"did you mean {' or '.join(elsewhere[name][:3])}?"
+    if close := nearest(name, siblings):
+        return f"did you mean {prefix}{close}?"
+    if close := nearest(name, elsewhere, 0.75):
+        return f"did you mean {' or '.join(elsewhere[close][:3])}?"
+    return ""

@@ -1,0 +1,85 @@
+"""Batches whose randomness is a function of (seed, epoch, sample index), whoever reads them.
+
+Ordinary transforms draw from the global generators of Python, NumPy and PyTorch. Seeding the three before each item
+makes them depend on the item alone: not on the number of workers or ranks, nor on where a run was resumed.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from common.data.plan import Key
+from common.errors import UserError
+from common.seed import mix
+
+Collate = Callable[[list[Any]], Any]
+_BATCH = 1  # tells the key of a batch (collate functions may draw too) from the keys of its items
+
+
+class SizedDataset(Protocol):
+    """A map-style data set."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class KeyedBatches:
+    """Turns a list of keys into a collated batch; what a `DataLoader` with a batch sampler calls in its workers.
+
+    A data set that sets `random = False` promises that neither its items nor its collate function draw anything, and
+    is not seeded (7 microseconds per sample, and 70 per batch in the main process).
+    """
+
+    def __init__(self, dataset: SizedDataset, collate: Collate, seed: int) -> None:
+        self.dataset = dataset
+        self.collate = collate
+        self.seed = seed
+        self.random = bool(getattr(dataset, "random", True))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, keys: Sequence[Key]) -> Any:
+        try:
+            if not self.random:
+                return self.collate([self._item(index) for _, index in keys])
+            # A worker's streams belong to nobody; the main process' belong to the training loop (dropout).
+            mine = torch.utils.data.get_worker_info() is None
+            saved = (random.getstate(), np.random.get_state(), torch.get_rng_state()) if mine else None
+            try:
+                return self._seeded_batch(keys)
+            finally:
+                if saved is not None:
+                    random.setstate(saved[0])
+                    np.random.set_state(saved[1])
+                    torch.set_rng_state(saved[2])
+        except UserError as error:
+            # Returned, not raised: the loader would wrap its text in the traceback of a worker.
+            return error
+
+    def _seeded_batch(self, keys: Sequence[Key]) -> Any:
+        items = []
+        for epoch, index in keys:
+            seed_all(mix(self.seed, epoch, index))
+            items.append(self._item(index))
+        seed_all(mix(self.seed, *keys[0], _BATCH))
+        return self.collate(items)
+
+    def _item(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except UserError:
+            raise
+        except Exception as error:
+            raise RuntimeError(f"sample {index} of {type(self.dataset).__name__} cannot be read: {error}") from error
+
+
+def seed_all(seed: int) -> None:
+    """Seed the three global CPU generators. Not `torch.manual_seed`, which would touch CUDA in forked workers."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.default_generator.manual_seed(seed)

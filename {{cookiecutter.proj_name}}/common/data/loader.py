@@ -1,0 +1,212 @@
+"""From a data set to batches: the loaders of training and evaluation."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch.utils.data import DataLoader, default_collate
+
+from common.config import Problem, section
+from common.data.keyed import Collate, KeyedBatches, SizedDataset
+from common.data.plan import EpochPlan, Key, Window, evaluation_keys
+from common.dist import Rank
+from common.errors import UserError
+from common.period import Position
+from common.registry import COLLATE_REGISTRY, DATASET_REGISTRY, RegisteredName
+
+
+# Keys of a data set's section that are ours; the others are arguments of the data set.
+_OWN = ("eval_batch_size",)
+
+
+@section
+class LoaderConfig:
+    """How batches are read, for every split."""
+
+    collate: Annotated[
+        str | None,
+        RegisteredName(COLLATE_REGISTRY),
+        Field(description="makes a batch of a list of items: a registered name or module:function; "
+              "null: the data set's own collate method, or PyTorch's default"),
+    ] = None
+    drop_last: Annotated[bool, Field(description="train: leave out the last optimizer step of an epoch if not full")] = False
+    pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on CUDA")] = None
+    prefetch: Annotated[int, Field(ge=1, description="batches each worker reads ahead")] = 2
+    persistent: Annotated[bool, Field(description="keep workers alive between epochs")] = True
+    timeout: Annotated[int, Field(ge=0, description="seconds to wait for a batch of a worker; 0: for ever")] = 0
+
+
+class DatasetSection:
+    """Checks a section that describes one split: `{type: DigitsDataset, eval_batch_size: 256, shift: 1}`."""
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        if value is None:
+            return
+        yield from DATASET_REGISTRY.check(value, key, ignore=_OWN)
+        size = value.get("eval_batch_size", 1) if isinstance(value, Mapping) else 1
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            yield Problem(f"{key}.eval_batch_size", size, "must be a whole number, at least 1")
+
+
+class _Keys:
+    """The batch sampler: whatever the plan says for the epoch and place it was pointed at."""
+
+    def __init__(self, plan: EpochPlan) -> None:
+        self.plan = plan
+        self.epoch = 0
+        self.sample = 0
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return self.plan.keys(self.epoch, self.sample)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one optimizer step consumes: this process' micro-batches and the `Window` they come from."""
+
+    batches: list[Any]
+    window: Window
+
+
+class FirstSamples:
+    """The first samples of a data set, for a quick look; everything else is as it was."""
+
+    def __init__(self, dataset: SizedDataset, limit: int) -> None:
+        self._dataset = dataset
+        self._limit = limit
+
+    def __len__(self) -> int:
+        return min(self._limit, len(self._dataset))
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pickling asks for attributes before there are any
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+
+def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:
+    """The data set of one split.
+
+    Raises:
+        UserError: it is empty, or what the data set itself finds wrong (a missing folder, ...).
+    """
+    dataset = DATASET_REGISTRY.build(part, ignore=_OWN, data_dir=data_dir, mode=mode)
+    if len(dataset) == 0:
+        raise UserError(f"dataset.{mode}: {type(dataset).__name__} has no samples")
+    return FirstSamples(dataset, limit) if limit else dataset
+
+
+class TrainStream:
+    """The training data, epoch by epoch, from any position.
+
+    Args:
+        dataset: map-style data set, not empty.
+        worker: loader processes; 0 reads in the main process. The batches are the same either way.
+    """
+
+    def __init__(
+        self,
+        dataset: SizedDataset,
+        plan: EpochPlan,
+        config: LoaderConfig,
+        *,
+        worker: int,
+        device: torch.device,
+    ) -> None:
+        self.dataset = dataset
+        self.plan = plan
+        self._keys = _Keys(plan)
+        self._loader = _make_loader(dataset, self._keys, config, worker=worker, seed=plan.seed, device=device)
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps per epoch."""
+        return self.plan.steps_per_epoch
+
+    @property
+    def epoch_size(self) -> int:
+        """Samples per epoch."""
+        return self.plan.size
+
+    def epoch(self, at: Position) -> Iterator[Step]:
+        """The steps from `at` to the end of its epoch. Skipped samples are not read."""
+        self._keys.epoch, self._keys.sample = at.epoch, at.sample
+        batches = iter(self._loader)
+        for window in self.plan.windows(at.epoch, at.step, at.sample):
+            yield Step([_checked(next(batches)) for _ in window.sizes], window)
+        # Runs the iterator to its end, so that persistent workers are idle when the next epoch begins.
+        next(batches, None)
+
+
+class EvaluationLoader:
+    """This process' share of a data set: in order, every sample of the whole set on exactly one process."""
+
+    def __init__(
+        self,
+        dataset: SizedDataset,
+        config: LoaderConfig,
+        *,
+        batch_size: int,
+        worker: int,
+        rank: Rank,
+        seed: int,
+    ) -> None:
+        self.dataset = dataset
+        self.size = len(dataset)
+        keys = evaluation_keys(len(dataset), batch_size, rank.rank, rank.world_size)
+        self._loader = _make_loader(dataset, keys, config, worker=worker, seed=seed, device=rank.device)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (_checked(batch) for batch in self._loader)
+
+
+def _make_loader(
+    dataset: SizedDataset, keys: Any, config: LoaderConfig, *, worker: int, seed: int, device: torch.device
+) -> DataLoader[Any]:
+    batches: Any = KeyedBatches(dataset, find_collate(dataset, config.collate), seed)
+    return DataLoader(
+        batches,
+        batch_sampler=keys,
+        collate_fn=_same,
+        num_workers=worker,
+        pin_memory=device.type == "cuda" if config.pin_memory is None else config.pin_memory,
+        prefetch_factor=config.prefetch if worker else None,
+        persistent_workers=config.persistent and worker > 0,
+        timeout=config.timeout if worker else 0,
+        worker_init_fn=_start_worker,
+        # Opening an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def find_collate(dataset: SizedDataset, name: str | None) -> Collate:
+    """The collate function: by registered name or "module:function", else the data set's own `collate`, else PyTorch's default."""
+    if name is not None:
+        return COLLATE_REGISTRY.get(name)
+    own = getattr(dataset, "collate", None)
+    return own if callable(own) else default_collate
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
+def _start_worker(_: int) -> None:
+    # Ctrl-C reaches the whole process group; the loop decides what to do about it, workers just keep serving.
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+
+
+def _checked(batch: Any) -> Any:
+    if isinstance(batch, UserError):
+        raise batch
+    return batch

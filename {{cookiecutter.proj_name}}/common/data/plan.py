@@ -1,0 +1,115 @@
+"""Which sample is used when: a function of (seed, epoch) alone, so a run can go on from any place without replaying."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from common.errors import UserError
+from common.period import Position
+from common.seed import mix
+
+Key = tuple[int, int]  # (epoch, sample index): all that the randomness of one item may depend on
+
+
+@dataclass(frozen=True)
+class Window:
+    """The samples of one optimizer step, as this process sees them.
+
+    Attributes:
+        weights: one factor per micro-batch of this process. The mean loss of each micro-batch, multiplied by its
+            factor, summed over micro-batches and averaged over processes, is the mean over all samples of the window.
+        sizes: samples in each micro-batch of this process.
+        samples: samples over all processes.
+        after: the run's position once the step is done.
+    """
+
+    weights: list[float]
+    sizes: list[int]
+    samples: int
+    after: Position
+
+
+class EpochPlan:
+    """Cuts each epoch's order into windows, windows into shares of the ranks, and shares into micro-batches.
+
+    Args:
+        size: samples in the data set.
+        batch_size: samples per micro-batch and process.
+        accumulate: micro-batches per optimizer step.
+        drop_last: leave out the last window of an epoch when it is not full.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        batch_size: int,
+        accumulate: int = 1,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self.size = size
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.window = batch_size * accumulate * world_size
+        if self.steps_per_epoch == 0:
+            raise UserError(
+                f"an epoch has no optimizer step: {size} samples, but one step takes {self.window} "
+                f"({batch_size} x {accumulate} accumulated x {world_size} processes) and loader.drop_last is true"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in a whole epoch."""
+        return self.size // self.window if self.drop_last else -(-self.size // self.window)
+
+    def order(self, epoch: int) -> np.ndarray:
+        """All sample indices in the order of this epoch, shape (size,)."""
+        if not self.shuffle:
+            return np.arange(self.size)
+        generator = torch.Generator().manual_seed(mix(self.seed, epoch))
+        return torch.randperm(self.size, generator=generator).numpy()
+
+    def starts(self, sample: int) -> range:
+        """First sample of each window from `sample` to the end of the epoch."""
+        stop = self.size - self.window + 1 if self.drop_last else self.size
+        return range(sample, stop, self.window)
+
+    def keys(self, epoch: int, sample: int) -> Iterator[list[Key]]:
+        """This process' micro-batches, from `sample` to the end of the epoch. Nothing before `sample` is read."""
+        order = self.order(epoch)
+        for start in self.starts(sample):
+            window = order[start : start + self.window]
+            # A rank without a share borrows the first sample with weight 0: it must take part in the gradient exchange.
+            share = (window[self.rank :: self.world_size] if self.rank < len(window) else window[:1]).tolist()
+            for first in range(0, len(share), self.batch_size):
+                yield [(epoch, index) for index in share[first : first + self.batch_size]]
+
+    def windows(self, epoch: int, step: int, sample: int) -> Iterator[Window]:
+        """The windows that go with `keys`, by arithmetic alone."""
+        starts = self.starts(sample)
+        for number, start in enumerate(starts, start=1):
+            samples = min(self.window, self.size - start)
+            share = max(0, -(-(samples - self.rank) // self.world_size))
+            sizes = [min(self.batch_size, share - first) for first in range(0, share, self.batch_size)] or [1]
+            weights = [n * self.world_size / samples for n in sizes] if share else [0.0]
+            if number == len(starts):
+                after = Position(step + number, epoch + 1, 0, self.size)
+            else:
+                after = Position(step + number, epoch, start + samples, self.size)
+            yield Window(weights, sizes, samples, after)
+
+
+def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[list[Key]]:
+    """This process' batches of an evaluation: in order, each sample once, no padding, uneven shares allowed."""
+    share = range(rank, size, world_size)
+    return [[(0, index) for index in share[first : first + batch_size]] for first in range(0, len(share), batch_size)]

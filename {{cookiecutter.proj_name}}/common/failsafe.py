@@ -1,0 +1,76 @@
+"""How a run ends: on request, on a mistake of the user, or on an error of ours. Always with a reason and an exit code."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from common.dist import Rank, max_over_ranks
+from common.errors import UserError
+
+EXIT_ERROR = 1
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+
+class TrainingError(UserError):
+    """Training cannot go on, for a reason that a traceback would only hide (a loss that is not a number, ...)."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the processes agreed on between two steps: the signal to stop by (0: none), and whether to save."""
+
+    stop: int
+    save: bool
+
+
+class Requests:
+    """Turns SIGINT and SIGTERM into a request that the loop looks at between two steps.
+
+    The handler only notes the signal: saving inside a handler would interrupt anything, a save included. A second
+    Ctrl-C leaves at once.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.signal = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Catch signals while training; afterwards the handlers are as they were."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # Python delivers signals to the main thread only
+            return
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal == signal.SIGINT == number:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def agree(self, save: bool) -> Asked:
+        """One tiny exchange per step: whether any process was told to stop, or wants to save (the last save is old)."""
+        stop, wanted = divmod(max_over_ranks(2 * self.signal + save, self.rank), 2)
+        return Asked(stop, bool(wanted))
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Around a whole program: a mistake of the user is printed without a traceback, and the exit code is never 0."""
+    try:
+        yield
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)

@@ -1,0 +1,117 @@
+"""The weighted sum of losses that the config names."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from common.config import Problem
+from common.errors import UserError
+from common.registry import LOSS_REGISTRY
+
+# Keys of a loss section that are ours; the others are arguments of the loss.
+_OWN = ("weight", "inputs")
+
+Losses = dict[str, Any]
+"""`sum`: the scalar to minimise; `names`: the parts; each part under its name, before its weight. All mean over samples."""
+
+
+class LossSections:
+    """Checks a section that maps names to losses: `{CrossEntropyLoss: {weight: 1.0, label_smoothing: 0.1}}`."""
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        if not isinstance(value, Mapping) or not value:
+            yield Problem(key, value, "must name at least one loss")
+            return
+        for name, section in value.items():
+            section = section or {}
+            yield from LOSS_REGISTRY.check(section, f"{key}.{name}", ignore=_OWN, default_type=name)
+            if isinstance(section, Mapping):
+                yield from _check_own(section, f"{key}.{name}")
+
+
+def _check_own(section: Mapping[str, Any], key: str) -> Iterator[Problem]:
+    weight = section.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+        yield Problem(f"{key}.weight", weight, "must be a number")
+    inputs = section.get("inputs")
+    if inputs is None:
+        return
+    if not isinstance(inputs, Mapping):
+        yield Problem(f"{key}.inputs", inputs, "must map argument names to output.<name> or batch.<name>")
+        return
+    for argument, path in inputs.items():
+        if not isinstance(path, str) or path.split(".")[0] not in ("output", "batch"):
+            rule = "must be output.<name> or batch.<name>, what the model gave or what the data set gave"
+            yield Problem(f"{key}.inputs.{argument}", path, rule)
+
+
+@dataclass(frozen=True)
+class _Term:
+    name: str
+    weight: float
+    function: Callable[..., Any]
+    inputs: dict[str, list[str]] | None
+
+    def __call__(self, output: Any, batch: Any) -> Any:
+        if self.inputs is None:
+            return self.function(output, batch)
+        source = {"output": output, "batch": batch}
+        return self.function(**{key: _look_up(source, path, self.name) for key, path in self.inputs.items()})
+
+
+class LossFactory:
+    """Calls every configured loss and sums what they give.
+
+    A loss is any callable. Without `inputs` it is called as `loss(output, batch)`; with
+    `inputs: {input: output.logits, target: batch.label}` its arguments are looked up, so that the losses of `torch.nn`
+    serve as they are. It returns a scalar tensor, the mean over the samples, or a dict of such parts.
+    """
+
+    def __init__(self, sections: Mapping[str, Any]) -> None:
+        terms = []
+        for name, section in sections.items():
+            section = section or {}
+            function = LOSS_REGISTRY.build({"type": name, **section}, ignore=_OWN)
+            inputs = section.get("inputs")
+            paths = None if inputs is None else {key: path.split(".") for key, path in inputs.items()}
+            terms.append(_Term(name, float(section.get("weight", 1.0)), function, paths))
+        self.terms = [term for term in terms if term.weight != 0]
+        if not self.terms:
+            raise UserError("loss: every weight is 0, so there is nothing to minimise; give one loss a weight")
+
+    def modules(self) -> nn.ModuleList:
+        """Losses that are modules, to be moved to the device with the model."""
+        return nn.ModuleList(term.function for term in self.terms if isinstance(term.function, nn.Module))
+
+    def __call__(self, output: Any, batch: Any) -> Losses:
+        losses: Losses = {"names": []}
+        total: Tensor | None = None
+        for term in self.terms:
+            value = term(output, batch)
+            parts = {f"{term.name}.{part}": v for part, v in value.items()} if isinstance(value, dict) else {term.name: value}
+            for name, part in parts.items():
+                weighted = part if term.weight == 1.0 else part * term.weight
+                total = weighted if total is None else total + weighted
+                losses[name] = part
+                losses["names"].append(name)
+        losses["sum"] = total
+        return losses
+
+
+def _look_up(source: Any, path: list[str], loss: str) -> Any:
+    value = source
+    for name in path:
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif not isinstance(value, Mapping) and hasattr(value, name):
+            value = getattr(value, name)
+        elif isinstance(value, (list, tuple)) and name.isdigit() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            known = ", ".join(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
+            if is_dataclass(value):
+                known = ", ".join(vars(value))
+            raise UserError(f"loss.{loss}.inputs: {'.'.join(path)} does not exist; there is: {known}")
+    return value

@@ -1,0 +1,186 @@
+"""What a run tells while it works: lines, numbers, pictures. The main process tells; the others have null parts."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from loguru import logger
+from pydantic import Field
+from torch import Tensor
+
+from common.config import section
+from common.dist import Rank, sum_over_ranks
+from common.monitor.bar import Bar, NullBar, wants_bar
+from common.monitor.clock import Clock, peak_memory
+from common.monitor.line import current_epoch, evaluation_line, number, train_line
+from common.monitor.meter import Meter
+from common.monitor.pictures import Picture, progress_path, save_png
+from common.monitor.writer import NullWriter, Writer
+from common.period import Position
+from common.run import OpenRun, State, write_status
+
+if TYPE_CHECKING:
+    from common.evaluation import Evaluation
+
+# Records show the line that called the monitor, not one in here.
+_log = logger.opt(depth=1)
+
+Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
+
+
+@section
+class MonitorConfig:
+    """What a run tells while it works."""
+
+    log_level: Annotated[Level, Field(description="lowest level of log records that are kept")] = "INFO"
+    levels: Annotated[
+        dict[str, Level], Field(description="other levels for some modules, as in {common.trainer: DEBUG}")
+    ] = field(default_factory=dict)
+    smooth: Annotated[int, Field(ge=1, description="steps that the smoothed losses of the log line reach over")] = 20
+    tensorboard: Annotated[bool, Field(description="write TensorBoard files; metrics.jsonl is always written")] = True
+    bar: Annotated[
+        Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal, and not under Slurm")
+    ] = "auto"
+
+
+class Monitor:
+    """Lines to the log, numbers and pictures to files, and the meters they come from.
+
+    Args:
+        run: the open run folder, in the main process; None in the others, which then write nothing.
+        resume_step: optimizer steps done by the checkpoint this run goes on from; what was written beyond it goes.
+        local_pictures: write pictures as PNG files too.
+        workers: of the loader, for advice on them.
+    """
+
+    def __init__(
+        self,
+        config: MonitorConfig,
+        rank: Rank,
+        run: OpenRun | None,
+        *,
+        resume_step: int | None = None,
+        local_pictures: bool = False,
+        workers: int = 0,
+    ) -> None:
+        self.meter = Meter(config.smooth, None if rank.is_alone else lambda table: sum_over_ranks(table, rank))
+        self.clock = Clock()
+        self.writer: Writer | NullWriter = NullWriter()
+        self.bar: Bar | NullBar = NullBar()
+        self._device, self._workers, self._folder = rank.device, workers, None if run is None else run.folder
+        self._pictures: Path | None = None
+        self._wants_bar = run is not None and wants_bar(config.bar)
+        self._total: int | None = None
+        self._epochs: int | None = None
+        if run is not None:
+            event = run.folder.event if config.tensorboard else None
+            self.writer = Writer(
+                run.folder.metrics_file, event, run_id=run.id, attempt=run.attempt, resume_step=resume_step
+            )
+            self._pictures = run.folder.progress if local_pictures else None
+
+    @contextmanager
+    def training(self, at: Position, total_steps: int | None, epochs: int | None = None) -> Iterator[None]:
+        """Around the loop: starts the clock, shows the bar. The totals are None where they are not known."""
+        self._total, self._epochs = total_steps, epochs
+        self._status("running", at.step)
+        self.bar = Bar(total_steps, at.step) if self._wants_bar else NullBar()
+        self.clock.start()
+        try:
+            yield
+        finally:
+            self.bar.close()
+            self.writer.flush()
+
+    def loaded(self) -> None:
+        """The batches of a step have arrived."""
+        self.clock.loaded()
+
+    def stepped(self, at: Position, samples: int) -> None:
+        """An optimizer step on `samples` samples, of all processes, is done."""
+        self.clock.stepped(samples)
+        self.meter.stepped(at.step)
+        self.bar.step()
+
+    def resumed_training(self) -> None:
+        """Go on after something that is no training, so that it does not count as waiting for data."""
+        self.clock.restart()
+
+    def train(self, at: Position, optimizer: torch.optim.Optimizer, grad_norm: Tensor | None) -> None:
+        """The log line of training, and its scalars. Waits for the device; every process must call it."""
+        losses = self.meter.read()
+        norm = None if grad_norm is None else float(grad_norm)
+        timing = self.clock.read(None if self._total is None else self._total - at.step)
+        memory = peak_memory(self._device)
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        _log.info(
+            "{}",
+            train_line(
+                at,
+                total_steps=self._total,
+                epochs=self._epochs,
+                rates=rates,
+                losses=losses,
+                grad_norm=norm,
+                timing=timing,
+                memory=memory,
+            ),
+        )
+        if advice := self.clock.advice(timing, self._workers):
+            _log.warning("{}", advice)
+        values = losses.raw | ({} if norm is None else {"grad_norm": norm}) | _named_rates(rates)
+        self.writer.scalars("train", at.step, values, epoch=current_epoch(at))
+        # Apart from the others: these differ from run to run.
+        speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
+        self.writer.scalars("speed", at.step, speed | {"memory_bytes": memory}, epoch=current_epoch(at))
+        self.bar.note(f"loss {number(losses.smooth['loss']).strip()}" if losses.smooth else "")
+
+    def evaluation(self, split: str, at: Position, result: "Evaluation", *, best: bool = False) -> None:
+        """The line, scalars and pictures of a pass over the `split` data."""
+        _log.info("{}", evaluation_line(split, at, result.values, result.samples, best=best))
+        self.writer.scalars(split, at.step, result.values, epoch=current_epoch(at), samples=result.samples)
+        self.pictures(split, at, result.pictures)
+
+    def pictures(self, split: str, at: Position, pictures: Sequence[Picture]) -> None:
+        """Show pictures of the `split` data. One without a name, or with another's, gets its number."""
+        seen: set[str] = set()
+        for index, picture in enumerate(pictures):
+            name = f"{index:02}" if not picture.name else picture.name
+            name = f"{name}_{index:02}" if name in seen else name
+            seen.add(name)
+            self.writer.image(at.step, f"{split}/{name}", picture.image)
+            if self._pictures is not None:
+                save_png(progress_path(self._pictures, split, name, current_epoch(at), at.step), picture.image)
+
+    def saved(self, at: Position, paths: Sequence[Path]) -> None:
+        """A checkpoint was written. Everything that was measured up to it goes to the disk too."""
+        names = [path.name for path in paths]
+        _log.info("saved {} (epoch {}, step {})", ", ".join(names), current_epoch(at), at.step)
+        self.writer.record("checkpoint", step=at.step, epoch=current_epoch(at), files=names)
+        self.writer.flush()
+        self.clock.restart()
+
+    def end(self, state: State, at: Position, reason: str) -> None:
+        """The last line, entry and status of the run. Nothing can be written afterwards."""
+        _log.info("{} at epoch {}, step {}: {}", state, current_epoch(at), at.step, reason)
+        self.writer.record("end", step=at.step, state=state, reason=reason)
+        self._status(state, at.step, reason)
+        self.close()
+
+    def close(self) -> None:
+        """Bring everything to the disk. Safe to call twice."""
+        self.bar.close()
+        self.writer.close()
+
+    def _status(self, state: State, step: int, reason: str = "") -> None:
+        if self._folder is not None:
+            write_status(self._folder, state, step=step, reason=reason)
+
+
+def _named_rates(rates: Sequence[float]) -> dict[str, float]:
+    if len(set(rates)) == 1:
+        return {"lr": rates[0]}
+    return {f"lr_{index}": rate for index, rate in enumerate(rates)}

@@ -1,0 +1,118 @@
+"""Pictures of what the model does: drawn small and plain, kept where the run is."""
+
+import io
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from common.files import write_bytes
+
+Pixels = NDArray[np.uint8]
+_RIGHT, _WRONG, _NEUTRAL = (46, 160, 67), (218, 54, 51), (110, 118, 129)
+_PAPER, _INK = (255, 255, 255), (31, 35, 40)
+_FRAME, _PAD, _FONT_SIZE = 4, 5, 16  # pixels
+_SMALLEST = 112  # pixels: the shorter side an image is enlarged to when no scale is given
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture (H, W, 3) in RGB, and the name it is filed under; "" for its place among the others."""
+
+    name: str
+    image: Pixels
+
+
+def to_rgb(image: ArrayLike) -> Pixels:
+    """An image (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), floats from 0 to 1 or whole numbers to 255, as (H, W, 3).
+
+    Values outside the range are cut off; not-a-number becomes 0.
+
+    Raises:
+        ValueError: the shape is another one.
+    """
+    array = np.asarray(image)
+    if array.ndim == 2:
+        array = array[..., None]
+    if array.ndim != 3 or array.shape[2] not in (1, 3, 4) or 0 in array.shape:
+        raise ValueError(f"an image has the shape (H, W) or (H, W, 1, 3 or 4), not {np.shape(image)}")
+    if not np.issubdtype(array.dtype, np.integer):
+        array = np.nan_to_num(array.astype(np.float64), nan=0.0, posinf=1.0, neginf=0.0) * 255
+    array = np.clip(np.round(array), 0, 255).astype(np.uint8)[..., :3]
+    return np.ascontiguousarray(np.broadcast_to(array, (*array.shape[:2], 3)))
+
+
+def labelled(image: ArrayLike, text: str, ok: bool | None = None, scale: int | None = None, name: str = "") -> Picture:
+    """Draw `image` enlarged, in a green (`ok`), red (not `ok`) or grey (None) frame, with `text` below it.
+
+    Args:
+        image: as in `to_rgb`.
+        text: one or more lines. Pillow's own font has plain letters only: accents are dropped, and what is no letter
+            of the Latin alphabet becomes `?`.
+        scale: how many times to enlarge it; None: until it can be seen well.
+    """
+    pixels = to_rgb(image)
+    height, width = pixels.shape[:2]
+    scale = scale or max(1, math.ceil(_SMALLEST / min(height, width)))
+    # Nearest neighbour: a pixel of the data stays one square.
+    body = Image.fromarray(pixels).resize((width * scale, height * scale), Image.Resampling.NEAREST)
+    text = unicodedata.normalize("NFKD", text.replace("→", "->"))
+    text = "".join(sign for sign in text if not unicodedata.combining(sign)).encode("ascii", "replace").decode()
+    font = ImageFont.load_default(_FONT_SIZE)
+    left, _, right, _ = ImageDraw.Draw(body).multiline_textbbox((0, 0), text, font=font)
+    # Whole lines, however tall the letters in them are: so pictures with one line of text have one size.
+    lines = (text.count("\n") + 1) * round(_FONT_SIZE * 1.4) if text else 0
+    box = body.width + 2 * _FRAME, body.height + 2 * _FRAME
+    size = max(box[0], math.ceil(right - left) + 2 * _PAD), box[1] + (lines + 2 * _PAD if lines else 0)
+    colour = _NEUTRAL if ok is None else _RIGHT if ok else _WRONG
+    canvas = Image.new("RGB", size, _PAPER)
+    draw = ImageDraw.Draw(canvas)
+    offset = (size[0] - box[0]) // 2
+    draw.rectangle((offset, 0, offset + box[0] - 1, box[1] - 1), fill=colour)
+    canvas.paste(body, (offset + _FRAME, _FRAME))
+    if lines:
+        ink = _INK if ok is None else colour
+        draw.multiline_text((size[0] / 2, box[1] + _PAD), text, fill=ink, font=font, anchor="ma", align="center")
+    return Picture(name, np.asarray(canvas))
+
+
+def grid(pictures: Sequence[Picture | ArrayLike], columns: int | None = None, gap: int = 8) -> Pixels:
+    """Put pictures of any sizes side by side, each in the middle of a cell, in `columns` (None: about a square)."""
+    images = [to_rgb(picture.image if isinstance(picture, Picture) else picture) for picture in pictures]
+    if not images:
+        raise ValueError("a grid of no pictures")
+    columns = min(columns or math.ceil(math.sqrt(len(images))), len(images))
+    rows = math.ceil(len(images) / columns)
+    height, width = (max(image.shape[axis] for image in images) for axis in (0, 1))
+    sheet = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, 3), 255, np.uint8)
+    for number, image in enumerate(images):
+        row, column = divmod(number, columns)
+        top = gap + row * (height + gap) + (height - image.shape[0]) // 2
+        left = gap + column * (width + gap) + (width - image.shape[1]) // 2
+        sheet[top : top + image.shape[0], left : left + image.shape[1]] = image
+    return sheet
+
+
+def save_png(path: Path, image: ArrayLike) -> None:
+    """Write a PNG, whole or not at all; folders are made."""
+    buffer = io.BytesIO()
+    Image.fromarray(to_rgb(image)).save(buffer, "PNG")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, buffer.getvalue())
+
+
+def progress_path(root: Path, split: str, name: str, epoch: int, step: int) -> Path:
+    """`<root>/<split>/<name>/epoch000003_step000120.png`; a listing has the steps in order."""
+    return root / split / safe_name(name) / f"epoch{epoch:06d}_step{step:06d}.png"
+
+
+def safe_name(name: Any) -> str:
+    """A name as a file's: whatever may not be in one becomes `_`."""
+    return re.sub(r"[^\w.+=-]+", "_", str(name)).strip("._")[:100] or "picture"

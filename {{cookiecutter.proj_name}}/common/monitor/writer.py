@@ -1,0 +1,192 @@
+"""Numbers and pictures to files: `metrics.jsonl` for programs, TensorBoard for eyes."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+from loguru import logger
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from torch.utils.tensorboard import SummaryWriter
+
+SCHEMA = 1
+# JSON has no such numbers. These words are valid JSON, and Python's float() and JavaScript's Number() read them.
+_WORDS = {"NaN", "Infinity", "-Infinity"}
+# TensorBoard's thread is given scalars in bundles: to wake it each time takes as long as all the rest of a log line.
+_PATIENCE = 2.0  # seconds
+
+
+class Writer:
+    """Writes what a run measures.
+
+    `metrics.jsonl` has one JSON object on each line, with `event` first. Each attempt of a run begins with a line
+    `{"event": "run", "schema": 1, "run": ..., "attempt": ..., "resume_step": ...}`; numbers are
+    `{"event": "train", "step": 12, ..., "values": {"loss": 0.25}}` in full precision. `read_metrics` reads it.
+
+    On a resume everything after `resume_step` goes, in both, so that no point is there twice.
+    """
+
+    def __init__(
+        self, metrics_file: Path, event: Path | None, *, run_id: str, attempt: int = 1, resume_step: int | None = None
+    ) -> None:
+        """
+        Args:
+            event: folder of TensorBoard's files; None for none.
+            resume_step: optimizer steps done by the checkpoint this attempt goes on from; None for a new run.
+        """
+        if resume_step is not None:
+            _drop_after(metrics_file, resume_step)
+        # A line at a time reaches the file: it can be followed, and a killed process loses nothing.
+        self._file: TextIO = metrics_file.open("a", encoding="utf-8", buffering=1)
+        self._event = event
+        self._resume_step = resume_step
+        self._board: SummaryWriter | None = None
+        self._waiting: list[tuple[Summary, int, float]] = []
+        self.record("run", schema=SCHEMA, run=run_id, attempt=attempt, resume_step=resume_step)
+
+    def scalars(self, event: str, step: int, values: Mapping[str, float], **where: Any) -> None:
+        """Write `values` measured at optimizer step `step`; in TensorBoard they are called `<event>/<name>`.
+
+        Args:
+            event: what measured them: "train", "val", "eval".
+            where: more about the place, as `epoch=2`; for `metrics.jsonl` only.
+        """
+        self.record(event, step=step, **where, values=values)
+        if self._tensorboard() is not None:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            # As `add_scalar` does it, but all in one event. (`add_scalars` opens a file for each name, and a resume does
+            # not purge those.)
+            scalars = [Summary.Value(tag=f"{event}/{name}", simple_value=value) for name, value in values.items()]
+            self._waiting.append((Summary(value=scalars), step, time.time()))
+            if self._waiting[-1][2] - self._waiting[0][2] > _PATIENCE:
+                self._hand_over()
+
+    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
+        """Write a picture (H, W, 3), RGB, to TensorBoard."""
+        if (board := self._tensorboard()) is not None:
+            board.add_image(tag, image, step, dataformats="HWC")
+
+    def record(self, event: str, **fields: Any) -> None:
+        """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""
+        self._file.write(json.dumps(_plain({"event": event, **fields}), allow_nan=False) + "\n")
+
+    def flush(self) -> None:
+        """See to it that everything written so far is in the files. Call it with every checkpoint."""
+        self._file.flush()
+        self._hand_over()
+        if self._board is not None:
+            self._board.flush()
+
+    def close(self) -> None:
+        self._file.close()
+        self._hand_over()
+        if self._board is not None:
+            self._board.close()
+            self._board = None
+        self._event = None
+
+    def _hand_over(self) -> None:
+        if self._board is not None and self._board.file_writer is not None:
+            for summary, step, moment in self._waiting:
+                self._board.file_writer.add_summary(summary, step, moment)
+        self._waiting = []
+
+    def _tensorboard(self) -> "SummaryWriter | None":
+        """TensorBoard's writer, made when it is first needed: importing it would delay the first step."""
+        if self._board is None and self._event is not None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                advice = "pip install tensorboard, or set monitor.tensorboard: false"
+                logger.warning("no TensorBoard files ({}); {}", error, advice)
+                self._event = None
+                return None
+            purge = None if self._resume_step is None else self._resume_step + 1
+            self._board = SummaryWriter(str(self._event), purge_step=purge, max_queue=1000)
+        return self._board
+
+
+class NullWriter:
+    """A `Writer` that writes nothing, for every process but the main one."""
+
+    def scalars(self, event: str, step: int, values: Mapping[str, float], **where: Any) -> None:
+        pass
+
+    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
+        pass
+
+    def record(self, event: str, **fields: Any) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl` as dictionaries; not-a-number and infinity are floats again.
+
+    A last line that was cut off by a kill is left out.
+    """
+    return [_numbers(entry) for _, entry in _lines(path)]
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                if not line.endswith("\n"):  # the one that was being written when the process was killed
+                    return
+                logger.warning("{}:{} is not JSON; it is left out", path, number)
+                continue
+            yield line, entry
+
+
+def _drop_after(path: Path, step: int) -> None:
+    """Take the lines of later steps out of a metrics file, in one move: a kill leaves the old file or the new one."""
+    if not path.exists():
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        for line, entry in _lines(path):
+            if entry.get("step", 0) <= step:
+                file.write(line if line.endswith("\n") else line + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON has it. Floats keep every digit: Python writes the shortest text that reads back the same."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    number = float(value)
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return float(value) if isinstance(value, str) and value in _WORDS else value

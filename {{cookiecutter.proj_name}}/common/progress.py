@@ -1,0 +1,93 @@
+"""When things happen during a run. Each entry becomes a `Period`, so that all of them are asked the same way."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from common.config import section
+from common.period import EpochPeriod, Period, Position, StepPeriod
+
+
+@section
+class ProgressConfig:
+    """Length and rhythm of a run. Periods are numbers, "200step" or "0.5epoch"; -1, 0 or null means never.
+
+    What is on also happens after the last step.
+    """
+
+    start_epoch: Annotated[
+        int, Field(ge=-1, le=0, description="with resume: -1 goes on where the checkpoint stopped, 0 takes only weights")
+    ] = -1
+    epoch: Annotated[int | None, Field(ge=1, description="epochs to train; null: max_steps alone decides")] = 40
+    max_steps: Annotated[int | None, Field(ge=1, description="optimizer steps to train; null: epoch alone decides")] = None
+    epoch_loss: Annotated[int, Field(ge=1, description="log only in every n-th epoch")] = 1
+    iter_loss: Annotated[StepPeriod, Field(description="log line and scalars; steps")] = 10
+    save_progress: Annotated[bool, Field(description="show training pictures")] = True
+    epoch_save_progress: Annotated[int, Field(ge=1, description="pictures only in every n-th epoch")] = 1
+    iter_save_progress: Annotated[StepPeriod, Field(description="training pictures; steps")] = 100
+    max_samples_train: Annotated[int, Field(ge=1, description="training pictures each time")] = 5
+    epoch_val: Annotated[EpochPeriod, Field(description="validation; epochs")] = 1
+    save_progress_val: Annotated[bool, Field(description="show validation pictures")] = True
+    max_samples_val: Annotated[int, Field(ge=0, description="validation pictures each time")] = 5
+    init_eval: Annotated[bool, Field(description="evaluate before the first step")] = False
+    epoch_eval: Annotated[EpochPeriod, Field(description="evaluation on dataset.eval; epochs")] = 10
+    max_samples_eval: Annotated[int, Field(ge=0, description="evaluation pictures each time")] = 10
+    local_progress: Annotated[bool, Field(description="write pictures as files too, not only to TensorBoard")] = False
+    save_time: Annotated[float | None, Field(description="save latest.pt after this many seconds; -1 or null: never")] = 1800.0
+    epoch_save_latest: Annotated[EpochPeriod, Field(description="save latest.pt; epochs")] = 1
+    epoch_save_checkpoint: Annotated[EpochPeriod, Field(description="save a numbered checkpoint; epochs")] = 10
+    keep: Annotated[int, Field(ge=0, description="numbered checkpoints to keep, the newest ones; 0: all")] = 3
+
+    def __post_init__(self) -> None:
+        if self.epoch is None and self.max_steps is None:
+            raise ValueError("epoch and max_steps are both null, so the run would never end; set one of them")
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """The periods of a run."""
+
+    log: Period
+    pictures: Period
+    validate: Period
+    evaluate: Period
+    save_latest: Period
+    save_numbered: Period
+
+    @classmethod
+    def of(cls, config: ProgressConfig) -> "Rhythm":
+        return cls(
+            log=Period.parse(config.iter_loss, "step"),
+            pictures=Period.parse(config.iter_save_progress if config.save_progress else None, "step"),
+            validate=Period.parse(config.epoch_val, "epoch"),
+            evaluate=Period.parse(config.epoch_eval, "epoch"),
+            save_latest=Period.parse(config.epoch_save_latest, "epoch"),
+            save_numbered=Period.parse(config.epoch_save_checkpoint, "epoch"),
+        )
+
+    def table(self) -> str:
+        """What happens when, one line each, in the order of the loop."""
+        rows = {
+            "log line, scalars": self.log,
+            "training pictures": self.pictures,
+            "validation": self.validate,
+            "evaluation": self.evaluate,
+            "latest.pt": self.save_latest,
+            "step_*.pt": self.save_numbered,
+        }
+        return "\n".join(f"  {name:<18} {period}" for name, period in rows.items())
+
+
+def is_over(at: Position, config: ProgressConfig) -> bool:
+    """Whether the run has come as far as the config wants."""
+    return (config.epoch is not None and at.epoch >= config.epoch) or (
+        config.max_steps is not None and at.step >= config.max_steps
+    )
+
+
+def total_steps(config: ProgressConfig, steps_per_epoch: int | None) -> int | None:
+    """Optimizer steps of the whole run; None when the data has no length and `max_steps` is not given."""
+    by_epochs = None if config.epoch is None or steps_per_epoch is None else config.epoch * steps_per_epoch
+    known = [steps for steps in (by_epochs, config.max_steps) if steps is not None]
+    return min(known, default=None)

@@ -1,0 +1,282 @@
+"""The run's folder: what lies where, and the record of how the run was started."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Literal
+
+from loguru import logger
+from pydantic import Field
+
+from common.config import dump, section
+from common.errors import UserError
+from common.files import write_bytes, write_text
+from common.lock import FolderLock, alone_in, check_free
+from common.provenance import GitState, describe, git_state, job_script, now
+
+State = Literal["running", "stopped", "failed", "finished"]
+
+
+@section
+class DirConfig:
+    """Folders. A relative path starts at the project's root, wherever the command is given."""
+
+    expr_dir: Annotated[str | None, Field(description="parent of all run folders; null: <project>/experiments")] = None
+    data_dir: Annotated[str | None, Field(description="parent of all data sets; null: <project>/data")] = None
+    eval_dir: Annotated[
+        str | None, Field(description="where evaluate.py writes; null: <run>/eval/<checkpoint's name>")
+    ] = None
+
+
+def data_dir(config: DirConfig, project: Path) -> Path:
+    """The parent folder of all data sets."""
+    return _below(project, config.data_dir, "data")
+
+
+def eval_dir(config: DirConfig, checkpoint: Path, project: Path) -> Path:
+    """Where the evaluation of `checkpoint` is written."""
+    if config.eval_dir is not None:
+        return _below(project, config.eval_dir, "")
+    return RunFolder.around(checkpoint).eval / checkpoint.stem
+
+
+def _below(project: Path, path: str | None, default: str) -> Path:
+    return project / (default if path is None else Path(path).expanduser())
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of one run. Only paths: making one touches no disk and gives the same on every process."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, config: DirConfig, name: str, project: Path) -> "RunFolder":
+        """The folder of the run `name`.
+
+        Raises:
+            UserError: `name` cannot be the name of a folder.
+        """
+        if not name.strip() or name in (".", "..") or name[0] == "-" or re.search(r"[/\\\x00-\x1f]", name):
+            raise UserError(
+                f"name: {name!r} cannot name a folder: it must not be empty, '.' or '..', begin with '-',"
+                f" or hold a slash or a control character; to put runs elsewhere use --dir.expr_dir"
+            )
+        if len(name.encode(errors="surrogateescape")) > 200:
+            raise UserError(f"name: {name[:20]!r}... has {len(name)} characters; file systems allow about 200")
+        return cls(_below(project, config.expr_dir, "experiments") / name)
+
+    @classmethod
+    def around(cls, checkpoint: Path) -> "RunFolder":
+        """The run folder that a checkpoint file lies in; its own folder when it was moved out of one."""
+        folder = checkpoint.resolve().parent
+        return cls(folder.parent if folder.name == "checkpoints" else folder)
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def event(self) -> Path:
+        """TensorBoard's files."""
+        return self.root / "event"
+
+    @property
+    def progress(self) -> Path:
+        """Pictures, when `progress.local_progress` is on."""
+        return self.root / "progress"
+
+    @property
+    def eval(self) -> Path:
+        return self.root / "eval"
+
+    @property
+    def config_file(self) -> Path:
+        """The complete configuration; `--config` takes it."""
+        return self.root / "config.yaml"
+
+    @property
+    def record_file(self) -> Path:
+        """`{"name": ..., "attempts": [...]}`, an entry for each start and resume, see `provenance.describe`."""
+        return self.root / "run.json"
+
+    @property
+    def diff_file(self) -> Path:
+        """Changes that were not committed at the first start."""
+        return self.root / "git.diff"
+
+    @property
+    def job_file(self) -> Path:
+        """Repeats the run: `sh job.sh`."""
+        return self.root / "job.sh"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.root / "metrics.jsonl"
+
+    @property
+    def status_file(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.root / "run.lock"
+
+    def log_file(self, rank: int = 0) -> Path:
+        return self.root / ("train.log" if rank == 0 else f"train.rank{rank}.log")
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run folder that this process may write to until `release`.
+
+    Attributes:
+        attempt: 1 for a new run, one more with every resume.
+        id: name and first start of the run; the same in every attempt.
+        record: this attempt's entry of `run.json`.
+    """
+
+    folder: RunFolder
+    lock: FolderLock
+    attempt: int
+    id: str
+    record: dict[str, Any] = field(repr=False)
+
+    def release(self) -> None:
+        """Give the folder free. Do so on every way out; safe to call twice."""
+        self.lock.release()
+
+    def __enter__(self) -> "OpenRun":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def open_run(
+    folder: RunFolder,
+    *,
+    resume: bool,
+    resolved_values: Mapping[str, Any],
+    argv: Sequence[str],
+    seed: int,
+    world_size: int,
+    project: Path,
+) -> OpenRun:
+    """Make the folder ours and write down how the run was started. For the main process only.
+
+    A new run never overwrites an old one: what lies there is moved to `<name>_<its start>`. With `resume` (from a
+    checkpoint of this very folder) everything stays, and the new configuration goes to `config.resume-<n>.yaml`.
+
+    Raises:
+        UserError: the folder cannot be written, or another process uses it.
+    """
+    try:
+        lock = _take(folder, resume)
+        try:
+            git = git_state(project)
+            attempt = describe(project, argv, seed, world_size, git)
+            return _write_record(folder, lock, attempt, dict(resolved_values), git, project)
+        except BaseException:
+            lock.release()
+            raise
+    except OSError as error:
+        place = f"the run's folder {folder.root} cannot be written"
+        raise UserError(f"{place}: {error}; choose another place with --dir.expr_dir") from error
+
+
+def write_status(folder: RunFolder, state: State, *, step: int | None = None, reason: str = "") -> None:
+    """Replace `status.json`, for scripts that watch a run: `{"state", "step", "reason", "time", "pid"}`."""
+    status = {"state": state, "step": step, "reason": reason, "time": now(), "pid": os.getpid()}
+    write_text(folder.status_file, json.dumps(status, indent=2) + "\n")
+
+
+def read_status(folder: RunFolder) -> dict[str, Any] | None:
+    """What `write_status` wrote last; None when there is nothing."""
+    try:
+        status: dict[str, Any] = json.loads(folder.status_file.read_text())
+    except FileNotFoundError:
+        return None
+    return status
+
+
+def _take(folder: RunFolder, resume: bool) -> FolderLock:
+    parent = folder.root.parent
+    if not parent.parent.is_dir():
+        raise UserError(
+            f"dir.expr_dir: {parent} cannot be made: {parent.parent} is not a folder; make it or mend the path"
+        )
+    parent.mkdir(exist_ok=True)
+    with alone_in(parent):
+        if folder.root.exists() and not folder.root.is_dir():
+            raise UserError(f"{folder.root} is not a folder; remove it, or give the run another --name")
+        check_free(folder.lock_file)
+        if not resume and folder.root.is_dir():
+            _archive(folder)
+        folder.root.mkdir(exist_ok=True)
+        return FolderLock.take(folder.lock_file)
+
+
+def _archive(folder: RunFolder) -> None:
+    """Move an earlier run of this name out of the way."""
+    if all(path == folder.lock_file for path in folder.root.iterdir()):
+        return
+    attempts = _attempts(folder)
+    try:
+        start = datetime.fromisoformat(attempts[0]["time"])
+    except (IndexError, KeyError, TypeError, ValueError):
+        start = datetime.fromtimestamp(folder.root.stat().st_mtime)
+    folder.lock_file.unlink(missing_ok=True)
+    stem = target = folder.root.with_name(f"{folder.name}_{start:%Y%m%d-%H%M%S}")
+    number = 1
+    while target.exists():
+        number += 1
+        target = stem.with_name(f"{stem.name}-{number}")
+    folder.root.rename(target)
+    logger.info("an earlier run named {} is now {}", folder.name, target)
+
+
+def _attempts(folder: RunFolder) -> list[dict[str, Any]]:
+    try:
+        attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
+    except FileNotFoundError:
+        return []
+    except (ValueError, KeyError, TypeError):
+        logger.warning("{} cannot be read; its entries are lost", folder.record_file)
+        return []
+    return attempts
+
+
+def _write_record(
+    folder: RunFolder, lock: FolderLock, attempt: dict[str, Any], values: dict[str, Any], git: GitState, project: Path
+) -> OpenRun:
+    attempts = [*_attempts(folder), attempt]
+    number = len(attempts)
+    config_file, diff_file = folder.config_file, folder.diff_file
+    if config_file.exists():
+        number = max(number, 2)
+        while (config_file := folder.root / f"config.resume-{number - 1}.yaml").exists():
+            number += 1
+        diff_file = folder.root / f"git.resume-{number - 1}.diff"
+    folder.checkpoints.mkdir(exist_ok=True)
+    attempt |= {"attempt": number, "config": config_file.name}
+    header = f"# Complete configuration of the run {folder.name!r}, attempt {number}, {attempt['time']}.\n"
+    write_text(config_file, header + dump(values))
+    write_bytes(diff_file, git.patch())
+    if not folder.job_file.exists():
+        write_text(folder.job_file, job_script(folder.root, project, attempt))
+        folder.job_file.chmod(folder.job_file.stat().st_mode | 0o111)
+    write_text(folder.record_file, json.dumps({"name": folder.name, "attempts": attempts}, indent=2) + "\n")
+    first = datetime.fromisoformat(attempts[0]["time"])
+    return OpenRun(folder, lock, number, f"{folder.name}_{first:%Y%m%d-%H%M%S}", attempt)

@@ -1,0 +1,72 @@
+"""Randomness. Order and augmentation are functions of keys, see `common.data`; here are the loop's own streams."""
+
+import os
+import random
+import secrets
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.dist import DistConfig, Rank, from_main
+
+_MASK = (1 << 64) - 1
+
+
+def mix(*numbers: int) -> int:
+    """Hash whole numbers into one of 64 bits (splitmix64, Steele, Lea and Flood 2014): near keys, far seeds."""
+    state = 0
+    for number in numbers:
+        state = (state ^ number) & _MASK
+        state = (state + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def choose_seed(config: DistConfig, rank: Rank) -> int:
+    """The configured seed, or one drawn by the main process and told to all."""
+    return from_main(secrets.randbelow(2**31), rank) if config.random_seed is None else config.random_seed
+
+
+def set_seed(seed: int) -> None:
+    """Seed Python, NumPy and PyTorch (all devices) with one 64-bit number."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def set_determinism(mode: str) -> None:
+    """Apply `dist.deterministic`: off, warn or strict."""
+    if mode == "off":
+        return
+    # cuBLAS reads this when it starts, so it must be there before the first CUDA call.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True, warn_only=mode == "warn")
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """This process' random streams as plain numbers and tensors, so that a checkpoint of them loads safely."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    state = {
+        "python": [version, list(internal), gauss],
+        "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Put back what `random_state` took."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)

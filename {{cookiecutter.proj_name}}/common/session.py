@@ -1,0 +1,95 @@
+"""From the first line of a run's log to the last: folder, log and monitor opened together, and closed with a reason."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from common.dist import Rank, barrier
+from common.errors import UserError
+from common.failsafe import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR
+from common.monitor import Monitor, MonitorConfig
+from common.monitor.log import setup_log
+from common.run import OpenRun, RunFolder, open_run, write_status
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run starts. `resumed_step`: optimizer steps done by the checkpoint of this very run that it goes on from."""
+
+    argv: Sequence[str]
+    values: Mapping[str, Any]
+    seed: int
+    resumed_step: int | None
+    local_pictures: bool
+    workers: int
+
+
+@contextmanager
+def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, project: Path) -> Iterator[Monitor]:
+    """Open the run; inside, everything is logged. An error is told in the log, in `status.json` and by the exit code."""
+    run = _open(folder, rank, start, project)
+    barrier(rank)  # the folder is there now
+    setup_log(
+        config.log_level,
+        config.levels,
+        rank=rank.rank,
+        file=folder.log_file(rank.rank),
+        banner=f"resumed at step {start.resumed_step}" if start.resumed_step is not None else "started again",
+    )
+    monitor = Monitor(
+        config,
+        rank,
+        run,
+        resume_step=start.resumed_step,
+        local_pictures=start.local_pictures,
+        workers=start.workers,
+    )
+    try:
+        yield monitor
+    except UserError as error:
+        logger.error("{}", error)
+        _leave(monitor, folder, rank, EXIT_USER_ERROR, str(error))
+    except KeyboardInterrupt:
+        logger.error("interrupted twice: left at once, without saving")
+        _leave(monitor, folder, rank, EXIT_INTERRUPTED, "interrupted twice")
+    except Exception as error:
+        logger.opt(exception=True).critical("{}: {}", type(error).__name__, error)
+        _leave(monitor, folder, rank, EXIT_ERROR, f"{type(error).__name__}: {error}")
+    finally:
+        monitor.close()
+        if run is not None:
+            run.release()
+
+
+def _open(folder: RunFolder, rank: Rank, start: Start, project: Path) -> OpenRun | None:
+    if not rank.is_main:
+        return None
+    return open_run(
+        folder,
+        resume=start.resumed_step is not None,
+        resolved_values=start.values,
+        argv=start.argv,
+        seed=start.seed,
+        world_size=rank.world_size,
+        project=project,
+    )
+
+
+def _leave(monitor: Monitor, folder: RunFolder, rank: Rank, code: int, reason: str) -> None:
+    monitor.writer.record("end", state="failed", reason=reason)
+    if rank.is_main:
+        write_status(folder, "failed", reason=reason)
+    if not rank.is_alone:
+        # No goodbye to the other processes: they may be waiting for this one. The launcher ends them.
+        monitor.close()
+        logger.complete()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)

@@ -1,0 +1,338 @@
+"""The loop. Read `Trainer.train`: everything that happens during a run is called there by name, in order."""
+
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from loguru import logger
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from common.best import BestTracker
+from common.checkpoint import FORMAT, CheckpointFolder, load_weights
+from common.config import section
+from common.data.loader import EvaluationLoader, Step, TrainStream
+from common.dist import DistConfig, Rank, gather_objects, max_over_ranks, share_buffers, wrap
+from common.evaluation import Evaluation, Evaluator, evaluation_mode, write_evaluation
+from common.errors import UserError
+from common.failsafe import Requests, TrainingError
+from common.gradients import log_gradients
+from common.monitor import Monitor
+from common.optim import (
+    OptimConfig,
+    averaged_state_dict,
+    build_clip,
+    build_ema,
+    build_optimizer,
+    build_schedule,
+    needs_closure,
+)
+from common.optim.precision import Precision
+from common.period import Period, Position
+from common.progress import ProgressConfig, Rhythm, is_over, total_steps
+from common.run import RunFolder
+from common.seed import random_state, set_random_state
+from common.task import Task
+
+
+_NOTHING = nullcontext()
+
+
+@section
+class DebugConfig:
+    """Looking closer. `--debug` sets these and more, see configs/debug.yaml."""
+
+    debug_mode: Annotated[bool, Field(description="anomaly detection, and gradients at every log line")] = False
+    print_all_grad: Annotated[bool, Field(description="with debug_mode: every parameter's mean weight and gradient")] = False
+    max_samples: Annotated[int, Field(ge=0, description="use only the first n samples of each split; 0: all")] = 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The sections of the config that the trainer itself reads."""
+
+    progress: ProgressConfig
+    optim: OptimConfig
+    dist: DistConfig
+    debug: DebugConfig
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended: `reason` is finished, early_stop or the name of a signal."""
+
+    reason: str
+    at: Position
+    values: dict[str, float]
+    checkpoint: Path
+    exit_code: int = 0
+
+
+class Trainer:
+    """Trains one model by one task.
+
+    Args:
+        model: bare, on the CPU or the device; the trainer places and wraps it.
+        val: data for choosing the best checkpoint, or None.
+        evaluation: data for the reported numbers, or None.
+        about: plain values (config, versions) that every checkpoint carries along.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        task: Task,
+        model: nn.Module,
+        stream: TrainStream,
+        val: EvaluationLoader | None,
+        evaluation: EvaluationLoader | None,
+        best: BestTracker,
+        precision: Precision,
+        monitor: Monitor,
+        run: RunFolder,
+        rank: Rank,
+        about: Mapping[str, Any],
+    ) -> None:
+        self.settings, self.progress, self.rank, self.run, self.about = settings, settings.progress, rank, run, about
+        self.task, self.stream, self.val, self.evaluation = task, stream, val, evaluation
+        self.best, self.precision, self.monitor = best, precision, monitor
+        self.rhythm = Rhythm.of(self.progress)
+        self.checkpoints = CheckpointFolder(run.checkpoints, keep=self.progress.keep)
+        self.evaluator = Evaluator(task, rank, precision)
+        self.requests = Requests(rank)
+
+        self.raw_model = precision.cast(model).to(rank.device)
+        self.task.loss.modules().to(rank.device)
+        self.model = wrap(self.raw_model, settings.dist, rank)
+        self.optimizer = build_optimizer(settings.optim, self.raw_model)
+        self.computes_loss_itself = needs_closure(self.optimizer)  # such as LBFGS
+        steps = total_steps(self.progress, stream.steps_per_epoch)
+        self.schedule = build_schedule(settings.optim.lr_scheduler, self.optimizer, steps, stream.steps_per_epoch)
+        self.clip = build_clip(settings.optim)
+        self.ema = build_ema(settings.optim.ema, self.raw_model)
+
+        self.total_steps = steps
+        self.parameters = [p for p in self.raw_model.parameters() if p.requires_grad]
+        self.before = self.at = Position(epoch_size=stream.epoch_size)
+        self.values: dict[str, float] = {}  # of the last validation
+        self.reason = ""  # why training ends before its time
+        self.signal = 0
+        self.grad_norm: Tensor | None = None
+        self.saved_at = time.monotonic()
+        self.saved_step = -1
+
+    def train(self) -> Outcome:
+        """Train from the current position to the end, to an early stop, or until a signal asks for it."""
+        self.raw_model.train()
+        with self.requests.listening(), self.monitor.training(self.at, self.total_steps, self.progress.epoch):
+            if self.progress.init_eval:
+                self.evaluate()
+            while not (self.over() or self.signal):
+                for step in self.stream.epoch(self.at):
+                    self.monitor.loaded()
+                    self.train_step(step)
+                    self.before, self.at = self.at, step.window.after
+                    self.monitor.stepped(self.at, step.window.samples)
+                    if self.due(self.rhythm.log):
+                        self.log()
+                    if self.due(self.rhythm.pictures):
+                        self.show(step)
+                    improved = self.due(self.rhythm.validate) and self.validate()
+                    if self.due(self.rhythm.evaluate):
+                        self.evaluate()
+                    numbered = self.due(self.rhythm.save_numbered)
+                    asked = self.requests.agree(self.save_time_is_up())
+                    if improved or numbered or self.due(self.rhythm.save_latest) or asked.save:
+                        self.save(best=improved, numbered=numbered)
+                    if asked.stop or self.over():
+                        self.signal = asked.stop
+                        break
+            return self.end()
+
+    def train_step(self, step: Step) -> None:
+        """One optimizer step: forward, loss, backward, clip, step, average."""
+        self.schedule.step(self.at.step)
+        if self.computes_loss_itself:
+            stepped = self.precision.step(self.optimizer, lambda: self.forward_backward(step))
+        else:
+            self.forward_backward(step)
+            stepped = self.precision.step(self.optimizer)
+        if stepped:
+            self.ema.update(self.raw_model)
+
+    def forward_backward(self, step: Step) -> Tensor:
+        """Gradients of the mean loss over the samples of a window, clipped; returns that loss (this process' share)."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total: Tensor | None = None
+        last = len(step.batches) - 1
+        for number, (batch, weight) in enumerate(zip(step.batches, step.window.weights, strict=True)):
+            batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+            with self.exchange(number == last):
+                with self.precision.autocast():
+                    output = self.task.forward(self.model, batch)
+                    losses = self.task.losses(output, batch)
+                loss = losses["sum"] if weight == 1.0 else losses["sum"] * weight
+                self.precision.backward(loss)
+            self.monitor.meter.add(losses, step.window.sizes[number])
+            total = loss.detach() if total is None else total + loss.detach()
+        self.precision.unscale(self.optimizer)
+        self.grad_norm = self.clip(self.parameters, self.at)
+        assert total is not None
+        return total
+
+    def exchange(self, on: bool) -> AbstractContextManager[Any]:
+        """Whether the gradients of the next backward are exchanged; only the last micro-batch of a window needs to."""
+        if on or not isinstance(self.model, DistributedDataParallel):
+            return _NOTHING
+        return self.model.no_sync()
+
+    def due(self, period: Period) -> bool:
+        """Whether something with this period happens now. What is on also happens after the last step."""
+        return period.due(self.before, self.at) or (bool(period) and is_over(self.at, self.progress))
+
+    def over(self) -> bool:
+        """Whether training is done: far enough, or stopped early."""
+        return bool(self.reason) or is_over(self.at, self.progress)
+
+    def save_time_is_up(self) -> bool:
+        """Whether the last save is `progress.save_time` seconds ago."""
+        limit = self.progress.save_time
+        return limit is not None and 0 < limit < time.monotonic() - self.saved_at
+
+    def log(self) -> None:
+        """One line and its scalars. The only place where training waits for the device."""
+        if self.progress.epoch_loss > 1 and self.before.epoch % self.progress.epoch_loss:
+            return
+        self.check_finite()
+        self.monitor.train(self.at, self.optimizer, self.grad_norm)
+        if self.settings.debug.debug_mode:
+            log_gradients(self.raw_model, every=self.settings.debug.print_all_grad)
+
+    def check_finite(self) -> None:
+        """Stop at a loss that is not a number, before it reaches a checkpoint. Raises `TrainingError` on every rank."""
+        bad = max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank)
+        if bad == 0:
+            return
+        good = self.checkpoints.latest
+        where = f"the last good checkpoint is {good}" if good.is_file() else "there is no checkpoint yet"
+        raise TrainingError(
+            f"the loss of step {bad} is not a finite number (epoch {self.before.epoch}); {where}.\n"
+            "  Try a smaller optim.lr, optim.clip_gradients, or --debug to find the operation."
+        )
+
+    def show(self, step: Step) -> None:
+        """Pictures of the batch that was just trained on, as the model sees it now."""
+        if self.before.epoch % self.progress.epoch_save_progress or not self.rank.is_main:
+            return
+        batch = self.task.prepare_batch(self.precision.cast_batch(step.batches[-1]), self.rank.device)
+        with torch.no_grad(), evaluation_mode(self.raw_model), self.precision.autocast():
+            output = self.task.post_process(self.task.forward(self.raw_model, batch), batch)
+            pictures = self.task.pictures(output, batch, self.progress.max_samples_train)
+        self.monitor.pictures("train", self.at, pictures)
+
+    def validate(self) -> bool:
+        """Measure on the validation data; True when it is the best result so far."""
+        if self.val is None:
+            return False
+        self.check_finite()
+        result = self.measure(self.val, self.progress.max_samples_val if self.progress.save_progress_val else 0)
+        self.values = result.values
+        improved = self.best.update(result.values, self.at.step)
+        self.monitor.evaluation("val", self.at, result, best=improved)
+        value = result.values.get(self.best.config.metric)
+        self.schedule.after_validation(value)
+        if reason := self.best.reason_to_stop(value):
+            logger.info("stopping early: {}", reason)
+            self.reason = "early_stop"
+        return improved
+
+    def evaluate(self) -> None:
+        """Measure on the evaluation data, and leave the numbers and pictures in the run's eval folder."""
+        if self.evaluation is None:
+            return
+        result = self.measure(self.evaluation, self.progress.max_samples_eval)
+        self.monitor.evaluation("eval", self.at, result)
+        if self.rank.is_main:
+            write_evaluation(self.run.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
+
+    def measure(self, data: EvaluationLoader, max_pictures: int) -> Evaluation:
+        """Evaluate the averaged weights, or the weights themselves where none are averaged."""
+        share_buffers(self.raw_model, self.rank)
+        with self.ema.applied(self.raw_model):
+            result = self.evaluator.run(self.raw_model, data, max_pictures=max_pictures if self.rank.is_main else 0)
+        self.monitor.resumed_training()
+        return result
+
+    def save(self, *, best: bool = False, numbered: bool = False) -> list[Path]:
+        """Write a checkpoint: `latest.pt`, and `best.pt` / `step_*.pt` where asked. Every process must call this."""
+        self.check_finite()
+        state = self.state_dict()
+        paths: list[Path] = []
+        if self.rank.is_main:
+            paths = self.checkpoints.save(state, step=self.at.step if numbered else None, best=best)
+            self.monitor.saved(self.at, paths)
+        self.saved_at, self.saved_step = time.monotonic(), self.at.step
+        return paths
+
+    def end(self) -> Outcome:
+        """The last save, and how it went."""
+        if self.saved_step != self.at.step:
+            self.save()
+        name = signal.Signals(self.signal).name if self.signal else self.reason or "finished"
+        code = 128 + self.signal if self.signal else 0
+        return Outcome(name, self.at, self.values, self.checkpoints.latest, code)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a run is made of, as named parts. What is not here is lost when it stops."""
+        return {
+            "format": FORMAT,
+            "position": asdict(self.at),
+            "model": self.raw_model.state_dict(),
+            "ema": self.ema.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "precision": self.precision.state_dict(),
+            "best": self.best.state_dict(),
+            "values": dict(self.values),
+            "random": gather_objects(random_state(self.rank.device), self.rank),
+            "about": dict(self.about),
+        }
+
+    def load_weights(self, state: Mapping[str, Any], source: Path) -> None:
+        """Take only the weights: the averaged ones where the checkpoint has them."""
+        load_weights(self.raw_model, averaged_state_dict(state["model"], state["ema"]), str(source))
+        self.ema.reset(self.raw_model)
+
+    def load_state_dict(self, state: Mapping[str, Any], source: Path) -> None:
+        """Go on where the checkpoint stopped."""
+        load_weights(self.raw_model, state["model"], str(source))
+        self.ema.load_state_dict(state["ema"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.precision.load_state_dict(state["precision"])
+        self.best.load_state_dict(state["best"])
+        self.values = dict(state["values"])
+        self.at = self.before = resumed_position(Position(**state["position"]), self.stream.epoch_size)
+        self.saved_step = self.at.step
+        if len(state["random"]) == self.rank.world_size:
+            set_random_state(state["random"][self.rank.rank], self.rank.device)
+        else:
+            logger.warning("saved by {} processes, resumed by {}: their random streams start anew",
+                           len(state["random"]), self.rank.world_size)
+
+
+def resumed_position(at: Position, epoch_size: int) -> Position:
+    """Where to go on with data of `epoch_size` samples. Raises `UserError` in the middle of an epoch of another size."""
+    if at.sample and at.epoch_size != epoch_size:
+        raise UserError(
+            f"the checkpoint stopped inside epoch {at.epoch}, after {at.sample} of {at.epoch_size} samples, but the "
+            f"training data has {epoch_size} now; resume with the same data, or --progress.start_epoch 0 for weights only"
+        )
+    return replace(at, epoch_size=epoch_size)

@@ -1,0 +1,1 @@
+"""Your project: config, task, and one folder each for data sets, models, losses and metrics."""

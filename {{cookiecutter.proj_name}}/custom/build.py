@@ -1,0 +1,83 @@
+"""From config sections to data, for training and evaluation alike."""
+
+from pathlib import Path
+from typing import Literal
+
+from loguru import logger
+
+from common.data.loader import EvaluationLoader, TrainStream, build_dataset
+from common.data.plan import EpochPlan
+from common.dist import Rank
+from common.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
+from common.run import data_dir
+from common.trainer import Outcome, Trainer
+from custom.config import Config
+
+PROJECT = Path(__file__).resolve().parents[1]
+
+
+def build_stream(config: Config, rank: Rank, seed: int) -> TrainStream:
+    """The training data, shuffled and shared among the ranks."""
+    dataset = build_dataset(
+        config.dataset.train, "train", data_dir(config.dir, PROJECT), limit=config.debug.max_samples
+    )
+    plan = EpochPlan(
+        len(dataset),
+        batch_size=config.batch_size,
+        accumulate=config.optim.accumulate,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        seed=seed,
+        drop_last=config.loader.drop_last,
+    )
+    return TrainStream(dataset, plan, config.loader, worker=config.worker, device=rank.device)
+
+
+def build_evaluation_loader(
+    config: Config, split: Literal["train", "val", "eval"], rank: Rank, seed: int
+) -> EvaluationLoader | None:
+    """The data of one split in order, each sample once over all ranks; None when the config has no such split."""
+    part = getattr(config.dataset, split)
+    if part is None:
+        return None
+    return EvaluationLoader(
+        build_dataset(part, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples),
+        config.loader,
+        batch_size=part.get("eval_batch_size", config.batch_size),
+        worker=config.worker,
+        rank=rank,
+        seed=seed,
+    )
+
+
+def log_start(config: Config, trainer: Trainer, seed: int) -> None:
+    """Say what was chosen, where its code is, and what will happen when."""
+    parameters = list(trainer.raw_model.parameters())
+    total = sum(p.numel() for p in parameters)
+    trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    logger.info("{}, seed {}, run folder {}", trainer.rank, seed, trainer.run.root)
+    name = config.model["type"]
+    logger.info("model {} {} ({:,} parameters, {:,} trainable)", name, MODEL_REGISTRY.where(name), total, trainable)
+    for split, data in (("train", trainer.stream), ("val", trainer.val), ("eval", trainer.evaluation)):
+        if data is not None:
+            name = getattr(config.dataset, split)["type"]
+            logger.info("{} data {} {} ({:,} samples)", split, name, DATASET_REGISTRY.where(name), len(data.dataset))
+    for registry, sections in ((LOSS_REGISTRY, config.loss), (METRIC_REGISTRY, config.metric)):
+        for key, part in sections.items():
+            name = (part or {}).get("type", key)
+            logger.info("{} {} {}", registry.kind, key, registry.where(name))
+    steps = trainer.stream.steps_per_epoch
+    logger.info("{} steps per epoch; what happens when:\n{}", steps, trainer.rhythm.table())
+
+
+def log_end(trainer: Trainer, outcome: Outcome) -> None:
+    """Say what came of it, and what to type next."""
+    best = trainer.best.best
+    if best is not None:
+        values = "  ".join(f"{name} {value:.6g}" for name, value in best.values.items())
+        logger.info("best validation: step {} | {}", best.step, values)
+    if outcome.exit_code:
+        logger.warning("stopped by {}; go on with --resume auto, or --resume {}", outcome.reason, outcome.checkpoint)
+    else:
+        shown = trainer.checkpoints.best if best is not None else outcome.checkpoint
+        logger.info("to evaluate: python evaluate.py --model_pt {}", shown)

@@ -1,0 +1,100 @@
+"""The whole configuration, composed of the sections that stand beside the code they configure.
+
+A key of your own is a field in a section of your own: write a class with `@section`, give it a field below, and it is
+checked, listed in `--help` and settable from YAML and the command line like all others.
+"""
+
+from dataclasses import field
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+import custom.datasets
+import custom.loss
+import custom.metric
+import custom.models  # noqa: F401 - importing the four folders fills the registries
+from common.best import BestConfig, EarlyStopConfig
+from common.config import section
+from common.data.loader import DatasetSection, LoaderConfig
+from common.dist import DistConfig
+from common.loss import LossSections
+from common.metric import MetricSections
+from common.monitor import MonitorConfig
+from common.optim import OptimConfig
+from common.optim.precision import PrecisionConfig
+from common.progress import ProgressConfig
+from common.registry import MODEL_REGISTRY, Registered
+from common.run import DirConfig
+from common.trainer import DebugConfig
+
+
+@section
+class SplitsConfig:
+    """The data. `type` names a class of custom/datasets, `eval_batch_size` is the loader's, the rest are its arguments."""
+
+    train: Annotated[dict[str, Any], DatasetSection(), Field(description="what to learn from")] = field(
+        default_factory=lambda: {"type": "DigitsDataset", "shift": 1}
+    )
+    val: Annotated[
+        dict[str, Any] | None, DatasetSection(), Field(description="what chooses the best checkpoint; null: none")
+    ] = field(default_factory=lambda: {"type": "DigitsDataset", "eval_batch_size": 256})
+    eval: Annotated[
+        dict[str, Any] | None, DatasetSection(), Field(description="what the reported numbers are measured on; null: none")
+    ] = field(default_factory=lambda: {"type": "DigitsDataset", "eval_batch_size": 256})
+
+
+@section
+class Config:
+    """Everything that a training run is told."""
+
+    __renamed__: ClassVar[dict[str, str]] = {"seed": "dist.random_seed", "lr": "optim.lr", "epochs": "progress.epoch"}
+
+    name: Annotated[str, Field(min_length=1, description="name of the experiment, and of its folder")] = "default"
+    resume: Annotated[
+        str | None, Field(description="checkpoint file, run folder, or auto: the newest of this run, if it has any")
+    ] = None
+    gpu_ids: Annotated[int | list[int], Field(description="-1: CPU; otherwise CUDA device(s), one process each")] = -1
+    batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
+    worker: Annotated[int, Field(ge=0, description="processes that read data; 0: the main process does")] = 0
+    dir: DirConfig = field(default_factory=DirConfig)
+    dist: DistConfig = field(default_factory=DistConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
+    dataset: SplitsConfig = field(default_factory=SplitsConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    model: Annotated[
+        dict[str, Any],
+        Registered(MODEL_REGISTRY),
+        Field(description="type names a class of custom/models, the rest are its arguments"),
+    ] = field(default_factory=lambda: {"type": "ConvModel", "in_channels": 1, "classes": 10, "width": 32, "dropout": 0.1})
+    loss: Annotated[
+        dict[str, Any],
+        LossSections(),
+        Field(description="name: {weight, inputs, type (default: the name), arguments}; the weighted sum is minimised"),
+    ] = field(default_factory=lambda: {"CrossEntropyLoss": {"weight": 1.0, "label_smoothing": 0.0}})
+    metric: Annotated[
+        dict[str, Any], MetricSections(), Field(description="name: {type (default: the name), arguments}")
+    ] = field(default_factory=lambda: {"Accuracy": {"k": 1}})
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    progress: ProgressConfig = field(default_factory=ProgressConfig)
+    best: BestConfig = field(default_factory=BestConfig)
+    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+
+    def __post_init__(self) -> None:
+        measured = ["loss", *self.loss, *self.metric]
+        if self.best.metric.split(".")[0] not in measured:
+            near = get_close_matches(self.best.metric, measured, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(measured)}"
+            raise ValueError(f"best.metric: {self.best.metric} is neither a loss nor a metric of this config; {hint}")
+        if self.early_stop.patience and self.dataset.val is None:
+            raise ValueError("early_stop.patience needs dataset.val: without validation nothing can be compared")
+
+
+@section
+class EvalConfig(Config):
+    """What `evaluate.py` is told: a training config, and which weights to measure on which split."""
+
+    model_pt: Annotated[str | None, Field(description="checkpoint to evaluate; required")] = None
+    split: Annotated[Literal["train", "val", "eval"], Field(description="split to evaluate on")] = "eval"

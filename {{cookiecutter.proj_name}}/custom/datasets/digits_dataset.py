@@ -1,0 +1,55 @@
+"""The sample data set: 1,797 real handwritten digits, shipped with the project (source and licence: data/README.md)."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+from common.registry import DATASET_REGISTRY
+
+_SPLITS = {"train": 0, "val": 1, "eval": 2}
+
+
+@DATASET_REGISTRY.register()
+class DigitsDataset:
+    """Images of 8 x 8 pixels, 10 classes, in a fixed split into train, val and eval (the test part).
+
+    Args:
+        data_dir: folder that holds `digits.npz`.
+        mode: train, val or eval.
+        shift: move each image by up to this many pixels, at random (for training).
+    """
+
+    classes = tuple("0123456789")
+
+    def __init__(self, data_dir: Path, mode: str, shift: int = 0) -> None:
+        path = data_dir / "digits.npz"
+        if not path.is_file():
+            raise UserError(f"dataset.{mode}: there is no {path}; dir.data_dir must be the folder that holds it")
+        with np.load(path) as data:
+            chosen = data["split"] == _SPLITS[mode]
+            # 16 grey levels become 0..1.
+            self.images = torch.from_numpy(data["images"][chosen]).float().div_(16).unsqueeze_(1)
+            self.labels = torch.from_numpy(data["labels"][chosen]).long()
+        self.shift = shift
+        # Tells the loader whether items draw random numbers; those that do not are read without seeding.
+        self.random = shift > 0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """`image` (1, 8, 8), float in 0..1, and `label`, int64 scalar."""
+        image = self.images[index]
+        if self.shift:
+            image = _shifted(image, self.shift)
+        return {"image": image, "label": self.labels[index]}
+
+
+def _shifted(image: Tensor, limit: int) -> Tensor:
+    height, width = image.shape[-2:]
+    dy, dx = torch.randint(-limit, limit + 1, (2,)).tolist()
+    padded = torch.nn.functional.pad(image, (limit, limit, limit, limit))
+    return padded[..., limit + dy : limit + dy + height, limit + dx : limit + dx + width]

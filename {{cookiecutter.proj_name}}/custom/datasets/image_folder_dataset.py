@@ -1,0 +1,108 @@
+"""Your own images: one folder per class."""
+
+import zlib
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from loguru import logger
+from PIL import Image
+from torch import Tensor
+
+from common.errors import UserError
+from common.registry import DATASET_REGISTRY
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+
+
+@DATASET_REGISTRY.register()
+class ImageFolderDataset:
+    """Images below `<data_dir>/<folder>/<class>/`, in any format that Pillow reads.
+
+    Classes are the sub-folders in alphabetical order. Where train and val are not folders of their own, `part` divides
+    one folder: files are dealt out by a hash of their path, so a file stays on its side when others are added.
+
+    Args:
+        data_dir: parent of all data sets.
+        mode: train, val or eval; only named in messages.
+        folder: folder of this data set, relative to `data_dir`, or absolute.
+        size: images are resized to this height and width, pixels.
+        channels: 1 (grey), 3 (RGB) or 4 (RGBA).
+        part: from where to where the hash may lie, 0..1: [0, 0.8] for train goes with [0.8, 1] for val.
+        flip: mirror half of the images, at random (for training).
+        on_error: what a file does that cannot be read: `raise` stops when it is its turn; `skip` reads every file once
+            at the start, leaves out those, and says how many.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        mode: str,
+        folder: str,
+        size: list[int] = [32, 32],  # noqa: B006 - never changed, and shown as it is in the list of data sets
+        channels: Literal[1, 3, 4] = 3,
+        part: list[float] = [0.0, 1.0],  # noqa: B006
+        flip: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        self.root = Path(data_dir) / folder
+        if not self.root.is_dir():
+            raise UserError(f"dataset.{mode}.folder: there is no folder {self.root}")
+        if len(size) != 2 or min(size) < 1:
+            raise UserError(f"dataset.{mode}.size: {size} must be [height, width] in pixels")
+        if len(part) != 2 or not 0 <= part[0] < part[1] <= 1:
+            raise UserError(f"dataset.{mode}.part: {part} must be [from, to] with 0 <= from < to <= 1")
+        self.size = size
+        self.channels = channels
+        self.flip = flip
+        self.random = flip
+        self.classes = tuple(sorted(path.name for path in self.root.iterdir() if path.is_dir()))
+        if len(self.classes) < 2:
+            found = ", ".join(self.classes) or "none"
+            raise UserError(f"dataset.{mode}: {self.root} needs one sub-folder per class, at least two; found: {found}")
+        self.samples = self._scan(part)
+        if on_error == "skip":
+            self._drop_unreadable()
+        if not self.samples:
+            raise UserError(f"dataset.{mode}: there are no images of part {part} below {self.root}")
+
+    def _scan(self, part: list[float]) -> list[tuple[Path, int]]:
+        extensions = set(Image.registered_extensions())
+        samples = []
+        for label, name in enumerate(self.classes):
+            for path in sorted((self.root / name).rglob("*")):
+                if path.suffix.lower() in extensions and path.is_file():
+                    place = zlib.crc32(path.relative_to(self.root).as_posix().encode()) / 2**32
+                    if part[0] <= place < part[1]:
+                        samples.append((path, label))
+        return samples
+
+    def _drop_unreadable(self) -> None:
+        readable, problems = [], []
+        for index, sample in enumerate(self.samples):
+            try:
+                self[index]
+                readable.append(sample)
+            except UserError as error:
+                problems.append(str(error))
+        if problems:
+            logger.warning("{}: skipped {} of {} images; the first: {}", self.root, len(problems), len(self.samples), problems[0])
+        self.samples = readable
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """`image` (C, H, W), float in 0..1, and `label`, int64 scalar."""
+        path, label = self.samples[index]
+        try:
+            with Image.open(path) as file:
+                picture = file.convert(_MODES[self.channels]).resize((self.size[1], self.size[0]), Image.Resampling.BILINEAR)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise UserError(f"cannot read the image {path}: {error}; mend or delete it, or set on_error: skip") from error
+        pixels = np.asarray(picture, dtype=np.float32).reshape(*self.size, self.channels) / 255
+        image = torch.from_numpy(pixels).permute(2, 0, 1)
+        if self.flip and torch.rand(()) < 0.5:
+            image = image.flip(2)
+        return {"image": image.contiguous(), "label": torch.tensor(label)}

@@ -1,0 +1,20 @@
+"""The sample loss."""
+
+from torch import Tensor, nn
+
+from common.registry import LOSS_REGISTRY
+
+
+@LOSS_REGISTRY.register()
+class CrossEntropyLoss:
+    """Cross entropy of `logits` (B, classes) against `label` (B,), mean over the batch.
+
+    Args:
+        label_smoothing: share of the target spread over all classes, 0..1.
+    """
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        self.function = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+
+    def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        return self.function(output["logits"], batch["label"])

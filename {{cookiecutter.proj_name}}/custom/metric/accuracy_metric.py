@@ -1,0 +1,29 @@
+"""The sample metric."""
+
+from torch import Tensor
+
+from common.metric import Metric
+from common.registry import METRIC_REGISTRY
+
+
+@METRIC_REGISTRY.register()
+class Accuracy(Metric):
+    """Share of samples whose label is among the `k` most likely classes, 0..1."""
+
+    def __init__(self, k: int = 1) -> None:
+        self.k = k
+        self.correct = 0
+        self.count = 0
+
+    def update(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> None:
+        """Reads `logits` (B, classes) and `label` (B,)."""
+        top = output["logits"].topk(self.k, dim=1).indices
+        self.correct += int((top == batch["label"][:, None]).sum())
+        self.count += len(top)
+
+    def merge(self, other: "Accuracy") -> None:
+        self.correct += other.correct
+        self.count += other.count
+
+    def compute(self) -> float:
+        return self.correct / self.count

@@ -1,0 +1,33 @@
+"""How model, losses, metrics and pictures meet in this project: image classification."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from common.monitor.pictures import Picture, labelled
+from common.task import Task
+
+
+class ClassificationTask(Task):
+    """Images in, one of several classes out.
+
+    A batch is a dict with `image` (B, C, H, W), float in 0..1, and `label` (B,), int64.
+    """
+
+    def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Returns `logits` (B, classes)."""
+        return {"logits": model(batch["image"])}
+
+    def post_process(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Adds `prediction` (B,), the most likely class, and `probability` (B,), 0..1."""
+        probability, prediction = output["logits"].float().softmax(dim=1).max(dim=1)
+        return {**output, "prediction": prediction, "probability": probability}
+
+    def pictures(self, output: dict[str, Any], batch: dict[str, Tensor], limit: int) -> list[Picture]:
+        """Each image with its label and the prediction, framed in green when they agree and in red when not."""
+        pictures = []
+        rows = zip(batch["image"][:limit].cpu(), batch["label"].tolist(), output["prediction"].tolist(), strict=False)
+        for image, label, prediction in rows:
+            text = f"{label} -> {prediction}"
+            pictures.append(labelled(image.permute(1, 2, 0).numpy(), text, ok=label == prediction))
+        return pictures

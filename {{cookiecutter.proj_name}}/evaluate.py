@@ -1,0 +1,84 @@
+"""Evaluate a checkpoint: python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt [--key value ...]"""
+
+import sys
+from pathlib import Path
+
+from loguru import logger
+
+from common import dist
+from common.checkpoint import load_weights, read_checkpoint
+from common.config import parse
+from common.errors import UserError
+from common.evaluation import Evaluation, Evaluator, table, write_evaluation
+from common.failsafe import reported
+from common.loss import LossFactory
+from common.metric import MetricFactory
+from common.monitor.log import setup_log
+from common.optim import averaged_state_dict
+from common.optim.precision import build_precision
+from common.registry import MODEL_REGISTRY, REGISTRIES
+from common.run import RunFolder, eval_dir
+from common.seed import choose_seed, set_determinism, set_seed
+from custom.build import PROJECT, build_evaluation_loader
+from custom.config import EvalConfig
+from custom.task import ClassificationTask
+
+
+def main(argv: list[str]) -> int:
+    """Measure one checkpoint on one split, print a table, leave metrics.json and pictures. Returns the exit code."""
+    setup_log()
+    resolved = parse(
+        EvalConfig, argv, prog="evaluate.py", description=__doc__ or "", registries=REGISTRIES, default=config_of_run(argv)
+    )
+    config = resolved.config
+    if config.model_pt is None:
+        raise UserError("model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt")
+    path = Path(config.model_pt).expanduser()
+    state = read_checkpoint(path)
+    set_determinism(config.dist.deterministic)
+    rank = dist.start(dist.find_rank(config.gpu_ids), config.dist)
+    setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
+
+    seed = choose_seed(config.dist, rank)
+    set_seed(seed)
+    precision = build_precision(config.precision, rank.device)
+    model = precision.cast(MODEL_REGISTRY.build(config.model)).to(rank.device)
+    load_weights(model, averaged_state_dict(state["model"], state["ema"]), str(path))
+    task = ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric))
+    task.loss.modules().to(rank.device)
+    loader = build_evaluation_loader(config, config.split, rank, seed)
+    if loader is None:
+        raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
+
+    pictures = config.progress.max_samples_eval if rank.is_main else 0
+    result = Evaluator(task, rank, precision).run(model, loader, max_pictures=pictures)
+    if rank.is_main:
+        report(result, config, path, state["position"])
+    dist.finish(rank)
+    return 0
+
+
+def config_of_run(argv: list[str]) -> Path | None:
+    """The config that the run of `--model_pt` was started with, for when no `--config` is given; None if it has none."""
+    for number, word in enumerate(argv):
+        name, _, value = word.partition("=")
+        if name == "--model_pt":
+            value = value or (argv[number + 1] if number + 1 < len(argv) else "")
+            found = RunFolder.around(Path(value).expanduser()).config_file
+            return found if found.is_file() else None
+    return None
+
+
+def report(result: Evaluation, config: EvalConfig, path: Path, position: dict[str, int]) -> None:
+    """Print the numbers, and leave them in the evaluation folder with the pictures."""
+    folder = eval_dir(config.dir, path, PROJECT)
+    about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
+    write_evaluation(folder, result, **about)
+    logger.info("{} of {}, epoch {epoch}, step {step}", config.split, path, **position)
+    print(table(result))
+    logger.info("metrics.json and {} pictures are in {}", len(result.pictures), folder)
+
+
+if __name__ == "__main__":
+    with reported():
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""Runs of the real programs, small enough to be done by the dozen."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import evaluate
+import train
+
+PROJECT = Path(train.__file__).resolve().parent
+# One thread: sums do not depend on the machine, and processes do not fight for cores.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
+SMALL = (
+    "--config configs/default.yaml --model.width 4 --debug.max_samples 160 --batch_size 32 --progress.epoch 2"
+    " --monitor.tensorboard false --progress.epoch_eval -1 --progress.iter_loss 2"
+).split()
+
+
+@pytest.fixture(autouse=True)
+def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(PROJECT)
+    torch.set_num_threads(1)
+    yield
+    torch.autograd.set_detect_anomaly(False)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A place for runs; `experiments` of a user."""
+
+    root: Path
+    small: list[str] = field(default_factory=lambda: list(SMALL))
+
+    def train(self, *words: str, name: str = "run") -> Path:
+        """Train in this process; the run's folder."""
+        code = train.main([*self._merged(words), "--name", name, "--dir.expr_dir", str(self.root)])
+        assert code == 0
+        return self.root / name
+
+    def fail(self, *words: str, name: str = "run") -> int:
+        """Train in this process and expect it to end otherwise; the exit code."""
+        try:
+            return train.main([*self._merged(words), "--name", name, "--dir.expr_dir", str(self.root)])
+        except SystemExit as error:
+            assert isinstance(error.code, int)
+            return error.code
+
+    def program(self, *words: str, name: str = "run", **options: Any) -> subprocess.CompletedProcess[str]:
+        """`python train.py ...` as its users start it."""
+        command = [sys.executable, "train.py", *self._merged(words), "--name", name, "--dir.expr_dir", str(self.root)]
+        return run(command, **options)
+
+    def _merged(self, words: tuple[str, ...]) -> list[str]:
+        """The small settings, less those that `words` set otherwise."""
+        given = {word.split("=")[0] for word in words if word.startswith("--")}
+        kept = []
+        for option, value in zip(self.small[::2], self.small[1::2], strict=True):
+            if option not in given and not any(option.startswith(f"{name}.") for name in given):
+                kept += [option, value]
+        return [*kept, *words]
+
+
+def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, with its output as text."""
+    settings: dict[str, Any] = {"cwd": PROJECT, "env": ENVIRONMENT, "timeout": 120, **options}
+    return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    return Runs(tmp_path)
+
+
+@pytest.fixture
+def evaluated(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """Run evaluate.py in this process; what it left in metrics.json."""
+
+    def call(model_pt: Path, *words: str) -> dict[str, Any]:
+        assert evaluate.main(["--model_pt", str(model_pt), *words]) == 0
+        folder = model_pt.parent.parent / "eval" / model_pt.stem
+        return json.loads((folder / "metrics.json").read_text())
+
+    return call
+
+
+def metrics(run_folder: Path, event: str) -> list[dict[str, Any]]:
+    """The entries of one kind in metrics.jsonl."""
+    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["event"] == event]
+
+
+def load(run_folder: Path, name: str = "latest") -> dict[str, Any]:
+    """A checkpoint of a run, read the only way it may be read."""
+    return torch.load(run_folder / "checkpoints" / f"{name}.pt", weights_only=True)
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two nested values are equal to the last bit."""
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and first.dtype == second.dtype and torch.equal(first, second)
+    if isinstance(first, dict):
+        return isinstance(second, dict) and first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    return bool(first == second)

@@ -1,0 +1,89 @@
+"""Small models, losses and data sets that tests name by their import path, `tests.parts.X`."""
+
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from custom.datasets.digits_dataset import DigitsDataset
+
+
+class Plain(nn.Module):
+    """No batch norm and no dropout: its gradient is the mean over samples, however they are batched."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.layers(image)
+
+
+class NotANumber:
+    """A loss that breaks at a chosen call."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.calls = 0
+
+    def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        self.calls += torch.is_grad_enabled()
+        loss = nn.functional.cross_entropy(output["logits"], batch["label"])
+        return loss * float("nan") if self.calls > self.after else loss
+
+
+class Signalled:
+    """A loss that sends this process a signal at a chosen training step, as a person or a scheduler would."""
+
+    def __init__(self, at: int, number: int = int(signal.SIGINT)) -> None:
+        self.at = at
+        self.number = number
+        self.calls = 0
+
+    def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        self.calls += torch.is_grad_enabled()
+        if self.calls == self.at and torch.is_grad_enabled():
+            os.kill(os.getpid(), self.number)
+        return nn.functional.cross_entropy(output["logits"], batch["label"])
+
+
+class NoisyDigits(DigitsDataset):
+    """Augmentation by all three global generators."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        super().__init__(data_dir, mode)
+        self.random = True
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        item = super().__getitem__(index)
+        scale = 1 + 0.1 * (random.random() + float(np.random.rand()) + float(torch.rand(())))
+        return {**item, "image": item["image"] * scale}
+
+
+class Empty:
+    """A data set with nothing in it."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, index: int) -> Any:
+        raise IndexError
+
+
+def two_parts(output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A loss of two parts, called `(output, batch)`."""
+    loss = nn.functional.cross_entropy(output["logits"], batch["label"])
+    return {"entropy": loss, "size": output["logits"].square().mean()}
+
+
+def stack(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A collate function of one's own."""
+    return {key: torch.stack([item[key] for item in items]) for key in items[0]} | {"own": torch.ones(len(items))}

@@ -1,0 +1,479 @@
+"""The configuration through its door: YAML files and command lines in, a checked configuration or one message out."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+from pydantic import Field, TypeAdapter
+
+from common.config import ConfigError, Problem, Resolved, dump, help_text, json_schema, parse, resolve, section
+
+
+class EvenWidth:
+    """A check hung on a field; keeps `batch` when `type` changes."""
+
+    ignore = ("batch",)
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        if isinstance(value.get("width"), int) and value["width"] % 2:
+            yield Problem(f"{key}.width", value["width"], "must be even", f"try {value['width'] + 1}")
+
+
+@section
+class Ema:
+    """Moving average."""
+
+    decay: Annotated[float, Field(ge=0, lt=1, description="weight of the old average")] = 0.0
+
+
+@section
+class Optim:
+    """How weights change. More text."""
+
+    __renamed__: ClassVar[dict[str, str]] = {"ema_min": "eta_min"}
+
+    lr: Annotated[float, Field(gt=0, description="learning rate")] = 1e-3
+    eta_min: float = 0.0
+    kind: Literal["adam", "sgd"] = "adam"
+    steps: list[int] = field(default_factory=lambda: [50, 80])
+    type: str = "constant"
+    ema: Ema = field(default_factory=Ema)
+
+    def __post_init__(self) -> None:
+        if self.eta_min > self.lr:
+            raise ValueError("eta_min must not be above lr")
+
+
+@section
+class Config:
+    """Everything."""
+
+    __renamed__: ClassVar[dict[str, str]] = {"seed": "optim.lr", "rank": "the launcher sets it; remove it"}
+
+    name: str = "default"
+    resume: str | None = None
+    folder: Path | None = None
+    gpu_ids: Annotated[int | list[int], Field(description="-1 is the CPU")] = -1
+    flag: bool = False
+    tags: list[str] = field(default_factory=list)
+    optim: Optim = field(default_factory=Optim)
+    model: Annotated[dict[str, Any], EvenWidth()] = field(default_factory=lambda: {"type": "Conv", "width": 4})
+    loss: dict[str, Any] = field(default_factory=dict)
+    val: dict[str, Any] | None = None
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def write(name: str, text: str) -> str:
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(text, encoding="utf-8")
+    return name
+
+
+def load(text: str, *argv: str, **options: Any) -> Resolved[Config]:
+    return parse(Config, ["--config", write("a.yaml", text), *argv], **options)
+
+
+def refusal(text: str, *argv: str, **options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(text, *argv, **options)
+    return str(caught.value)
+
+
+SCALARS = [
+    *[(text, float(text)) for text in ("1e-5", "1E5", "+1.5e3", ".5", "1.5e-3", "1.", "inf", "-inf")],
+    (".inf", math.inf),
+    *[(text, int(text)) for text in ("0", "-3", "+3", "12")],
+    *[(text, True) for text in ("true", "True", "TRUE")],
+    *[(text, None) for text in ("null", "None", "~", "")],
+    *[(text, text) for text in ("007", "12:30:00", "no", "on", "2020-01-01", "0x10", "1_000", "none", "a,b", "1e")],
+    ('"3"', "3"),
+    ("[[1, 2], [3, 4]]", [[1, 2], [3, 4]]),
+    ("[]", []),
+    ("{a: 1e3}", {"a": 1000.0}),
+]
+
+
+@pytest.mark.parametrize(("text", "value"), SCALARS)
+def test_scalars_mean_the_same_in_file_and_command_line(text: str, value: Any) -> None:
+    """CT-02, QQ-06, D-21, D-25: numbers as YAML 1.2 has them; `no`, `007` and times are text; lists nest."""
+    for found in (load(f"loss: {{}}\nval:\n  x: {text}\n"), load("", f"--val.x={text}")):
+        assert found.values["val"]["x"] == value
+        assert type(found.values["val"]["x"]) is type(value)
+
+
+@pytest.mark.parametrize("text", ["007", "1.50", "true", "no", "1e400", "exp #3", "a: b", "*.png", "[x", "1,2"])
+def test_a_text_field_takes_what_was_typed(text: str) -> None:
+    """CT-02, D-25: `name` is the text as typed, `1.50` is not turned into 1.5."""
+    assert load("", "--name", text).config.name == text
+    if text in ("007", "1.50", "true", "no"):
+        assert load(f"name: {text}\ntags: [{text}]").values["name"] == text
+        assert load(f"tags: [{text}]").config.tags == [text]
+
+
+FILES = [
+    ("name: x\noptim:\n\tlr: 1\n", ["a.yaml:3", "tab"]),
+    ("name: x\nname: y\n", ["a.yaml:2", "twice", "a.yaml:1"]),
+    ("- 1\n", ["a.yaml:1", "mapping"]),
+    ("name: x\nval: !!python/object/apply:os.system [echo]\n", ["a.yaml:2", "!!python/object/apply:os.system"]),
+    ("name: [x\n", ["a.yaml:", "YAML"]),
+    ("name: x\n---\nname: y\n", ["a.yaml:", "single document"]),
+    ("name: a\x07\n", ["a.yaml:1", "control character"]),
+    ("val: {1: x}\n", ["a.yaml:1", "a key must be text", "quotes"]),
+    ("loss:\n  x: 1e400\n", ["loss.x", "a.yaml:2", "too large"]),
+    ("loss: &a\n  x: *a\n", ["a.yaml:", "unfold"]),
+    ("val: " + "[" * 5000, ["a.yaml", "nested too deeply"]),
+    ("optim:\n  $BASE: x.yaml\n", ["optim.$BASE", "a.yaml:2", "top of a file"]),
+    ("val: {$REPLACE: 3}\n", ["$REPLACE", "a.yaml:1", "true or false"]),
+]
+
+
+@pytest.mark.parametrize(("text", "pieces"), FILES, ids=[pieces[-1] for _, pieces in FILES])
+def test_a_bad_file_is_refused_with_its_line(text: str, pieces: list[str]) -> None:
+    """D-26: no Python tags, no bombs; tabs, twice-given keys, ... each with file and line."""
+    message = refusal(text)
+    assert all(piece in message for piece in pieces), message
+
+
+def test_a_bomb_of_aliases_is_refused() -> None:
+    """D-26: nine lines that would unfold to 10^9 values."""
+    lines = ["val:", "  a0: &a0 [x]"]
+    lines += [f"  a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 10)}]" for at in range(1, 10)]
+    assert "unfold" in refusal("\n".join(lines))
+
+
+def test_files_that_are_not_text_or_not_there() -> None:
+    """D-42: a missing file is an error, with the near name; bytes that are no UTF-8 name the line; empty is fine."""
+    Path("b.yaml").write_bytes(b"name: x\nval: \xff\n")
+    cases = {
+        "b.yaml": ["b.yaml:2", "UTF-8"],
+        "a.yml": ["does not exist", "b.yaml"],
+        ".": ["folder"],
+        "~no\\one": ["exist"],
+    }
+    for name, pieces in cases.items():
+        with pytest.raises(ConfigError) as caught:
+            parse(Config, ["--config", name])
+        assert all(piece in str(caught.value) for piece in pieces)
+    assert load("").config == Config()
+    assert load("\ufeffname: x").config.name == "x"
+
+
+def test_anchors_and_merge_keys() -> None:
+    """QQ-06: plain YAML means of not repeating oneself work."""
+    found = load("val: &v {a: 1, b: 2}\nloss:\n  <<: *v\n  b: 3\n")
+    assert found.values["loss"] == {"a": 1, "b": 3}
+
+
+def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """QQ-06: ${VAR} and ${VAR:-default}; an unset one is an error with its line; $$ is a dollar."""
+    monkeypatch.setenv("WHO", "me")
+    monkeypatch.setenv("LR", "1e-2")
+    monkeypatch.delenv("NONE_SUCH", raising=False)
+    found = load('name: "x-${WHO}-${NONE_SUCH:-b}-$$-$HOME"\noptim: {lr: "1e-3"}\n', "--optim.lr", "${LR}")
+    assert (found.config.name, found.config.optim.lr) == ("x-me-b-$-$HOME", 0.01)
+    assert "a.yaml:2" in (message := refusal("optim:\n  type: ${NONE_SUCH}\n"))
+    assert "NONE_SUCH is not set" in message
+    assert "${NAME}" in refusal("name: ${a.b}\n")
+    assert load("name: ${NONE_SUCH}\n", "--name", "x").config.name == "x", "an overridden value is never needed"
+
+
+def test_base_order_and_origin() -> None:
+    """QQ-05, R-17, D-43: paths relative to the includer, child wins, a shared default undoes nothing."""
+    write("sub/default.yaml", "name: d\ngpu_ids: 1\noptim: {lr: 1, eta_min: 0.5, steps: [1, 2]}\n")
+    write("sub/b.yaml", "$BASE: default.yaml\nname: b\noptim: {lr: 2}\n")
+    write("c.yaml", "$BASE: ./sub/default.yaml\n\noptim:\n  steps: [3]\n")
+    found = load("$BASE: [sub/b.yaml, c.yaml]\nresume: r\n")
+    assert (found.config.name, found.config.gpu_ids, found.config.resume) == ("b", 1, "r")
+    assert (found.config.optim.lr, found.config.optim.eta_min, found.config.optim.steps) == (2, 0.5, [3])
+    assert str(found.origins["optim.lr"]) == "sub/b.yaml:3"
+    assert str(found.origins["optim.steps"]) == "c.yaml:4"
+    assert str(found.origins["optim.kind"]) == "default"
+    assert [path.name for path in found.files] == ["default.yaml", "b.yaml", "c.yaml", "a.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("base", "pieces"),
+    [
+        ("b.yaml", ["a.yaml -> b.yaml -> a.yaml", "b.yaml:2"]),
+        ("a.yaml", ["a.yaml -> a.yaml", "a.yaml:1"]),
+        ("none.yaml", ["none.yaml", "a.yaml:1", "does not exist"]),
+        ("[b.yaml, 3]", ["$BASE", "path"]),
+        (".", ["folder", "a.yaml:1"]),
+    ],
+)
+def test_bases_that_cannot_be(base: str, pieces: list[str]) -> None:
+    """QQ-05, D-43: a loop is reported with its chain, a missing base with the line that names it."""
+    write("b.yaml", "name: b\n$BASE: a.yaml\n" if base != "[b.yaml, 3]" else "name: b\n")
+    message = refusal(f"$BASE: {base}\n")
+    assert all(piece in message for piece in pieces), message
+
+
+def test_a_new_type_drops_the_old_ones_arguments() -> None:
+    """QQ-05: in a free section; what is no argument stays, a section with a schema stays, $REPLACE drops all."""
+    write("b.yaml", "model: {type: A, width: 2, batch: 8}\nloss: {L1: {weight: 1}}\noptim: {type: x, lr: 3}\n")
+    assert load("$BASE: b.yaml\nmodel: {type: B, depth: 1}").values["model"] == {"batch": 8, "type": "B", "depth": 1}
+    assert load("$BASE: b.yaml\nmodel: {type: A, depth: 1}").values["model"]["width"] == 2
+    for argv in (["--model.depth", "1", "--model.type", "B"], ["--model.type", "B", "--model.depth", "1"]):
+        assert load("$BASE: b.yaml", *argv).values["model"] == {"batch": 8, "type": "B", "depth": 1}
+    assert load("$BASE: b.yaml", "--optim.type", "y").config.optim.lr == 3
+    assert load("$BASE: b.yaml\nloss: {$REPLACE: true, L2: {}}").values["loss"] == {"L2": {}}
+    assert load("$BASE: b.yaml\nloss: {L2: {}}").values["loss"] == {"L1": {"weight": 1}, "L2": {}}
+
+
+OVERRIDES = [
+    (["--optim.lr", "1e-5"], "optim.lr", 1e-5),
+    (["--optim.lr=1.5e-3"], "optim.lr", 1.5e-3),
+    (["--optim.lr", "2"], "optim.lr", 2.0),
+    (["--gpu_ids", "-1"], "gpu_ids", -1),
+    (["--gpu_ids", "0,1,2"], "gpu_ids", [0, 1, 2]),
+    (["--gpu_ids", "[0, 1]"], "gpu_ids", [0, 1]),
+    (["--optim.steps", "-1,+2"], "optim.steps", [-1, 2]),
+    (["--tags", "a,007"], "tags", ["a", "007"]),
+    (["--name", "a,b"], "name", "a,b"),
+    (["--name=-x"], "name", "-x"),
+    (["--name", '"007"'], "name", "007"),
+    (["--name=--flag"], "name", "--flag"),
+    (["--flag"], "flag", True),
+    (["--flag", "false"], "flag", False),
+    (["--flag", "--name", "x"], "flag", True),
+    (["--resume", "null"], "resume", None),
+    (["--folder", "/x"], "folder", "/x"),
+    (["--val.type", "X"], "val", {"type": "X"}),
+    (["--val", "{type: X, n: [1]}"], "val", {"type": "X", "n": [1]}),
+    (["--val", "null"], "val", None),
+    (["--loss", "{L2: {weight: 2}}"], "loss", {"L2": {"weight": 2}}),
+    (["--model.width", "6"], "model", {"type": "Conv", "width": 6}),
+    (["--local_rank=1", "--name", "x"], "name", "x"),
+    (["--name", "x", "--local-rank", "1"], "name", "x"),
+]
+
+
+@pytest.mark.parametrize(("argv", "key", "value"), OVERRIDES, ids=[" ".join(argv) for argv, _, _ in OVERRIDES])
+def test_overrides(argv: list[str], key: str, value: Any) -> None:
+    """CT-03, CT-04, QQ-03, D-23, D-24, D-61: both forms, typed by the schema; below a null, through a default."""
+    found: Any = load("resume: r\n", *argv).values
+    for part in key.split("."):
+        found = found[part]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_name_with_dots_is_reached() -> None:
+    """R-16: a section named by an import path can be overridden."""
+    found = load("loss: {torch.nn.L1Loss: {weight: 1}}", "--loss.torch.nn.L1Loss.weight", "2")
+    assert found.values["loss"] == {"torch.nn.L1Loss": {"weight": 2}}
+    assert str(found.origins["loss.torch.nn.L1Loss.weight"]) == "command line: --loss.torch.nn.L1Loss.weight 2"
+
+
+WRONG = [
+    ("", ["--optim.lrr", "0.1"], ["optim.lrr = 0.1", "command line: --optim.lrr 0.1", "did you mean optim.lr?"]),
+    ("optim:\n  lrr: 0.1\n", [], ["optim.lrr = 0.1", "a.yaml:2", "did you mean optim.lr?"]),
+    ("lr: 1\n", [], ["lr = 1", "did you mean optim.lr?"]),
+    ("decay: 1\n", [], ["did you mean optim.ema.decay?"]),
+    ("Flag: true\n", [], ["did you mean flag?"]),
+    ("optim: {ema_min: 1}\n", [], ["it is now called optim.eta_min"]),
+    ("seed: 1\n", [], ["it is now called optim.lr"]),
+    ("rank: 1\n", [], ["the launcher sets it"]),
+    ("optim: {lr: abc}\n", [], ["optim.lr = 'abc'", "must be a number above 0", "a.yaml:1"]),
+    ("optim: {lr: null}\n", [], ["optim.lr = null", "must be a number above 0"]),
+    ("optim: 3\n", [], ["optim = 3", "must be a section"]),
+    ("gpu_ids: true\n", [], ["gpu_ids = true", "must be an integer or a list of integers"]),
+    ("gpu_ids: 1.0\n", [], ["gpu_ids = 1.0"]),
+    ("gpu_ids: [0, a]\n", [], ["gpu_ids = [0, 'a']", "must be an integer or a list of integers"]),
+    ("optim:\n  steps:\n    - 1\n    - x\n", [], ["optim.steps[1] = 'x'", "a.yaml:4", "must be an integer"]),
+    ("optim: {ema: {decay: 1}}\n", [], ["optim.ema.decay = 1", "must be a number at least 0 and below 1"]),
+    ("optim: {kind: adm}\n", [], ["optim.kind = 'adm'", "must be one of adam, sgd"]),
+    ("flag: yes\n", [], ["flag = 'yes'", "must be true or false"]),
+    ("name: {a: 1}\n", [], ["name", "must be text"]),
+    ("folder: {a: 1}\n", [], ["must be a path or null"]),
+    ("model: {width: 3}\n", [], ["model.width = 3", "must be even; try 4", "a.yaml:1"]),
+    ("optim:\n  lr: 0.1\n  eta_min: 1\n", [], ["optim.eta_min = 1", "a.yaml:3", "eta_min must not be above lr"]),
+    ("", ["--optim.eta_min", "1"], ["command line: --optim.eta_min 1", "eta_min must not be above lr"]),
+    ("", ["--name"], ["needs a value"]),
+    ("", ["--name", "--flag"], ["needs a value"]),
+    ("", ["--optim.lr", "1", "--optim.lr=2"], ["--optim.lr", "more than once"]),
+    ("", ["--name.a", "1"], ["name.a", "must be text", "it has no keys"]),
+    ("name: x\n", ["--name.a", "1"], ["name.a", "name is 'x' (a.yaml:1), not a section"]),
+    ("model: {width: 2}\n", ["--model.width.x", "1"], ["model.width.x", "model.width is 2 (a.yaml:1), not a section"]),
+    ("", ["--val", "null", "--val", "{}"], ["more than once"]),
+    ("", ["--optim..lr", "1"], ["empty"]),
+    ("", ["optim.lr=1"], ["did you mean --optim.lr=1?"]),
+    ("", ["--gpu_ids", "0", "1"], ["'1' belongs to no option"]),
+    ("", ["--gpu_ids", "[0,"], ["gpu_ids = '[0,'", "quotes"]),
+    ("", ["--debug"], ["--debug", "no debug settings"]),
+    ("", ["--print-confg"], ["did you mean --print-config?"]),
+    ("", ["-c", "b.yaml"], ["given twice"]),
+]
+
+
+@pytest.mark.parametrize(("text", "argv", "pieces"), WRONG, ids=[f"{file!r} {argv}" for file, argv, _ in WRONG])
+def test_mistakes_are_explained(text: str, argv: list[str], pieces: list[str]) -> None:
+    """CT-03, QQ-03, QQ-04, D-16, D-22, D-23, D-24, D-26: key, value, rule, origin, nearest right name."""
+    message = refusal(text, *argv)
+    assert all(piece in message for piece in pieces), message
+    assert "has 1 problem:" in message, message
+
+
+def test_every_problem_at_once_on_one_screen() -> None:
+    """D-22: unknown keys, types, limits, checks and files are reported together; very many are cut."""
+    text = "optim: {lrr: 1, ema: {decay: 2}}\nmodel: {width: 3}\nname: x\nname: y\ngpu_ids: x\n"
+    message = refusal(text, "--kind", "x")
+    assert all(key in message for key in ("optim.lrr", "optim.ema.decay", "model.width", "name", "gpu_ids", "kind ="))
+    assert "6 problems" in message
+    many = refusal("".join(f"x{at}: 1\n" for at in range(50)))
+    assert "and 30 more" in many
+    assert len(many.splitlines()) < 45
+
+
+def test_required_keys_are_named() -> None:
+    """QQ-04: a key without default must be written."""
+
+    @section
+    class Needs:
+        lr: Annotated[float, Field(gt=0)]
+
+    with pytest.raises(ConfigError, match=r"lr[\s\S]*is required: a number above 0"):
+        parse(Needs, ["--config", write("a.yaml", "")])
+
+
+def test_config_option() -> None:
+    """CT-02: --config, --configs, -c and --config= name the file; without any, the program's default or an error."""
+    write("a.yaml", "name: x")
+    for argv in (["--config", "a.yaml"], ["--configs", "a.yaml"], ["-c", "a.yaml"], ["--config=a.yaml"]):
+        assert parse(Config, [*argv, "--flag"]).config.name == "x"
+    assert parse(Config, [], default="a.yaml").config.name == "x"
+    for argv in ([], ["--config"], ["--conf", "a.yaml"]):
+        with pytest.raises(ConfigError, match="needs a file"):
+            parse(Config, argv)
+
+
+def test_debug_layers_its_own_values_only() -> None:
+    """R-03: --debug lays a file over the config, without its base, and under the command line."""
+    write("base.yaml", "name: base\n")
+    write("debug.yaml", "$BASE: base.yaml\ngpu_ids: 5\noptim:\n  lr: 5\nmodel: {width: 8}\n")
+    found = load("name: x", "--debug", "--optim.lr", "6", debug_overlay="debug.yaml")
+    assert (found.config.name, found.config.gpu_ids, found.config.optim.lr) == ("x", 5, 6)
+    assert found.values["model"] == {"type": "Conv", "width": 8}
+    assert str(found.origins["gpu_ids"]) == "debug.yaml:2"
+    assert load("name: x", debug_overlay="debug.yaml").config.gpu_ids == -1
+
+
+NASTY = [
+    "no",
+    "007",
+    "1e-5",
+    "null",
+    "",
+    " x",
+    "a: b",
+    "#",
+    "${HOME}",
+    "$$",
+    "é",
+    "1,2",
+    "a\nb\x85",
+    "<<",
+    "1e999",
+    "12:3",
+]
+
+
+def test_dump_loads_back_to_an_equal_config(capsys: pytest.CaptureFixture[str]) -> None:
+    """CT-05, R-17: saved values and --print-config are both configurations that mean the same."""
+    odd = {"list": [1, [2.5, {"x": None}]], "inf": math.inf, "tiny": 1e-300, "deep": {"a": {}}, "no": "off", "é b": 1}
+    keys = {"$x": 1, "3": 2, "<<": 3, "a: b": 4, "": 5, **{f"k{at}": text for at, text in enumerate(NASTY)}}
+    values = {"name": "${x}", "val": {"type": "V", "odd": odd, "nasty": NASTY, **keys}}
+    first = parse(Config, ["--config", write("a.yaml", dump(values)), "--folder", "/x y"])
+    assert first.values["val"] == values["val"]
+    second = parse(Config, ["--config", write("b.yaml", dump(first.values))])
+    assert second.config == first.config
+    with pytest.raises(SystemExit) as stop:
+        parse(Config, ["--config", "b.yaml", "--print-config"])
+    assert not stop.value.code
+    third = parse(Config, ["--config", write("c.yaml", capsys.readouterr().out)])
+    assert third.config == first.config
+
+
+def test_print_config_shows_origins(capsys: pytest.CaptureFixture[str]) -> None:
+    """R-09, R-17: every value, in the order of the schema, with the place it was written."""
+    with pytest.raises(SystemExit):
+        load("\noptim: {lr: 1}\n", "--gpu_ids", "0,1", "--print-config")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if "gpu_ids" in line] == [
+        ["gpu_ids:", "[0,", "1]", "#", "command", "line:", "--gpu_ids", "0,1"]
+    ]
+    assert any(line.startswith("  lr: 1.0") and line.endswith("# a.yaml:2") for line in lines)
+    assert len({line.index("  # ") for line in lines if "  # " in line}) == 1, "aligned"
+
+
+def test_values_are_complete_and_the_config_is_frozen() -> None:
+    """CT-05, CT-06, QQ-04: defaults live in the schema; values hold all keys; nobody writes into a config."""
+    found = load("")
+    assert list(found.values) == [item.name for item in dataclasses.fields(Config)]
+    assert found.values["optim"]["ema"] == {"decay": 0.0}
+    assert set(found.origins) >= {"name", "optim.ema.decay", "model.width", "val"}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.config.name = "y"  # type: ignore[misc]
+    assert resolve(Config, ["a.yaml"], ["--name", "z"]).config.name == "z"
+
+
+def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    """R-09, QQ-02: each key with type, default and meaning, within the width of the terminal; needs no config."""
+    with pytest.raises(SystemExit) as stop:
+        parse(Config, ["--help"])
+    text = capsys.readouterr().out
+    assert not stop.value.code
+    assert text.strip() == help_text(Config).strip()
+    assert "--optim.ema.decay  a number at least 0 and below 1 (default 0.0)\n        weight of the old average" in text
+    assert "optim: How weights change\n" in text
+    assert all(f"--{key} " in text for key in ("name", "gpu_ids", "optim.steps", "model", "config", "list", "debug"))
+    assert max(map(len, text.replace("--a.section '{key: value}'", "").splitlines())) <= 80
+
+
+def test_list_prints_registries(capsys: pytest.CaptureFixture[str]) -> None:
+    """R-16: --list prints all, --list KIND one (singular or plural); an unknown kind names the kinds."""
+
+    class Table:
+        def __init__(self, kind: str):
+            self.kind = kind
+
+        def table(self) -> str:
+            return f"<{self.kind}>"
+
+    tables = (Table("model"), Table("loss"))
+    for words, expected in (("--list", "<model>\n\n<loss>"), ("--list models", "<model>"), ("--list=loss", "<loss>")):
+        with pytest.raises(SystemExit):
+            parse(Config, words.split(), registries=tables)
+        assert capsys.readouterr().out.strip() == expected
+    with pytest.raises(ValueError, match="the kinds are model, loss"):
+        parse(Config, ["--list", "x"], registries=tables)
+
+
+def test_json_schema_is_for_editing() -> None:
+    """QQ-04, D-42: closed sections, free ones open, nothing required, $BASE and $REPLACE known."""
+    found = json_schema(Config)
+    json.dumps(found, allow_nan=False)
+    assert {"$BASE", "$REPLACE", "name", "optim"} <= set(found["properties"])
+    assert found["additionalProperties"] is False
+    assert found["properties"]["model"]["additionalProperties"] is True
+    optim = found["$defs"]["Optim"]
+    assert optim["properties"]["lr"]["description"] == "learning rate"
+    assert "$REPLACE" in optim["properties"]
+    assert '"required"' not in json.dumps(found)
+
+
+def test_sections_are_plain_dataclasses() -> None:
+    """CT-05: a section works without any file, and refuses unknown keys by itself."""
+    assert Optim(lr=2.0).lr == 2.0
+    with pytest.raises(ValueError, match="lrr"):
+        TypeAdapter(Optim).validate_python({"lrr": 1})

@@ -1,0 +1,68 @@
+"""The shell scripts, with a stand-in for Python that only prints how it was called."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SHELL = shutil.which("dash") or shutil.which("sh")
+
+pytestmark = pytest.mark.skipif(SHELL is None, reason="needs a POSIX shell")
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """call("cpu.sh", "--name", "x", GPUS="0") -> working folder and arguments of what it starts, one a line."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] && { echo "$VISIBLE"; exit; }\npwd -P\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # scripts must work from anywhere
+
+    def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHON": str(python), "GPUS": "", "VISIBLE": "", **variables}
+        command = [SHELL or "sh", str(ROOT / "scripts" / script), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    return run
+
+
+def test_cpu_runs_in_the_project_and_passes_arguments_on(call) -> None:
+    """CT-12: an argument with a space stays one argument."""
+    folder, *arguments = call("cpu.sh", "--name", "a b").stdout.splitlines()
+    assert Path(folder) == ROOT
+    assert arguments == ["train.py", "--gpu_ids", "-1", "--config", "configs/default.yaml", "--name", "a b"]
+
+
+def test_one_gpu_needs_no_launcher(call) -> None:
+    arguments = call("gpu.sh", "--name", "x", GPUS="1").stdout.splitlines()[1:]
+    assert arguments == ["train.py", "--gpu_ids", "1", "--config", "configs/default.yaml", "--name", "x"]
+
+
+@pytest.mark.parametrize("variables", [{"GPUS": "0,2,3"}, {"VISIBLE": "0,2,3"}], ids=["named", "visible"])
+def test_several_gpus_get_one_process_each(call, variables: dict[str, str]) -> None:
+    arguments = call("gpu.sh", "--name", "x", **variables).stdout.splitlines()[1:]
+    assert arguments[:4] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    assert arguments[4:] == ["train.py", "--gpu_ids", "0,2,3", "--config", "configs/default.yaml", "--name", "x"]
+
+
+def test_no_gpu_is_said_and_fails(call) -> None:
+    done = call("gpu.sh")
+    assert done.returncode == 1
+    assert "scripts/cpu.sh" in done.stderr
+
+
+def test_eval_finds_a_relative_checkpoint_from_where_the_user_stands(call, tmp_path: Path) -> None:
+    (tmp_path / "best model.pt").touch()
+    arguments = call("eval.sh", "best model.pt", "--gpu_ids", "0").stdout.splitlines()[1:]
+    assert arguments[:2] == ["evaluate.py", "--model_pt"]
+    assert Path(arguments[2]).samefile(tmp_path / "best model.pt")
+    assert arguments[3:] == ["--gpu_ids", "0"]
+
+
+def test_eval_without_a_checkpoint_explains_itself(call) -> None:
+    done = call("eval.sh")
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: ")

@@ -1,0 +1,315 @@
+"""train.py and evaluate.py, run as their users run them."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
+
+Evaluated = Callable[..., dict[str, Any]]
+
+
+def test_the_default_config_reads_digits(tmp_path: Path) -> None:
+    """The default run, as the README gives it, reaches 97 % on the test part."""
+    done = run([sys.executable, "train.py", "--config", "configs/default.yaml", "--dir.expr_dir", str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "default"
+    assert metrics(folder, "eval")[-1]["values"]["Accuracy"] >= 0.97
+    best = run([sys.executable, "evaluate.py", "--model_pt", str(folder / "checkpoints" / "best.pt")])
+    assert best.returncode == 0, best.stderr
+    values = json.loads((folder / "eval" / "best" / "metrics.json").read_text())["values"]
+    assert values["Accuracy"] >= 0.97
+    assert repr(values["Accuracy"]) in best.stdout
+    assert len(list((folder / "eval" / "best").glob("*.png"))) == 10
+    assert list((folder / "event").glob("events.*"))
+
+
+def test_a_seed_decides_everything(runs: Runs) -> None:
+    """Two runs of one seed are equal to the last bit; another seed differs."""
+    first, second = load(runs.train(name="a")), load(runs.train(name="b"))
+    for part in ("model", "optimizer", "best", "position", "random"):
+        assert same(first[part], second[part]), part
+    third = load(runs.train("--dist.random_seed", "0", name="c"))
+    assert not same(first["model"], third["model"])
+
+
+def test_no_seed_draws_one_and_records_it(runs: Runs) -> None:
+    """CT-20: an absent seed is drawn, and the run can be repeated with it."""
+    folder = runs.train("--dist.random_seed", "null", "--progress.epoch", "1")
+    seed = json.loads((folder / "run.json").read_text())["attempts"][0]["seed"]
+    again = runs.train("--dist.random_seed", str(seed), "--progress.epoch", "1", name="again")
+    assert same(load(folder)["model"], load(again)["model"])
+
+
+@pytest.mark.parametrize("worker", ["0", "2"])
+def test_resuming_inside_an_epoch_equals_the_uncut_run(runs: Runs, worker: str) -> None:
+    """CT-51, D-05, R-33: dropout, augmentation of three generators, and a stop in the middle of an epoch."""
+    data = ["--dataset.train", "{type: tests.parts.NoisyDigits}", "--worker", worker]
+    uncut = load(runs.train(*data, name="uncut"))
+    part = runs.train(*data, "--progress.max_steps", "3", name="cut")
+    assert load(part)["position"]["sample"] == 96
+    cut = load(runs.train(*data, "--resume", str(part / "checkpoints" / "latest.pt"), name="cut"))
+    for name in ("model", "optimizer", "schedule", "best", "position", "random", "values"):
+        assert same(uncut[name], cut[name]), name
+
+
+@pytest.mark.parametrize("how", ["file", "folder", "checkpoints", "auto"])
+def test_ways_to_resume(runs: Runs, how: str) -> None:
+    """CT-54, D-30: a file, a run folder, its checkpoints, or auto; the log goes on in the same file."""
+    folder = runs.train("--progress.epoch", "1")
+    where = {"file": folder / "checkpoints/latest.pt", "folder": folder, "checkpoints": folder / "checkpoints"}
+    runs.train("--resume", str(where.get(how, "auto")))
+    assert load(folder)["position"]["epoch"] == 2
+    assert [entry["step"] for entry in metrics(folder, "val")] == [5, 10]
+    log = (folder / "train.log").read_text()
+    assert "resuming" in log and "epoch  1" not in log.split("resuming")[1].replace("epoch 1,", "")
+    assert (folder / "config.yaml").is_file() and (folder / "config.resume-1.yaml").is_file()
+
+
+def test_auto_starts_afresh_when_there_is_nothing(runs: Runs) -> None:
+    """BS-08: the same command starts a run and goes on with it; a finished run stays as it is."""
+    folder = runs.train("--resume", "auto")
+    before = load(folder)
+    runs.train("--resume", "auto")
+    assert same(before, load(folder))
+
+
+def test_start_epoch_0_takes_only_weights(runs: Runs) -> None:
+    """CT-51: fine-tuning begins at epoch 0 with a new optimizer, in a folder of its own."""
+    first = runs.train(name="first")
+    tuned = runs.train(
+        "--resume", str(first), "--progress.start_epoch", "0", "--progress.epoch", "1", "--optim.lr", "1e-30", name="tuned"
+    )
+    before, after = load(first), load(tuned)
+    assert after["position"] == {"step": 5, "epoch": 1, "sample": 0, "epoch_size": 160}
+    assert torch.allclose(before["model"]["head.2.weight"], after["model"]["head.2.weight"])
+
+
+def test_a_second_run_of_a_name_never_overwrites_the_first(runs: Runs) -> None:
+    """BS-07, CT-08: the first run's folder is moved, whole."""
+    first = runs.train("--progress.epoch", "1")
+    kept = load(first)
+    runs.train("--progress.epoch", "1", "--dist.random_seed", "1")
+    moved = [path for path in runs.root.iterdir() if path.name.startswith("run_")]
+    assert len(moved) == 1
+    assert same(kept, load(moved[0]))
+
+
+def test_evaluate_gives_the_number_of_training(runs: Runs, evaluated: Evaluated) -> None:
+    """R-02, D-60: the same evaluator, the same number to the last digit, for the averaged weights too."""
+    for name, more in (("plain", []), ("ema", ["--optim.ema.decay", "0.9"])):
+        folder = runs.train("--progress.epoch_eval", "1", *more, name=name)
+        printed = metrics(folder, "eval")[-1]["values"]
+        assert evaluated(folder / "checkpoints" / "latest.pt")["values"] == printed
+        best = load(folder, "best")
+        measured = evaluated(folder / "checkpoints" / "best.pt", "--split", "val")
+        assert measured["values"] == best["values"]
+        assert measured["step"] == best["position"]["step"]
+
+
+def test_evaluate_with_its_own_config_and_folder(runs: Runs, tmp_path: Path) -> None:
+    """CT-45: --configs is used when given, and --dir.eval_dir."""
+    import evaluate
+
+    folder = runs.train("--progress.epoch", "1")
+    out = tmp_path / "out"
+    words = ["--configs", "configs/eval.yaml", "--model.width", "4", "--dir.eval_dir", str(out)]
+    assert evaluate.main(["--model_pt", str(folder / "checkpoints" / "latest.pt"), *words]) == 0
+    record = json.loads((out / "metrics.json").read_text())
+    assert record["samples"] == 297
+    assert len(list(out.glob("*.png"))) == 20
+
+
+def test_evaluation_does_not_read_the_training_data(runs: Runs, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-02: evaluate.py starts fast."""
+    from custom.datasets.digits_dataset import DigitsDataset
+
+    folder = runs.train("--progress.epoch", "1")
+    modes = []
+    original = DigitsDataset.__init__
+    monkeypatch.setattr(DigitsDataset, "__init__", lambda self, data_dir, mode, **kw: (modes.append(mode), original(self, data_dir, mode, **kw))[1])
+    evaluated(folder / "checkpoints" / "latest.pt")
+    assert modes == ["eval"]
+
+
+def test_lengths_and_periods_in_steps_and_parts_of_epochs(runs: Runs) -> None:
+    """R-63, QQ-25, D-19: max_steps ends the run; "0.4epoch" and "3step" are asked the same way; the last step counts."""
+    folder = runs.train(
+        "--progress.epoch", "null", "--progress.max_steps", "7",
+        "--progress.epoch_val", "0.4epoch", "--progress.iter_loss", "3step", "--progress.epoch_save_checkpoint", "4step",
+    )  # fmt: skip
+    assert [entry["step"] for entry in metrics(folder, "val")] == [2, 4, 6, 7]
+    assert [entry["step"] for entry in metrics(folder, "train")] == [3, 6, 7]
+    assert sorted(path.name for path in (folder / "checkpoints").glob("step_*")) == ["step_00000004.pt", "step_00000007.pt"]
+
+
+def test_numbered_checkpoints_are_kept_by_number(runs: Runs) -> None:
+    """CT-48, D-52: the newest of them, and latest and best beside."""
+    folder = runs.train("--progress.epoch_save_checkpoint", "2step", "--progress.keep", "2")
+    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert names == ["best.pt", "latest.pt", "step_00000008.pt", "step_00000010.pt"]
+
+
+def test_save_time_saves_between_epochs(runs: Runs) -> None:
+    """CT-47, D-03: by the clock, with the true position, not the next epoch's."""
+    words = ["--progress.save_time", "0.000001", "--progress.epoch_save_latest", "-1", "--progress.epoch_val", "-1"]
+    folder = runs.train(*words, "--progress.epoch", "1")
+    assert [entry["step"] for entry in metrics(folder, "checkpoint")] == [1, 2, 3, 4, 5]
+
+
+def test_early_stop(runs: Runs) -> None:
+    """QQ-40: no better value for `patience` validations; the state survives in the checkpoint."""
+    folder = runs.train("--optim.lr", "1e-30", "--early_stop.patience", "2", "--progress.epoch", "9")
+    assert [entry["step"] for entry in metrics(folder, "val")] == [5, 10, 15]
+    assert metrics(folder, "end")[-1]["reason"] == "early_stop"
+    assert load(folder)["best"]["waited"] == 2
+
+
+def test_initial_evaluation(runs: Runs) -> None:
+    """CT-44: before the first step."""
+    folder = runs.train("--progress.init_eval", "true", "--progress.epoch", "1")
+    assert [entry["step"] for entry in metrics(folder, "eval")] == [0]
+    assert (folder / "eval" / "epoch_000000" / "metrics.json").is_file()
+
+
+@pytest.mark.parametrize("split", [("32", "1"), ("8", "4"), ("6", "5")])
+def test_accumulation_equals_one_big_batch(runs: Runs, split: tuple[str, str]) -> None:
+    """QQ-22, QQ-23: steps are optimizer steps, and the last window of an epoch, not full, weighs every sample alike."""
+    batch, accumulate = split
+    model = ["--model", "{type: tests.parts.Plain}", "--debug.max_samples", "150", "--optim.optim_type", "SGD", "--optim.lr", "0.5"]
+    whole = str(int(batch) * int(accumulate))
+    big = load(runs.train(*model, "--batch_size", whole, name="big"))
+    small = load(runs.train(*model, "--batch_size", batch, "--optim.accumulate", accumulate, name="small"))
+    assert big["position"] == small["position"]
+    for key, value in big["model"].items():
+        torch.testing.assert_close(small["model"][key], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "SGD", "rmsprop", "torch.optim.NAdam"])
+def test_optimizers_by_name(runs: Runs, name: str) -> None:
+    """R-07, D-14, D-15: any torch optimizer trains, LBFGS with its closure too."""
+    words = ["--model", "{type: tests.parts.Plain}", "--optim.optim_type", name, "--optim.lr", "0.01"]
+    folder = runs.train(*words)
+    losses = [entry["values"]["loss"] for entry in metrics(folder, "val")]
+    assert losses[-1] < losses[0]
+
+
+def test_clipping_and_its_norm(runs: Runs) -> None:
+    """CT-25, MM-97: the norm before clipping is logged; a limit holds the step back."""
+    words = ["--optim.optim_type", "SGD", "--optim.lr", "1.0", "--progress.epoch", "1"]
+    folder = runs.train(*words, "--optim.clip_gradients", "1e-9")
+    assert all(entry["values"]["grad_norm"] > 1e-3 for entry in metrics(folder, "train"))
+    free = runs.train(*words, name="free")
+    weights = [load(path)["model"]["head.2.weight"] for path in (folder, free)]
+    assert not torch.allclose(*weights)
+
+
+@pytest.mark.parametrize("mode", ["bf16", "fp16", "fp64"])
+def test_precisions(runs: Runs, mode: str) -> None:
+    """QQ-54: each mode trains; fp64 casts model and batches."""
+    folder = runs.train("--precision.mode", mode)
+    losses = [entry["values"]["loss"] for entry in metrics(folder, "val")]
+    assert losses[-1] < losses[0]
+    assert load(folder)["model"]["head.2.weight"].dtype is (torch.float64 if mode == "fp64" else torch.float32)
+
+
+def test_a_plain_torch_loss_and_a_loss_of_parts(runs: Runs) -> None:
+    """R-01: arguments mapped from output and batch; a dict of parts; weights combined; each part recorded."""
+    loss = (
+        "{ce: {type: torch.nn.CrossEntropyLoss, weight: 0.5, inputs: {input: output.logits, target: batch.label}},"
+        " both: {type: tests.parts.two_parts, weight: 2}, off: {type: torch.nn.MSELoss, weight: 0}}"
+    )
+    folder = runs.train("--loss", loss, "--progress.epoch", "1")
+    values = metrics(folder, "val")[-1]["values"]
+    assert values["ce"] == values["both.entropy"]
+    assert values["loss"] == pytest.approx(0.5 * values["ce"] + 2 * (values["both.entropy"] + values["both.size"]))
+    assert "off" not in values
+
+
+def test_collate_of_ones_own(runs: Runs) -> None:
+    """R-39: by path, from the config."""
+    runs.train("--loader.collate", "tests.parts:stack", "--progress.epoch", "1")
+
+
+def test_debug_and_the_shipped_configs(runs: Runs) -> None:
+    """R-03: --debug lays configs/debug.yaml over any config; anomaly detection, gradients, every step a line."""
+    code = __import__("train").main(["--config", "configs/default.yaml", "--debug", "--dir.expr_dir", str(runs.root)])
+    assert code == 0
+    log = (runs.root / "debug" / "train.log").read_text()
+    assert log.count("largest |gradient|") == 8 == len(metrics(runs.root / "debug", "train"))
+    assert __import__("train").main(["--config", "configs/debug.yaml", "--dir.expr_dir", str(runs.root)]) == 0
+
+
+def test_pictures_on_disk(runs: Runs) -> None:
+    """CT-59: with local_progress, under progress/{train,val}; max_samples_val of them."""
+    folder = runs.train(
+        "--progress.local_progress", "true", "--progress.iter_save_progress", "5",
+        "--progress.max_samples_val", "3", "--progress.max_samples_train", "2",
+    )  # fmt: skip
+    assert len(list((folder / "progress" / "val").rglob("*.png"))) == 2 * 3
+    assert len(list((folder / "progress" / "train").rglob("*.png"))) == 2 * 2
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_run_goes_on_exactly(runs: Runs, number: signal.Signals, code: int) -> None:
+    """CT-50, D-59: saved between two steps, said where, exit code 128 + signal, and nothing lost."""
+    loss = f"{{entropy: {{type: tests.parts.Signalled, at: 3, number: {int(number)}}}}}"
+    words = ["--loss", loss, "--best.metric", "entropy"]
+    assert runs.fail(*words, name="cut") == code
+    cut = runs.root / "cut"
+    assert load(cut)["position"]["step"] == 3
+    assert str(cut / "checkpoints" / "latest.pt") in (cut / "train.log").read_text()
+    assert json.loads((cut / "status.json").read_text())["state"] == "stopped"
+    calm = [word.replace("at: 3", "at: 0") for word in words]
+    runs.train(*calm, "--resume", "auto", name="cut")
+    uncut = runs.train(*calm, name="uncut")
+    assert same(load(cut)["model"], load(uncut)["model"])
+
+
+def test_ctrl_c_in_a_terminal(runs: Runs) -> None:
+    """The whole program, stopped by a real signal from outside."""
+    import subprocess
+    import time
+
+    words = runs._merged(("--progress.epoch", "100000", "--progress.epoch_val", "-1", "--worker", "1"))
+    command = [sys.executable, "train.py", *words, "--name", "run", "--dir.expr_dir", str(runs.root)]
+    child = subprocess.Popen(command, cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (runs.root / "run" / "checkpoints" / "latest.pt").is_file() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(child.pid, signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == 130
+    assert "latest.pt" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+
+
+def test_two_processes_equal_one(runs: Runs) -> None:
+    """D-02, D-11: plain DDP by torchrun on gloo, uneven last window; evaluation counts each sample once."""
+    model = ["--model", "{type: tests.parts.Plain}", "--debug.max_samples", "149", "--optim.optim_type", "SGD", "--optim.lr", "0.5"]
+    model += ["--progress.epoch_eval", "1"]
+    alone = runs.train(*model, "--batch_size", "32", name="alone")
+    words = runs._merged((*model, "--batch_size", "16", "--name", "two", "--dir.expr_dir", str(runs.root)))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+    done = run([*launcher, *words])
+    assert done.returncode == 0, done.stderr
+    two = runs.root / "two"
+    first, second = load(alone), load(two)
+    assert first["position"] == second["position"]
+    for key, value in first["model"].items():
+        torch.testing.assert_close(second["model"][key], value, rtol=1e-5, atol=1e-6)
+    assert len(second["random"]) == 2
+    values = [metrics(folder, "eval")[-1] for folder in (alone, two)]
+    assert values[0]["samples"] == values[1]["samples"] == 149
+    assert values[0]["values"]["Accuracy"] == values[1]["values"]["Accuracy"]
+    assert (two / "train.rank1.log").is_file()

@@ -1,0 +1,115 @@
+"""Train a model: python train.py --config configs/default.yaml [--key value ...]"""
+
+import sys
+from typing import Any
+
+from loguru import logger
+
+from common import dist
+from common.best import BestTracker
+from common.checkpoint import Found, find_checkpoint
+from common.config import parse
+from common.dist import Rank
+from common.failsafe import reported
+from common.loss import LossFactory
+from common.metric import MetricFactory
+from common.monitor import Monitor
+from common.monitor.log import setup_log
+from common.optim.precision import build_precision
+from common.registry import MODEL_REGISTRY, REGISTRIES
+from common.run import RunFolder
+from common.seed import choose_seed, mix, set_determinism, set_seed
+from common.session import Start, session
+from common.trainer import Settings, Trainer
+from custom.build import PROJECT, build_evaluation_loader, build_stream, log_end, log_start
+from custom.config import Config
+from custom.task import ClassificationTask
+
+
+
+
+def main(argv: list[str]) -> int:
+    """Read the config, build everything it names, train. Returns the exit code."""
+    setup_log()
+    resolved = parse(
+        Config,
+        argv,
+        prog="train.py",
+        description=__doc__ or "",
+        registries=REGISTRIES,
+        debug_overlay=PROJECT / "configs" / "debug.yaml",
+    )
+    config = resolved.config
+    set_determinism(config.dist.deterministic)
+    rank = dist.start(dist.find_rank(config.gpu_ids), config.dist)
+    seed = choose_seed(config.dist, rank)
+    folder = RunFolder.of(config.dir, config.name, PROJECT)
+    checkpoint = find_checkpoint(config.resume, folder.checkpoints)
+    dist.barrier(rank)  # every process has read it: the folder may be moved now
+    start = Start(
+        argv=argv,
+        values=resolved.values,
+        seed=seed,
+        resumed_step=resumed_step(checkpoint, config, folder),
+        local_pictures=config.progress.local_progress,
+        workers=config.worker,
+    )
+    with session(config.monitor, folder, rank, start, PROJECT) as monitor:
+        trainer = build_trainer(config, folder, monitor, rank, seed, about={"config": resolved.values, "seed": seed})
+        if checkpoint is not None:
+            restore(trainer, checkpoint, config)
+        log_start(config, trainer, seed)
+        outcome = trainer.train()
+        monitor.end("stopped" if outcome.exit_code else "finished", outcome.at, outcome.reason)
+        if rank.is_main:
+            log_end(trainer, outcome)
+    dist.finish(rank)
+    return outcome.exit_code
+
+
+def resumed_step(checkpoint: Found | None, config: Config, folder: RunFolder) -> int | None:
+    """The step at which a run goes on in its own folder; None for a run that starts a folder of its own."""
+    if checkpoint is None or config.progress.start_epoch == 0:
+        return None
+    inside = checkpoint.path.resolve().is_relative_to(folder.root.resolve())
+    return checkpoint.state["position"]["step"] if inside else None
+
+
+def restore(trainer: Trainer, checkpoint: Found, config: Config) -> None:
+    """Go on from a checkpoint, or with `progress.start_epoch: 0` take only its weights."""
+    if config.progress.start_epoch == 0:
+        trainer.load_weights(checkpoint.state, checkpoint.path)
+        logger.info("starting from the weights of {}", checkpoint.path)
+        return
+    trainer.load_state_dict(checkpoint.state, checkpoint.path)
+    at = trainer.at
+    logger.info("resuming {} at epoch {}, sample {}, step {}", checkpoint.path, at.epoch, at.sample, at.step)
+
+
+def build_trainer(
+    config: Config, folder: RunFolder, monitor: Monitor, rank: Rank, seed: int, about: dict[str, Any]
+) -> Trainer:
+    """Everything that the config names, put together. The seed decides the model's first weights, alike on all ranks."""
+    set_seed(seed)
+    model = MODEL_REGISTRY.build(config.model)
+    trainer = Trainer(
+        Settings(config.progress, config.optim, config.dist, config.debug),
+        task=ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric)),
+        model=model,
+        stream=build_stream(config, rank, seed),
+        val=build_evaluation_loader(config, "val", rank, seed),
+        evaluation=build_evaluation_loader(config, "eval", rank, seed),
+        best=BestTracker(config.best, config.early_stop),
+        precision=build_precision(config.precision, rank.device),
+        monitor=monitor,
+        run=folder,
+        rank=rank,
+        about=about,
+    )
+    set_seed(mix(seed, rank.rank))  # from here on each process draws its own numbers (dropout)
+    return trainer
+
+
+if __name__ == "__main__":
+    with reported():
+        sys.exit(main(sys.argv[1:]))
