@@ -59,3 +59,100 @@ class Points:
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"image": self.images[index], "label": self.labels[index]}
+
+
+class Alternating(TrainStream):
+    """The trainer's own stream, which hands the machine to the bare loop after each segment and takes the times."""
+
+    def arm(self, segment: int, bare: Iterator[float]) -> None:
+        self.segment, self.bare = segment, bare
+        self.trainer_times: list[float] = []
+        self.bare_times: list[float] = []
+
+    def epoch(self, at: Position) -> Iterator[Step]:
+        start = time.perf_counter()
+        for number, step in enumerate(super().epoch(at)):
+            if number % self.segment == 0 and number:
+                self.trainer_times.append((time.perf_counter() - start) / self.segment)
+                self.bare_times.append(next(self.bare))
+                start = time.perf_counter()
+            yield step
+
+
+def bare_loop(segment: int) -> Iterator[float]:
+    """Seconds per step of what everybody writes first, a segment at a time."""
+    torch.manual_seed(0)
+    model = Mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    criterion = nn.CrossEntropyLoss()
+    loader: DataLoader[Any] = DataLoader(Points(Path(), "train"), batch_size=BATCH, shuffle=True)  # type: ignore[arg-type]
+    batches = iter(loader)
+    while True:
+        start = time.perf_counter()
+        for _ in range(segment):
+            batch = next(batches, None)
+            if batch is None:
+                batches = iter(loader)
+                batch = next(batches)
+            optimizer.zero_grad()
+            loss = criterion(model(batch["image"]), batch["label"])
+            loss.backward()
+            optimizer.step()
+        yield (time.perf_counter() - start) / segment
+
+
+def build(folder: Path, segments: int, steps: int) -> tuple[Config, list[str]]:
+    """A training config as the command line would give it, with everything that is on by default."""
+    words = [
+        "--name", "bench", "--dir.expr_dir", str(folder), "--model", "{type: loop.Mlp}",
+        "--dataset", "{train: {type: loop.Points}, val: null, eval: null}",
+        "--optim.optim_type", "SGD", "--optim.lr", "0.01", "--progress.save_progress", "false",
+        "--progress.max_steps", str((segments + 1) * steps + 1), "--progress.epoch", "null",
+    ]  # fmt: skip
+    return resolve(Config, [PROJECT / "configs" / "default.yaml"], words).config, words
+
+
+def main() -> None:
+    """Measure, and print medians and their ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--segments", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps per segment")
+    parser.add_argument("--profile", action="store_true", help="profile the trainer's Python instead")
+    options = parser.parse_args()
+    global SAMPLES
+    SAMPLES = (options.segments + 2) * options.steps * BATCH  # one epoch: no validation, no checkpoint in between
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        stream = train_alternating(Path(name), options.segments, options.steps, options.profile)
+    ours, bare = statistics.median(stream.trainer_times), statistics.median(stream.bare_times)
+    pairs = [a / b for a, b in zip(stream.trainer_times, stream.bare_times, strict=True)]
+    print(f"{len(pairs)} segments of {options.steps} steps, torch {torch.__version__}, 1 thread")
+    print(f"trainer  {ours * 1e6:7.1f} us per step (median)")
+    print(f"bare     {bare * 1e6:7.1f} us per step (median)")
+    print(f"ratio    {ours / bare:.3f} of medians; pair by pair min {min(pairs):.3f}, median {statistics.median(pairs):.3f}")
+
+
+def train_alternating(folder: Path, segments: int, steps: int, profile: bool) -> Alternating:
+    """Run the trainer, alternating with the bare loop."""
+    config, words = build(folder, segments, steps)
+    run = RunFolder.of(config.dir, config.name, PROJECT)
+    start = Start(argv=words, values={}, seed=0, resumed_step=None, local_pictures=False, workers=0)
+    with session(config.monitor, run, Rank(), start, PROJECT) as monitor:
+        trainer: Trainer = train.build_trainer(config, run, monitor, Rank(), 0, about={})
+        stream = trainer.stream
+        stream.__class__ = Alternating
+        assert isinstance(stream, Alternating)
+        stream.arm(steps, bare_loop(steps))
+        if profile:
+            import cProfile
+
+            cProfile.runctx("trainer.train()", {}, {"trainer": trainer}, sort="cumtime")
+        else:
+            trainer.train()
+    return stream
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    sys.modules["loop"] = sys.modules["__main__"]
+    main()

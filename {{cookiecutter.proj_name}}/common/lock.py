@@ -132,7 +132,9 @@ def _lives(pid: int, process_start: str | None) -> bool:
     except PermissionError:
         pass  # another user's
     current = _process_start(pid)
-    return process_start is None or current is None or current == process_start
+    if current is None or process_start is None:
+        return current != "ended"
+    return current == process_start
 
 
 def _process_start(pid: int) -> str | None:

@@ -25,8 +25,10 @@ class LossSections:
             yield Problem(key, value, "must name at least one loss")
             return
         for name, section in value.items():
-            section = section or {}
-            yield from LOSS_REGISTRY.check(section, f"{key}.{name}", ignore=_OWN, default_type=name)
+            section = {} if section is None else section
+            inputs = section.get("inputs") if isinstance(section, Mapping) else None
+            mapped = tuple(inputs) if isinstance(inputs, Mapping) else ()
+            yield from LOSS_REGISTRY.check(section, f"{key}.{name}", ignore=_OWN, default_type=name, mapped=mapped)
             if isinstance(section, Mapping):
                 yield from _check_own(section, f"{key}.{name}")
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from common.config import Problem
 from common.errors import UserError
@@ -13,8 +13,7 @@ Unit = Literal["step", "epoch"]
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?|\d+/\d+)\s*(step|epoch)s?\s*")
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """How far a run has come.
 
     `step` counts optimizer steps. `sample` counts the samples of the current epoch that were used, over all ranks;
@@ -29,18 +28,23 @@ class Position:
 
 @dataclass(frozen=True)
 class Period:
-    """A length of training: `amount` optimizer steps, or `amount` epochs. An amount of 0 means never."""
+    """A length of training: `number / divisor` optimizer steps, or epochs. A number of 0 means never.
 
-    amount: Fraction
+    Two whole numbers: exact where a float is not, and cheap enough to be asked about in every step.
+    """
+
+    number: int
+    divisor: int
     unit: Unit
 
     @classmethod
     def parse(cls, value: int | float | str | None, unit: Unit) -> "Period":
         """Read 10, "10", "200step" or "0.5epoch"; a bare number is in `unit`. None, 0 and negative numbers mean never."""
         if value is None:
-            return cls(Fraction(0), unit)
+            return cls(0, 1, unit)
         if isinstance(value, (int, float)):
-            return cls(max(Fraction(str(value)), Fraction(0)), unit)
+            amount = max(Fraction(str(value)), Fraction(0))
+            return cls(amount.numerator, amount.denominator, unit)
         match = _TEXT.fullmatch(value)
         if match is None:
             number = value.strip().lstrip("-")
@@ -50,30 +54,30 @@ class Period:
         amount = Fraction(match[1])
         if match[2] == "step" and amount.denominator != 1:
             raise UserError(f"{value!r} is not a period: a part of a step cannot be done")
-        return cls(amount, "step" if match[2] == "step" else "epoch")
+        return cls(amount.numerator, amount.denominator, "step" if match[2] == "step" else "epoch")
 
     def __bool__(self) -> bool:
-        return self.amount > 0
+        return self.number > 0
 
     def __str__(self) -> str:
         if not self:
             return "never"
-        amount = int(self.amount) if self.amount.denominator == 1 else float(self.amount)
+        amount = self.number if self.divisor == 1 else self.number / self.divisor
         return f"every {self.unit}" if amount == 1 else f"every {amount} {self.unit}s"
 
     def due(self, before: Position, after: Position) -> bool:
         """Whether a multiple of this period lies in (before, after]. The one question behind every cadence."""
-        return self._passed(after) > self._passed(before)
-
-    def _passed(self, at: Position) -> int:
-        """Multiples of this period up to `at`. Whole numbers only: exact, and cheap enough to ask every step."""
-        if self.amount <= 0:
-            return 0
-        number, divisor = self.amount.numerator, self.amount.denominator
+        if self.number == 0:
+            return False
         if self.unit == "step":
-            return at.step * divisor // number
-        size = at.epoch_size or 1
-        return (at.epoch * size + at.sample) * divisor // (size * number)
+            return after.step * self.divisor // self.number > before.step * self.divisor // self.number
+        # Samples since the start of the run, against the samples of one period.
+        size = after.epoch_size or 1
+        length = size * self.number
+        return (
+            (after.epoch * size + after.sample) * self.divisor // length
+            > (before.epoch * size + before.sample) * self.divisor // length
+        )
 
     def in_steps(self, steps_per_epoch: int | None) -> int:
         """This length in optimizer steps, rounded to the nearest, at least 1 when it is on.
@@ -83,10 +87,10 @@ class Period:
         if not self:
             return 0
         if self.unit == "step":
-            return int(self.amount)
+            return self.number // self.divisor
         if steps_per_epoch is None:
             raise UserError(f'{self}: the data set has no length; give this in steps, as in "1000step"')
-        return max(1, round(self.amount * steps_per_epoch))
+        return max(1, round(Fraction(self.number * steps_per_epoch, self.divisor)))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class ProgressConfig:
     epoch: Annotated[int | None, Field(ge=1, description="epochs to train; null: max_steps alone decides")] = 40
     max_steps: Annotated[int | None, Field(ge=1, description="optimizer steps to train; null: epoch alone decides")] = None
     epoch_loss: Annotated[int, Field(ge=1, description="log only in every n-th epoch")] = 1
-    iter_loss: Annotated[StepPeriod, Field(description="log line and scalars; steps")] = 10
+    iter_loss: Annotated[StepPeriod, Field(description="log line and scalars; steps")] = 20
     save_progress: Annotated[bool, Field(description="show training pictures")] = True
     epoch_save_progress: Annotated[int, Field(ge=1, description="pictures only in every n-th epoch")] = 1
     iter_save_progress: Annotated[StepPeriod, Field(description="training pictures; steps")] = 100

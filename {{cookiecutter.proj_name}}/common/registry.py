@@ -6,11 +6,12 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from common.config import ABSENT, Problem, nearest, place
-from common.config.arguments import check_arguments, fit_arguments, signature_of
+from common.config.arguments import check_arguments, fit_arguments, parameter_names, signature_of
 from common.errors import UserError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,13 +33,23 @@ class Registry:
     Args:
         kind: a word for messages and `--list`, as in "model".
         where_to_add: file pattern for messages; without it, the one that `scan` looks for.
-        provided: constructor arguments that the engine supplies; a config must not.
+        provided: arguments that the engine supplies; a config must not.
+        call: parameters of an entry that is a function and is used as it is; a class is always built. None: functions
+            are called for what they return, like classes.
     """
 
-    def __init__(self, kind: str, where_to_add: str = "", provided: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        where_to_add: str = "",
+        provided: tuple[str, ...] = (),
+        call: tuple[str, ...] | None = None,
+    ) -> None:
         self.kind = kind
         self.provided = provided
+        self.call = call
         self.searched: list[str] = []
+        self._to_scan: list[tuple[str, str]] = []
         self._where_to_add = where_to_add
         self._entries: dict[str, _Entry] = {}
 
@@ -59,21 +70,29 @@ class Registry:
         return enter
 
     def scan(self, package: str, suffix: str) -> None:
-        """Import every file below the package's folder whose name ends in `suffix`, so that it registers itself."""
+        """Look for entries in every file below the package's folder whose name ends in `suffix`.
+
+        The files are imported at the first look-up, not now: so a mistake in one is reported like every other.
+        """
         self._where_to_add = self._where_to_add or f"{package.replace('.', '/')}/<name>{suffix}.py"
-        for folder in map(Path, importlib.import_module(package).__path__):
-            for file in sorted(folder.rglob(f"*{suffix}.py")):
-                module = ".".join((package, *file.relative_to(folder).with_suffix("").parts))
-                self.searched.append(place(file))
-                try:
-                    importlib.import_module(module)
-                except UserError:
-                    raise
-                except Exception as error:
-                    raise UserError(f"{_blame(error, file)}: {type(error).__name__}: {error}") from error
+        self._to_scan.append((package, suffix))
+
+    def _import_files(self) -> None:
+        while self._to_scan:
+            package, suffix = self._to_scan.pop()
+            for folder in map(Path, importlib.import_module(package).__path__):
+                for file in sorted(folder.rglob(f"*{suffix}.py")):
+                    self.searched.append(place(file))
+                    try:
+                        importlib.import_module(".".join((package, *file.relative_to(folder).with_suffix("").parts)))
+                    except UserError:
+                        raise
+                    except Exception as error:
+                        raise UserError(f"{_blame(error, file)}: {type(error).__name__}: {error}") from error
 
     def get(self, name: str) -> Callable[..., Any]:
         """What is registered as `name`, or what stands at an import path, "pkg.module.Class" or "pkg.module:Class"."""
+        self._import_files()
         if name in self._entries:
             return self._entries[name].target
         if "." in name or ":" in name:
@@ -86,18 +105,36 @@ class Registry:
         raise UserError(f"no {self.kind} is called {name}; {known} (searched {files or 'no files'}; {remedy})")
 
     def build(self, section: Mapping[str, Any], *, ignore: Collection[str] = (), **provided: Any) -> Any:
-        """Call what `section["type"]` names with the other keys, less those in `ignore`, and with `provided`."""
+        """Call what `section["type"]` names with the other keys, less those in `ignore`, and with `provided`.
+
+        A function that is used as it is gets the other keys along with every call.
+        """
         target = self.get(section["type"])
         given = {name: value for name, value in section.items() if name != "type" and name not in ignore}
+        if self._used_as_it_is(target):
+            return partial(target, **fit_arguments(target, given)) if given else target
         return target(**fit_arguments(target, given), **provided)
 
+    def _used_as_it_is(self, target: Callable[..., Any]) -> bool:
+        return self.call is not None and not isinstance(target, type)
+
     def check(
-        self, section: Any, key: str, *, ignore: Collection[str] = (), default_type: str | None = None
+        self,
+        section: Any,
+        key: str,
+        *,
+        ignore: Collection[str] = (),
+        default_type: str | None = None,
+        mapped: Collection[str] = (),
     ) -> Iterator[Problem]:
-        """What is wrong with a section that names an entry and its arguments; looks at signatures, builds nothing."""
+        """What is wrong with a section that names an entry and its arguments; looks at signatures, builds nothing.
+
+        `mapped`: parameters of a function used as it is that every call gives by name; () when it gives `call` by place.
+        """
         if not isinstance(section, Mapping):
             yield Problem(key, section, f"must be a section: type names a {self.kind}, the rest are its arguments")
             return
+        self._import_files()
         name = section.get("type", default_type)
         if not isinstance(name, str):
             known = f"one of {', '.join(sorted(self._entries))}"
@@ -109,14 +146,19 @@ class Registry:
             yield Problem(f"{key}.type" if "type" in section else key, name, str(error))
             return
         given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
-        yield from check_arguments(target, given, key, lambda: f"{name} ({self.where(name)})", self.provided)
+        provided = self.provided
+        if self._used_as_it_is(target):
+            provided = tuple(mapped) or parameter_names(target)[: len(self.call or ())]
+        yield from check_arguments(target, given, key, lambda: f"{name} ({self.where(name)})", provided)
 
     def where(self, name: str) -> str:
         """File and line of what `name` means, relative to the working directory when below it."""
-        return str(self._entries[name]) if name in self._entries else file_of(self.get(name))
+        target = self.get(name)
+        return str(self._entries[name]) if name in self._entries else file_of(target)
 
     def table(self) -> str:
         """Every entry: name, file:line, signature."""
+        self._import_files()
         rows = [(name, str(entry), signature_of(entry.target)) for name, entry in sorted(self._entries.items())]
         widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
         lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
@@ -208,7 +250,7 @@ def _blame(error: Exception, file: Path) -> str:
 
 MODEL_REGISTRY = Registry("model")
 DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"))
-LOSS_REGISTRY = Registry("loss")
+LOSS_REGISTRY = Registry("loss", call=("output", "batch"))
 METRIC_REGISTRY = Registry("metric")
 COLLATE_REGISTRY = Registry("collate")
 REGISTRIES = (MODEL_REGISTRY, DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, COLLATE_REGISTRY)

@@ -4,7 +4,7 @@ import signal
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,6 +121,7 @@ class Trainer:
         self.total_steps = steps
         self.parameters = [p for p in self.raw_model.parameters() if p.requires_grad]
         self.before = self.at = Position(epoch_size=stream.epoch_size)
+        self.last = False  # whether the step just done is the last one of the run
         self.values: dict[str, float] = {}  # of the last validation
         self.reason = ""  # why training ends before its time
         self.signal = 0
@@ -139,6 +140,7 @@ class Trainer:
                     self.monitor.loaded()
                     self.train_step(step)
                     self.before, self.at = self.at, step.window.after
+                    self.last = is_over(self.at, self.progress)
                     self.monitor.stepped(self.at, step.window.samples)
                     if self.due(self.rhythm.log):
                         self.log()
@@ -181,7 +183,7 @@ class Trainer:
                 loss = losses["sum"] if weight == 1.0 else losses["sum"] * weight
                 self.precision.backward(loss)
             self.monitor.meter.add(losses, step.window.sizes[number])
-            total = loss.detach() if total is None else total + loss.detach()
+            total = loss if total is None else total + loss.detach()
         self.precision.unscale(self.optimizer)
         self.grad_norm = self.clip(self.parameters, self.at)
         assert total is not None
@@ -195,11 +197,11 @@ class Trainer:
 
     def due(self, period: Period) -> bool:
         """Whether something with this period happens now. What is on also happens after the last step."""
-        return period.due(self.before, self.at) or (bool(period) and is_over(self.at, self.progress))
+        return period.due(self.before, self.at) or (self.last and bool(period))
 
     def over(self) -> bool:
         """Whether training is done: far enough, or stopped early."""
-        return bool(self.reason) or is_over(self.at, self.progress)
+        return self.last or bool(self.reason)
 
     def save_time_is_up(self) -> bool:
         """Whether the last save is `progress.save_time` seconds ago."""
@@ -293,7 +295,7 @@ class Trainer:
         """Everything that a run is made of, as named parts. What is not here is lost when it stops."""
         return {
             "format": FORMAT,
-            "position": asdict(self.at),
+            "position": self.at._asdict(),
             "model": self.raw_model.state_dict(),
             "ema": self.ema.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -321,6 +323,7 @@ class Trainer:
         self.values = dict(state["values"])
         self.at = self.before = resumed_position(Position(**state["position"]), self.stream.epoch_size)
         self.saved_step = self.at.step
+        self.last = is_over(self.at, self.progress)
         if len(state["random"]) == self.rank.world_size:
             set_random_state(state["random"][self.rank.rank], self.rank.device)
         else:
@@ -335,4 +338,4 @@ def resumed_position(at: Position, epoch_size: int) -> Position:
             f"the checkpoint stopped inside epoch {at.epoch}, after {at.sample} of {at.epoch_size} samples, but the "
             f"training data has {epoch_size} now; resume with the same data, or --progress.start_epoch 0 for weights only"
         )
-    return replace(at, epoch_size=epoch_size)
+    return at._replace(epoch_size=epoch_size)

@@ -39,33 +39,28 @@ class Runs:
     root: Path
     small: list[str] = field(default_factory=lambda: list(SMALL))
 
+    def words(self, *words: str, name: str = "run") -> list[str]:
+        """The command line of a small run: these words, and the small settings that they do not replace."""
+        fixed = [*self.small, "--name", name, "--dir.expr_dir", str(self.root)]
+        given = {word.split("=")[0] for word in words if word.startswith("--")}
+        kept = []
+        for option, value in zip(fixed[::2], fixed[1::2], strict=True):
+            if option not in given and not any(option.startswith(f"{other}.") for other in given):
+                kept += [option, value]
+        return [*kept, *words]
+
     def train(self, *words: str, name: str = "run") -> Path:
         """Train in this process; the run's folder."""
-        code = train.main([*self._merged(words), "--name", name, "--dir.expr_dir", str(self.root)])
-        assert code == 0
+        assert train.main(self.words(*words, name=name)) == 0
         return self.root / name
 
     def fail(self, *words: str, name: str = "run") -> int:
         """Train in this process and expect it to end otherwise; the exit code."""
         try:
-            return train.main([*self._merged(words), "--name", name, "--dir.expr_dir", str(self.root)])
+            return train.main(self.words(*words, name=name))
         except SystemExit as error:
             assert isinstance(error.code, int)
             return error.code
-
-    def program(self, *words: str, name: str = "run", **options: Any) -> subprocess.CompletedProcess[str]:
-        """`python train.py ...` as its users start it."""
-        command = [sys.executable, "train.py", *self._merged(words), "--name", name, "--dir.expr_dir", str(self.root)]
-        return run(command, **options)
-
-    def _merged(self, words: tuple[str, ...]) -> list[str]:
-        """The small settings, less those that `words` set otherwise."""
-        given = {word.split("=")[0] for word in words if word.startswith("--")}
-        kept = []
-        for option, value in zip(self.small[::2], self.small[1::2], strict=True):
-            if option not in given and not any(option.startswith(f"{name}.") for name in given):
-                kept += [option, value]
-        return [*kept, *words]
 
 
 def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:

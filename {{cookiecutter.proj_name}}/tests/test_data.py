@@ -75,9 +75,9 @@ def test_random_batches_are_keyed_too() -> None:
     def collate(items: list[Any]) -> Tensor:
         return torch.rand(2)
 
-    make = lambda: KeyedBatches(Noisy(), collate, seed=3).__getitems__([(0, 4), (0, 5)])  # noqa: E731
+    make = lambda: KeyedBatches(Noisy(), collate, seed=3).__getitems__((0, [4, 5]))  # noqa: E731
     assert torch.equal(make(), make())
-    assert not torch.equal(make(), KeyedBatches(Noisy(), collate, seed=3).__getitems__([(1, 4), (1, 5)]))
+    assert not torch.equal(make(), KeyedBatches(Noisy(), collate, seed=3).__getitems__((1, [4, 5])))
 
 
 Tensor = torch.Tensor
@@ -100,7 +100,7 @@ def test_every_sample_once_and_weighted_alike(size: int, batch: int, accumulate:
         for rank in range(world):
             window = windows[rank][number]
             for size_of, weight in zip(window.sizes, window.weights, strict=True):
-                indices = [index for _, index in keys[rank].pop(0)]
+                indices = keys[rank].pop(0)[1]
                 assert len(indices) == size_of <= batch
                 for index in indices:
                     share_of[index] = share_of.get(index, 0.0) + weight / size_of / world
@@ -113,19 +113,19 @@ def test_every_sample_once_and_weighted_alike(size: int, batch: int, accumulate:
 
 def test_resume_continues_with_the_samples_not_yet_seen_for_any_number_of_ranks() -> None:
     """R-60: the place in the data is one number, valid for any split."""
-    whole = [index for keys in EpochPlan(50, batch_size=4, seed=1).keys(0, 0) for _, index in keys]
+    whole = [index for keys in EpochPlan(50, batch_size=4, seed=1).keys(0, 0) for index in keys[1]]
     rest = [
         index
         for rank in range(3)
         for keys in EpochPlan(50, batch_size=2, rank=rank, world_size=3, seed=1).keys(0, 20)
-        for _, index in keys
+        for index in keys[1]
     ]
     assert sorted(rest) == sorted(whole[20:])
 
 
 def test_drop_last_leaves_out_the_last_window_only_when_not_full() -> None:
     dropped = EpochPlan(10, batch_size=4, drop_last=True)
-    assert [window.samples for window in dropped.windows(0, 0, 0)] == [4, 4] == [len(keys) for keys in dropped.keys(0, 0)]
+    assert [window.samples for window in dropped.windows(0, 0, 0)] == [4, 4] == [len(indices) for _, indices in dropped.keys(0, 0)]
     assert list(dropped.windows(0, 0, 0))[-1].after.epoch == 1
     assert EpochPlan(8, batch_size=4, drop_last=True).steps_per_epoch == 2
     with pytest.raises(UserError, match="no optimizer step: 3 samples, but one step takes 4"):
@@ -135,7 +135,7 @@ def test_drop_last_leaves_out_the_last_window_only_when_not_full() -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_evaluation_covers_each_sample_once_in_order(world: int) -> None:
     """D-02, R-66: no shuffling, no padding, uneven shares; a rank may have none."""
-    shares = [[index for keys in evaluation_keys(7, 2, rank, world) for _, index in keys] for rank in range(world)]
+    shares = [[index for keys in evaluation_keys(7, 2, rank, world) for index in keys[1]] for rank in range(world)]
     assert sorted(index for share in shares for index in share) == list(range(7))
     assert all(share == sorted(share) for share in shares)
 

@@ -212,8 +212,12 @@ def test_the_fast_cpu_kernel_computes_the_same(configured, args: str) -> None:
     train(plain, cls(plain.parameters(), lr=1e-3, foreach=False, weight_decay=0.0, **config.args), 10)
     for a, b in zip(fast.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
-    chosen = configured(optim="{optim_type: SGD, args: {momentum: 0.9, fused: false}}").optim
-    assert build_optimizer(chosen, mlp()).param_groups[0]["fused"] is False
+    assert not build_optimizer(config, mlp().bfloat16()).param_groups[0][
+        "fused"
+    ]  # would round otherwise than torch does
+    for written, value in (("fused", False), ("foreach", True)):
+        chosen = configured(optim=f"{{optim_type: SGD, args: {{momentum: 0.9, {written}: {value}}}}}").optim
+        assert build_optimizer(chosen, mlp()).param_groups[0][written] is value
 
 
 def test_memory_order_never_reaches_the_fused_kernel_mixed(configured) -> None:
@@ -405,6 +409,8 @@ def test_the_loss_scale_survives_a_save(configured, tmp_path: Path) -> None:
     second.load_state_dict(state)
     overflow(second)
     assert second.state_dict()["scale"] == state["scale"] / 2
+    second.load_state_dict({**state, "scale": 2.0**17})  # grown above the first scale
+    overflow(second)
     second.load_state_dict({})  # the run before had no scaler
     plain = build_precision(configured().precision, CPU)
     plain.load_state_dict(state)

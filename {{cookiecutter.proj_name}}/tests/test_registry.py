@@ -50,9 +50,15 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
     write("parts/empty_model.py", "")
     write("parts/other.py", "raise RuntimeError('not for us')")
     found.scan("parts", "_model")
+    found.table()  # the first look-up imports the files
     yield found
     for name in [name for name in sys.modules if name.partition(".")[0] in ("parts", "outside", "half")]:
         del sys.modules[name]
+
+
+def look(registry: Registry, suffix: str) -> None:
+    registry.scan("parts", suffix)
+    registry.table()
 
 
 def write(name: str, text: str) -> None:
@@ -100,17 +106,17 @@ def test_two_of_one_name_are_refused(registry: Registry) -> None:
     """R-16: the error names both places; in one file, too."""
     write("parts/twin_model.py", "from parts import REGISTRY\n\n@REGISTRY.register()\nclass Conv: ...\n")
     with pytest.raises(UserError, match=r"Conv: parts/deep/conv_model.py:6 and parts/twin_model.py:3"):
-        registry.scan("parts", "twin_model")
+        look(registry, "twin_model")
     body = "@REGISTRY.register()\nclass Same: ...\n"
     write("parts/same_model.py", f"from parts import REGISTRY\n{body}{body}")
     with pytest.raises(UserError, match=r"same_model.py:2 and parts/same_model.py:4"):
-        registry.scan("parts", "same_model")
+        look(registry, "same_model")
 
 
 def test_importing_a_file_again_is_no_duplicate(registry: Registry) -> None:
     """R-16: spawned workers, pickling and `python -m` run a file a second time."""
     del sys.modules["parts.deep.conv_model"]
-    registry.scan("parts", "_model")
+    look(registry, "_model")
     exec(compile(Path("parts/deep/conv_model.py").read_text(), "parts/deep/conv_model.py", "exec"), {"__name__": "x"})
     assert registry.get("Conv").__module__ == "x"
 
@@ -127,7 +133,7 @@ def test_a_file_that_does_not_import_is_named(registry: Registry, text: str, pie
     """R-16: file and line in the message, the original error kept as its cause."""
     write("parts/bad_model.py", text)
     with pytest.raises(UserError) as caught:
-        registry.scan("parts", "bad_model")
+        look(registry, "bad_model")
     assert all(piece in str(caught.value) for piece in pieces), caught.value
     assert caught.value.__cause__ is not None
 

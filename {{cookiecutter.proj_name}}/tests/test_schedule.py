@@ -115,6 +115,17 @@ def test_the_rate_is_a_pure_function_of_the_step(build, text: str, warmup: str) 
         assert rates((schedule, optimizer), range(start, TOTAL)) == forward[start:]
 
 
+def test_a_rate_loaded_into_the_optimizer_does_not_stay(build) -> None:
+    """R-61, D-17: the schedule decides, whatever rate a checkpoint of another configuration put there meanwhile."""
+    schedule, optimizer = build("{type: constant}")
+    schedule.step(0)
+    state = optimizer.state_dict()
+    state["param_groups"][0]["lr"] = 77.0
+    optimizer.load_state_dict(state)
+    schedule.step(1)
+    assert optimizer.param_groups[0]["lr"] == BASE
+
+
 @pytest.mark.parametrize("text", PURE)
 def test_warm_up_rises_from_above_zero_inside_the_total(build, text: str) -> None:
     """D-18, QQ-27, R-38: linear per step, never 0, reaching the schedule's start; the end does not move."""
@@ -184,7 +195,7 @@ def test_plateau_follows_the_rules_of_torch(build, mode: str, cooldown: int) -> 
 
 
 def test_plateau_counts_below_zero_too(build) -> None:
-    """QQ-26: a negative loss that stands still is no progress (torch's scheduler takes it for some, and never drops)."""
+    """QQ-26: a negative loss that stands still is no progress; torch's scheduler takes it for some."""
     schedule, optimizer = build("{type: plateau, patience: 1}")
     for _ in range(3):
         schedule.after_validation(-1.0)
@@ -237,6 +248,26 @@ def test_a_torch_scheduler_by_path(build, text: str, recwarn: pytest.WarningsRec
     assert not recwarn.list
 
 
+def test_a_torch_scheduler_cycles_the_momentum_of_this_optimizer(build) -> None:
+    """MM-51: what CyclicLR does to AdamW's betas reaches the optimizer."""
+    text = "{type: torch.optim.lr_scheduler.CyclicLR, args: {base_lr: 0.1, max_lr: 1.0, step_size_up: 4}}"
+    schedule, optimizer = build(text, optimizer=an_optimizer(AdamW))
+    reference = an_optimizer(AdamW)
+    torchs = lr_scheduler.CyclicLR(reference, 0.1, 1.0, step_size_up=4)
+    for step in range(10):
+        schedule.step(step)
+        assert optimizer.param_groups[1]["betas"] == reference.param_groups[1]["betas"]
+        assert optimizer.param_groups[1]["lr"] == reference.param_groups[1]["lr"]
+        reference.step()
+        torchs.step()
+
+
+def only_plain(value: Any) -> bool:
+    if type(value) in (dict, list, tuple):
+        return all(only_plain(one) for one in (value.values() if type(value) is dict else value))
+    return type(value) in (bool, int, float, str, type(None))
+
+
 @pytest.mark.parametrize("text", [*BY_PATH, "{type: plateau, patience: 0}", "PATH"])
 @pytest.mark.parametrize("stop", [3, 8, 30])
 def test_stateful_schedules_resume_exactly(build, tmp_path: Path, text: str, stop: int) -> None:
@@ -255,6 +286,7 @@ def test_stateful_schedules_resume_exactly(build, tmp_path: Path, text: str, sto
     uncut = run(build(text, optimizer=an_optimizer(AdamW)), range(50))
     first, second = build(text, optimizer=an_optimizer(AdamW)), build(text, optimizer=an_optimizer(AdamW))
     assert run(first, range(stop)) == uncut[:stop]
+    assert only_plain(first[0].state_dict())
     torch.save({"schedule": first[0].state_dict(), "optimizer": first[1].state_dict()}, tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     second[0].load_state_dict(state["schedule"])
@@ -297,6 +329,8 @@ def test_the_optimizer_is_left_as_it_was(build) -> None:
         ("{min_factor: 1.5}", ["lr_scheduler.min_factor"]),
         ("{mode: low}", ["lr_scheduler.mode", "min", "max"]),
         ("{milestones: [5]}", ["lr_scheduler.milestones", "lr_steps"]),
+        ("{gamma: 0.5}", ["lr_scheduler.gamma", "lr_gamma"]),
+        ("{T_max: 5}", ["lr_scheduler.T_max", "tmax"]),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_built(build, text: str, says: list[str]) -> None:

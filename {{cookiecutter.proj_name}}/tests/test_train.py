@@ -166,7 +166,7 @@ def test_save_time_saves_between_epochs(runs: Runs) -> None:
 
 def test_early_stop(runs: Runs) -> None:
     """QQ-40: no better value for `patience` validations; the state survives in the checkpoint."""
-    folder = runs.train("--optim.lr", "1e-30", "--early_stop.patience", "2", "--progress.epoch", "9")
+    folder = runs.train("--model", "{type: tests.parts.Plain}", "--optim.lr", "1e-30", "--early_stop.patience", "2", "--progress.epoch", "9")
     assert [entry["step"] for entry in metrics(folder, "val")] == [5, 10, 15]
     assert metrics(folder, "end")[-1]["reason"] == "early_stop"
     assert load(folder)["best"]["waited"] == 2
@@ -223,7 +223,7 @@ def test_precisions(runs: Runs, mode: str) -> None:
 def test_a_plain_torch_loss_and_a_loss_of_parts(runs: Runs) -> None:
     """R-01: arguments mapped from output and batch; a dict of parts; weights combined; each part recorded."""
     loss = (
-        "{ce: {type: torch.nn.CrossEntropyLoss, weight: 0.5, inputs: {input: output.logits, target: batch.label}},"
+        "{$REPLACE: true, ce: {type: torch.nn.CrossEntropyLoss, weight: 0.5, inputs: {input: output.logits, target: batch.label}},"
         " both: {type: tests.parts.two_parts, weight: 2}, off: {type: torch.nn.MSELoss, weight: 0}}"
     )
     folder = runs.train("--loss", loss, "--progress.epoch", "1")
@@ -260,7 +260,7 @@ def test_pictures_on_disk(runs: Runs) -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_run_goes_on_exactly(runs: Runs, number: signal.Signals, code: int) -> None:
     """CT-50, D-59: saved between two steps, said where, exit code 128 + signal, and nothing lost."""
-    loss = f"{{entropy: {{type: tests.parts.Signalled, at: 3, number: {int(number)}}}}}"
+    loss = f"{{$REPLACE: true, entropy: {{type: tests.parts.Signalled, at: 3, number: {int(number)}}}}}"
     words = ["--loss", loss, "--best.metric", "entropy"]
     assert runs.fail(*words, name="cut") == code
     cut = runs.root / "cut"
@@ -278,8 +278,8 @@ def test_ctrl_c_in_a_terminal(runs: Runs) -> None:
     import subprocess
     import time
 
-    words = runs._merged(("--progress.epoch", "100000", "--progress.epoch_val", "-1", "--worker", "1"))
-    command = [sys.executable, "train.py", *words, "--name", "run", "--dir.expr_dir", str(runs.root)]
+    words = runs.words("--progress.epoch", "100000", "--progress.epoch_val", "-1", "--worker", "1")
+    command = [sys.executable, "train.py", *words]
     child = subprocess.Popen(command, cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         deadline = time.monotonic() + 60
@@ -299,7 +299,7 @@ def test_two_processes_equal_one(runs: Runs) -> None:
     model = ["--model", "{type: tests.parts.Plain}", "--debug.max_samples", "149", "--optim.optim_type", "SGD", "--optim.lr", "0.5"]
     model += ["--progress.epoch_eval", "1"]
     alone = runs.train(*model, "--batch_size", "32", name="alone")
-    words = runs._merged((*model, "--batch_size", "16", "--name", "two", "--dir.expr_dir", str(runs.root)))
+    words = runs.words(*model, "--batch_size", "16", name="two")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
     done = run([*launcher, *words])
     assert done.returncode == 0, done.stderr

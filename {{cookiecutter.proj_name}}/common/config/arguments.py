@@ -67,6 +67,11 @@ def signature_of(target: Callable[..., Any]) -> str:
         return "(...)"
 
 
+def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
+    """What can be given by name, in order; () for what Python cannot look into."""
+    return tuple(_parameters(target)[0])
+
+
 def _parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """Parameters that can be given by name, annotations resolved, and whether any other name is taken too."""
     try:

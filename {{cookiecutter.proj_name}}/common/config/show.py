@@ -92,7 +92,8 @@ OPTIONS = (
 EXAMPLES = """
 Any key below may be given as --key value or --key=value, or nested in the file:
   {prog} --config FILE --name second_try --print-config
-  {prog} --config FILE --a.list 0,1,2 --a.text=-x --a.section null --a.section '{{key: value}}'
+  {prog} --config FILE --a.list 0,1,2 --a.text=-x --a.switch
+  {prog} --config FILE --a.section null --b.section '{{key: value}}'
 """
 
 

@@ -5,13 +5,13 @@ makes them depend on the item alone: not on the number of workers or ranks, nor 
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from common.data.plan import Key
+from common.data.plan import BatchKey
 from common.errors import UserError
 from common.seed import mix
 
@@ -28,7 +28,7 @@ class SizedDataset(Protocol):
 
 
 class KeyedBatches:
-    """Turns a list of keys into a collated batch; what a `DataLoader` with a batch sampler calls in its workers.
+    """Turns the key of a batch into the collated batch; what a `DataLoader` with a batch sampler calls in its workers.
 
     A data set that sets `random = False` promises that neither its items nor its collate function draw anything, and
     is not seeded (7 microseconds per sample, and 70 per batch in the main process).
@@ -43,15 +43,18 @@ class KeyedBatches:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, keys: Sequence[Key]) -> Any:
+    def __getitems__(self, key: BatchKey) -> Any:
         try:
             if not self.random:
-                return self.collate([self._item(index) for _, index in keys])
+                return self.collate(self._items(key))
             # A worker's streams belong to nobody; the main process' belong to the training loop (dropout).
             mine = torch.utils.data.get_worker_info() is None
             saved = (random.getstate(), np.random.get_state(), torch.get_rng_state()) if mine else None
             try:
-                return self._seeded_batch(keys)
+                items = self._items(key)
+                epoch, indices = key
+                seed_all(mix(self.seed, epoch, indices[0], _BATCH))
+                return self.collate(items)
             finally:
                 if saved is not None:
                     random.setstate(saved[0])
@@ -61,21 +64,20 @@ class KeyedBatches:
             # Returned, not raised: the loader would wrap its text in the traceback of a worker.
             return error
 
-    def _seeded_batch(self, keys: Sequence[Key]) -> Any:
-        items = []
-        for epoch, index in keys:
-            seed_all(mix(self.seed, epoch, index))
-            items.append(self._item(index))
-        seed_all(mix(self.seed, *keys[0], _BATCH))
-        return self.collate(items)
-
-    def _item(self, index: int) -> Any:
+    def _items(self, key: BatchKey) -> list[Any]:
+        dataset, (epoch, indices) = self.dataset, key
+        items: list[Any] = []
         try:
-            return self.dataset[index]
+            for index in indices:
+                if self.random:
+                    seed_all(mix(self.seed, epoch, index))
+                items.append(dataset[index])
         except UserError:
             raise
         except Exception as error:
-            raise RuntimeError(f"sample {index} of {type(self.dataset).__name__} cannot be read: {error}") from error
+            at = indices[len(items)]
+            raise RuntimeError(f"sample {at} of {type(dataset).__name__} cannot be read: {error}") from error
+        return items
 
 
 def seed_all(seed: int) -> None:

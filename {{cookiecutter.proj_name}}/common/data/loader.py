@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from common.config import Problem, section
 from common.data.keyed import Collate, KeyedBatches, SizedDataset
-from common.data.plan import EpochPlan, Key, Window, evaluation_keys
+from common.data.plan import BatchKey, EpochPlan, Window, evaluation_keys
 from common.dist import Rank
 from common.errors import UserError
 from common.period import Position
@@ -42,6 +41,8 @@ class LoaderConfig:
 class DatasetSection:
     """Checks a section that describes one split: `{type: DigitsDataset, eval_batch_size: 256, shift: 1}`."""
 
+    ignore = _OWN  # not arguments of the data set: they stay when `type` changes
+
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if value is None:
             return
@@ -59,12 +60,11 @@ class _Keys:
         self.epoch = 0
         self.sample = 0
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[BatchKey]:
         return self.plan.keys(self.epoch, self.sample)
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What one optimizer step consumes: this process' micro-batches and the `Window` they come from."""
 
     batches: list[Any]

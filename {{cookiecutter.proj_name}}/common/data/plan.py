@@ -1,7 +1,7 @@
 """Which sample is used when: a function of (seed, epoch) alone, so a run can go on from any place without replaying."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,11 +10,11 @@ from common.errors import UserError
 from common.period import Position
 from common.seed import mix
 
-Key = tuple[int, int]  # (epoch, sample index): all that the randomness of one item may depend on
+# (epoch, sample indices) of a micro-batch. With the seed, all that the randomness of its items may depend on.
+BatchKey = tuple[int, list[int]]
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The samples of one optimizer step, as this process sees them.
 
     Attributes:
@@ -84,7 +84,7 @@ class EpochPlan:
         stop = self.size - self.window + 1 if self.drop_last else self.size
         return range(sample, stop, self.window)
 
-    def keys(self, epoch: int, sample: int) -> Iterator[list[Key]]:
+    def keys(self, epoch: int, sample: int) -> Iterator[BatchKey]:
         """This process' micro-batches, from `sample` to the end of the epoch. Nothing before `sample` is read."""
         order = self.order(epoch)
         for start in self.starts(sample):
@@ -92,7 +92,7 @@ class EpochPlan:
             # A rank without a share borrows the first sample with weight 0: it must take part in the gradient exchange.
             share = (window[self.rank :: self.world_size] if self.rank < len(window) else window[:1]).tolist()
             for first in range(0, len(share), self.batch_size):
-                yield [(epoch, index) for index in share[first : first + self.batch_size]]
+                yield epoch, share[first : first + self.batch_size]
 
     def windows(self, epoch: int, step: int, sample: int) -> Iterator[Window]:
         """The windows that go with `keys`, by arithmetic alone."""
@@ -109,7 +109,7 @@ class EpochPlan:
             yield Window(weights, sizes, samples, after)
 
 
-def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[list[Key]]:
+def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:
     """This process' batches of an evaluation: in order, each sample once, no padding, uneven shares allowed."""
     share = range(rank, size, world_size)
-    return [[(0, index) for index in share[first : first + batch_size]] for first in range(0, len(share), batch_size)]
+    return [(0, list(share[first : first + batch_size])) for first in range(0, len(share), batch_size)]

@@ -62,8 +62,8 @@ class Writer:
         if self._tensorboard() is not None:
             from tensorboard.compat.proto.summary_pb2 import Summary
 
-            # As `add_scalar` does it, but all in one event. (`add_scalars` opens a file for each name, and a resume does
-            # not purge those.)
+            # As `add_scalar` does it, but all in one event. (`add_scalars` opens a file for each name, and a resume
+            # does not purge those.)
             scalars = [Summary.Value(tag=f"{event}/{name}", simple_value=value) for name, value in values.items()]
             self._waiting.append((Summary(value=scalars), step, time.time()))
             if self._waiting[-1][2] - self._waiting[0][2] > _PATIENCE:
@@ -76,6 +76,8 @@ class Writer:
 
     def record(self, event: str, **fields: Any) -> None:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""
+        if self._file.closed:  # the end is written; an error after it must not be hidden by one of ours
+            return
         self._file.write(json.dumps(_plain({"event": event, **fields}), allow_nan=False) + "\n")
 
     def flush(self) -> None:

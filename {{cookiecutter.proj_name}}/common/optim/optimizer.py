@@ -136,9 +136,10 @@ def _fast_on_cpu(cls: type[Optimizer], args: dict[str, Any], parameters: list[Te
     The fused CPU kernels walk raw memory and so give wrong results, silently, where a gradient or a state lies in
     another order than its parameter. Autograd lays gradients out like contiguous parameters, hence that condition.
     """
-    wide = (torch.float32, torch.float64)
-    if not all(p.device.type == "cpu" and p.is_contiguous() and p.dtype in wide for p in parameters):
-        return {}
+    for parameter in parameters:
+        plain = type(parameter.data) is Tensor and parameter.device.type == "cpu" and parameter.is_contiguous()
+        if not plain or parameter.dtype not in (torch.float32, torch.float64):
+            return {}
     if {"fused", "foreach", "differentiable", "capturable"} & args.keys():
         return {}
     if cls in (Adam, AdamW, Adagrad) or (cls is SGD and args.get("momentum", 0)):

@@ -34,11 +34,7 @@ class LrSchedulerConfig:
     """How the learning rate changes. Lengths count from the start of the run, in epochs or as "100step"."""
 
     type: Annotated[
-        str,
-        Field(
-            description=f"{', '.join(KINDS)}, or the import path of a torch scheduler, "
-            '"torch.optim.lr_scheduler.CyclicLR"'
-        ),
+        str, Field(description=f"{', '.join(KINDS)}, or a path such as torch.optim.lr_scheduler.CyclicLR")
     ] = "constant"
     warmup: Annotated[
         EpochPeriod, Field(description="length of the linear rise that comes first, inside the total; 0 = none")
@@ -72,9 +68,7 @@ class LrSchedulerConfig:
     __renamed__: ClassVar[dict[str, str]] = {
         "eta_min": "it is now min_factor, a part of lr and not a rate",
         "ema_min": "it is now min_factor, a part of lr and not a rate",
-        "gamma": "lr_gamma",
         "milestones": "lr_steps",
-        "T_max": "tmax",
         "warmup_epochs": "warmup",
         "warmup_steps": 'it is now warmup, in steps when written as "100step"',
     }
@@ -154,7 +148,7 @@ class FactorSchedule(Schedule):
 
 
 class PlateauSchedule(FactorSchedule):
-    """A drop when more than `patience` validations in a row brought nothing, as torch's ReduceLROnPlateau counts them."""
+    """A drop when more than `patience` validations in a row brought nothing, counted like ReduceLROnPlateau's."""
 
     def __init__(self, optimizer: Optimizer, config: LrSchedulerConfig, ramp: Factor) -> None:
         super().__init__(optimizer, lambda step: ramp(step) * self._state["factor"])

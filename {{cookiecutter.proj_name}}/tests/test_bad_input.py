@@ -1,0 +1,242 @@
+"""Mistakes that users make: each ends with one clear screen of text, no traceback, and an exit code that is not 0."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import evaluate
+import train
+from common.failsafe import reported
+from tests.conftest import PROJECT, Runs, load, run
+
+Told = Callable[..., str]
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str], runs: Runs) -> Told:
+    """Run train.py (or evaluate.py) in this process, expect it to refuse, and return what a person reads."""
+
+    def call(*words: str, program: str = "train") -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended, reported():
+            if program == "train":
+                train.main(runs.words(*words))
+            else:
+                evaluate.main(list(words))
+        text = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert "Traceback" not in text
+        last = text[text.rfind(" ERROR ") if " ERROR " in text else text.find("error: ") :]
+        assert 0 < len(last.splitlines()) <= 24, text
+        return " ".join(last.split())
+
+    return call
+
+
+def images(folder: Path, classes: dict[str, int]) -> Path:
+    """A folder of small images, so many in each class."""
+    for label, count in classes.items():
+        (folder / label).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.random.default_rng(number).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / label / f"{number}.png")
+    return folder
+
+
+def on_images(folder: Path, **more: str) -> list[str]:
+    """The config changes that put a run on one's own images."""
+    extra = "".join(f", {key}: {value}" for key, value in more.items())
+    part = f"{{type: ImageFolderDataset, folder: {folder}, size: [8, 8]{extra}"
+    return ["--dataset", f"{{train: {part}}}, val: {part}}}, eval: null}}", "--model.in_channels", "3", "--model.classes", "2"]
+
+
+def test_misspelt_key(told: Told) -> None:
+    """D-22: the key, where it was written, and the nearest right one."""
+    text = told("--optim.lrr", "0.1")
+    assert "optim.lrr" in text and "command line" in text and "did you mean optim.lr?" in text
+
+
+def test_every_mistake_at_once_with_file_and_line(told: Told, tmp_path: Path) -> None:
+    """D-21, D-24, R-09: a wrong type, a bad value and an unknown key in one message, before anything is built."""
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"$BASE: {PROJECT}/configs/default.yaml\nworker: many\noptim:\n  lr: -1\n  clip_tipe: norm\n")
+    text = told("--config", str(config))
+    assert "3 problems" in text
+    for part in ("mine.yaml:2", "mine.yaml:4", "mine.yaml:5", "many", "did you mean optim.clip_type?"):
+        assert part in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_file(told: Told) -> None:
+    """D-42: a missing config is an error, with the name that was meant."""
+    text = told("--config", "configs/defualt.yaml")
+    assert "configs/defualt.yaml" in text and "configs/default.yaml" in text
+
+
+def test_missing_base_and_loop(told: Told, tmp_path: Path) -> None:
+    """QQ-05: who asked for the missing file; the chain of a loop."""
+    for name, base in {"a": "b.yaml", "b": "a.yaml", "c": "nowhere.yaml"}.items():
+        (tmp_path / f"{name}.yaml").write_text(f"$BASE: {base}\n")
+    text = told("--config", str(tmp_path / "c.yaml"))
+    assert "c.yaml:1" in text and "nowhere.yaml" in text
+    text = told("--config", str(tmp_path / "a.yaml"))
+    assert "a.yaml -> " in text and "b.yaml -> " in text
+
+
+def test_unknown_registry_name(told: Told) -> None:
+    """R-16: the nearest names, the files searched, where to add."""
+    text = told("--model.type", "ConvModle")
+    for part in ("ConvModle", "did you mean ConvModel?", "custom/models/conv_model.py", "@MODEL_REGISTRY.register()"):
+        assert part in text
+
+
+def test_wrong_argument_of_a_registered_class(told: Told) -> None:
+    """R-16: arguments are checked against the signature before anything is built."""
+    text = told("--model.widht", "8", "--loss.CrossEntropyLoss.label_smoothing", "much")
+    assert "2 problems" in text
+    assert "model.widht" in text and "width" in text
+    assert "loss.CrossEntropyLoss.label_smoothing" in text and "number" in text
+
+
+def test_two_classes_of_one_name(tmp_path: Path) -> None:
+    """CT-34: both places are named."""
+    project = tmp_path / "project"
+    shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("experiments", "tests", "__pycache__", ".*cache*"))
+    first = project / Path(train.MODEL_REGISTRY.where("ConvModel").split(":")[0])
+    shutil.copy(first, first.with_name("second_model.py"))
+    done = run([sys.executable, "train.py", "--config", "configs/default.yaml"], cwd=project)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "conv_model.py:" in done.stderr and "second_model.py:" in done.stderr and "ConvModel" in done.stderr
+
+
+def test_missing_data_folder(told: Told, tmp_path: Path) -> None:
+    assert "there is no" in told("--dir.data_dir", str(tmp_path)) and "dir.data_dir" in told("--dir.data_dir", str(tmp_path))
+    assert f"no folder {tmp_path / 'none'}" in told(*on_images(tmp_path / "none"))
+
+
+def test_empty_data(told: Told, tmp_path: Path) -> None:
+    """B42: no samples at all, and a folder whose classes hold no images."""
+    assert "dataset.train: Empty has no samples" in told("--dataset.train", "{type: tests.parts.Empty}")
+    assert "there are no images" in told(*on_images(images(tmp_path / "i", {"cat": 0, "dog": 0})))
+
+
+def test_one_class(told: Told, tmp_path: Path) -> None:
+    text = told(*on_images(images(tmp_path / "i", {"cat": 3})))
+    assert "one sub-folder per class, at least two; found: cat" in text
+
+
+@pytest.mark.parametrize("worker", ["0", "1"])
+def test_unreadable_image(told: Told, runs: Runs, tmp_path: Path, worker: str) -> None:
+    """The file is named; with on_error: skip it is left out and counted."""
+    folder = images(tmp_path / "i", {"cat": 5, "dog": 5})
+    (folder / "dog" / "2.png").write_bytes(b"\x89PNG nothing more")
+    text = told(*on_images(folder), "--worker", worker)
+    assert str(folder / "dog" / "2.png") in text and "on_error: skip" in text
+    run_folder = runs.train(*on_images(folder, on_error="skip"), "--worker", worker)
+    assert "skipped 1 of 10 images" in (run_folder / "train.log").read_text()
+    assert load(run_folder)["position"]["epoch_size"] == 9
+
+
+def test_model_pt(told: Told, runs: Runs, tmp_path: Path) -> None:
+    """A checkpoint that is missing, cut off, changed by one bit, no checkpoint, or another model's."""
+    path = runs.train("--progress.epoch", "1", name="made") / "checkpoints" / "latest.pt"
+    other = runs.train("--progress.epoch", "1", "--model.width", "6", name="other")
+    whole = path.read_bytes()
+
+    def evaluated(file: Path, *words: str) -> str:
+        return told("--model_pt", str(file), "--config", str(path.parents[1] / "config.yaml"), *words, program="evaluate")
+
+    text = evaluated(path.with_name("bets.pt"))
+    assert "there is no checkpoint" in text and "best.pt" in text
+    broken = path.with_name("broken.pt")
+    broken.write_bytes(whole[: len(whole) // 2])
+    assert "cut off" in evaluated(broken)
+    weights = load(path.parents[1])["model"]["features.0.0.weight"].numpy().tobytes()
+    at = whole.index(weights)
+    broken.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    assert "checksum" in evaluated(broken)
+    torch.save({"weights": torch.ones(2)}, broken)
+    assert "holds no checkpoint" in evaluated(broken)
+    broken.write_text("hello")
+    assert "not a checkpoint" in evaluated(broken)
+    text = evaluated(other / "checkpoints" / "latest.pt")
+    assert "made by another model than ConvModel" in text and "features.0.0.weight: (6, 1, 3, 3) in the file" in text
+    assert "model_pt: which checkpoint?" in told("--config", "configs/eval.yaml", program="evaluate")
+
+
+def test_a_checkpoint_runs_no_code(told: Told, tmp_path: Path) -> None:
+    """R-23: a file that would execute something is refused, and nothing happens."""
+    canary = tmp_path / "canary"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (canary,))
+
+    torch.save({"format": 1, "model": Evil()}, tmp_path / "evil.pt")
+    text = told("--model_pt", str(tmp_path / "evil.pt"), "--config", "configs/eval.yaml", program="evaluate")
+    assert "cannot be loaded" in text
+    assert not canary.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, so asking for it is no mistake")
+def test_a_gpu_that_is_not_there(told: Told) -> None:
+    """D-45: said before anything else, with the remedy."""
+    text = told("--gpu_ids", "0")
+    assert "gpu_ids: 0" in text and "--gpu_ids -1" in text
+
+
+def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
+    """AN-21, R-64: asking for devices that get no process is refused, with the command that would be right."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    text = told("--gpu_ids", "0,1,2")
+    assert "3 devices for 1 process" in text and "torchrun --standalone --nproc-per-node=3" in text
+    assert "there are 4" in told("--gpu_ids", "4")
+
+
+def test_resume_without_checkpoints(told: Told, tmp_path: Path) -> None:
+    """D-30: a folder with nothing in it, and a file that is not there."""
+    (tmp_path / "empty").mkdir()
+    assert f"resume: {tmp_path / 'empty'} has no checkpoints" in told("--resume", str(tmp_path / "empty"))
+    assert "there is no checkpoint" in told("--resume", str(tmp_path / "none.pt"))
+
+
+def test_resume_with_another_model(told: Told, runs: Runs) -> None:
+    """D-12, D-13: every key that differs is listed; nothing is half loaded."""
+    folder = runs.train("--progress.epoch", "1", name="first")
+    text = told("--resume", str(folder), "--model.width", "6")
+    assert "of another shape" in text and "features.0.0.weight" in text
+
+
+def test_a_loss_that_is_not_a_number(told: Told, runs: Runs) -> None:
+    """QQ-46: stops before a checkpoint is overwritten, names the step and the last good file."""
+    loss = "{$REPLACE: true, entropy: {type: tests.parts.NotANumber, after: 7}}"
+    text = told("--loss", loss, "--progress.iter_loss", "100")
+    assert "the loss of step 8 is not a finite number" in text
+    latest = runs.root / "run" / "checkpoints" / "latest.pt"
+    assert f"the last good checkpoint is {latest}" in text
+    assert load(runs.root / "run")["position"]["step"] == 5
+    assert all(value.isfinite().all() for value in load(runs.root / "run")["model"].values())
+
+
+def test_nothing_to_minimise(told: Told) -> None:
+    assert "every weight is 0" in told("--loss.CrossEntropyLoss.weight", "0")
+
+
+def test_best_of_something_that_is_not_measured(told: Told) -> None:
+    text = told("--best.metric", "Acuracy")
+    assert "best.metric" in text and "did you mean Accuracy?" in text
+
+
+def test_a_run_folder_that_cannot_be_made(told: Told, tmp_path: Path) -> None:
+    """B10: said in the first second."""
+    (tmp_path / "file").write_text("")
+    assert "file" in told("--dir.expr_dir", str(tmp_path / "file"))
+    assert "name: 'a/b' cannot name a folder" in told("--name", "a/b")

@@ -1,0 +1,185 @@
+"""The meters: losses collected without waiting, and where the time goes."""
+
+import math
+
+import pytest
+import torch
+
+from common.monitor.clock import Clock, peak_memory
+from common.monitor.meter import Meter
+
+
+def losses(total: float, **parts: float) -> dict[str, object]:
+    """As `LossFactory` gives them: part of a graph."""
+    made = {name: torch.tensor(value, requires_grad=True) * 1 for name, value in parts.items()}
+    return {"names": list(parts), "sum": torch.tensor(total, requires_grad=True) * 1, **made}
+
+
+def test_the_meter_reads_raw_and_smooth(tmp_path):
+    """CT-56, MM-22, R-04: the last step to the last digit, and the mean over a window of samples."""
+    meter = Meter(window=2)
+    for step, (value, samples) in enumerate([(9.0, 64), (1.0, 30), (4.0, 10)], start=1):
+        meter.add(losses(value, a=value / 2), samples)
+        meter.stepped(step)
+    reading = meter.read()
+    assert reading.raw == {"loss": 4.0, "a": 2.0}
+    assert list(reading.raw) == ["loss", "a"]
+    assert reading.smooth == pytest.approx({"loss": (30 + 40) / 40, "a": (15 + 20) / 40})
+    assert meter.read() == reading
+
+
+def test_micro_batches_of_a_step_are_one_value():
+    """CT-56: weighted by their samples, since the last one may be smaller."""
+    meter = Meter()
+    meter.add(losses(1.0, a=1.0), 3)
+    meter.add(losses(5.0, a=5.0), 1)
+    meter.stepped(1)
+    assert meter.read().raw == {"loss": 2.0, "a": 2.0}
+
+
+def test_adding_touches_nothing_on_the_device():
+    """CT-56: no kernel runs and no graph is kept between two readings."""
+    made = losses(1.0, a=1.0)
+    meter = Meter()
+    with torch.profiler.profile() as profile:
+        meter.add(made, 4)
+        meter.stepped(1)
+    assert {event.key for event in profile.key_averages()} <= {"aten::detach", "detach"}
+    ((_, ((_, values, _),)),) = meter._pending
+    assert not any(value.requires_grad for value in values)
+
+
+def test_all_losses_come_in_one_transfer(monkeypatch):
+    """CT-56: however many steps and losses there are."""
+    meter = Meter()
+    for step in range(1, 11):
+        meter.add(losses(1.0, a=1.0, b=2.0), 4)
+        meter.stepped(step)
+    calls = []
+    to_list = torch.Tensor.tolist
+
+    def counted(values: torch.Tensor) -> list[float]:
+        calls.append(values.shape)
+        return to_list(values)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    monkeypatch.setattr(torch.Tensor, "item", lambda self: pytest.fail("a transfer of its own"))
+    meter.read()
+    assert calls == [(30,)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_the_first_step_that_is_no_number_is_known(bad):
+    """CT-56: the first one, not the one where it was looked for; a part may be bad while the sum is not."""
+    meter = Meter()
+    for step in range(1, 6):
+        meter.add(losses(1.0, a=bad if step in (3, 4) else 1.0), 4)
+        meter.stepped(step)
+    assert meter.first_bad_step() == 3
+    meter.add(losses(1.0, a=1.0), 4)
+    meter.stepped(6)
+    assert meter.first_bad_step() == 3
+
+
+def test_ranks_are_added_up_by_samples():
+    """CT-56, MM-22: sums and counts, in one exchange; a rank without samples changes nothing, all see a bad one."""
+    mine = [(1.0, 30), (3.0, 10), (math.nan, 0), (1.0, 4)]
+    theirs = [(5.0, 10), (3.0, 30), (2.0, 8), (math.nan, 4)]
+    tables: list[torch.Tensor] = []
+
+    def feed(values: list[tuple[float, int]], reduce) -> Meter:
+        meter = Meter(window=1, reduce=reduce)
+        for step, (value, samples) in enumerate(values, start=1):
+            meter.add(losses(value, a=value), samples)
+            meter.stepped(step)
+        return meter
+
+    feed(theirs, tables.append).first_bad_step()  # keeps that rank's share
+
+    def exchange(table: torch.Tensor) -> None:
+        table += tables.pop()
+
+    meter = feed(mine[:3], lambda table: table.add_(tables[0][:, : table.shape[1]]))
+    assert meter.read().raw == {"loss": 2.0, "a": 2.0}
+    meter = feed(mine, exchange)
+    assert meter.first_bad_step() == 4
+    assert tables == []
+
+
+def test_losses_do_not_pile_up():
+    """CT-56: without a log line for a long time they are read now and then."""
+    meter = Meter()
+    for step in range(1, 2502):
+        meter.add(losses(float(step), a=1.0), 1)
+        meter.stepped(step)
+    assert len(meter._pending) < 1000
+    assert meter.read().raw["loss"] == 2501.0
+
+
+class FakeTime:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("common.monitor.clock.perf_counter", lambda: self.now)
+
+    def steps(self, clock: Clock, count: int, *, wait: float, work: float) -> None:
+        for _ in range(count):
+            self.now += wait
+            clock.loaded()
+            self.now += work
+            clock.stepped(64)
+
+
+def test_the_clock_tells_step_time_waiting_and_rest(monkeypatch):
+    """CT-57, R-04, BS-17, MM-23: validation counts for the remaining time only, the first step for nothing."""
+    time = FakeTime(monkeypatch)
+    clock = Clock()
+    time.steps(clock, 1, wait=50.0, work=50.0)  # workers start, kernels are compiled
+    time.steps(clock, 10, wait=0.1, work=0.3)
+    timing = clock.read(steps_left=100)
+    assert (timing.step, timing.data, timing.rate) == pytest.approx((0.4, 0.25, 160.0))
+    assert timing.eta == pytest.approx(40.0)
+    time.now += 6.0
+    clock.restart()
+    time.steps(clock, 10, wait=0.1, work=0.3)
+    timing = clock.read(steps_left=100)
+    assert (timing.step, timing.data) == pytest.approx((0.4, 0.25))
+    assert timing.eta == pytest.approx(100 * 14 / 20)
+    assert clock.read().eta is None
+
+
+def test_the_estimate_forgets_a_slow_beginning(monkeypatch):
+    """R-04: it looks back on the last readings only."""
+    time = FakeTime(monkeypatch)
+    clock = Clock(window=2)
+    for work in (9.0, 1.0, 1.0):
+        time.steps(clock, 4, wait=0.0, work=work)
+        timing = clock.read(steps_left=10)
+    assert timing.eta == pytest.approx(10.0)
+
+
+def test_waiting_for_data_is_worth_a_warning_once(monkeypatch):
+    """R-31: with what to change; and none for a fast loop, where waiting is the cost of a call."""
+    time = FakeTime(monkeypatch)
+    monkeypatch.setattr("common.monitor.clock._cores", lambda: 8)
+    clock = Clock()
+    time.steps(clock, 100, wait=0.06, work=0.04)
+    advice = clock.advice(clock.read(), workers=2)
+    assert advice is not None
+    assert "60% of the time" in advice
+    assert "--worker 5 (now 2" in advice
+    time.steps(clock, 100, wait=0.06, work=0.04)
+    assert clock.advice(clock.read(), workers=2) is None
+    assert "memory" in str(fresh_advice(time, wait=0.06, workers=8))
+    assert fresh_advice(time, wait=0.01, workers=2) is None
+    assert fresh_advice(time, wait=0.0005, work=0.0005, count=9000, workers=0) is None
+
+
+def fresh_advice(time: FakeTime, *, wait: float, workers: int, work: float = 0.04, count: int = 100) -> str | None:
+    clock = Clock()
+    time.steps(clock, count, wait=wait, work=work)
+    return clock.advice(clock.read(), workers)
+
+
+def test_memory_is_this_process_own():
+    """R-04: peak memory on the CPU is what the process had at most."""
+    assert 2**20 < peak_memory(torch.device("cpu")) < 2**40
