@@ -17,9 +17,6 @@ PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 
 import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.utils.data import DataLoader  # noqa: E402
-
 import train  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.data.loader import Step, TrainStream  # noqa: E402
@@ -29,6 +26,8 @@ from common.run import RunFolder  # noqa: E402
 from common.session import Start, session  # noqa: E402
 from common.trainer import Trainer  # noqa: E402
 from custom.config import Config  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
 SAMPLES, FEATURES, CLASSES, BATCH = 6400, 32, 10, 64
 
@@ -129,7 +128,9 @@ def main() -> None:
     print(f"{len(pairs)} segments of {options.steps} steps, torch {torch.__version__}, 1 thread")
     print(f"trainer  {ours * 1e6:7.1f} us per step (median)")
     print(f"bare     {bare * 1e6:7.1f} us per step (median)")
-    print(f"ratio    {ours / bare:.3f} of medians; pair by pair min {min(pairs):.3f}, median {statistics.median(pairs):.3f}")
+    print(
+        f"ratio    {ours / bare:.3f} of medians; pair by pair min {min(pairs):.3f}, median {statistics.median(pairs):.3f}"
+    )
 
 
 def train_alternating(folder: Path, segments: int, steps: int, profile: bool) -> Alternating:

@@ -28,11 +28,18 @@ def main(argv: list[str]) -> int:
     """Measure one checkpoint on one split, print a table, leave metrics.json and pictures. Returns the exit code."""
     setup_log()
     resolved = parse(
-        EvalConfig, argv, prog="evaluate.py", description=__doc__ or "", registries=REGISTRIES, default=config_of_run(argv)
+        EvalConfig,
+        argv,
+        prog="evaluate.py",
+        description=__doc__ or "",
+        registries=REGISTRIES,
+        default=config_of_run(argv),
     )
     config = resolved.config
     if config.model_pt is None:
-        raise UserError("model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt")
+        raise UserError(
+            "model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt"
+        )
     path = Path(config.model_pt).expanduser()
     state = read_checkpoint(path)
     set_determinism(config.dist.deterministic)
@@ -59,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def config_of_run(argv: list[str]) -> Path | None:
-    """The config that the run of `--model_pt` was started with, for when no `--config` is given; None if it has none."""
+    """The config of the run that `--model_pt` belongs to, for when no `--config` is given; None if it has none."""
     for number, word in enumerate(argv):
         name, _, value = word.partition("=")
         if name == "--model_pt":

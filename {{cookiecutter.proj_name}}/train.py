@@ -26,8 +26,6 @@ from custom.config import Config
 from custom.task import ClassificationTask
 
 
-
-
 def main(argv: list[str]) -> int:
     """Read the config, build everything it names, train. Returns the exit code."""
     setup_log()
@@ -89,7 +87,7 @@ def restore(trainer: Trainer, checkpoint: Found, config: Config) -> None:
 def build_trainer(
     config: Config, folder: RunFolder, monitor: Monitor, rank: Rank, seed: int, about: dict[str, Any]
 ) -> Trainer:
-    """Everything that the config names, put together. The seed decides the model's first weights, alike on all ranks."""
+    """Everything that the config names, put together. The seed decides the first weights, alike on all ranks."""
     set_seed(seed)
     model = MODEL_REGISTRY.build(config.model)
     trainer = Trainer(

@@ -82,7 +82,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         near = sorted(p.name for p in path.parent.glob("*.pt")) if path.parent.is_dir() else []
-        raise CheckpointError(f"there is no checkpoint {path}" + (f"; its folder has: {', '.join(near)}" if near else ""))
+        raise CheckpointError(
+            f"there is no checkpoint {path}" + (f"; its folder has: {', '.join(near)}" if near else "")
+        )
     try:
         with zipfile.ZipFile(path) as archive:
             # torch writes a checksum of every tensor and never looks at it again.
@@ -99,7 +101,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or "model" not in state or "format" not in state:
         raise CheckpointError(f"{path} holds no checkpoint of this project (a dict with 'format', 'model', ...)")
     if state["format"] > FORMAT:
-        raise CheckpointError(f"{path} has format {state['format']}; this code reads up to {FORMAT}: use a newer version")
+        raise CheckpointError(
+            f"{path} has format {state['format']}; this code reads up to {FORMAT}: use a newer version"
+        )
     return state
 
 
@@ -150,7 +154,9 @@ class CheckpointFolder:
 
     def numbered(self) -> list[Path]:
         """`step_*.pt`, oldest first; by number, since dates and text order both lie."""
-        found = [(int(match[1]), path) for path in self.folder.glob("step_*.pt") if (match := _NUMBERED.fullmatch(path.name))]
+        found = [
+            (int(match[1]), path) for path in self.folder.glob("step_*.pt") if (match := _NUMBERED.fullmatch(path.name))
+        ]
         return [path for _, path in sorted(found)]
 
     def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:

@@ -43,6 +43,9 @@ class DistConfig:
     sync_bn: Annotated[bool, Field(description="DDP: batch norm statistics over all processes (CUDA only)")] = False
 
 
+_CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class Rank:
     """This process' place: `rank` of `world_size`, `local_rank` on its host, the device it computes on."""
@@ -50,7 +53,7 @@ class Rank:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = _CPU
     control: Any = None  # process group on CPU for the small exchanges below, so that they never wait for the GPU
 
     @property
@@ -103,7 +106,7 @@ def _device(gpu_ids: int | list[int], local_rank: int, local_world: int) -> torc
     if len(wanted) != local_world:
         ids = ",".join(map(str, wanted))
         raise UserError(
-            f"gpu_ids: {len(wanted)} devices for {local_world} process(es) on this host; start one process per device:\n"
+            f"gpu_ids: {len(wanted)} devices for {local_world} process(es) on this host; start one for each device:\n"
             f"  torchrun --standalone --nproc-per-node={len(wanted)} train.py --gpu_ids {ids} ..."
         )
     return torch.device("cuda", wanted[local_rank])
@@ -137,9 +140,9 @@ def finish(rank: Rank) -> None:
 
 
 def sum_over_ranks(value: Tensor, rank: Rank) -> Tensor:
-    """Sum `value` over all processes, in place and on its own device; every process gets the result."""
+    """Sum `value`, a CPU tensor, over all processes, in place; every process gets the result."""
     if not rank.is_alone:
-        dist.all_reduce(value)
+        dist.all_reduce(value, group=rank.control)
     return value
 
 

@@ -1,4 +1,4 @@
-"""How a run ends: on request, on a mistake of the user, or on an error of ours. Always with a reason and an exit code."""
+"""How a run ends: on request, on a mistake of the user, or on an error. Always with a reason and an exit code."""
 
 import signal
 import sys
@@ -26,6 +26,9 @@ class Asked:
 
     stop: int
     save: bool
+
+
+_NOTHING = Asked(stop=0, save=False)
 
 
 class Requests:
@@ -59,8 +62,8 @@ class Requests:
 
     def agree(self, save: bool) -> Asked:
         """One tiny exchange per step: whether any process was told to stop, or wants to save (the last save is old)."""
-        stop, wanted = divmod(max_over_ranks(2 * self.signal + save, self.rank), 2)
-        return Asked(stop, bool(wanted))
+        asked = max_over_ranks(2 * self.signal + save, self.rank)
+        return Asked(asked // 2, asked % 2 == 1) if asked else _NOTHING
 
 
 @contextmanager

@@ -1,8 +1,24 @@
 """A look at weights and gradients, for `debug.debug_mode`."""
 
+from typing import Annotated
+
 import torch
 from loguru import logger
+from pydantic import Field
 from torch import nn
+
+from common.config import section
+
+
+@section
+class DebugConfig:
+    """Looking closer. `--debug` sets these and more, see configs/debug.yaml."""
+
+    debug_mode: Annotated[bool, Field(description="anomaly detection, and gradients at every log line")] = False
+    print_all_grad: Annotated[
+        bool, Field(description="with debug_mode: every parameter's mean weight and gradient")
+    ] = False
+    max_samples: Annotated[int, Field(ge=0, description="use only the first n samples of each split; 0: all")] = 0
 
 
 def log_gradients(model: nn.Module, *, every: bool) -> None:
@@ -18,7 +34,9 @@ def log_gradients(model: nn.Module, *, every: bool) -> None:
             continue
         with torch.no_grad():
             top = float(parameter.grad.abs().max())
-            rows.append(f"  {name}: mean weight {parameter.mean():.3e}, mean |gradient| {parameter.grad.abs().mean():.3e}")
+            rows.append(
+                f"  {name}: mean weight {parameter.mean():.3e}, mean |gradient| {parameter.grad.abs().mean():.3e}"
+            )
         if not top <= largest:  # also true for a gradient that is not a number
             largest, where = top, name
     logger.info("largest |gradient| {:.3e} in {}", largest, where)

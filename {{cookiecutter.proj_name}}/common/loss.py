@@ -14,7 +14,7 @@ from common.registry import LOSS_REGISTRY
 _OWN = ("weight", "inputs")
 
 Losses = dict[str, Any]
-"""`sum`: the scalar to minimise; `names`: the parts; each part under its name, before its weight. All mean over samples."""
+"""`sum`: the scalar to minimise; `names`: the parts; each part under its name, before its weight. Sample means."""
 
 
 class LossSections:
@@ -56,11 +56,9 @@ class _Term:
     function: Callable[..., Any]
     inputs: dict[str, list[str]] | None
 
-    def __call__(self, output: Any, batch: Any) -> Any:
-        if self.inputs is None:
-            return self.function(output, batch)
-        source = {"output": output, "batch": batch}
-        return self.function(**{key: _look_up(source, path, self.name) for key, path in self.inputs.items()})
+    def mapped(self, output: Any, batch: Any) -> Any:
+        source, inputs = {"output": output, "batch": batch}, self.inputs or {}
+        return self.function(**{key: _look_up(source, path, self.name) for key, path in inputs.items()})
 
 
 class LossFactory:
@@ -91,12 +89,13 @@ class LossFactory:
         losses: Losses = {"names": []}
         total: Tensor | None = None
         for term in self.terms:
-            value = term(output, batch)
-            parts = {f"{term.name}.{part}": v for part, v in value.items()} if isinstance(value, dict) else {term.name: value}
-            for name, part in parts.items():
-                weighted = part if term.weight == 1.0 else part * term.weight
+            value = term.function(output, batch) if term.inputs is None else term.mapped(output, batch)
+            parts = value.items() if isinstance(value, dict) else ((None, value),)
+            for part, number in parts:
+                weighted = number if term.weight == 1.0 else number * term.weight
                 total = weighted if total is None else total + weighted
-                losses[name] = part
+                name = term.name if part is None else f"{term.name}.{part}"
+                losses[name] = number
                 losses["names"].append(name)
         losses["sum"] = total
         return losses

@@ -5,6 +5,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from typing_extensions import Self
+
 from common.config import Problem
 from common.dist import Rank, gather_objects
 from common.errors import UserError
@@ -23,7 +25,7 @@ class Metric(ABC):
         """Take in one batch: what the task's post-processing gave, and what the data set gave."""
 
     @abstractmethod
-    def merge(self, other: "Metric") -> None:
+    def merge(self, other: Self) -> None:
         """Take in what another process saw."""
 
     @abstractmethod

@@ -26,6 +26,16 @@ class Position(NamedTuple):
     epoch_size: int = 0
 
 
+def resumed_position(at: Position, epoch_size: int) -> Position:
+    """Where to go on with data of `epoch_size` samples. Raises `UserError` inside an epoch of another size."""
+    if at.sample and at.epoch_size != epoch_size:
+        raise UserError(
+            f"the checkpoint stopped inside epoch {at.epoch}, after {at.sample} of {at.epoch_size} samples, but the "
+            f"training data has {epoch_size} now; use the same data, or take only the weights: --progress.start_epoch 0"
+        )
+    return at._replace(epoch_size=epoch_size)
+
+
 @dataclass(frozen=True)
 class Period:
     """A length of training: `number / divisor` optimizer steps, or epochs. A number of 0 means never.
@@ -39,7 +49,7 @@ class Period:
 
     @classmethod
     def parse(cls, value: int | float | str | None, unit: Unit) -> "Period":
-        """Read 10, "10", "200step" or "0.5epoch"; a bare number is in `unit`. None, 0 and negative numbers mean never."""
+        """Read 10, "10", "200step" or "0.5epoch"; a bare number is in `unit`. None, 0 and less mean never."""
         if value is None:
             return cls(0, 1, unit)
         if isinstance(value, (int, float)):
@@ -71,13 +81,13 @@ class Period:
             return False
         if self.unit == "step":
             return after.step * self.divisor // self.number > before.step * self.divisor // self.number
-        # Samples since the start of the run, against the samples of one period.
+        # In samples since the start of the run. Within an epoch of whole epochs nothing can be due.
+        if after.epoch == before.epoch and (self.divisor == 1 or after.epoch_size == 0):
+            return False
         size = after.epoch_size or 1
         length = size * self.number
-        return (
-            (after.epoch * size + after.sample) * self.divisor // length
-            > (before.epoch * size + before.sample) * self.divisor // length
-        )
+        done, done_before = (at.epoch * size + (at.sample if at.epoch_size else 0) for at in (after, before))
+        return done * self.divisor // length > done_before * self.divisor // length
 
     def in_steps(self, steps_per_epoch: int | None) -> int:
         """This length in optimizer steps, rounded to the nearest, at least 1 when it is on.

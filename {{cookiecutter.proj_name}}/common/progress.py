@@ -1,7 +1,8 @@
 """When things happen during a run. Each entry becomes a `Period`, so that all of them are asked the same way."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from functools import cached_property
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -17,12 +18,15 @@ class ProgressConfig:
     """
 
     start_epoch: Annotated[
-        int, Field(ge=-1, le=0, description="with resume: -1 goes on where the checkpoint stopped, 0 takes only weights")
+        int,
+        Field(ge=-1, le=0, description="with resume: -1 goes on where the checkpoint stopped, 0 takes only weights"),
     ] = -1
     epoch: Annotated[int | None, Field(ge=1, description="epochs to train; null: max_steps alone decides")] = 40
-    max_steps: Annotated[int | None, Field(ge=1, description="optimizer steps to train; null: epoch alone decides")] = None
+    max_steps: Annotated[int | None, Field(ge=1, description="optimizer steps to train; null: epoch alone decides")] = (
+        None
+    )
     epoch_loss: Annotated[int, Field(ge=1, description="log only in every n-th epoch")] = 1
-    iter_loss: Annotated[StepPeriod, Field(description="log line and scalars; steps")] = 20
+    iter_loss: Annotated[StepPeriod, Field(description="log line and scalars; steps")] = 50
     save_progress: Annotated[bool, Field(description="show training pictures")] = True
     epoch_save_progress: Annotated[int, Field(ge=1, description="pictures only in every n-th epoch")] = 1
     iter_save_progress: Annotated[StepPeriod, Field(description="training pictures; steps")] = 100
@@ -34,7 +38,9 @@ class ProgressConfig:
     epoch_eval: Annotated[EpochPeriod, Field(description="evaluation on dataset.eval; epochs")] = 10
     max_samples_eval: Annotated[int, Field(ge=0, description="evaluation pictures each time")] = 10
     local_progress: Annotated[bool, Field(description="write pictures as files too, not only to TensorBoard")] = False
-    save_time: Annotated[float | None, Field(description="save latest.pt after this many seconds; -1 or null: never")] = 1800.0
+    save_time: Annotated[
+        float | None, Field(description="save latest.pt after this many seconds; -1 or null: never")
+    ] = 1800.0
     epoch_save_latest: Annotated[EpochPeriod, Field(description="save latest.pt; epochs")] = 1
     epoch_save_checkpoint: Annotated[EpochPeriod, Field(description="save a numbered checkpoint; epochs")] = 10
     keep: Annotated[int, Field(ge=0, description="numbered checkpoints to keep, the newest ones; 0: all")] = 3
@@ -42,6 +48,20 @@ class ProgressConfig:
     def __post_init__(self) -> None:
         if self.epoch is None and self.max_steps is None:
             raise ValueError("epoch and max_steps are both null, so the run would never end; set one of them")
+
+
+class Due(NamedTuple):
+    """What happens after a step."""
+
+    log: bool = False
+    pictures: bool = False
+    validate: bool = False
+    evaluate: bool = False
+    save_latest: bool = False
+    save_numbered: bool = False
+
+
+_NOTHING = Due()
 
 
 @dataclass(frozen=True)
@@ -65,6 +85,22 @@ class Rhythm:
             save_latest=Period.parse(config.epoch_save_latest, "epoch"),
             save_numbered=Period.parse(config.epoch_save_checkpoint, "epoch"),
         )
+
+    def due(self, before: Position, after: Position, *, last: bool) -> Due:
+        """What is due once the step from `before` to `after` is done; after the last step, everything that is on."""
+        periods = self.periods
+        if last:
+            return Due(*map(bool, periods))
+        # Mostly nothing is: one look at each period, nothing made.
+        for period in periods:
+            if period.due(before, after):
+                return Due(*(period.due(before, after) for period in periods))
+        return _NOTHING
+
+    @cached_property
+    def periods(self) -> tuple[Period, ...]:
+        """In the order of `Due`."""
+        return (self.log, self.pictures, self.validate, self.evaluate, self.save_latest, self.save_numbered)
 
     def table(self) -> str:
         """What happens when, one line each, in the order of the loop."""

@@ -129,7 +129,7 @@ class Registry:
     ) -> Iterator[Problem]:
         """What is wrong with a section that names an entry and its arguments; looks at signatures, builds nothing.
 
-        `mapped`: parameters of a function used as it is that every call gives by name; () when it gives `call` by place.
+        `mapped`: parameters of a function used as it is that each call gives by name; () when it gives `call` by place.
         """
         if not isinstance(section, Mapping):
             yield Problem(key, section, f"must be a section: type names a {self.kind}, the rest are its arguments")

@@ -50,10 +50,16 @@ def set_determinism(mode: str) -> None:
 def random_state(device: torch.device) -> dict[str, Any]:
     """This process' random streams as plain numbers and tensors, so that a checkpoint of them loads safely."""
     version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state = {
         "python": [version, list(internal), gauss],
-        "numpy": [str(name), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "numpy": [
+            str(name),
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
         "torch": torch.get_rng_state(),
     }
     if device.type == "cuda":

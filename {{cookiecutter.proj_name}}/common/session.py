@@ -20,7 +20,7 @@ from common.run import OpenRun, RunFolder, open_run, write_status
 
 @dataclass(frozen=True)
 class Start:
-    """How a run starts. `resumed_step`: optimizer steps done by the checkpoint of this very run that it goes on from."""
+    """How a run starts. `resumed_step`: optimizer steps done by the checkpoint of this run that it goes on from."""
 
     argv: Sequence[str]
     values: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Start:
 
 @contextmanager
 def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, project: Path) -> Iterator[Monitor]:
-    """Open the run; inside, everything is logged. An error is told in the log, in `status.json` and by the exit code."""
+    """Open the run; inside, everything is logged. An error shows in the log, in `status.json` and in the exit code."""
     run = _open(folder, rank, start, project)
     barrier(rank)  # the folder is there now
     setup_log(
@@ -58,7 +58,7 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
     except KeyboardInterrupt:
         logger.error("interrupted twice: left at once, without saving")
         _leave(monitor, folder, rank, EXIT_INTERRUPTED, "interrupted twice")
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the log and the status must tell it
         logger.opt(exception=True).critical("{}: {}", type(error).__name__, error)
         _leave(monitor, folder, rank, EXIT_ERROR, f"{type(error).__name__}: {error}")
     finally:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from common.data.move import batch_length, to_device
-from common.loss import LossFactory, Losses
+from common.loss import Losses, LossFactory
 from common.metric import MetricFactory
 from common.monitor.pictures import Picture
 

@@ -6,23 +6,20 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from loguru import logger
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.best import BestTracker
 from common.checkpoint import FORMAT, CheckpointFolder, load_weights
-from common.config import section
 from common.data.loader import EvaluationLoader, Step, TrainStream
 from common.dist import DistConfig, Rank, gather_objects, max_over_ranks, share_buffers, wrap
 from common.evaluation import Evaluation, Evaluator, evaluation_mode, write_evaluation
-from common.errors import UserError
 from common.failsafe import Requests, TrainingError
-from common.gradients import log_gradients
+from common.gradients import DebugConfig, log_gradients
 from common.monitor import Monitor
 from common.optim import (
     OptimConfig,
@@ -34,23 +31,13 @@ from common.optim import (
     needs_closure,
 )
 from common.optim.precision import Precision
-from common.period import Period, Position
+from common.period import Position, resumed_position
 from common.progress import ProgressConfig, Rhythm, is_over, total_steps
 from common.run import RunFolder
 from common.seed import random_state, set_random_state
 from common.task import Task
 
-
 _NOTHING = nullcontext()
-
-
-@section
-class DebugConfig:
-    """Looking closer. `--debug` sets these and more, see configs/debug.yaml."""
-
-    debug_mode: Annotated[bool, Field(description="anomaly detection, and gradients at every log line")] = False
-    print_all_grad: Annotated[bool, Field(description="with debug_mode: every parameter's mean weight and gradient")] = False
-    max_samples: Annotated[int, Field(ge=0, description="use only the first n samples of each split; 0: all")] = 0
 
 
 @dataclass(frozen=True)
@@ -142,17 +129,17 @@ class Trainer:
                     self.before, self.at = self.at, step.window.after
                     self.last = is_over(self.at, self.progress)
                     self.monitor.stepped(self.at, step.window.samples)
-                    if self.due(self.rhythm.log):
+                    due = self.rhythm.due(self.before, self.at, last=self.last)
+                    if due.log:
                         self.log()
-                    if self.due(self.rhythm.pictures):
+                    if due.pictures:
                         self.show(step)
-                    improved = self.due(self.rhythm.validate) and self.validate()
-                    if self.due(self.rhythm.evaluate):
+                    improved = due.validate and self.validate()
+                    if due.evaluate:
                         self.evaluate()
-                    numbered = self.due(self.rhythm.save_numbered)
                     asked = self.requests.agree(self.save_time_is_up())
-                    if improved or numbered or self.due(self.rhythm.save_latest) or asked.save:
-                        self.save(best=improved, numbered=numbered)
+                    if improved or due.save_numbered or due.save_latest or asked.save:
+                        self.save(best=improved, numbered=due.save_numbered)
                     if asked.stop or self.over():
                         self.signal = asked.stop
                         break
@@ -182,7 +169,7 @@ class Trainer:
                     losses = self.task.losses(output, batch)
                 loss = losses["sum"] if weight == 1.0 else losses["sum"] * weight
                 self.precision.backward(loss)
-            self.monitor.meter.add(losses, step.window.sizes[number])
+            self.monitor.meter.add(losses, step.window.sizes[number] if weight else 0)
             total = loss if total is None else total + loss.detach()
         self.precision.unscale(self.optimizer)
         self.grad_norm = self.clip(self.parameters, self.at)
@@ -194,10 +181,6 @@ class Trainer:
         if on or not isinstance(self.model, DistributedDataParallel):
             return _NOTHING
         return self.model.no_sync()
-
-    def due(self, period: Period) -> bool:
-        """Whether something with this period happens now. What is on also happens after the last step."""
-        return period.due(self.before, self.at) or (self.last and bool(period))
 
     def over(self) -> bool:
         """Whether training is done: far enough, or stopped early."""
@@ -327,15 +310,8 @@ class Trainer:
         if len(state["random"]) == self.rank.world_size:
             set_random_state(state["random"][self.rank.rank], self.rank.device)
         else:
-            logger.warning("saved by {} processes, resumed by {}: their random streams start anew",
-                           len(state["random"]), self.rank.world_size)
-
-
-def resumed_position(at: Position, epoch_size: int) -> Position:
-    """Where to go on with data of `epoch_size` samples. Raises `UserError` in the middle of an epoch of another size."""
-    if at.sample and at.epoch_size != epoch_size:
-        raise UserError(
-            f"the checkpoint stopped inside epoch {at.epoch}, after {at.sample} of {at.epoch_size} samples, but the "
-            f"training data has {epoch_size} now; resume with the same data, or --progress.start_epoch 0 for weights only"
-        )
-    return at._replace(epoch_size=epoch_size)
+            logger.warning(
+                "saved by {} processes, resumed by {}: their random streams start anew",
+                len(state["random"]),
+                self.rank.world_size,
+            )

@@ -10,14 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-import custom.datasets
-import custom.loss
-import custom.metric
-import custom.models  # noqa: F401 - importing the four folders fills the registries
 from common.best import BestConfig, EarlyStopConfig
 from common.config import section
 from common.data.loader import DatasetSection, LoaderConfig
 from common.dist import DistConfig
+from common.gradients import DebugConfig
 from common.loss import LossSections
 from common.metric import MetricSections
 from common.monitor import MonitorConfig
@@ -26,12 +23,15 @@ from common.optim.precision import PrecisionConfig
 from common.progress import ProgressConfig
 from common.registry import MODEL_REGISTRY, Registered
 from common.run import DirConfig
-from common.trainer import DebugConfig
+import custom.datasets
+import custom.loss
+import custom.metric
+import custom.models  # noqa: F401 - importing the four folders fills the registries
 
 
 @section
 class SplitsConfig:
-    """The data. `type` names a class of custom/datasets, `eval_batch_size` is the loader's, the rest are its arguments."""
+    """The data. `type` names a class of custom/datasets; but for the loader's `eval_batch_size`, the rest is for it."""
 
     train: Annotated[dict[str, Any], DatasetSection(), Field(description="what to learn from")] = field(
         default_factory=lambda: {"type": "DigitsDataset", "shift": 1}
@@ -40,7 +40,9 @@ class SplitsConfig:
         dict[str, Any] | None, DatasetSection(), Field(description="what chooses the best checkpoint; null: none")
     ] = field(default_factory=lambda: {"type": "DigitsDataset", "eval_batch_size": 256})
     eval: Annotated[
-        dict[str, Any] | None, DatasetSection(), Field(description="what the reported numbers are measured on; null: none")
+        dict[str, Any] | None,
+        DatasetSection(),
+        Field(description="what the reported numbers are measured on; null: none"),
     ] = field(default_factory=lambda: {"type": "DigitsDataset", "eval_batch_size": 256})
 
 
@@ -66,7 +68,9 @@ class Config:
         dict[str, Any],
         Registered(MODEL_REGISTRY),
         Field(description="type names a class of custom/models, the rest are its arguments"),
-    ] = field(default_factory=lambda: {"type": "ConvModel", "in_channels": 1, "classes": 10, "width": 32, "dropout": 0.1})
+    ] = field(
+        default_factory=lambda: {"type": "ConvModel", "in_channels": 1, "classes": 10, "width": 32, "dropout": 0.1}
+    )
     loss: Annotated[
         dict[str, Any],
         LossSections(),

@@ -8,8 +8,9 @@ from custom.build import PROJECT
 from custom.config import Config, EvalConfig
 
 _HEADER = """yaml-language-server: $schema=schema.json
-Every key there is, with its default. Written by `python -m custom.reference`, from the classes that custom/config.py names.
-Your own configs begin with "$BASE: default.yaml" and hold only what differs."""
+Every key there is, with its default. Written by python -m custom.reference, from the classes in custom/config.py.
+Your own configs begin with "$BASE: default.yaml" and hold only what differs.
+"""
 
 
 def files() -> dict[str, str]:

@@ -3,9 +3,8 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,16 @@ import train
 PROJECT = Path(train.__file__).resolve().parent
 # One thread: sums do not depend on the machine, and processes do not fight for cores.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
-SMALL = (
-    "--config configs/default.yaml --model.width 4 --debug.max_samples 160 --batch_size 32 --progress.epoch 2"
-    " --monitor.tensorboard false --progress.epoch_eval -1 --progress.iter_loss 2"
-).split()
+SMALL = {
+    "--config": "configs/default.yaml",
+    "--model.width": "4",
+    "--debug.max_samples": "160",
+    "--batch_size": "32",
+    "--progress.epoch": "2",
+    "--progress.epoch_eval": "-1",
+    "--progress.iter_loss": "2",
+    "--monitor.tensorboard": "false",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -37,17 +42,16 @@ class Runs:
     """A place for runs; `experiments` of a user."""
 
     root: Path
-    small: list[str] = field(default_factory=lambda: list(SMALL))
 
     def words(self, *words: str, name: str = "run") -> list[str]:
         """The command line of a small run: these words, and the small settings that they do not replace."""
-        fixed = [*self.small, "--name", name, "--dir.expr_dir", str(self.root)]
         given = {word.split("=")[0] for word in words if word.startswith("--")}
-        kept = []
-        for option, value in zip(fixed[::2], fixed[1::2], strict=True):
-            if option not in given and not any(option.startswith(f"{other}.") for other in given):
-                kept += [option, value]
-        return [*kept, *words]
+        kept = [
+            (option, value)
+            for option, value in {**SMALL, "--name": name, "--dir.expr_dir": str(self.root)}.items()
+            if option not in given and not any(option.startswith(f"{other}.") for other in given)
+        ]
+        return [*(word for pair in kept for word in pair), *words]
 
     def train(self, *words: str, name: str = "run") -> Path:
         """Train in this process; the run's folder."""
@@ -59,8 +63,7 @@ class Runs:
         try:
             return train.main(self.words(*words, name=name))
         except SystemExit as error:
-            assert isinstance(error.code, int)
-            return error.code
+            return int(error.code or 0)
 
 
 def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -102,7 +105,9 @@ def same(first: Any, second: Any) -> bool:
     if isinstance(first, torch.Tensor):
         return isinstance(second, torch.Tensor) and first.dtype == second.dtype and torch.equal(first, second)
     if isinstance(first, dict):
-        return isinstance(second, dict) and first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+        return (
+            isinstance(second, dict) and first.keys() == second.keys() and all(same(first[k], second[k]) for k in first)
+        )
     if isinstance(first, (list, tuple)):
         return len(first) == len(second) and all(map(same, first, second))
     return bool(first == second)

@@ -13,6 +13,7 @@ from PIL import Image
 import evaluate
 import train
 from common.failsafe import reported
+from common.registry import MODEL_REGISTRY
 from tests.conftest import PROJECT, Runs, load, run
 
 Told = Callable[..., str]
@@ -24,11 +25,9 @@ def told(capsys: pytest.CaptureFixture[str], runs: Runs) -> Told:
 
     def call(*words: str, program: str = "train") -> str:
         capsys.readouterr()
+        main, arguments = (train.main, runs.words(*words)) if program == "train" else (evaluate.main, list(words))
         with pytest.raises(SystemExit) as ended, reported():
-            if program == "train":
-                train.main(runs.words(*words))
-            else:
-                evaluate.main(list(words))
+            main(arguments)
         text = capsys.readouterr().err
         assert ended.value.code == 2
         assert "Traceback" not in text
@@ -53,7 +52,14 @@ def on_images(folder: Path, **more: str) -> list[str]:
     """The config changes that put a run on one's own images."""
     extra = "".join(f", {key}: {value}" for key, value in more.items())
     part = f"{{type: ImageFolderDataset, folder: {folder}, size: [8, 8]{extra}"
-    return ["--dataset", f"{{train: {part}}}, val: {part}}}, eval: null}}", "--model.in_channels", "3", "--model.classes", "2"]
+    return [
+        "--dataset",
+        f"{{train: {part}}}, val: {part}}}, eval: null}}",
+        "--model.in_channels",
+        "3",
+        "--model.classes",
+        "2",
+    ]
 
 
 def test_misspelt_key(told: Told) -> None:
@@ -108,7 +114,7 @@ def test_two_classes_of_one_name(tmp_path: Path) -> None:
     """CT-34: both places are named."""
     project = tmp_path / "project"
     shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("experiments", "tests", "__pycache__", ".*cache*"))
-    first = project / Path(train.MODEL_REGISTRY.where("ConvModel").split(":")[0])
+    first = project / Path(MODEL_REGISTRY.where("ConvModel").split(":")[0])
     shutil.copy(first, first.with_name("second_model.py"))
     done = run([sys.executable, "train.py", "--config", "configs/default.yaml"], cwd=project)
     assert done.returncode == 2
@@ -117,7 +123,9 @@ def test_two_classes_of_one_name(tmp_path: Path) -> None:
 
 
 def test_missing_data_folder(told: Told, tmp_path: Path) -> None:
-    assert "there is no" in told("--dir.data_dir", str(tmp_path)) and "dir.data_dir" in told("--dir.data_dir", str(tmp_path))
+    assert "there is no" in told("--dir.data_dir", str(tmp_path)) and "dir.data_dir" in told(
+        "--dir.data_dir", str(tmp_path)
+    )
     assert f"no folder {tmp_path / 'none'}" in told(*on_images(tmp_path / "none"))
 
 
@@ -151,7 +159,9 @@ def test_model_pt(told: Told, runs: Runs, tmp_path: Path) -> None:
     whole = path.read_bytes()
 
     def evaluated(file: Path, *words: str) -> str:
-        return told("--model_pt", str(file), "--config", str(path.parents[1] / "config.yaml"), *words, program="evaluate")
+        return told(
+            "--model_pt", str(file), "--config", str(path.parents[1] / "config.yaml"), *words, program="evaluate"
+        )
 
     text = evaluated(path.with_name("bets.pt"))
     assert "there is no checkpoint" in text and "best.pt" in text

@@ -38,7 +38,7 @@ def stream_of(dataset: Any, *, worker: int = 0, batch_size: int = 3, accumulate:
 
 
 def seen(stream: TrainStream, at: Position) -> dict[int, list[float]]:
-    found = {}
+    found: dict[int, list[float]] = {}
     for step in stream.epoch(at):
         for batch in step.batches:
             found.update(zip(batch["index"].tolist(), batch["noise"].tolist(), strict=True))
@@ -46,7 +46,7 @@ def seen(stream: TrainStream, at: Position) -> dict[int, list[float]]:
 
 
 def test_items_depend_on_seed_epoch_and_index_alone() -> None:
-    """R-35, D-67: two epochs differ, two runs agree, and the number of workers and the place of a resume change nothing."""
+    """R-35, D-67: two epochs differ, two runs agree; the number of workers and the place of a resume change nothing."""
     alone = stream_of(Noisy())
     first, second = seen(alone, Position()), seen(alone, Position(epoch=1))
     assert sorted(first) == list(range(10))
@@ -83,9 +83,11 @@ def test_random_batches_are_keyed_too() -> None:
 Tensor = torch.Tensor
 
 
-@pytest.mark.parametrize(("size", "batch", "accumulate", "world"), [(23, 4, 1, 1), (23, 2, 3, 2), (7, 2, 1, 3), (5, 4, 2, 3), (24, 4, 2, 3)])
+@pytest.mark.parametrize(
+    ("size", "batch", "accumulate", "world"), [(23, 4, 1, 1), (23, 2, 3, 2), (7, 2, 1, 3), (5, 4, 2, 3), (24, 4, 2, 3)]
+)
 def test_every_sample_once_and_weighted_alike(size: int, batch: int, accumulate: int, world: int) -> None:
-    """QQ-23: whatever the ranks and windows, weights give the mean over the samples of each window, the last included."""
+    """QQ-23: whatever the ranks and windows, weights give the mean over the samples of each window, last included."""
     plans = [
         EpochPlan(size, batch_size=batch, accumulate=accumulate, rank=rank, world_size=world, seed=5)
         for rank in range(world)
@@ -125,7 +127,11 @@ def test_resume_continues_with_the_samples_not_yet_seen_for_any_number_of_ranks(
 
 def test_drop_last_leaves_out_the_last_window_only_when_not_full() -> None:
     dropped = EpochPlan(10, batch_size=4, drop_last=True)
-    assert [window.samples for window in dropped.windows(0, 0, 0)] == [4, 4] == [len(indices) for _, indices in dropped.keys(0, 0)]
+    assert (
+        [window.samples for window in dropped.windows(0, 0, 0)]
+        == [4, 4]
+        == [len(indices) for _, indices in dropped.keys(0, 0)]
+    )
     assert list(dropped.windows(0, 0, 0))[-1].after.epoch == 1
     assert EpochPlan(8, batch_size=4, drop_last=True).steps_per_epoch == 2
     with pytest.raises(UserError, match="no optimizer step: 3 samples, but one step takes 4"):
@@ -193,10 +199,19 @@ def test_batches_of_any_nesting_are_moved() -> None:
         corners: Tensor
         name: str
 
-    Pair = namedtuple("Pair", ["left", "right"])  # noqa: PYI024
-    batch = {"a": [torch.ones(3, 1)], "b": Pair(torch.ones(3), "text"), "c": Boxes(torch.ones(3, 4), "x"), "d": (1, None)}
+    Pair = namedtuple("Pair", ["left", "right"])
+    batch = {
+        "a": [torch.ones(3, 1)],
+        "b": Pair(torch.ones(3), "text"),
+        "c": Boxes(torch.ones(3, 4), "x"),
+        "d": (1, None),
+    }
     doubled = map_tensors(batch, lambda tensor: tensor * 2)
     assert doubled["a"][0].tolist() == [[2.0]] * 3
     assert (doubled["b"].left[0], doubled["b"].right) == (2.0, "text")
     assert (doubled["c"].corners.sum(), doubled["c"].name, doubled["d"]) == (24.0, "x", (1, None))
-    assert [batch_length(batch), batch_length([{"x": torch.ones(5)}]), batch_length(Boxes(torch.ones(2, 4), ""))] == [3, 5, 2]
+    assert [batch_length(batch), batch_length([{"x": torch.ones(5)}]), batch_length(Boxes(torch.ones(2, 4), ""))] == [
+        3,
+        5,
+        2,
+    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
-from common.monitor import bar
+from common.monitor import bar, log
 from common.monitor.log import setup_log
 
 PROJECT = Path(__file__).parents[1]
@@ -22,6 +22,7 @@ PROJECT = Path(__file__).parents[1]
 @pytest.fixture(autouse=True)
 def _restored_log() -> Iterator[None]:
     """What `setup_log` changes is global; put it back."""
+    log._early = None  # what runs before this test said
     handlers, level, show = logging.root.handlers[:], logging.root.level, warnings.showwarning
     yield
     logger.remove()

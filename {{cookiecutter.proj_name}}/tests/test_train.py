@@ -5,13 +5,17 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import train
+from common.registry import DATASET_REGISTRY
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
+from custom.datasets.digits_dataset import DigitsDataset
 
 Evaluated = Callable[..., dict[str, Any]]
 
@@ -85,7 +89,15 @@ def test_start_epoch_0_takes_only_weights(runs: Runs) -> None:
     """CT-51: fine-tuning begins at epoch 0 with a new optimizer, in a folder of its own."""
     first = runs.train(name="first")
     tuned = runs.train(
-        "--resume", str(first), "--progress.start_epoch", "0", "--progress.epoch", "1", "--optim.lr", "1e-30", name="tuned"
+        "--resume",
+        str(first),
+        "--progress.start_epoch",
+        "0",
+        "--progress.epoch",
+        "1",
+        "--optim.lr",
+        "1e-30",
+        name="tuned",
     )
     before, after = load(first), load(tuned)
     assert after["position"] == {"step": 5, "epoch": 1, "sample": 0, "epoch_size": 160}
@@ -127,27 +139,37 @@ def test_evaluate_with_its_own_config_and_folder(runs: Runs, tmp_path: Path) -> 
     assert len(list(out.glob("*.png"))) == 20
 
 
-def test_evaluation_does_not_read_the_training_data(runs: Runs, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_does_not_read_the_training_data(
+    runs: Runs, evaluated: Evaluated, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R-02: evaluate.py starts fast."""
-    from custom.datasets.digits_dataset import DigitsDataset
-
     folder = runs.train("--progress.epoch", "1")
+    entry = DATASET_REGISTRY._entries["DigitsDataset"]
     modes = []
-    original = DigitsDataset.__init__
-    monkeypatch.setattr(DigitsDataset, "__init__", lambda self, data_dir, mode, **kw: (modes.append(mode), original(self, data_dir, mode, **kw))[1])
+
+    class Recording(DigitsDataset):
+        def __init__(self, data_dir: Path, mode: str, shift: int = 0) -> None:
+            modes.append(mode)
+            super().__init__(data_dir, mode, shift)
+
+    monkeypatch.setitem(DATASET_REGISTRY._entries, "DigitsDataset", replace(entry, target=Recording))
     evaluated(folder / "checkpoints" / "latest.pt")
     assert modes == ["eval"]
 
 
 def test_lengths_and_periods_in_steps_and_parts_of_epochs(runs: Runs) -> None:
-    """R-63, QQ-25, D-19: max_steps ends the run; "0.4epoch" and "3step" are asked the same way; the last step counts."""
+    """R-63, QQ-25, D-19: max_steps ends a run; "0.4epoch" and "3step" are asked the same way; the last step counts."""
     folder = runs.train(
         "--progress.epoch", "null", "--progress.max_steps", "7",
-        "--progress.epoch_val", "0.4epoch", "--progress.iter_loss", "3step", "--progress.epoch_save_checkpoint", "4step",
+        "--progress.epoch_val", "0.4epoch", "--progress.iter_loss", "3step",
+        "--progress.epoch_save_checkpoint", "4step",
     )  # fmt: skip
     assert [entry["step"] for entry in metrics(folder, "val")] == [2, 4, 6, 7]
     assert [entry["step"] for entry in metrics(folder, "train")] == [3, 6, 7]
-    assert sorted(path.name for path in (folder / "checkpoints").glob("step_*")) == ["step_00000004.pt", "step_00000007.pt"]
+    assert sorted(path.name for path in (folder / "checkpoints").glob("step_*")) == [
+        "step_00000004.pt",
+        "step_00000007.pt",
+    ]
 
 
 def test_numbered_checkpoints_are_kept_by_number(runs: Runs) -> None:
@@ -166,7 +188,16 @@ def test_save_time_saves_between_epochs(runs: Runs) -> None:
 
 def test_early_stop(runs: Runs) -> None:
     """QQ-40: no better value for `patience` validations; the state survives in the checkpoint."""
-    folder = runs.train("--model", "{type: tests.parts.Plain}", "--optim.lr", "1e-30", "--early_stop.patience", "2", "--progress.epoch", "9")
+    folder = runs.train(
+        "--model",
+        "{type: tests.parts.Plain}",
+        "--optim.lr",
+        "1e-30",
+        "--early_stop.patience",
+        "2",
+        "--progress.epoch",
+        "9",
+    )
     assert [entry["step"] for entry in metrics(folder, "val")] == [5, 10, 15]
     assert metrics(folder, "end")[-1]["reason"] == "early_stop"
     assert load(folder)["best"]["waited"] == 2
@@ -183,7 +214,16 @@ def test_initial_evaluation(runs: Runs) -> None:
 def test_accumulation_equals_one_big_batch(runs: Runs, split: tuple[str, str]) -> None:
     """QQ-22, QQ-23: steps are optimizer steps, and the last window of an epoch, not full, weighs every sample alike."""
     batch, accumulate = split
-    model = ["--model", "{type: tests.parts.Plain}", "--debug.max_samples", "150", "--optim.optim_type", "SGD", "--optim.lr", "0.5"]
+    model = [
+        "--model",
+        "{type: tests.parts.Plain}",
+        "--debug.max_samples",
+        "150",
+        "--optim.optim_type",
+        "SGD",
+        "--optim.lr",
+        "0.5",
+    ]
     whole = str(int(batch) * int(accumulate))
     big = load(runs.train(*model, "--batch_size", whole, name="big"))
     small = load(runs.train(*model, "--batch_size", batch, "--optim.accumulate", accumulate, name="small"))
@@ -223,7 +263,8 @@ def test_precisions(runs: Runs, mode: str) -> None:
 def test_a_plain_torch_loss_and_a_loss_of_parts(runs: Runs) -> None:
     """R-01: arguments mapped from output and batch; a dict of parts; weights combined; each part recorded."""
     loss = (
-        "{$REPLACE: true, ce: {type: torch.nn.CrossEntropyLoss, weight: 0.5, inputs: {input: output.logits, target: batch.label}},"
+        "{$REPLACE: true, ce: {type: torch.nn.CrossEntropyLoss, weight: 0.5,"
+        " inputs: {input: output.logits, target: batch.label}},"
         " both: {type: tests.parts.two_parts, weight: 2}, off: {type: torch.nn.MSELoss, weight: 0}}"
     )
     folder = runs.train("--loss", loss, "--progress.epoch", "1")
@@ -240,11 +281,11 @@ def test_collate_of_ones_own(runs: Runs) -> None:
 
 def test_debug_and_the_shipped_configs(runs: Runs) -> None:
     """R-03: --debug lays configs/debug.yaml over any config; anomaly detection, gradients, every step a line."""
-    code = __import__("train").main(["--config", "configs/default.yaml", "--debug", "--dir.expr_dir", str(runs.root)])
+    code = train.main(["--config", "configs/default.yaml", "--debug", "--dir.expr_dir", str(runs.root)])
     assert code == 0
     log = (runs.root / "debug" / "train.log").read_text()
     assert log.count("largest |gradient|") == 8 == len(metrics(runs.root / "debug", "train"))
-    assert __import__("train").main(["--config", "configs/debug.yaml", "--dir.expr_dir", str(runs.root)]) == 0
+    assert train.main(["--config", "configs/debug.yaml", "--dir.expr_dir", str(runs.root)]) == 0
 
 
 def test_pictures_on_disk(runs: Runs) -> None:
@@ -280,7 +321,9 @@ def test_ctrl_c_in_a_terminal(runs: Runs) -> None:
 
     words = runs.words("--progress.epoch", "100000", "--progress.epoch_val", "-1", "--worker", "1")
     command = [sys.executable, "train.py", *words]
-    child = subprocess.Popen(command, cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    child = subprocess.Popen(
+        command, cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         deadline = time.monotonic() + 60
         while not (runs.root / "run" / "checkpoints" / "latest.pt").is_file() and time.monotonic() < deadline:
@@ -296,7 +339,16 @@ def test_ctrl_c_in_a_terminal(runs: Runs) -> None:
 
 def test_two_processes_equal_one(runs: Runs) -> None:
     """D-02, D-11: plain DDP by torchrun on gloo, uneven last window; evaluation counts each sample once."""
-    model = ["--model", "{type: tests.parts.Plain}", "--debug.max_samples", "149", "--optim.optim_type", "SGD", "--optim.lr", "0.5"]
+    model = [
+        "--model",
+        "{type: tests.parts.Plain}",
+        "--debug.max_samples",
+        "149",
+        "--optim.optim_type",
+        "SGD",
+        "--optim.lr",
+        "0.5",
+    ]
     model += ["--progress.epoch_eval", "1"]
     alone = runs.train(*model, "--batch_size", "32", name="alone")
     words = runs.words(*model, "--batch_size", "16", name="two")

@@ -12,7 +12,7 @@ _COLUMN = 36  # where comments begin
 
 def commented_yaml(schema: type, defaults: Any, header: str) -> str:
     """YAML of `defaults`, an instance of the section `schema`, with each key's description as a comment."""
-    lines = [f"# {line}" for line in header.splitlines()]
+    lines = [*(f"# {line}" for line in header.splitlines()), ""]
     _write(schema, defaults, 0, lines)
     return "\n".join(lines) + "\n"
 
@@ -27,7 +27,9 @@ def _write(schema: type, values: Any, depth: int, lines: list[str]) -> None:
         if depth == 0:
             lines.append("")
         meaning = key.meaning if section is None else (section.__doc__ or "").strip().split("\n\n")[0]
-        lines += textwrap.wrap(" ".join(meaning.split()), _WIDTH, initial_indent=f"{pad}# ", subsequent_indent=f"{pad}# ")
+        lines += textwrap.wrap(
+            " ".join(meaning.split()), _WIDTH, initial_indent=f"{pad}# ", subsequent_indent=f"{pad}# "
+        )
         lines.append(f"{pad}{name}:")
         if section is None:
             lines += textwrap.indent(dump(value).rstrip("\n"), f"{pad}  ").splitlines()

@@ -66,18 +66,20 @@ class KeyedBatches:
 
     def _items(self, key: BatchKey) -> list[Any]:
         dataset, (epoch, indices) = self.dataset, key
-        items: list[Any] = []
+        rest = iter(indices)
         try:
-            for index in indices:
-                if self.random:
-                    seed_all(mix(self.seed, epoch, index))
-                items.append(dataset[index])
+            if self.random:
+                return [self._seeded_item(epoch, index) for index in rest]
+            return [dataset[index] for index in rest]
         except UserError:
             raise
         except Exception as error:
-            at = indices[len(items)]
+            at = indices[len(indices) - len(list(rest)) - 1]
             raise RuntimeError(f"sample {at} of {type(dataset).__name__} cannot be read: {error}") from error
-        return items
+
+    def _seeded_item(self, epoch: int, index: int) -> Any:
+        seed_all(mix(self.seed, epoch, index))
+        return self.dataset[index]
 
 
 def seed_all(seed: int) -> None:

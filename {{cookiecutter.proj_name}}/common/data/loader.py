@@ -16,7 +16,6 @@ from common.errors import UserError
 from common.period import Position
 from common.registry import COLLATE_REGISTRY, DATASET_REGISTRY, RegisteredName
 
-
 # Keys of a data set's section that are ours; the others are arguments of the data set.
 _OWN = ("eval_batch_size",)
 
@@ -28,10 +27,14 @@ class LoaderConfig:
     collate: Annotated[
         str | None,
         RegisteredName(COLLATE_REGISTRY),
-        Field(description="makes a batch of a list of items: a registered name or module:function; "
-              "null: the data set's own collate method, or PyTorch's default"),
+        Field(
+            description="makes a batch of a list of items: a registered name or module:function; "
+            "null: the data set's own collate method, or PyTorch's default"
+        ),
     ] = None
-    drop_last: Annotated[bool, Field(description="train: leave out the last optimizer step of an epoch if not full")] = False
+    drop_last: Annotated[
+        bool, Field(description="train: leave out the last optimizer step of an epoch if not full")
+    ] = False
     pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on CUDA")] = None
     prefetch: Annotated[int, Field(ge=1, description="batches each worker reads ahead")] = 2
     persistent: Annotated[bool, Field(description="keep workers alive between epochs")] = True
@@ -186,7 +189,7 @@ def _make_loader(
 
 
 def find_collate(dataset: SizedDataset, name: str | None) -> Collate:
-    """The collate function: by registered name or "module:function", else the data set's own `collate`, else PyTorch's default."""
+    """By registered name or "module:function", else the data set's own `collate`, else PyTorch's default."""
     if name is not None:
         return COLLATE_REGISTRY.get(name)
     own = getattr(dataset, "collate", None)

@@ -97,16 +97,24 @@ class EpochPlan:
     def windows(self, epoch: int, step: int, sample: int) -> Iterator[Window]:
         """The windows that go with `keys`, by arithmetic alone."""
         starts = self.starts(sample)
+        last = len(starts)
+        sizes, weights = self._share(self.window)  # of all windows but perhaps the last
         for number, start in enumerate(starts, start=1):
-            samples = min(self.window, self.size - start)
-            share = max(0, -(-(samples - self.rank) // self.world_size))
-            sizes = [min(self.batch_size, share - first) for first in range(0, share, self.batch_size)] or [1]
-            weights = [n * self.world_size / samples for n in sizes] if share else [0.0]
-            if number == len(starts):
-                after = Position(step + number, epoch + 1, 0, self.size)
-            else:
+            samples = self.window
+            if number < last:
                 after = Position(step + number, epoch, start + samples, self.size)
+            else:
+                samples = min(samples, self.size - start)
+                sizes, weights = self._share(samples)
+                after = Position(step + number, epoch + 1, 0, self.size)
             yield Window(weights, sizes, samples, after)
+
+    def _share(self, samples: int) -> tuple[list[int], list[float]]:
+        """Sizes and weights of this process' micro-batches in a window of `samples` samples."""
+        share = max(0, -(-(samples - self.rank) // self.world_size))
+        sizes = [min(self.batch_size, share - first) for first in range(0, share, self.batch_size)] or [1]
+        weights = [size * self.world_size / samples for size in sizes] if share else [0.0]
+        return sizes, weights
 
 
 def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:

@@ -68,6 +68,7 @@ class Monitor:
     ) -> None:
         self.meter = Meter(config.smooth, None if rank.is_alone else lambda table: sum_over_ranks(table, rank))
         self.clock = Clock()
+        self.loaded = self.clock.loaded
         self.writer: Writer | NullWriter = NullWriter()
         self.bar: Bar | NullBar = NullBar()
         self._device, self._workers, self._folder = rank.device, workers, None if run is None else run.folder
@@ -94,10 +95,6 @@ class Monitor:
         finally:
             self.bar.close()
             self.writer.flush()
-
-    def loaded(self) -> None:
-        """The batches of a step have arrived."""
-        self.clock.loaded()
 
     def stepped(self, at: Position, samples: int) -> None:
         """An optimizer step on `samples` samples, of all processes, is done."""

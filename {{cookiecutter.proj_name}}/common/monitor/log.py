@@ -82,7 +82,7 @@ def _coloured(stream: TextIO) -> bool:
 def _to_console(message: str) -> None:
     """Write above a progress bar, if anything draws one: nobody can before tqdm was imported."""
     module = sys.modules.get("tqdm")
-    if module is None:
+    if module is None or not getattr(module.tqdm, "_instances", None):
         sys.stderr.write(message)
     else:
         module.tqdm.write(message, file=sys.stderr, end="")

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ class Reading:
 # What one micro-batch gave: names of the parts, scalars on the device (the sum first), samples. A tuple, since making
 # one takes a tenth of the time that any class takes, in every step.
 _Part = tuple[list[str], list[Tensor], int]
+_Loss = tuple[float, float]  # mean, and the samples it is over
 
 
 class Meter:
@@ -51,12 +52,13 @@ class Meter:
 
     def add(self, losses: Mapping[str, Any], samples: int) -> None:
         """Keep what a `LossFactory` gave for `samples` samples of this process; any number of times in a step."""
-        names = losses["names"]
+        names, total = losses["names"], losses["sum"]
         # detach makes no copy and starts no kernel; without it the graph of every step would stay alive.
-        values = [losses["sum"].detach()]
-        for name in names:
-            values.append(losses[name].detach())
-        self._open.append((names, values, samples))
+        value = total.detach()
+        if len(names) == 1 and losses[names[0]] is total:
+            self._open.append((names, [value, value], samples))
+        else:
+            self._open.append((names, [value, *(losses[name].detach() for name in names)], samples))
 
     def stepped(self, step: int) -> None:
         """What was added since the last call belongs to optimizer step `step`, counted from 1."""
@@ -79,35 +81,50 @@ class Meter:
     def _collect(self) -> None:
         """Bring the pending losses to the host: one transfer, and one exchange when there are other processes."""
         pending, self._pending = self._pending, []
-        parts = [part for _, step_parts in pending for part in step_parts]
-        if not parts:
+        scalars = [scalar for _, parts in pending for _, values, _ in parts for scalar in values]
+        if not scalars:
             return
-        values = torch.stack([scalar for _, scalars, _ in parts for scalar in scalars])
-        weights = [float(samples) for _, scalars, samples in parts for _ in scalars]
-        if self._reduce is None:
-            numbers = iter(zip(values.tolist(), weights, strict=True))
-        else:
-            weight = torch.tensor(weights, dtype=torch.float64, device=values.device)
-            # A process without samples has a mean of nothing, which is not a number and must not reach the others.
-            weighted = torch.where(weight > 0, values.double() * weight, 0.0)
-            table = torch.stack((weighted, weight))
-            self._reduce(table)
-            sums, counts = table.tolist()
-            means = [total / count if count else 0.0 for total, count in zip(sums, counts, strict=True)]
-            numbers = iter(zip(means, counts, strict=True))
-        for step, step_parts in pending:
-            self._take(step, [(name, *next(numbers)) for names, _, _ in step_parts for name in ("loss", *names)])
+        numbers = iter(torch.stack(scalars).tolist())
+        steps = [_one_step(parts, numbers) for _, parts in pending]
+        if self._reduce is not None:
+            steps = _over_processes(steps, self._reduce)
+        for (step, _), losses in zip(pending, steps, strict=True):
+            self._last = {name: value for name, (value, _) in losses.items()}
+            for name, loss in losses.items():
+                recent = self._recent.get(name)
+                if recent is None:
+                    recent = self._recent[name] = deque(maxlen=self.window)
+                recent.append(loss)
+                if self._bad is None and not math.isfinite(loss[0]):
+                    self._bad = step
 
-    def _take(self, step: int, entries: list[tuple[str, float, float]]) -> None:
-        by_name: dict[str, list[tuple[float, float]]] = {}
-        for name, value, samples in entries:
-            by_name.setdefault(name, []).append((value, samples))
-        self._last = {name: _mean(values) for name, values in by_name.items()}
-        for name, values in by_name.items():
-            recent = self._recent.setdefault(name, deque(maxlen=self.window))
-            recent.append((self._last[name], sum(samples for _, samples in values)))
-        if self._bad is None and not all(map(math.isfinite, self._last.values())):
-            self._bad = step
+
+def _one_step(parts: list[_Part], numbers: Iterator[float]) -> dict[str, _Loss]:
+    """The losses of one optimizer step of this process, over its micro-batches."""
+    if len(parts) == 1:  # the common case: as it was measured, to the last digit
+        names, _, samples = parts[0]
+        return {name: (next(numbers), samples) for name in ("loss", *names)}
+    by_name: dict[str, list[_Loss]] = {}
+    for names, _, samples in parts:
+        for name in ("loss", *names):
+            by_name.setdefault(name, []).append((next(numbers), samples))
+    return {name: (_mean(values), sum(samples for _, samples in values)) for name, values in by_name.items()}
+
+
+def _over_processes(steps: list[dict[str, _Loss]], reduce: Callable[[Tensor], Any]) -> list[dict[str, _Loss]]:
+    """The same, over all processes; they may have had different numbers of micro-batches, but the same losses."""
+    rows = [loss for losses in steps for loss in losses.values()]
+    # A process without samples has a mean of nothing, which need not be a number and must not reach the others.
+    table = torch.tensor(
+        [(value * samples if samples else 0.0, samples) for value, samples in rows], dtype=torch.float64
+    )
+    reduce(table)
+    summed = iter(table.tolist())
+    means = [
+        {name: (total / count if count else 0.0, count) for name, (total, count) in zip(losses, summed, strict=False)}
+        for losses in steps
+    ]
+    return means
 
 
 def _mean(values: list[tuple[float, float]]) -> float:

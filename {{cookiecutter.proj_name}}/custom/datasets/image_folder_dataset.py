@@ -87,7 +87,9 @@ class ImageFolderDataset:
             except UserError as error:
                 problems.append(str(error))
         if problems:
-            logger.warning("{}: skipped {} of {} images; the first: {}", self.root, len(problems), len(self.samples), problems[0])
+            logger.warning(
+                "{}: skipped {} of {} images; the first: {}", self.root, len(problems), len(self.samples), problems[0]
+            )
         self.samples = readable
 
     def __len__(self) -> int:
@@ -98,9 +100,13 @@ class ImageFolderDataset:
         path, label = self.samples[index]
         try:
             with Image.open(path) as file:
-                picture = file.convert(_MODES[self.channels]).resize((self.size[1], self.size[0]), Image.Resampling.BILINEAR)
+                picture = file.convert(_MODES[self.channels]).resize(
+                    (self.size[1], self.size[0]), Image.Resampling.BILINEAR
+                )
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise UserError(f"cannot read the image {path}: {error}; mend or delete it, or set on_error: skip") from error
+            raise UserError(
+                f"cannot read the image {path}: {error}; mend or delete it, or set on_error: skip"
+            ) from error
         pixels = np.asarray(picture, dtype=np.float32).reshape(*self.size, self.channels) / 255
         image = torch.from_numpy(pixels).permute(2, 0, 1)
         if self.flip and torch.rand(()) < 0.5:

@@ -1,6 +1,7 @@
 """The sample metric."""
 
 from torch import Tensor
+from typing_extensions import Self
 
 from common.metric import Metric
 from common.registry import METRIC_REGISTRY
@@ -21,7 +22,7 @@ class Accuracy(Metric):
         self.correct += int((top == batch["label"][:, None]).sum())
         self.count += len(top)
 
-    def merge(self, other: "Accuracy") -> None:
+    def merge(self, other: Self) -> None:
         self.correct += other.correct
         self.count += other.count
 
