@@ -11,6 +11,9 @@ REQUIREMENTS := requirements-dev.txt $(PROJECT)/requirements.txt $(PROJECT)/requ
 BIN := $(abspath $(VENV))/bin
 PIP := "$(BIN)/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
+# For tests that call programs by name, such as shellcheck.
+export PATH := $(BIN):$(PATH)
+
 # Nothing is left in the project's folder by linting and testing it: what lies there is what a user gets.
 export PYTHONDONTWRITEBYTECODE := 1
 export RUFF_CACHE_DIR := $(CURDIR)/.ruff_cache

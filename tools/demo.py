@@ -57,11 +57,11 @@ def show_results(project: Path) -> None:
     tensorboard = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", str(project / "experiments")])
     print(f"\n== results on {measured['samples']} test images that training never saw")
     for name, value in measured["values"].items():
-        print(f"   {name:12} {value:.4f}")
-    print(f"   log          {run_folder / 'train.log'}")
-    print(f"   pictures     {evaluation}")
-    print(f"   TensorBoard  {run_folder / 'event'}")
-    print(f"   open it with\n   {tensorboard}\n   and look at http://localhost:6006")
+        print(f"   {name:<17} {value:.4f}")
+    print(f"   log               {run_folder / 'train.log'}")
+    print(f"   pictures          {evaluation}")
+    print(f"   TensorBoard       {run_folder / 'event'}")
+    print(f"   to open it        {tensorboard}\n                     and look at http://localhost:6006")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from loguru import logger
 
 from common import dist
 from common.best import BestTracker
-from common.checkpoint import Found, find_checkpoint
+from common.checkpoint import Found, find_checkpoint, init_weights
+from common.checkpoint.promise import changes, check_changes, promise
 from common.config import parse
 from common.dist import Rank
 from common.failsafe import reported
@@ -16,7 +17,7 @@ from common.metric import MetricFactory
 from common.monitor import Monitor
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
-from common.registry import MODEL_REGISTRY, REGISTRIES
+from common.registry import MODEL_REGISTRY, REGISTRIES, import_path
 from common.run import RunFolder
 from common.seed import choose_seed, mix, set_determinism, set_seed
 from common.session import Start, session
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     checkpoint = find_checkpoint(config.resume, folder.checkpoints)
     dist.barrier(rank)  # every process has read it: the folder may be moved now
     start = Start(
-        argv=argv,
+        argv=[__file__, *argv],
         values=resolved.values,
         seed=seed,
         resumed_step=resumed_step(checkpoint, config, folder),
@@ -54,6 +55,8 @@ def main(argv: list[str]) -> int:
     )
     with session(config.monitor, folder, rank, start, PROJECT) as monitor:
         trainer = build_trainer(config, folder, monitor, rank, seed, about={"config": resolved.values, "seed": seed})
+        for name in config.plugins:
+            import_path(name)(trainer)
         if checkpoint is not None:
             restore(trainer, checkpoint, config)
         log_start(config, trainer, seed)
@@ -79,9 +82,19 @@ def restore(trainer: Trainer, checkpoint: Found, config: Config) -> None:
         trainer.load_weights(checkpoint.state, checkpoint.path)
         logger.info("starting from the weights of {}", checkpoint.path)
         return
+    about, old, new = checkpoint.state["about"], checkpoint.state["fingerprint"], trainer.state.fingerprint
+    safe, grave = check_changes(
+        list(changes(about["config"], trainer.state.about["config"])),
+        window=new["samples per step"],
+        old_window=old["samples per step"],
+        allowed=config.allow_changes,
+    )
     trainer.load_state_dict(checkpoint.state, checkpoint.path)
     at = trainer.at
     logger.info("resuming {} at epoch {}, sample {}, step {}", checkpoint.path, at.epoch, at.sample, at.step)
+    if safe or grave:
+        logger.info("changed since then:\n{}", "\n".join(map(str, safe + grave)))
+    logger.info("{}", promise(old, new, grave))
 
 
 def build_trainer(
@@ -90,8 +103,9 @@ def build_trainer(
     """Everything that the config names, put together. The seed decides the first weights, alike on all ranks."""
     set_seed(seed)
     model = MODEL_REGISTRY.build(config.model)
+    init_weights(model, config.init_from)
     trainer = Trainer(
-        Settings(config.progress, config.optim, config.dist, config.debug),
+        Settings(config.progress, config.optim, config.dist, config.debug, config.checkpoint),
         task=ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric)),
         model=model,
         stream=build_stream(config, rank, seed),
@@ -102,6 +116,7 @@ def build_trainer(
         monitor=monitor,
         run=folder,
         rank=rank,
+        seed=seed,
         about=about,
     )
     set_seed(mix(seed, rank.rank))  # from here on each process draws its own numbers (dropout)

@@ -40,6 +40,9 @@ class DistConfig:
     timeout: Annotated[int, Field(ge=1, description="seconds a collective may wait for the other processes")] = 600
     find_unused_parameters: Annotated[bool, Field(description="DDP: allow parameters that get no gradient")] = False
     static_graph: Annotated[bool, Field(description="DDP: promise that the graph never changes")] = False
+    bucket_mb: Annotated[float, Field(gt=0, description="DDP: megabytes of gradients that are exchanged together")] = (
+        25.0
+    )
     sync_bn: Annotated[bool, Field(description="DDP: batch norm statistics over all processes (CUDA only)")] = False
 
 
@@ -201,5 +204,6 @@ def wrap(model: nn.Module, config: DistConfig, rank: Rank) -> nn.Module:
         device_ids=[rank.device.index] if on_gpu else None,
         find_unused_parameters=config.find_unused_parameters,
         static_graph=config.static_graph,
+        bucket_cap_mb=config.bucket_mb,
         gradient_as_bucket_view=True,
     )

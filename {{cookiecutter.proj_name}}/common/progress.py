@@ -43,7 +43,6 @@ class ProgressConfig:
     ] = 1800.0
     epoch_save_latest: Annotated[EpochPeriod, Field(description="save latest.pt; epochs")] = 1
     epoch_save_checkpoint: Annotated[EpochPeriod, Field(description="save a numbered checkpoint; epochs")] = 10
-    keep: Annotated[int, Field(ge=0, description="numbered checkpoints to keep, the newest ones; 0: all")] = 3
 
     def __post_init__(self) -> None:
         if self.epoch is None and self.max_steps is None:

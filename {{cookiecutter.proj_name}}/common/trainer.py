@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.best import BestTracker
-from common.checkpoint import FORMAT, CheckpointFolder, load_weights
+from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver
+from common.checkpoint.promise import fingerprint
 from common.data.loader import EvaluationLoader, Step, TrainStream
-from common.dist import DistConfig, Rank, gather_objects, max_over_ranks, share_buffers, wrap
+from common.dist import DistConfig, Rank, max_over_ranks, share_buffers, wrap
 from common.evaluation import Evaluation, Evaluator, evaluation_mode, write_evaluation
 from common.failsafe import Requests, TrainingError
 from common.gradients import DebugConfig, log_gradients
 from common.monitor import Monitor
 from common.optim import (
     OptimConfig,
-    averaged_state_dict,
     build_clip,
     build_ema,
     build_optimizer,
@@ -31,10 +31,11 @@ from common.optim import (
     needs_closure,
 )
 from common.optim.precision import Precision
-from common.period import Position, resumed_position
+from common.period import Period, Position, resumed_position
 from common.progress import ProgressConfig, Rhythm, is_over, total_steps
 from common.run import RunFolder
 from common.seed import random_state, set_random_state
+from common.state import RunState
 from common.task import Task
 
 _NOTHING = nullcontext()
@@ -48,6 +49,7 @@ class Settings:
     optim: OptimConfig
     dist: DistConfig
     debug: DebugConfig
+    checkpoint: CheckpointConfig
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,13 @@ class Trainer:
         monitor: Monitor,
         run: RunFolder,
         rank: Rank,
+        seed: int,
         about: Mapping[str, Any],
     ) -> None:
         self.settings, self.progress, self.rank, self.run, self.about = settings, settings.progress, rank, run, about
         self.task, self.stream, self.val, self.evaluation = task, stream, val, evaluation
         self.best, self.precision, self.monitor = best, precision, monitor
         self.rhythm = Rhythm.of(self.progress)
-        self.checkpoints = CheckpointFolder(run.checkpoints, keep=self.progress.keep)
         self.evaluator = Evaluator(task, rank, precision)
         self.requests = Requests(rank)
 
@@ -100,12 +102,32 @@ class Trainer:
         self.model = wrap(self.raw_model, settings.dist, rank)
         self.optimizer = build_optimizer(settings.optim, self.raw_model)
         self.computes_loss_itself = needs_closure(self.optimizer)  # such as LBFGS
-        steps = total_steps(self.progress, stream.steps_per_epoch)
-        self.schedule = build_schedule(settings.optim.lr_scheduler, self.optimizer, steps, stream.steps_per_epoch)
+        self.total_steps = total_steps(self.progress, stream.steps_per_epoch)
+        self.schedule = build_schedule(
+            settings.optim.lr_scheduler, self.optimizer, self.total_steps, stream.steps_per_epoch
+        )
         self.clip = build_clip(settings.optim)
         self.ema = build_ema(settings.optim.ema, self.raw_model)
+        keep_every = Period.parse(settings.checkpoint.keep_every, "step").in_steps(stream.steps_per_epoch)
+        folder = CheckpointFolder(run.checkpoints, settings.checkpoint.keep, keep_every)
+        self.saver = Saver(folder, settings.checkpoint)
 
-        self.total_steps = steps
+        # What a checkpoint holds besides the model: by name, each able to save and load itself.
+        self.state = RunState(
+            self.raw_model,
+            {
+                "ema": self.ema,
+                "optimizer": self.optimizer,
+                "schedule": self.schedule,
+                "precision": precision,
+                "best": best,
+                "data": stream,
+            },
+            rank=rank,
+            fingerprint=fingerprint(rank, stream, seed),
+            about=about,
+        )
+        self.register_state = self.state.register
         self.parameters = [p for p in self.raw_model.parameters() if p.requires_grad]
         self.before = self.at = Position(epoch_size=stream.epoch_size)
         self.last = False  # whether the step just done is the last one of the run
@@ -115,6 +137,8 @@ class Trainer:
         self.grad_norm: Tensor | None = None
         self.saved_at = time.monotonic()
         self.saved_step = -1
+        if isinstance(self.model, DistributedDataParallel):
+            self.settle_buckets()
 
     def train(self) -> Outcome:
         """Train from the current position to the end, to an early stop, or until a signal asks for it."""
@@ -176,6 +200,24 @@ class Trainer:
         assert total is not None
         return total
 
+    def settle_buckets(self) -> None:
+        """One step for nothing, before anything counts: it changes neither weights nor buffers nor random streams.
+
+        DDP exchanges gradients in one order in its first backward and in another from the second on. A resumed run
+        would begin with the first again and, with three ranks or more, add up in another order than the uncut run.
+        """
+        buffers = [buffer.detach().clone() for buffer in self.raw_model.buffers()]
+        streams = random_state(self.rank.device)
+        batch = self.task.prepare_batch(self.precision.cast_batch(self.stream.sample_batch()), self.rank.device)
+        self.model.train()
+        with self.precision.autocast():
+            self.task.losses(self.task.forward(self.model, batch), batch)["sum"].backward()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in zip(self.raw_model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
+        set_random_state(streams, self.rank.device)
+
     def exchange(self, on: bool) -> AbstractContextManager[Any]:
         """Whether the gradients of the next backward are exchanged; only the last micro-batch of a window needs to."""
         if on or not isinstance(self.model, DistributedDataParallel):
@@ -196,6 +238,7 @@ class Trainer:
         if self.progress.epoch_loss > 1 and self.before.epoch % self.progress.epoch_loss:
             return
         self.check_finite()
+        self.saver.check()
         self.monitor.train(self.at, self.optimizer, self.grad_norm)
         if self.settings.debug.debug_mode:
             log_gradients(self.raw_model, every=self.settings.debug.print_all_grad)
@@ -205,7 +248,7 @@ class Trainer:
         bad = max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank)
         if bad == 0:
             return
-        good = self.checkpoints.latest
+        good = self.saver.folder.latest
         where = f"the last good checkpoint is {good}" if good.is_file() else "there is no checkpoint yet"
         raise TrainingError(
             f"the loss of step {bad} is not a finite number (epoch {self.before.epoch}); {where}.\n"
@@ -249,69 +292,41 @@ class Trainer:
 
     def measure(self, data: EvaluationLoader, max_pictures: int) -> Evaluation:
         """Evaluate the averaged weights, or the weights themselves where none are averaged."""
-        share_buffers(self.raw_model, self.rank)
         with self.ema.applied(self.raw_model):
+            # Each rank's batch norm has seen other samples, and so has its average: all evaluate rank 0's.
+            share_buffers(self.raw_model, self.rank)
             result = self.evaluator.run(self.raw_model, data, max_pictures=max_pictures if self.rank.is_main else 0)
         self.monitor.resumed_training()
         return result
 
-    def save(self, *, best: bool = False, numbered: bool = False) -> list[Path]:
-        """Write a checkpoint: `latest.pt`, and `best.pt` / `step_*.pt` where asked. Every process must call this."""
+    def save(self, *, best: bool = False, numbered: bool = False) -> None:
+        """Save: `latest.pt`, and `best.pt` / `step_*.pt` where asked. Every process must call this."""
         self.check_finite()
-        state = self.state_dict()
-        paths: list[Path] = []
+        state = self.state.state_dict(self.at, self.values)
         if self.rank.is_main:
-            paths = self.checkpoints.save(state, step=self.at.step if numbered else None, best=best)
-            self.monitor.saved(self.at, paths)
+            # Before the checkpoint: what it says was measured is on the disk when it is.
+            self.monitor.saving(self.at, best=best, numbered=numbered)
+            self.saver.save(state, step=self.at.step, best=best, numbered=numbered)
+        self.monitor.resumed_training()
         self.saved_at, self.saved_step = time.monotonic(), self.at.step
-        return paths
 
     def end(self) -> Outcome:
         """The last save, and how it went."""
         if self.saved_step != self.at.step:
             self.save()
+        self.saver.finish()
         name = signal.Signals(self.signal).name if self.signal else self.reason or "finished"
         code = 128 + self.signal if self.signal else 0
-        return Outcome(name, self.at, self.values, self.checkpoints.latest, code)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that a run is made of, as named parts. What is not here is lost when it stops."""
-        return {
-            "format": FORMAT,
-            "position": self.at._asdict(),
-            "model": self.raw_model.state_dict(),
-            "ema": self.ema.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict(),
-            "precision": self.precision.state_dict(),
-            "best": self.best.state_dict(),
-            "values": dict(self.values),
-            "random": gather_objects(random_state(self.rank.device), self.rank),
-            "about": dict(self.about),
-        }
+        return Outcome(name, self.at, self.values, self.saver.folder.latest, code)
 
     def load_weights(self, state: Mapping[str, Any], source: Path) -> None:
-        """Take only the weights: the averaged ones where the checkpoint has them."""
-        load_weights(self.raw_model, averaged_state_dict(state["model"], state["ema"]), str(source))
+        """Start from the weights of a checkpoint, and nothing else of it."""
+        self.state.load_weights(state, source)
         self.ema.reset(self.raw_model)
 
     def load_state_dict(self, state: Mapping[str, Any], source: Path) -> None:
         """Go on where the checkpoint stopped."""
-        load_weights(self.raw_model, state["model"], str(source))
-        self.ema.load_state_dict(state["ema"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        self.precision.load_state_dict(state["precision"])
-        self.best.load_state_dict(state["best"])
-        self.values = dict(state["values"])
-        self.at = self.before = resumed_position(Position(**state["position"]), self.stream.epoch_size)
+        at, self.values = self.state.load_state_dict(state, source)
+        self.at = self.before = resumed_position(at, self.stream.epoch_size)
         self.saved_step = self.at.step
         self.last = is_over(self.at, self.progress)
-        if len(state["random"]) == self.rank.world_size:
-            set_random_state(state["random"][self.rank.rank], self.rank.device)
-        else:
-            logger.warning(
-                "saved by {} processes, resumed by {}: their random streams start anew",
-                len(state["random"]),
-                self.rank.world_size,
-            )

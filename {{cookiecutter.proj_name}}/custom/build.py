@@ -79,5 +79,5 @@ def log_end(trainer: Trainer, outcome: Outcome) -> None:
     if outcome.exit_code:
         logger.warning("stopped by {}; go on with --resume auto, or --resume {}", outcome.reason, outcome.checkpoint)
     else:
-        shown = trainer.checkpoints.best if best is not None else outcome.checkpoint
+        shown = trainer.saver.folder.best if best is not None else outcome.checkpoint
         logger.info("to evaluate: python evaluate.py --model_pt {}", shown)

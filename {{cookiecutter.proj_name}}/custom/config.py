@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from common.best import BestConfig, EarlyStopConfig
+from common.checkpoint import CheckpointConfig, InitConfig
 from common.config import section
 from common.data.loader import DatasetSection, LoaderConfig
 from common.dist import DistConfig
@@ -31,7 +32,7 @@ import custom.models  # noqa: F401 - importing the four folders fills the regist
 
 @section
 class SplitsConfig:
-    """The data. `type` names a class of custom/datasets; but for the loader's `eval_batch_size`, the rest is for it."""
+    """The data. `type` names a data set (see --list); but for the loader's `eval_batch_size`, the rest is for it."""
 
     train: Annotated[dict[str, Any], DatasetSection(), Field(description="what to learn from")] = field(
         default_factory=lambda: {"type": "DigitsDataset", "shift": 1}
@@ -56,6 +57,9 @@ class Config:
     resume: Annotated[
         str | None, Field(description="checkpoint file, run folder, or auto: the newest of this run, if it has any")
     ] = None
+    allow_changes: Annotated[
+        bool, Field(description="with resume: accept changes of keys that alter what is trained")
+    ] = False
     gpu_ids: Annotated[int | list[int], Field(description="-1: CPU; otherwise CUDA device(s), one process each")] = -1
     batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
     worker: Annotated[int, Field(ge=0, description="processes that read data; 0: the main process does")] = 0
@@ -67,7 +71,7 @@ class Config:
     model: Annotated[
         dict[str, Any],
         Registered(MODEL_REGISTRY),
-        Field(description="type names a class of custom/models, the rest are its arguments"),
+        Field(description="type names a model (see --list), the rest are its arguments"),
     ] = field(
         default_factory=lambda: {"type": "ConvModel", "in_channels": 1, "classes": 10, "width": 32, "dropout": 0.1}
     )
@@ -84,6 +88,11 @@ class Config:
     progress: ProgressConfig = field(default_factory=ProgressConfig)
     best: BestConfig = field(default_factory=BestConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    init_from: InitConfig = field(default_factory=InitConfig)
+    plugins: Annotated[
+        list[str], Field(description="module:function each, called with the trainer before training starts")
+    ] = field(default_factory=list)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:

@@ -138,11 +138,10 @@ def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
     at, optimizer = Position(step=1, sample=1), torch.optim.SGD([torch.zeros(1)], lr=0.5)
     monitor.train(at, optimizer, None)
     monitor.evaluation("val", at, Evaluation({}, 1))
-    monitor.saved(at, [])
     monitor.end("finished", at, "")
     line = int(here().rpartition(":")[2])
     places = [text.split()[3] for text in (tmp_path / "log").read_text().splitlines()]
-    assert places == [f"tests/test_monitor.py:{number}" for number in range(line - 4, line)]
+    assert places == [f"tests/test_monitor.py:{number}" for number in range(line - 3, line)]
 
 
 def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, rank: Rank | None = None) -> list[str]:
@@ -167,7 +166,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
                 monitor.train(at, optimizer, torch.tensor(2.0))
         monitor.evaluation("val", at, Evaluation({"loss": 0.5}, 7, [picture, picture]), best=True)
         monitor.pictures("train", at, [Picture("7", picture.image)] * 2)
-        monitor.saved(at, [run.folder.checkpoints / "latest.pt"])
+        monitor.saving(at, best=False, numbered=False)
         monitor.end("finished", at, "3 epochs")
     return lines
 

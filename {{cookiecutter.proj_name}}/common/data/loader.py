@@ -137,6 +137,30 @@ class TrainStream:
         """Samples per epoch."""
         return self.plan.size
 
+    @property
+    def window(self) -> int:
+        """Samples of one optimizer step, over all ranks."""
+        return self.plan.window
+
+    @property
+    def restores_its_place(self) -> bool:
+        """Whether `epoch` goes on at a position exactly: always, since the order is a function of the epoch."""
+        return True
+
+    def sample_batch(self) -> Any:
+        """A small batch to try a model on; reading it draws from no random stream."""
+        return _checked(self._loader.dataset.__getitems__((0, list(range(min(2, self.plan.size))))))  # type: ignore[attr-defined]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The data set's own state, if it has any; the place in the data is the run's position."""
+        own = getattr(self.dataset, "state_dict", None)
+        return {"dataset": own()} if callable(own) else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Give the data set its own state back."""
+        if "dataset" in state and callable(own := getattr(self.dataset, "load_state_dict", None)):
+            own(state["dataset"])
+
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
         self._keys.epoch, self._keys.sample = at.epoch, at.sample

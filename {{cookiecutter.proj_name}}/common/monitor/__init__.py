@@ -152,13 +152,10 @@ class Monitor:
             if self._pictures is not None:
                 save_png(progress_path(self._pictures, split, name, current_epoch(at), at.step), picture.image)
 
-    def saved(self, at: Position, paths: Sequence[Path]) -> None:
-        """A checkpoint was written. Everything that was measured up to it goes to the disk too."""
-        names = [path.name for path in paths]
-        _log.info("saved {} (epoch {}, step {})", ", ".join(names), current_epoch(at), at.step)
-        self.writer.record("checkpoint", step=at.step, epoch=current_epoch(at), files=names)
+    def saving(self, at: Position, *, best: bool, numbered: bool) -> None:
+        """A checkpoint is about to be written. Everything that was measured up to it goes to the disk first."""
+        self.writer.record("checkpoint", step=at.step, epoch=current_epoch(at), best=best, numbered=numbered)
         self.writer.flush()
-        self.clock.restart()
 
     def end(self, state: State, at: Position, reason: str) -> None:
         """The last line, entry and status of the run. Nothing can be written afterwards."""

@@ -1,0 +1,25 @@
+"""Checkpoints: a mapping of named parts in one atomic file, and what resuming from one means.
+
+`file` reads and writes one, `folder` keeps a run's, `saver` writes beside training, `weights` fills models,
+`promise` says how exact a resume is. `python -m common.checkpoint FILE` shows what is in one.
+"""
+
+from common.checkpoint.file import FORMAT, CheckpointError, read_checkpoint, write_checkpoint
+from common.checkpoint.folder import CheckpointFolder, Found, find_checkpoint
+from common.checkpoint.saver import CheckpointConfig, Saver
+from common.checkpoint.weights import InitConfig, init_weights, load_weights
+
+__all__ = [
+    "FORMAT",
+    "CheckpointConfig",
+    "CheckpointError",
+    "CheckpointFolder",
+    "Found",
+    "InitConfig",
+    "Saver",
+    "find_checkpoint",
+    "init_weights",
+    "load_weights",
+    "read_checkpoint",
+    "write_checkpoint",
+]

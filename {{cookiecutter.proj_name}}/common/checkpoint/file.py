@@ -1,0 +1,151 @@
+"""One checkpoint file: written so that it cannot be lost, read so that damage is noticed."""
+
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from common.errors import UserError
+
+FORMAT = 1
+
+
+class CheckpointError(UserError):
+    """A file that is not there, is damaged, or is something else than a checkpoint."""
+
+
+def write_checkpoint(state: Mapping[str, Any], *paths: Path) -> None:
+    """Write `state` to the first path and link it to the others, each complete or not there at all.
+
+    Written beside, flushed to the disk, then renamed: whatever happens, the old file stays until the new one is whole.
+
+    Raises:
+        UserError: something in it could not be loaded again with `weights_only=True`.
+        OSError: the disk is full, the folder is read-only, ...; nothing half-written is left behind.
+    """
+    safe = plain(state, "checkpoint")
+    write_file(paths[0], lambda file: torch.save(safe, file), links=paths[1:])
+
+
+def plain(value: Any, where: str) -> Any:
+    """`value` in the types that load without executing anything; subclasses of them become the types themselves.
+
+    Raises:
+        UserError: there is something else in it, such as a NumPy number; the message says where.
+    """
+    if value is None or type(value) in (bool, int, float, str, Tensor):
+        return value
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, Mapping):
+        return {plain(key, where): plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return tuple(items) if isinstance(value, tuple) else items
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind) and type(value).__module__ != "numpy":
+            return kind(value)
+    raise UserError(
+        f"{where} is of type {type(value).__module__}.{type(value).__name__}; a checkpoint holds tensors, numbers, "
+        "text, and lists, tuples and dicts of these: convert it (float(x), torch.from_numpy(x), ...) in state_dict"
+    )
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], Any], links: Sequence[Path] = ()) -> None:
+    """Let `write` fill a file that appears as `path`, and under the names of `links`, when it is complete.
+
+    Raises:
+        OSError: it cannot be written; nothing half-written is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        # A Python file handle keeps the reason of a failure (errno); torch's own writer loses it.
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        for link in links:
+            link_file(temporary, link)
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        # torch reports a full disk as its own error while it closes the archive; the true reason is the context.
+        reason = error.__context__
+        if isinstance(error, RuntimeError) and isinstance(reason, OSError):
+            raise reason from error
+        raise
+
+
+def link_file(source: Path, path: Path) -> None:
+    """Give `source` a second name, in one move; a file that had the name is replaced."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside.unlink(missing_ok=True)
+    try:
+        os.link(source, beside)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, beside)
+    beside.replace(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint to the CPU; its checksums are verified, and nothing in it is executed.
+
+    Raises:
+        CheckpointError: it is missing, damaged (truncated, a flipped bit), or not a checkpoint of this project.
+    """
+    check_archive(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
+    if not isinstance(state, dict) or "model" not in state or "format" not in state:
+        raise CheckpointError(f"{path} holds no checkpoint of this project (a dict with 'format', 'model', ...)")
+    if state["format"] > FORMAT:
+        raise CheckpointError(
+            f"{path} has format {state['format']}; this code reads up to {FORMAT}: use a newer version"
+        )
+    return state
+
+
+def check_archive(path: Path) -> None:
+    """Verify the checksums of a file that torch wrote. Raises `CheckpointError` when it is missing or damaged."""
+    if not path.is_file():
+        near = sorted(p.name for p in path.parent.glob("*.pt")) if path.parent.is_dir() else []
+        there = f"; its folder has: {', '.join(near)}" if near else ""
+        raise CheckpointError(f"there is no checkpoint {path}{there}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # torch writes a checksum of every tensor and never looks at it again.
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
+        reason = "is not a checkpoint, or was cut off while it was written or copied"
+        raise CheckpointError(f"{path} {reason} ({error})") from error
+    if damaged is not None:
+        raise CheckpointError(f"{path} is damaged: the checksum of {damaged} is wrong")
+
+
+def step_of(path: Path) -> int:
+    """The optimizer step of a checkpoint, read without its tensors; -1 when even that cannot be read."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return int(state["position"]["step"])
+    except Exception:  # noqa: BLE001 - damaged in whatever way; `read_checkpoint` tells how
+        return -1

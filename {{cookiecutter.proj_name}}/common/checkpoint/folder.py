@@ -1,0 +1,139 @@
+"""The checkpoints of one run, which of them are kept, and which one to go on from."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from common.checkpoint.file import CheckpointError, link_file, read_checkpoint, step_of, write_checkpoint
+
+_NUMBERED = re.compile(r"step_(\d+)\.pt")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was asked for: where it lies, and what it holds."""
+
+    path: Path
+    state: dict[str, Any]
+
+
+class CheckpointFolder:
+    """`latest.pt`, the one before it as `previous.pt`, `best.pt`, and `step_<number>.pt`.
+
+    Args:
+        keep: numbered files to keep, the newest ones; 0 keeps all.
+        keep_every: numbered files at multiples of this many steps are kept for good; 0: none is.
+    """
+
+    def __init__(self, folder: Path, keep: int = 0, keep_every: int = 0) -> None:
+        self.folder = folder
+        self.keep = keep
+        self.keep_every = keep_every
+
+    @property
+    def latest(self) -> Path:
+        return self.folder / "latest.pt"
+
+    @property
+    def previous(self) -> Path:
+        return self.folder / "previous.pt"
+
+    @property
+    def best(self) -> Path:
+        return self.folder / "best.pt"
+
+    def numbered(self) -> list[tuple[int, Path]]:
+        """Step and file of each `step_*.pt`, oldest first; by number, since dates and text order both lie."""
+        matches = ((_NUMBERED.fullmatch(path.name), path) for path in self.folder.glob("step_*.pt"))
+        return sorted((int(match[1]), path) for match, path in matches if match)
+
+    def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:
+        """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Old files go after."""
+        if self.latest.is_file():
+            # The same file under a second name: if the new one is damaged later, this is what is left.
+            link_file(self.latest, self.previous)
+        paths = [self.latest]
+        if best:
+            paths.append(self.best)
+        if step is not None:
+            paths.append(self.folder / f"step_{step:08d}.pt")
+        write_checkpoint(state, *paths)
+        if step is not None:
+            self._drop_old()
+        return paths
+
+    def _drop_old(self) -> None:
+        if self.keep == 0:
+            return
+        for step, path in self.numbered()[: -self.keep]:
+            if not (self.keep_every and step % self.keep_every == 0):
+                path.unlink(missing_ok=True)
+
+    def clean(self) -> None:
+        """Remove what a killed process left half-written. For whoever holds the run's lock."""
+        for path in self.folder.glob(".*.tmp"):
+            logger.warning("removing {}, which was never finished", path)
+            path.unlink(missing_ok=True)
+
+    def newest(self) -> Found | None:
+        """The checkpoint that got furthest and is whole; damaged ones are passed over with a warning.
+
+        None when there is no file at all.
+
+        Raises:
+            CheckpointError: there are files, and none can be loaded.
+        """
+        files = [self.latest, self.previous, *(path for _, path in reversed(self.numbered())), self.best]
+        files = [path for path in files if path.is_file()]
+        if self.latest in files:  # the usual case needs no look at the others
+            try:
+                return Found(self.latest, read_checkpoint(self.latest))
+            except CheckpointError as error:
+                logger.warning("{}; looking for the one before", error)
+        others = sorted((path for path in files if path != self.latest), key=step_of, reverse=True)
+        for path in others:
+            try:
+                found = Found(path, read_checkpoint(path))
+            except CheckpointError as error:
+                logger.warning("{}; looking for the one before", error)
+                continue
+            logger.warning("using {}, step {}", path, found.state["position"]["step"])
+            return found
+        if files:
+            names = ", ".join(path.name for path in files)
+            raise CheckpointError(
+                f"none of the checkpoints in {self.folder} can be loaded ({names}); to start afresh give the run "
+                "another --name, or leave out --resume: this one's folder is kept under another name"
+            )
+        return None
+
+
+def find_checkpoint(resume: str | None, own: Path) -> Found | None:
+    """The checkpoint that the config's `resume` means.
+
+    Args:
+        resume: None; a file; a folder (of a run, or its checkpoints): the newest in it; "auto": the newest in `own`.
+        own: the checkpoint folder of the run that is starting.
+
+    Returns:
+        None when none is asked for, or "auto" finds none because the run never saved: it starts afresh.
+
+    Raises:
+        CheckpointError: there is no such file or folder, or nothing in it can be loaded.
+    """
+    if resume is None:
+        return None
+    if resume == "auto":
+        return CheckpointFolder(own).newest()
+    path = Path(os.path.expanduser(resume))
+    if not path.is_dir():
+        return Found(path, read_checkpoint(path))
+    for folder in (path / "checkpoints", path):
+        if found := CheckpointFolder(folder).newest():
+            return found
+    raise CheckpointError(f"resume: {path} has no checkpoints (looked for *.pt in it and in {path / 'checkpoints'})")

@@ -1,0 +1,126 @@
+"""What a resume keeps: which changes of the config it takes, and how exactly it goes on."""
+
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+import torch
+
+from common.dist import Rank
+from common.errors import UserError
+
+# Keys that say how a run is carried out, not what it computes: a resume takes new values of these without a word.
+SAFE = (
+    "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "worker", "plugins", "dir.*", "debug.debug_mode",
+    "debug.print_all_grad", "monitor.*", "checkpoint.*", "early_stop.*", "best.*", "progress.*", "init_from.*",
+    "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "dist.timeout",
+    "dist.distributed_backend", "dataset.val", "dataset.val.*", "dataset.eval", "dataset.eval.*", "metric", "metric.*",
+)  # fmt: skip
+# Together these make the samples of one optimizer step; see `check_changes`.
+_BATCH = ("batch_size", "optim.accumulate")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key whose value differs between a checkpoint and the config of the run that resumes it."""
+
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"  {self.key}: {self.old!r} in the checkpoint, {self.new!r} now"
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
+    """Leaf by leaf, what differs between two resolved configs. A missing key counts as null."""
+    for name in dict.fromkeys([*old, *new]):
+        key, before, after = f"{prefix}{name}", old.get(name), new.get(name)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from changes(before, after, f"{key}.")
+        elif before != after:
+            yield Change(key, before, after)
+
+
+def check_changes(
+    found: list[Change], *, window: int, old_window: int, allowed: bool
+) -> tuple[list[Change], list[Change]]:
+    """Split changes into those taken as a matter of course and those that alter what is trained.
+
+    Args:
+        window, old_window: samples per optimizer step over all ranks, now and in the checkpoint. While they are equal,
+            batch size, accumulation and number of ranks may be traded against each other.
+        allowed: `allow_changes` of the config.
+
+    Raises:
+        UserError: something that alters the training has changed, and `allowed` is false.
+    """
+    safe: list[Change] = []
+    grave: list[Change] = []
+    for change in found:
+        by_pattern = any(fnmatchcase(change.key, pattern) for pattern in SAFE)
+        traded = change.key in _BATCH and window == old_window
+        (safe if by_pattern or traded else grave).append(change)
+    if grave and not allowed:
+        lines = "\n".join(map(str, grave))
+        raise UserError(
+            f"the run cannot go on as it began, since this changes what is trained:\n{lines}\n"
+            "  Take the old values (--resume FOLDER without --config uses the run's own config), or say that it is\n"
+            "  meant: --allow_changes true. For a new run from these weights: --progress.start_epoch 0."
+        )
+    return safe, grave
+
+
+class Data(Protocol):
+    """What the promise depends on, of the training data."""
+
+    @property
+    def window(self) -> int:
+        """Samples of one optimizer step, over all ranks."""
+
+    @property
+    def epoch_size(self) -> int:
+        """Samples of an epoch; 0 when that is not known."""
+
+    @property
+    def restores_its_place(self) -> bool:
+        """Whether reading goes on exactly at a position."""
+
+
+def fingerprint(rank: Rank, data: Data, seed: int) -> dict[str, Any]:
+    """Everything that decides the bits of a run besides its config and code."""
+    on_gpu = rank.device.type == "cuda"
+    return {
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda or "none",
+        "device": torch.cuda.get_device_name(rank.device) if on_gpu else f"cpu ({platform.machine()})",
+        "ranks": rank.world_size,
+        "threads": torch.get_num_threads(),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "samples per step": data.window,
+        "seed": seed,
+        "samples per epoch": data.epoch_size,
+        "data position restored": data.restores_its_place,
+    }
+
+
+def promise(old: Mapping[str, Any], new: Mapping[str, Any], grave: list[Change]) -> str:
+    """One sentence for the log: bit-exact, sample-exact, or neither, and why."""
+    different = [f"{key} {old.get(key)} -> {new[key]}" for key in new if old.get(key) != new[key]]
+    order = [text for text in different if text.startswith(("seed", "samples per epoch"))]
+    if grave:
+        order += [f"{change.key} {change.old} -> {change.new}" for change in grave]
+    if not new["data position restored"]:
+        order.append("an iterable data set that cannot restore its place is read again from the start of the epoch")
+    if order:
+        return "this resume is neither bit-exact nor sample-exact: " + "; ".join(order)
+    if not new["device"].startswith("cpu") and not new["deterministic"]:
+        different.append("CUDA without dist.deterministic strict")
+    if not different:
+        return "this resume is bit-exact: weights and metrics will be those of a run that was never stopped"
+    ranks = old.get("ranks") != new["ranks"]
+    streams = "; the random streams of the ranks (dropout) start anew" if ranks else ""
+    return f"this resume is sample-exact, not bit-exact ({'; '.join(different)}): every sample once{streams}"

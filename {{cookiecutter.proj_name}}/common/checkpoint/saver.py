@@ -1,0 +1,142 @@
+"""Saving beside training: the loop waits for a copy in memory, a thread writes it to the disk."""
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import torch
+from loguru import logger
+from pydantic import Field
+from torch import Tensor
+
+from common.checkpoint.folder import CheckpointFolder
+from common.config import section
+from common.errors import UserError
+from common.period import StepPeriod
+
+
+@section
+class CheckpointConfig:
+    """How checkpoints are written and kept. When they are written is in `progress`."""
+
+    keep: Annotated[int, Field(ge=0, description="numbered checkpoints to keep, the newest ones; 0: all")] = 3
+    keep_every: Annotated[
+        StepPeriod,
+        Field(description='numbered checkpoints at multiples of this are kept for good; steps, or "10epoch"'),
+    ] = -1
+    background: Annotated[
+        bool, Field(description="write while training goes on; costs host memory for one copy of the state")
+    ] = True
+    failures: Annotated[
+        int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run; 1: the first one does")
+    ] = 3
+
+
+class Saver:
+    """Writes checkpoints, one at a time, and says what went wrong.
+
+    A save that fails leaves the files there were. Training goes on and the next due save tries again, until
+    `failures` in a row have failed. Errors of the background surface at the next call of any method.
+    """
+
+    def __init__(self, folder: CheckpointFolder, config: CheckpointConfig) -> None:
+        self.folder = folder
+        self.config = config
+        self._stage = Stage()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._failed = 0
+
+    def save(self, state: Mapping[str, Any], *, step: int, numbered: bool = False, best: bool = False) -> None:
+        """Write `state`, now or in the background. Waits for the save before it, if that still runs.
+
+        Raises:
+            UserError: too many saves in a row have failed.
+        """
+        self.wait()
+        number = step if numbered else None
+        if not self.config.background:
+            self._write(state, step, number, best)
+            self.check()
+            return
+        copy = self._stage.copy(state)
+        self._thread = threading.Thread(target=self._write, args=(copy, step, number, best), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being written. Raises like `save`."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def finish(self) -> None:
+        """Wait, and refuse to end well without the last save. Raises like `save`."""
+        self.wait()
+        if self._failed:
+            raise UserError(f"the last checkpoint could not be written; {self.folder.folder} has the ones before it")
+
+    def check(self) -> None:
+        """Tell of a save that failed, without waiting. Raises like `save`."""
+        error, self._error = self._error, None
+        if error is None:
+            return
+        if not isinstance(error, OSError):
+            raise error
+        self._failed += 1
+        what = f"{error.strerror or error} ({error.filename or self.folder.folder})"
+        kept = (
+            f"the last good checkpoint is {self.folder.latest}" if self.folder.latest.is_file() else "there is none yet"
+        )
+        if self._failed >= self.config.failures:
+            raise UserError(f"no checkpoint could be written, {self._failed} times in a row: {what}; {kept}")
+        left = self.config.failures - self._failed
+        logger.error("checkpoint not written: {}; {}. Training goes on; {} more failures end it", what, kept, left)
+
+    def _write(self, state: Mapping[str, Any], step: int, number: int | None, best: bool) -> None:
+        start = time.perf_counter()
+        try:
+            paths = self.folder.save(state, step=number, best=best)
+        except BaseException as error:  # noqa: BLE001 - from a thread it would be lost; `check` raises it
+            self._error = error
+            return
+        self._failed = 0
+        names = ", ".join(path.name for path in paths)
+        logger.info("saved {} (step {}, {:.2f} s)", names, step, time.perf_counter() - start)
+
+
+class Stage:
+    """Copies a state to host memory that it keeps: after the first time, nothing is allocated."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[Any, ...], Tensor] = {}
+
+    def copy(self, state: Any) -> Any:
+        """`state` with copies of all tensors, on the CPU. The copy is good until the next call."""
+        used: dict[tuple[Any, ...], Tensor] = {}
+        seen: dict[tuple[Any, ...], Tensor] = {}
+        copied = self._copy(state, (), used, seen)
+        self._buffers = used
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return copied
+
+    def _copy(self, value: Any, path: tuple[Any, ...], used: dict[Any, Tensor], seen: dict[Any, Tensor]) -> Any:
+        if isinstance(value, Tensor):
+            # Two names of one tensor (tied weights) stay one tensor in the file.
+            identity = (value.data_ptr(), value.device, value.dtype, value.shape, value.stride())
+            if value.numel() and identity in seen:
+                return seen[identity]
+            buffer = self._buffers.get(path)
+            if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+                pinned = value.device.type == "cuda"
+                buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
+            buffer.copy_(value.detach(), non_blocking=True)
+            used[path] = seen[identity] = buffer
+            return buffer
+        if isinstance(value, Mapping):
+            return {key: self._copy(item, (*path, key), used, seen) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._copy(item, (*path, index), used, seen) for index, item in enumerate(value))
+        return value

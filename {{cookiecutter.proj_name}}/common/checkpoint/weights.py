@@ -1,0 +1,139 @@
+"""Weights of a checkpoint, or of any file of weights, into a model: all of them, or with a report of what is not."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from loguru import logger
+from pydantic import Field
+from torch import Tensor, nn
+
+from common.checkpoint.file import CheckpointError, check_archive
+from common.config import section
+from common.errors import UserError
+from common.optim.ema import averaged_state_dict
+
+
+@section
+class InitConfig:
+    """Weights that a new run starts from. Not a resume: everything else begins anew."""
+
+    path: Annotated[str | None, Field(description="a checkpoint, or a file of weights alone; null: none")] = None
+    prefix: Annotated[
+        str, Field(description='take only keys that begin with this, and cut it off, as in "backbone."')
+    ] = ""
+    rename: Annotated[
+        list[list[str]],
+        Field(description="[pattern, replacement] pairs (regular expressions), applied to keys in order"),
+    ] = field(default_factory=list)
+    exclude: Annotated[list[str], Field(description='keys of the model that stay as they are, as in "head.*"')] = field(
+        default_factory=list
+    )
+    strict: Annotated[
+        bool, Field(description="refuse missing, unexpected and mismatched keys; false: load what fits, and report")
+    ] = True
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> None:
+    """Load a state dict into the bare model, every key or none.
+
+    Raises:
+        UserError: keys are missing, left over, or of another shape; the message lists which.
+    """
+    missing, extra, shapes = _differences(model.state_dict(), weights)
+    if missing or extra or shapes:
+        lines = [f"{source} was made by another model than {type(model).__name__}:", *_report(missing, extra, shapes)]
+        raise UserError("\n".join([*lines, "  Does model.* in the config describe the model that was trained?"]))
+    model.load_state_dict(weights)
+
+
+def init_weights(model: nn.Module, config: InitConfig) -> None:
+    """Start `model` from the weights that `config` names, and log what was taken and what was not.
+
+    Raises:
+        CheckpointError: the file cannot be read, or holds no weights.
+        UserError: with `strict`, something does not fit; in any case, when nothing fits.
+    """
+    if config.path is None:
+        return
+    path = Path(config.path).expanduser()
+    weights = _selected(_read_weights(path), config)
+    own = model.state_dict()
+    wanted = {key: value for key, value in own.items() if not any(fnmatchcase(key, each) for each in config.exclude)}
+    weights = {key: value for key, value in weights.items() if key in wanted or key not in own}
+    missing, extra, shapes = _differences(wanted, weights)
+    mismatched = {line.split(":")[0] for line in shapes}
+    fitting = {key: value for key, value in weights.items() if key in wanted and key not in mismatched}
+    report = [f"{len(fitting)} of {len(own)} entries of the model from {path}", *_report(missing, extra, shapes)]
+    if not fitting:
+        raise UserError(
+            "init_from: no key of the file fits the model; prefix and rename can change that\n" + "\n".join(report)
+        )
+    if config.strict and (missing or extra or shapes):
+        report.append("  exclude what shall stay as it is, or set init_from.strict: false to load what fits")
+        raise UserError("init_from: " + "\n".join(report))
+    model.load_state_dict(fitting, strict=False)
+    logger.info("init_from: {}", "\n".join(report))
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    check_archive(path)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
+    if isinstance(state, dict) and "format" in state and "model" in state:
+        state = averaged_state_dict(state["model"], state.get("ema", {}))
+    for name in ("state_dict", "model"):  # how other projects wrap them
+        if isinstance(state, dict) and isinstance(state.get(name), dict):
+            state = state[name]
+    tensors = (
+        {key: value for key, value in state.items() if isinstance(value, Tensor)} if isinstance(state, dict) else {}
+    )
+    if not tensors:
+        raise CheckpointError(f"init_from: {path} holds no weights (a dict of names and tensors)")
+    return tensors
+
+
+def _selected(weights: Mapping[str, Tensor], config: InitConfig) -> dict[str, Tensor]:
+    """Without the prefixes of wrappers (DDP, torch.compile), then by prefix, then renamed."""
+    chosen = {}
+    for key, value in weights.items():
+        key = key.replace("_orig_mod.", "").removeprefix("module.")
+        if not key.startswith(config.prefix):
+            continue
+        key = key.removeprefix(config.prefix)
+        for pattern, replacement in config.rename:
+            key = re.sub(pattern, replacement, key)
+        chosen[key] = value
+    return chosen
+
+
+def _differences(own: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
+    missing = [key for key in own if key not in weights]
+    extra = [key for key in weights if key not in own]
+    shapes = [
+        f"{key}: {tuple(weights[key].shape)} in the file, {tuple(own[key].shape)} in the model"
+        for key in own
+        if key in weights and own[key].shape != weights[key].shape
+    ]
+    return missing, extra, shapes
+
+
+def _report(missing: list[str], extra: list[str], shapes: list[str]) -> list[str]:
+    return [
+        *_listing("missing in the file", missing),
+        *_listing("not in the model", extra),
+        *_listing("of another shape", shapes),
+    ]
+
+
+def _listing(title: str, entries: list[str], limit: int = 8) -> list[str]:
+    if not entries:
+        return []
+    more = [f"    ... and {len(entries) - limit} more"] if len(entries) > limit else []
+    return [f"  {title} ({len(entries)}):", *(f"    {entry}" for entry in entries[:limit]), *more]

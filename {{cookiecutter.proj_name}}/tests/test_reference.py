@@ -1,0 +1,94 @@
+"""The files that are written from the config's classes, and the shipped configs, which people copy."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from common.config import resolve
+from tests.conftest import PROJECT
+from custom.config import Config, EvalConfig
+from custom.reference import files
+
+SCHEMAS = {"default": Config, "debug": Config, "eval": EvalConfig}
+
+
+@pytest.mark.parametrize("name", sorted(files()))
+def test_generated_files_are_current(name: str) -> None:
+    """R-09, QQ-04: after a change of a config class:  python -m custom.reference"""
+    assert (PROJECT / name).read_text() == files()[name], "run: python -m custom.reference"
+
+
+def test_the_default_config_shows_every_key_with_its_default() -> None:
+    """CT-06, R-09: defaults live in the classes; the file repeats each of them, so that it can be read and copied."""
+    resolved = resolve(Config, ["configs/default.yaml"])
+    assert resolved.config == Config()
+    assert {origin.source for origin in resolved.origins.values()} == {"configs/default.yaml"}
+
+
+def test_every_shipped_config_is_right_and_fits_the_schema() -> None:
+    """QQ-04, R-09: what an editor underlines is what the program refuses; no shipped file has any of it."""
+    schema = json.loads((PROJECT / "configs" / "schema.json").read_text())
+    shipped = sorted((PROJECT / "configs").glob("*.yaml"))
+    assert {path.stem for path in shipped} == SCHEMAS.keys()
+    for path in shipped:
+        resolve(SCHEMAS[path.stem], [path])
+        assert broken(yaml.safe_load(path.read_text()), schema, schema) == [], path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("optim: {lrr: 1}", "optim.lrr"),
+        ("batch_size: many", "batch_size"),
+        ("batch_size: 0", "batch_size"),
+        ("dist: {deterministic: maybe}", "dist.deterministic"),
+        ("gpu_ids: [a]", "gpu_ids"),
+    ],
+)
+def test_the_schema_finds_mistakes(text: str, key: str, tmp_path: Path) -> None:
+    """QQ-04, D-22: an unknown key, a wrong type, a value out of range, no such choice."""
+    schema = json.loads((PROJECT / "configs" / "schema.json").read_text())
+    assert broken(yaml.safe_load(text), schema, schema) == [key]
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ValueError, match=key.replace(".", r"\.")):
+        resolve(Config, [tmp_path / "mine.yaml"])
+
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "object": (dict,), "array": (list,), "string": (str,), "integer": (int,), "number": (int, float),
+    "boolean": (bool,), "null": (type(None),),
+}  # fmt: skip
+
+
+def broken(value: Any, rule: dict[str, Any], schema: dict[str, Any], key: str = "") -> list[str]:
+    """Keys of `value` that break a JSON schema; of that language, what ours is written in."""
+    if "$ref" in rule:
+        rule = schema["$defs"][rule["$ref"].rpartition("/")[2]]
+    if "anyOf" in rule:
+        return [] if any(not broken(value, other, schema) for other in rule["anyOf"]) else [key]
+    kinds = KINDS[rule["type"]] if "type" in rule else (object,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds and "type" in rule):
+        return [key]
+    if "enum" in rule and value not in rule["enum"]:
+        return [key]
+    if isinstance(value, (int, float)) and not (
+        rule.get("minimum", value) <= value <= rule.get("maximum", value)
+        and rule.get("exclusiveMinimum", value - 1) < value < rule.get("exclusiveMaximum", value + 1)
+    ):
+        return [key]
+    if isinstance(value, list):
+        return [key] if any(broken(item, rule.get("items", {}), schema) for item in value) else []
+    if not isinstance(value, dict):
+        return []
+    known, others = rule.get("properties", {}), rule.get("additionalProperties", True)
+    found = []
+    for name, item in value.items():
+        below = f"{key}.{name}".removeprefix(".")
+        if name in known or isinstance(others, dict):
+            found += broken(item, known.get(name, others), schema, below)
+        elif not others:
+            found.append(below)
+    return found

@@ -1,0 +1,315 @@
+"""Exact resume: a run that was cut anywhere and resumed is, to the last bit, the run that was never cut."""
+
+import multiprocessing
+import os
+import socket
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import common.data.keyed
+import common.data.loader
+import common.state
+import train
+from common.trainer import Trainer
+from tests.conftest import Runs, load, metrics, same
+from tests.parts import Killed
+
+STEPS = 10  # 2 epochs of 5 steps
+BASE = [
+    "--dataset.train", "{type: tests.parts.NoisyDigits}", "--progress.epoch_save_latest", "1step",
+    "--progress.epoch_val", "0.4epoch", "--progress.iter_loss", "1", "--checkpoint.background", "false",
+    "--loss", "{$REPLACE: true, ce: {type: tests.parts.Mortal}}",
+]  # fmt: skip
+# Everything that has a state of its own: dropout (in the model), three kinds of augmentation, and these.
+KINDS = {
+    "plain": [],
+    "ema": ["--optim.ema.decay", "0.9"],
+    "plateau": ["--optim.lr_scheduler", "{type: plateau, patience: 1, threshold: 0.9}"],
+    "warm-up": ["--optim.lr_scheduler", "{type: cosine, warmup: 3step}", "--optim.clip_gradients", "0.5"],
+    "bf16": ["--precision.mode", "bf16"],
+    "fp16": ["--precision.mode", "fp16", "--optim.ema.decay", "0.9"],
+    "accumulate": ["--batch_size", "12", "--optim.accumulate", "3"],
+    "momentum": ["--optim.optim_type", "SGD", "--optim.args", "{momentum: 0.9}", "--optim.lr", "0.1"],
+    # Losses fall, so the largest is the first: a best that is far back, and a patience that runs.
+    "early-stop": ["--early_stop.patience", "50", "--best.mode", "max"],
+    "workers": ["--worker", "2"],
+}
+
+
+def words(kind: str, *more: str) -> list[str]:
+    given = {word for word in more if word.startswith("--")}
+    base = [*BASE, *KINDS[kind]]
+    pairs = zip(base[::2], base[1::2], strict=True)
+    return [*(word for pair in pairs if pair[0] not in given for word in pair), *more]
+
+
+def final(folder: Path) -> dict[str, Any]:
+    """All that a run ends with: the last and the best checkpoint, and every number that was measured."""
+    state, best = load(folder), load(folder, "best")
+    measured = [
+        {key: value for key, value in entry.items() if key != "event"}
+        for event in ("train", "val", "eval", "checkpoint")
+        for entry in metrics(folder, event)
+    ]
+    for each in (state, best):
+        del each["about"]
+    return {"latest": state, "best": best, "measured": measured}
+
+
+def differing(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    parts = [f"{file}.{part}" for file in ("latest", "best") for part in first[file]]
+    values = lambda run, key: run[key.split(".")[0]][key.split(".")[1]]  # noqa: E731
+    found = [key for key in parts if not same(values(first, key), values(second, key))]
+    return found + (["measured"] if first["measured"] != second["measured"] else [])
+
+
+def cut(runs: Runs, kind: str, at: int, *more: str, name: str = "cut") -> None:
+    """Train until the training call `at`, which never returns."""
+    os.environ["MORTAL_AT"] = str(at)
+    try:
+        with pytest.raises(Killed):
+            train.main(runs.words(*words(kind, *more), name=name))
+    finally:
+        del os.environ["MORTAL_AT"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cut_in_the_middle_and_resumed(runs: Runs, kind: str) -> None:
+    """R-33, D-05, D-17, QQ-39: each thing that has a state, cut inside the second epoch, in the midst of a window."""
+    uncut = final(runs.train(*words(kind), name="uncut"))
+    cut(runs, kind, 23 if kind == "accumulate" else 8)
+    folder = runs.train(*words(kind, "--resume", "auto"), name="cut")
+    assert differing(uncut, final(folder)) == []
+    assert "this resume is bit-exact" in (folder / "train.log").read_text()
+
+
+@pytest.mark.parametrize("at", range(2, STEPS + 1))
+def test_cut_at_any_step(runs: Runs, at: int) -> None:
+    """R-60, D-03: before every step: inside an epoch, at its boundary (6), after a validation (3), before the last."""
+    uncut = final(runs.train(*words("ema"), name="uncut"))
+    cut(runs, "ema", at)
+    assert differing(uncut, final(runs.train(*words("ema", "--resume", "auto"), name="cut"))) == []
+
+
+def test_resumed_at_the_last_step(runs: Runs) -> None:
+    """A finished run that is resumed stays as it is."""
+    folder = runs.train(*words("plain"))
+    before = final(folder)
+    runs.train(*words("plain", "--resume", "auto"))
+    assert differing(before, final(folder)) == []
+
+
+def test_a_resume_of_a_resume_inside_one_epoch(runs: Runs) -> None:
+    """R-60: the second cut is where others drift."""
+    uncut = final(runs.train(*words("ema"), name="uncut"))
+    cut(runs, "ema", 3)
+    cut(runs, "ema", 2, "--resume", "auto")
+    cut(runs, "ema", 1, "--resume", "auto")
+    assert differing(uncut, final(runs.train(*words("ema", "--resume", "auto"), name="cut"))) == []
+
+
+@pytest.mark.parametrize("worker", ["0", "2"])
+def test_workers_do_not_change_the_run(runs: Runs, worker: str) -> None:
+    """R-35, D-38: 0 and 2 workers train the same run, and it may be resumed with another number."""
+    uncut = final(runs.train(*words("plain"), name="uncut"))
+    cut(runs, "plain", 8, "--worker", worker)
+    folder = runs.train(*words("plain", "--resume", "auto", "--worker", str(2 - int(worker))), name="cut")
+    assert differing(uncut, final(folder)) == []
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_background_saving_changes_nothing(runs: Runs, background: str) -> None:
+    """Saving must not move any stream, wherever it happens."""
+    uncut = final(runs.train(*words("ema"), name="uncut"))
+    other = final(runs.train(*words("ema", "--checkpoint.background", background), name="other"))
+    assert differing(uncut, other) == []
+
+
+class Drawing:
+    """A part whose state_dict draws random numbers, and whose number must come back."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        torch.rand(3)
+        self.count += 1
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+drawing = Drawing()
+
+
+def plugin(trainer: Trainer) -> None:
+    """What a config names in `plugins`."""
+    drawing.count = 0
+    trainer.register_state("drawing", drawing)
+
+
+def test_state_of_ones_own(runs: Runs) -> None:
+    """R-53, D-40, QQ-20: registered by a plugin of the config, saved, restored; missing or extra state is told."""
+    more = ["--plugins", "[tests.test_resume:plugin]"]
+    uncut = final(runs.train(*words("plain", *more), name="uncut"))
+    assert uncut["latest"]["user"] == {"drawing": {"count": STEPS}}
+    cut(runs, "plain", 8, *more)
+    assert differing(uncut, final(runs.train(*words("plain", *more, "--resume", "auto"), name="cut"))) == []
+    without = runs.train(*words("plain"), name="without")
+    assert runs.fail(*words("plain", *more, "--resume", "auto"), name="without") == 2
+    assert "no state of drawing" in (without / "train.log").read_text()
+
+
+# Negative controls: with one ingredient taken out, the comparison above must fail. Otherwise it would prove nothing.
+
+
+def _no_random_streams(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(common.state, "set_random_state", lambda state, device: None)
+
+
+def _no_generator_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    class Plain(DataLoader[Any]):
+        def __init__(self, *arguments: Any, generator: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+
+    patch.setattr(common.data.loader, "DataLoader", Plain)
+
+
+def _no_keys(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(common.data.keyed, "seed_all", lambda seed: None)
+
+
+def _leaving_out(part: str, *names: str) -> Any:
+    """Checkpoints whose `part` comes back without `names`, as fresh."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        original = common.state.RunState.load_state_dict
+
+        def load_state_dict(self: Any, state: dict[str, Any], source: Path) -> Any:
+            fresh = self.parts[part].state_dict()
+            mixed = {**state[part], **{name: fresh[name] for name in names}} if names else fresh
+            return original(self, {**state, part: mixed}, source)
+
+        patch.setattr(common.state.RunState, "load_state_dict", load_state_dict)
+
+    return apply
+
+
+CONTROLS = {
+    "random streams": ("plain", _no_random_streams),
+    "a generator of the loader's own": ("plain", _no_generator_of_its_own),
+    "keys of the samples": ("workers", _no_keys),
+    "the optimizer": ("momentum", _leaving_out("optimizer")),
+    "the averaged weights": ("ema", _leaving_out("ema", "shadow")),
+    "the average's count": ("ema", _leaving_out("ema", "steps", "updates")),
+    "the loss scale": ("fp16", _leaving_out("precision")),
+    "the plateau's memory": ("plateau", _leaving_out("schedule")),
+    "the best value": ("early-stop", _leaving_out("best")),
+}
+
+
+@pytest.mark.parametrize("ingredient", CONTROLS)
+def test_without(runs: Runs, ingredient: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-33, T6: each ingredient is needed; without it the resumed run differs."""
+    kind, remove = CONTROLS[ingredient]
+    if ingredient == "the loss scale":  # make the scale move within a few steps, so that losing it shows
+        monkeypatch.setattr(torch.amp.GradScaler, "get_growth_interval", lambda self: 2)
+        original = torch.amp.GradScaler.__init__
+        monkeypatch.setattr(
+            torch.amp.GradScaler, "__init__", lambda self, device: original(self, device, growth_interval=2)
+        )
+    remove(monkeypatch)
+    uncut = final(runs.train(*words(kind), name="uncut"))
+    cut(runs, kind, 8)
+    assert differing(uncut, final(runs.train(*words(kind, "--resume", "auto"), name="cut")))
+
+
+# Several processes.
+
+
+def _rank(rank: int, world: int, port: int, argv: list[str], at: int, setup: Any, log: str) -> None:
+    """One process of a run, as torchrun would start it."""
+    os.environ["MORTAL_AT"] = str(at)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    if setup is not None:
+        setup()
+    code = 1
+    try:
+        code = train.main(argv)
+    except Killed:
+        code = 9
+    except BaseException:  # noqa: BLE001 - it must reach the test
+        Path(log).write_text(traceback.format_exc())
+    os._exit(code)
+
+
+def several(runs: Runs, world: int, argv: list[str], *, at: int = 0, setup: Any = None) -> None:
+    """Run `argv` in `world` processes, cut at the training call `at`. Forked from a server that has torch imported."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train", "tests.test_resume"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    logs = [str(runs.root / f"rank{rank}.txt") for rank in range(world)]
+    children = [
+        context.Process(target=_rank, args=(rank, world, port, argv, at, setup, logs[rank])) for rank in range(world)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(100)
+        child.kill()
+    told = "\n".join(Path(log).read_text() for log in logs if Path(log).exists())
+    assert [child.exitcode for child in children] == [9 if at else 0] * world, told
+
+
+def without_settling() -> None:
+    """A trainer that skips the step for nothing."""
+    Trainer.settle_buckets = lambda self: None  # type: ignore[method-assign]
+
+
+# Buckets so small that every layer has its own: their order is then what decides in which order gradients are added.
+DDP = ["--batch_size", "11", "--model.width", "16", "--optim.ema.decay", "0.9", "--dist.bucket_mb", "0.001"]
+
+
+def resumed_by(runs: Runs, world: int, setup: Any = None) -> list[str]:
+    def argv(name: str, *more: str) -> list[str]:
+        return runs.words(*words("plain", *DDP, *more), name=name)
+
+    several(runs, world, argv("uncut"), setup=setup)
+    # With the step for nothing, there is one call more before the first that counts.
+    several(runs, world, argv("cut"), at=5, setup=setup)
+    several(runs, world, argv("cut", "--resume", "auto"), setup=setup)
+    return differing(final(runs.root / "uncut"), final(runs.root / "cut"))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_several_processes(runs: Runs, world: int) -> None:
+    """R-33, D-39: with 2 and 3 ranks, uneven last windows, batch norm, dropout on each rank's own stream."""
+    assert resumed_by(runs, world) == []
+    assert not any(key.startswith("module.") for key in load(runs.root / "cut")["model"])
+
+
+def test_without_settling_the_buckets(runs: Runs) -> None:
+    """The control of the above: three ranks without the step for nothing add up in another order."""
+    assert resumed_by(runs, 3, without_settling)
+
+
+def test_another_number_of_processes(runs: Runs) -> None:
+    """2 ranks, then 1: the samples of the epoch not seen yet, each once, and the log says what is promised."""
+    several(runs, 2, runs.words(*words("plain", "--batch_size", "16")), at=4)
+    seen = load(runs.root / "run")["position"]
+    assert (seen["step"], seen["sample"]) == (2, 64)
+    folder = runs.train(*words("plain", "--batch_size", "32", "--resume", "auto", "--progress.epoch", "1"))
+    assert load(folder)["position"]["step"] == 5
+    log = (folder / "train.log").read_text()
+    assert "this resume is sample-exact, not bit-exact (ranks 2 -> 1)" in log
+    assert "random streams of the ranks (dropout) start anew" in log
