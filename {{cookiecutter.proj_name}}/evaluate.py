@@ -17,7 +17,7 @@ from common.monitor.log import setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
 from common.registry import MODEL_REGISTRY, REGISTRIES
-from common.run import RunFolder, eval_dir
+from common.run import eval_dir, stored_config
 from common.seed import choose_seed, set_determinism, set_seed
 from custom.build import PROJECT, build_evaluation_loader
 from custom.config import EvalConfig
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         prog="evaluate.py",
         description=__doc__ or "",
         registries=REGISTRIES,
-        default=config_of_run(argv),
+        default=stored_config(argv, "--model_pt"),
     )
     config = resolved.config
     if config.model_pt is None:
@@ -63,17 +63,6 @@ def main(argv: list[str]) -> int:
         report(result, config, path, state["position"])
     dist.finish(rank)
     return 0
-
-
-def config_of_run(argv: list[str]) -> Path | None:
-    """The config of the run that `--model_pt` belongs to, for when no `--config` is given; None if it has none."""
-    for number, word in enumerate(argv):
-        name, _, value = word.partition("=")
-        if name == "--model_pt":
-            value = value or (argv[number + 1] if number + 1 < len(argv) else "")
-            found = RunFolder.around(Path(value).expanduser()).config_file
-            return found if found.is_file() else None
-    return None
 
 
 def report(result: Evaluation, config: EvalConfig, path: Path, position: dict[str, int]) -> None:

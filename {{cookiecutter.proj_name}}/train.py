@@ -18,7 +18,7 @@ from common.monitor import Monitor
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.registry import MODEL_REGISTRY, REGISTRIES, import_path
-from common.run import RunFolder
+from common.run import RunFolder, stored_config
 from common.seed import choose_seed, mix, set_determinism, set_seed
 from common.session import Start, session
 from common.trainer import Settings, Trainer
@@ -36,6 +36,7 @@ def main(argv: list[str]) -> int:
         prog="train.py",
         description=__doc__ or "",
         registries=REGISTRIES,
+        default=stored_config(argv, "--resume"),
         debug_overlay=PROJECT / "configs" / "debug.yaml",
     )
     config = resolved.config

@@ -135,6 +135,26 @@ class RunFolder:
         return self.root / ("train.log" if rank == 0 else f"train.rank{rank}.log")
 
 
+def stored_config(argv: Sequence[str], option: str) -> Path | None:
+    """The config that a run was last started with, for a command line that names its folder or a checkpoint of it.
+
+    Args:
+        option: what names it, as in "--model_pt" or "--resume".
+
+    Returns:
+        None when the option is not there, or leads to no run folder.
+    """
+    for number, word in enumerate(argv):
+        name, _, value = word.partition("=")
+        if name == option:
+            path = Path(value or "".join(argv[number + 1 : number + 2])).expanduser()
+            folder = RunFolder.around(path / "x.pt" if path.is_dir() else path)
+            attempts = _attempts(folder)
+            file = folder.root / attempts[-1]["config"] if attempts else folder.config_file
+            return file if file.is_file() else None
+    return None
+
+
 @dataclass(frozen=True)
 class OpenRun:
     """A run folder that this process may write to until `release`.

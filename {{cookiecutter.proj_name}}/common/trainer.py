@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.best import BestTracker
 from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver
 from common.checkpoint.promise import fingerprint
-from common.data.loader import EvaluationLoader, Step, TrainStream
+from common.data.loader import EvaluationLoader, Step, Stream
 from common.dist import DistConfig, Rank, max_over_ranks, share_buffers, wrap
 from common.evaluation import Evaluation, Evaluator, evaluation_mode, write_evaluation
 from common.failsafe import Requests, TrainingError
@@ -79,7 +79,7 @@ class Trainer:
         *,
         task: Task,
         model: nn.Module,
-        stream: TrainStream,
+        stream: Stream,
         val: EvaluationLoader | None,
         evaluation: EvaluationLoader | None,
         best: BestTracker,

@@ -5,7 +5,8 @@ from typing import Literal
 
 from loguru import logger
 
-from common.data.loader import EvaluationLoader, TrainStream, build_dataset
+from common.data.iterable import IterableStream
+from common.data.loader import EvaluationLoader, Stream, TrainStream, build_dataset, is_map_style
 from common.data.plan import EpochPlan
 from common.dist import Rank
 from common.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
@@ -16,11 +17,21 @@ from custom.config import Config
 PROJECT = Path(__file__).resolve().parents[1]
 
 
-def build_stream(config: Config, rank: Rank, seed: int) -> TrainStream:
-    """The training data, shuffled and shared among the ranks."""
+def build_stream(config: Config, rank: Rank, seed: int) -> Stream:
+    """The training data, shuffled and shared among the ranks; or as it comes, if it can only be read in order."""
     dataset = build_dataset(
         config.dataset.train, "train", data_dir(config.dir, PROJECT), limit=config.debug.max_samples
     )
+    if not is_map_style(dataset):
+        return IterableStream(
+            dataset,
+            config.loader,
+            batch_size=config.batch_size,
+            accumulate=config.optim.accumulate,
+            worker=config.worker,
+            rank=rank,
+            seed=seed,
+        )
     plan = EpochPlan(
         len(dataset),
         batch_size=config.batch_size,
@@ -61,7 +72,8 @@ def log_start(config: Config, trainer: Trainer, seed: int) -> None:
     for split, data in (("train", trainer.stream), ("val", trainer.val), ("eval", trainer.evaluation)):
         if data is not None:
             name = getattr(config.dataset, split)["type"]
-            logger.info("{} data {} {} ({:,} samples)", split, name, DATASET_REGISTRY.where(name), len(data.dataset))
+            count = f"{len(data.dataset):,} samples" if is_map_style(data.dataset) else "length not known"
+            logger.info("{} data {} {} ({})", split, name, DATASET_REGISTRY.where(name), count)
     for registry, sections in ((LOSS_REGISTRY, config.loss), (METRIC_REGISTRY, config.metric)):
         for key, part in sections.items():
             name = (part or {}).get("type", key)

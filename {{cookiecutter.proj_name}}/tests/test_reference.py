@@ -1,6 +1,8 @@
 """The files that are written from the config's classes, and the shipped configs, which people copy."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,17 @@ def test_the_schema_finds_mistakes(text: str, key: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(ValueError, match=key.replace(".", r"\.")):
         resolve(Config, [tmp_path / "mine.yaml"])
+
+
+def test_every_config_in_the_readme_is_right(tmp_path: Path) -> None:
+    """R-09: what the README shows can be copied."""
+    shown = re.findall(r"^```yaml\n(.*?)^```$", (PROJECT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert len(shown) >= 3
+    shutil.copy(PROJECT / "configs" / "default.yaml", tmp_path)
+    for number, text in enumerate(shown):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(text if "$BASE" in text else f"$BASE: default.yaml\n{text}")
+        resolve(Config, [file])
 
 
 KINDS: dict[str, tuple[type, ...]] = {

@@ -89,10 +89,15 @@ def link_file(source: Path, path: Path) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     beside.unlink(missing_ok=True)
     try:
-        os.link(source, beside)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(source, beside)
-    beside.replace(path)
+        try:
+            os.link(source, beside)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(source, beside)
+        beside.replace(path)
+    finally:
+        # Left over after a failure; and when `path` was this very file already, since a rename then does nothing.
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -35,12 +35,12 @@ class Change:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
-    """Leaf by leaf, what differs between two resolved configs. A missing key counts as null."""
+    """Leaf by leaf, what differs between two resolved configs. A missing key counts as null; `resume` is no news."""
     for name in dict.fromkeys([*old, *new]):
         key, before, after = f"{prefix}{name}", old.get(name), new.get(name)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
             yield from changes(before, after, f"{key}.")
-        elif before != after:
+        elif before != after and key != "resume":
             yield Change(key, before, after)
 
 

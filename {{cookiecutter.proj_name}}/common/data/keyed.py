@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from common.data.plan import BatchKey
 from common.errors import UserError
+from common.registry import COLLATE_REGISTRY
 from common.seed import mix
 
 Collate = Callable[[list[Any]], Any]
@@ -87,3 +89,11 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
+
+
+def find_collate(dataset: SizedDataset, name: str | None) -> Collate:
+    """By registered name or "module:function", else the data set's own `collate`, else PyTorch's default."""
+    if name is not None:
+        return COLLATE_REGISTRY.get(name)
+    own = getattr(dataset, "collate", None)
+    return own if callable(own) else default_collate

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from common.config import Problem, section
-from common.data.keyed import Collate, KeyedBatches, SizedDataset
+from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.plan import BatchKey, EpochPlan, Window, evaluation_keys
 from common.dist import Rank
 from common.errors import UserError
@@ -100,9 +100,54 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
         UserError: it is empty, or what the data set itself finds wrong (a missing folder, ...).
     """
     dataset = DATASET_REGISTRY.build(part, ignore=_OWN, data_dir=data_dir, mode=mode)
+    if not is_map_style(dataset):
+        if mode != "train":
+            raise UserError(
+                f"dataset.{mode}: {type(dataset).__name__} needs __len__ and __getitem__ to be evaluated on"
+            )
+        return dataset
     if len(dataset) == 0:
         raise UserError(f"dataset.{mode}: {type(dataset).__name__} has no samples")
     return FirstSamples(dataset, limit) if limit else dataset
+
+
+def is_map_style(dataset: Any) -> bool:
+    """Whether samples can be asked for by number, or only read one after the other."""
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+
+
+class Stream(Protocol):
+    """Training data as the trainer sees it: `TrainStream`, or `common.data.iterable.IterableStream`."""
+
+    dataset: Any
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps per epoch; None when that is not known."""
+
+    @property
+    def epoch_size(self) -> int:
+        """Samples per epoch; 0 when that is not known."""
+
+    @property
+    def window(self) -> int:
+        """Samples of one optimizer step, over all ranks."""
+
+    @property
+    def restores_its_place(self) -> bool:
+        """Whether `epoch` goes on exactly at a position."""
+
+    def epoch(self, at: Position) -> Iterator[Step]:
+        """The steps from `at` to the end of its epoch."""
+
+    def sample_batch(self) -> Any:
+        """A small batch to try a model on."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What restoring the place needs besides the position."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take it back."""
 
 
 class TrainStream:
@@ -149,7 +194,7 @@ class TrainStream:
 
     def sample_batch(self) -> Any:
         """A small batch to try a model on; reading it draws from no random stream."""
-        return _checked(self._loader.dataset.__getitems__((0, list(range(min(2, self.plan.size))))))  # type: ignore[attr-defined]
+        return checked(self._loader.dataset.__getitems__((0, list(range(min(2, self.plan.size))))))  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's own state, if it has any; the place in the data is the run's position."""
@@ -166,7 +211,7 @@ class TrainStream:
         self._keys.epoch, self._keys.sample = at.epoch, at.sample
         batches = iter(self._loader)
         for window in self.plan.windows(at.epoch, at.step, at.sample):
-            yield Step([_checked(next(batches)) for _ in window.sizes], window)
+            yield Step([checked(next(batches)) for _ in window.sizes], window)
         # Runs the iterator to its end, so that persistent workers are idle when the next epoch begins.
         next(batches, None)
 
@@ -190,7 +235,7 @@ class EvaluationLoader:
         self._loader = _make_loader(dataset, keys, config, worker=worker, seed=seed, device=rank.device)
 
     def __iter__(self) -> Iterator[Any]:
-        return (_checked(batch) for batch in self._loader)
+        return (checked(batch) for batch in self._loader)
 
 
 def _make_loader(
@@ -206,25 +251,18 @@ def _make_loader(
         prefetch_factor=config.prefetch if worker else None,
         persistent_workers=config.persistent and worker > 0,
         timeout=config.timeout if worker else 0,
-        worker_init_fn=_start_worker,
+        worker_init_fn=start_worker,
         # Opening an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
         generator=torch.Generator().manual_seed(seed),
     )
-
-
-def find_collate(dataset: SizedDataset, name: str | None) -> Collate:
-    """By registered name or "module:function", else the data set's own `collate`, else PyTorch's default."""
-    if name is not None:
-        return COLLATE_REGISTRY.get(name)
-    own = getattr(dataset, "collate", None)
-    return own if callable(own) else default_collate
 
 
 def _same(batch: Any) -> Any:
     return batch
 
 
-def _start_worker(_: int) -> None:
+def start_worker(_: int) -> None:
+    """What a loader's process does first."""
     # Ctrl-C reaches the whole process group; the loop decides what to do about it, workers just keep serving.
     import signal
 
@@ -233,7 +271,8 @@ def _start_worker(_: int) -> None:
     torch.set_num_threads(1)
 
 
-def _checked(batch: Any) -> Any:
+def checked(batch: Any) -> Any:
+    """The batch; or raise the user's mistake that came instead of it."""
     if isinstance(batch, UserError):
         raise batch
     return batch

@@ -264,7 +264,7 @@ def _end(config: LrSchedulerConfig, total_steps: int | None, steps_per_epoch: in
     if total_steps is None:
         raise UserError(
             f"optim.lr_scheduler.type {config.type} ends with the run, whose length is not known; "
-            'set optim.lr_scheduler.tmax in steps, as in "10000step", or end the run after a number of steps'
+            'set optim.lr_scheduler.tmax in steps, as in "10000step", or give the run progress.max_steps'
         )
     return max(1, total_steps)
 
