@@ -221,7 +221,8 @@ def test_resume_without_checkpoints(told: Told, tmp_path: Path) -> None:
 def test_resume_with_another_model(told: Told, runs: Runs) -> None:
     """D-12, D-13: every key that differs is listed; nothing is half loaded."""
     folder = runs.train("--progress.epoch", "1", name="first")
-    text = told("--resume", str(folder), "--model.width", "6")
+    assert "--allow_changes true" in told("--resume", str(folder), "--model.width", "6")
+    text = told("--resume", str(folder), "--model.width", "6", "--allow_changes", "true")
     assert "of another shape" in text and "features.0.0.weight" in text
 
 
