@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from loguru import logger
 
@@ -17,7 +18,7 @@ from common.monitor.log import setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
 from common.registry import MODEL_REGISTRY, REGISTRIES
-from common.run import eval_dir, stored_config
+from common.run import eval_dir, option_value, stored_config
 from common.seed import choose_seed, set_determinism, set_seed
 from custom.build import PROJECT, build_evaluation_loader
 from custom.config import EvalConfig
@@ -27,6 +28,7 @@ from custom.task import ClassificationTask
 def main(argv: list[str]) -> int:
     """Measure one checkpoint on one split, print a table, leave metrics.json and pictures. Returns the exit code."""
     setup_log()
+    check_command(argv)
     resolved = parse(
         EvalConfig,
         argv,
@@ -36,11 +38,7 @@ def main(argv: list[str]) -> int:
         default=stored_config(argv, "--model_pt"),
     )
     config = resolved.config
-    if config.model_pt is None:
-        raise UserError(
-            "model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt"
-        )
-    path = Path(config.model_pt).expanduser()
+    path = Path(config.model_pt or which_checkpoint()).expanduser()
     state = read_checkpoint(path)
     set_determinism(config.dist.deterministic)
     rank = dist.start(dist.find_rank(config.gpu_ids), config.dist)
@@ -65,9 +63,28 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def check_command(argv: list[str]) -> None:
+    """Refuse a command that names no checkpoint, or one without a config beside it: `parse` would ask for --config."""
+    options = {word.partition("=")[0] for word in argv}
+    if options & {"--config", "--configs", "-c", "--help", "-h", "--list"} or stored_config(argv, "--model_pt"):
+        return
+    path = option_value(argv, "--model_pt") or which_checkpoint()
+    read_checkpoint(Path(path).expanduser())
+    raise UserError(
+        f"there is no config.yaml of a run beside {path}; the checkpoint holds its config:\n"
+        f"  python -m common.checkpoint {path} --config > its_config.yaml\n"
+        f"  python evaluate.py --config its_config.yaml --model_pt {path}"
+    )
+
+
+def which_checkpoint() -> NoReturn:
+    """Ask for one. Raises `UserError`."""
+    raise UserError("model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt")
+
+
 def report(result: Evaluation, config: EvalConfig, path: Path, position: dict[str, int]) -> None:
     """Print the numbers, and leave them in the evaluation folder with the pictures."""
-    folder = eval_dir(config.dir, path, PROJECT)
+    folder = eval_dir(config.dir, path, config.split, PROJECT)
     about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
     write_evaluation(folder, result, **about)
     logger.info("{} of {}, epoch {epoch}, step {step}", config.split, path, **position)

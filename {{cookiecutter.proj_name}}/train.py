@@ -42,15 +42,17 @@ def main(argv: list[str]) -> int:
     config = resolved.config
     set_determinism(config.dist.deterministic)
     rank = dist.start(dist.find_rank(config.gpu_ids), config.dist)
-    seed = choose_seed(config.dist, rank)
     folder = RunFolder.of(config.dir, config.name, PROJECT)
     checkpoint = find_checkpoint(config.resume, folder.checkpoints)
+    resumed = None if config.progress.start_epoch == 0 else checkpoint  # else it only lends its weights
+    # A seed that was drawn belongs to the run: the order of its samples follows from it.
+    seed = choose_seed(config.dist, rank, drawn=None if resumed is None else resumed.seed)
     dist.barrier(rank)  # every process has read it: the folder may be moved now
     start = Start(
         argv=[__file__, *argv],
         values=resolved.values,
         seed=seed,
-        resumed_step=resumed_step(checkpoint, config, folder),
+        resumed_step=resumed.step if resumed is not None and resumed.lies_in(folder.root) else None,
         local_pictures=config.progress.local_progress,
         workers=config.worker,
     )
@@ -67,14 +69,6 @@ def main(argv: list[str]) -> int:
             log_end(trainer, outcome)
     dist.finish(rank)
     return outcome.exit_code
-
-
-def resumed_step(checkpoint: Found | None, config: Config, folder: RunFolder) -> int | None:
-    """The step at which a run goes on in its own folder; None for a run that starts a folder of its own."""
-    if checkpoint is None or config.progress.start_epoch == 0:
-        return None
-    inside = checkpoint.path.resolve().is_relative_to(folder.root.resolve())
-    return checkpoint.state["position"]["step"] if inside else None
 
 
 def restore(trainer: Trainer, checkpoint: Found, config: Config) -> None:

@@ -1,5 +1,6 @@
 """When things happen during a run. Each entry becomes a `Period`, so that all of them are asked the same way."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, NamedTuple
@@ -101,8 +102,8 @@ class Rhythm:
         """In the order of `Due`."""
         return (self.log, self.pictures, self.validate, self.evaluate, self.save_latest, self.save_numbered)
 
-    def table(self) -> str:
-        """What happens when, one line each, in the order of the loop."""
+    def table(self, without: Collection[str] = ()) -> str:
+        """What happens when, one line each, in the order of the loop; for those in `without` there are no data."""
         rows = {
             "log line, scalars": self.log,
             "training pictures": self.pictures,
@@ -111,7 +112,9 @@ class Rhythm:
             "latest.pt": self.save_latest,
             "step_*.pt": self.save_numbered,
         }
-        return "\n".join(f"  {name:<18} {period}" for name, period in rows.items())
+        return "\n".join(
+            f"  {name:<18} {'never (no data)' if name in without else period}" for name, period in rows.items()
+        )
 
 
 def is_over(at: Position, config: ProgressConfig) -> bool:

@@ -38,11 +38,11 @@ def data_dir(config: DirConfig, project: Path) -> Path:
     return _below(project, config.data_dir, "data")
 
 
-def eval_dir(config: DirConfig, checkpoint: Path, project: Path) -> Path:
-    """Where the evaluation of `checkpoint` is written."""
+def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> Path:
+    """Where the evaluation of `checkpoint` on a split is written; splits other than eval get a folder of their own."""
     if config.eval_dir is not None:
         return _below(project, config.eval_dir, "")
-    return RunFolder.around(checkpoint).eval / checkpoint.stem
+    return RunFolder.around(checkpoint).eval / (checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}")
 
 
 def _below(project: Path, path: str | None, default: str) -> Path:
@@ -144,14 +144,22 @@ def stored_config(argv: Sequence[str], option: str) -> Path | None:
     Returns:
         None when the option is not there, or leads to no run folder.
     """
+    value = option_value(argv, option)
+    if not value:
+        return None
+    path = Path(value).expanduser()
+    folder = RunFolder.around(path / "x.pt" if path.is_dir() else path)
+    attempts = _attempts(folder)
+    file = folder.root / attempts[-1]["config"] if attempts else folder.config_file
+    return file if file.is_file() else None
+
+
+def option_value(argv: Sequence[str], option: str) -> str | None:
+    """The value of `--option value` or `--option=value` in words not checked yet; None if it is not there."""
     for number, word in enumerate(argv):
         name, _, value = word.partition("=")
         if name == option:
-            path = Path(value or "".join(argv[number + 1 : number + 2])).expanduser()
-            folder = RunFolder.around(path / "x.pt" if path.is_dir() else path)
-            attempts = _attempts(folder)
-            file = folder.root / attempts[-1]["config"] if attempts else folder.config_file
-            return file if file.is_file() else None
+            return value or "".join(argv[number + 1 : number + 2])
     return None
 
 

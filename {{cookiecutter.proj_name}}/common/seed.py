@@ -25,9 +25,11 @@ def mix(*numbers: int) -> int:
     return state
 
 
-def choose_seed(config: DistConfig, rank: Rank) -> int:
-    """The configured seed, or one drawn by the main process and told to all."""
-    return from_main(secrets.randbelow(2**31), rank) if config.random_seed is None else config.random_seed
+def choose_seed(config: DistConfig, rank: Rank, drawn: int | None = None) -> int:
+    """The configured seed; without one, that which the run drew before, or one drawn now and told to all."""
+    if config.random_seed is not None:
+        return config.random_seed
+    return from_main(secrets.randbelow(2**31), rank) if drawn is None else drawn
 
 
 def set_seed(seed: int) -> None:

@@ -15,6 +15,7 @@ from common.errors import UserError
 from common.failsafe import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.log import setup_log
+from common.provenance import environment_text
 from common.run import OpenRun, RunFolder, open_run, write_status
 
 
@@ -42,6 +43,8 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
         file=folder.log_file(rank.rank),
         banner=f"resumed at step {start.resumed_step}" if start.resumed_step is not None else "started again",
     )
+    if run is not None:
+        logger.info("{}", environment_text(run.record))
     monitor = Monitor(
         config,
         rank,

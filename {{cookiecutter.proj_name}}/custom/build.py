@@ -1,7 +1,7 @@
 """From config sections to data, for training and evaluation alike."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from loguru import logger
 
@@ -9,6 +9,7 @@ from common.data.iterable import IterableStream
 from common.data.loader import EvaluationLoader, Stream, TrainStream, build_dataset, is_map_style
 from common.data.plan import EpochPlan
 from common.dist import Rank
+from common.errors import UserError
 from common.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
 from common.run import data_dir
 from common.trainer import Outcome, Trainer
@@ -22,6 +23,7 @@ def build_stream(config: Config, rank: Rank, seed: int) -> Stream:
     dataset = build_dataset(
         config.dataset.train, "train", data_dir(config.dir, PROJECT), limit=config.debug.max_samples
     )
+    check_classes(config, dataset)
     if not is_map_style(dataset):
         return IterableStream(
             dataset,
@@ -61,6 +63,18 @@ def build_evaluation_loader(
     )
 
 
+def check_classes(config: Config, dataset: Any) -> None:
+    """Refuse a model with fewer classes than the data: it would only fail at the first label that is too large."""
+    names, classes = getattr(dataset, "classes", None), config.model.get("classes")
+    if names is None or not isinstance(classes, int):
+        return
+    if len(names) > classes:
+        shown = ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")
+        raise UserError(
+            f"model.classes: {classes}, but dataset.train has {len(names)} ({shown}); use --model.classes {len(names)}"
+        )
+
+
 def log_start(config: Config, trainer: Trainer, seed: int) -> None:
     """Say what was chosen, where its code is, and what will happen when."""
     parameters = list(trainer.raw_model.parameters())
@@ -79,7 +93,8 @@ def log_start(config: Config, trainer: Trainer, seed: int) -> None:
             name = (part or {}).get("type", key)
             logger.info("{} {} {}", registry.kind, key, registry.where(name))
     steps = trainer.stream.steps_per_epoch
-    logger.info("{} steps per epoch; what happens when:\n{}", steps, trainer.rhythm.table())
+    nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if data is None]
+    logger.info("{} steps per epoch; what happens when:\n{}", steps or "unknown", trainer.rhythm.table(without=nothing))
 
 
 def log_end(trainer: Trainer, outcome: Outcome) -> None:

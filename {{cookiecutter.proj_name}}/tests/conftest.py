@@ -83,7 +83,8 @@ def evaluated(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any
 
     def call(model_pt: Path, *words: str) -> dict[str, Any]:
         assert evaluate.main(["--model_pt", str(model_pt), *words]) == 0
-        folder = model_pt.parent.parent / "eval" / model_pt.stem
+        split = words[words.index("--split") + 1] if "--split" in words else "eval"
+        folder = model_pt.parent.parent / "eval" / (model_pt.stem if split == "eval" else f"{model_pt.stem}_{split}")
         return json.loads((folder / "metrics.json").read_text())
 
     return call

@@ -179,6 +179,17 @@ def test_model_pt(told: Told, runs: Runs, tmp_path: Path) -> None:
     text = evaluated(other / "checkpoints" / "latest.pt")
     assert "made by another model than ConvModel" in text and "features.0.0.weight: (6, 1, 3, 3) in the file" in text
     assert "model_pt: which checkpoint?" in told("--config", "configs/eval.yaml", program="evaluate")
+    assert "model_pt: which checkpoint?" in told(program="evaluate")
+    assert "there is no checkpoint" in told("--model_pt", str(tmp_path / "none.pt"), program="evaluate")
+    (tmp_path / "alone.pt").write_bytes(whole)
+    assert "python -m common.checkpoint" in told("--model_pt", str(tmp_path / "alone.pt"), program="evaluate")
+
+
+def test_more_classes_than_the_model_has(told: Told, tmp_path: Path) -> None:
+    """Said before training, with the number that is right."""
+    folder = images(tmp_path / "i", {"cat": 2, "dog": 2, "emu": 2})
+    text = told(*on_images(folder))
+    assert "dataset.train has 3 (cat, dog, emu); use --model.classes 3" in text
 
 
 def test_a_checkpoint_runs_no_code(told: Told, tmp_path: Path) -> None:

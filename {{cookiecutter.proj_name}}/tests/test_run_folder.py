@@ -60,8 +60,9 @@ def test_paths_are_below_the_project_wherever_the_command_is_given(tmp_path, mon
     assert data_dir(DirConfig(), tmp_path) == tmp_path / "data"
     assert data_dir(DirConfig(data_dir="d"), tmp_path) == tmp_path / "d"
     assert RunFolder.of(DirConfig(expr_dir="/scratch"), "a", tmp_path).root == Path("/scratch/a")
-    assert eval_dir(DirConfig(), run.checkpoints / "best.pt", tmp_path) == run.eval / "best"
-    assert eval_dir(DirConfig(eval_dir="out"), run.checkpoints / "best.pt", tmp_path) == tmp_path / "out"
+    assert eval_dir(DirConfig(), run.checkpoints / "best.pt", "eval", tmp_path) == run.eval / "best"
+    assert eval_dir(DirConfig(), run.checkpoints / "best.pt", "val", tmp_path) == run.eval / "best_val"
+    assert eval_dir(DirConfig(eval_dir="out"), run.checkpoints / "best.pt", "val", tmp_path) == tmp_path / "out"
     assert list(tmp_path.iterdir()) == []
 
 

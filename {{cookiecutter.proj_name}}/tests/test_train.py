@@ -50,6 +50,12 @@ def test_no_seed_draws_one_and_records_it(runs: Runs) -> None:
     seed = json.loads((folder / "run.json").read_text())["attempts"][0]["seed"]
     again = runs.train("--dist.random_seed", str(seed), "--progress.epoch", "1", name="again")
     assert same(load(folder)["model"], load(again)["model"])
+    # A resume goes on with the seed that was drawn.
+    runs.train("--dist.random_seed", "null", "--resume", "auto")
+    assert same(
+        load(folder)["model"],
+        load(runs.train("--dist.random_seed", str(seed), name="whole"))["model"],
+    )
 
 
 @pytest.mark.parametrize("worker", ["0", "2"])

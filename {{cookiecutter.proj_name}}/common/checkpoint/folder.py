@@ -21,6 +21,20 @@ class Found:
     path: Path
     state: dict[str, Any]
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return int(self.state["position"]["step"])
+
+    @property
+    def seed(self) -> int:
+        """The seed of its run, configured or drawn."""
+        return int(self.state["about"]["seed"])
+
+    def lies_in(self, run: Path) -> bool:
+        """Whether it belongs to the run of this folder, so that a resume goes on there."""
+        return self.path.resolve().is_relative_to(run.resolve())
+
 
 class CheckpointFolder:
     """`latest.pt`, the one before it as `previous.pt`, `best.pt`, and `step_<number>.pt`.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,5 +187,8 @@ def _listing(flag: Flag, registries: Sequence[Listing]) -> str:
 
 
 def _print_and_stop(text: str) -> NoReturn:
-    print(text.rstrip("\n"))
+    try:
+        print(text.rstrip("\n"), flush=True)
+    except BrokenPipeError:  # `... | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(0)

@@ -159,7 +159,8 @@ class Monitor:
 
     def end(self, state: State, at: Position, reason: str) -> None:
         """The last line, entry and status of the run. Nothing can be written afterwards."""
-        _log.info("{} at epoch {}, step {}: {}", state, current_epoch(at), at.step, reason)
+        why = f": {reason}" if reason not in ("", state) else ""
+        _log.info("{} at epoch {}, step {}{}", state, current_epoch(at), at.step, why)
         self.writer.record("end", step=at.step, state=state, reason=reason)
         self._status(state, at.step, reason)
         self.close()
