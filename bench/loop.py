@@ -18,13 +18,14 @@ sys.path.insert(0, str(PROJECT))
 
 import torch  # noqa: E402
 import train  # noqa: E402
+from common.best import BestTracker  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.data.loader import Step, TrainStream  # noqa: E402
 from common.dist import Rank  # noqa: E402
 from common.period import Position  # noqa: E402
 from common.run import RunFolder  # noqa: E402
 from common.session import Start, session  # noqa: E402
-from common.trainer import Trainer  # noqa: E402
+from common.trainer import Settings, Trainer  # noqa: E402
 from custom.config import Config  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
@@ -136,9 +137,18 @@ def train_alternating(folder: Path, segments: int, steps: int, profile: bool) ->
     """Run the trainer, alternating with the bare loop."""
     config, words = build(folder, segments, steps)
     run = RunFolder.of(config.dir, config.name, PROJECT)
-    start = Start(argv=words, values={}, seed=0, resumed_step=None, local_pictures=False, workers=0)
+    start = Start(argv=words, values={}, seed=0, resumed=None, local_pictures=False, workers=0)
     with session(config.monitor, run, Rank(), start, PROJECT) as monitor:
-        trainer: Trainer = train.build_trainer(config, run, monitor, Rank(), 0, about={})
+        trainer = Trainer(
+            Settings(config.progress, config.optim, config.dist, config.debug, config.checkpoint),
+            **train.build_ingredients(config, Rank(), 0),
+            best=BestTracker(config.best, config.early_stop),
+            monitor=monitor,
+            run=run,
+            rank=Rank(),
+            seed=0,
+            about={},
+        )
         stream = trainer.stream
         stream.__class__ = Alternating
         assert isinstance(stream, Alternating)

@@ -8,7 +8,7 @@ from loguru import logger
 
 from common import dist
 from common.checkpoint import load_weights, read_checkpoint
-from common.config import parse
+from common.config import option_value, parse
 from common.errors import UserError
 from common.evaluation import Evaluation, Evaluator, table, write_evaluation
 from common.failsafe import reported
@@ -18,7 +18,7 @@ from common.monitor.log import setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
 from common.registry import MODEL_REGISTRY, REGISTRIES
-from common.run import eval_dir, option_value, stored_config
+from common.run import eval_dir, stored_config
 from common.seed import choose_seed, set_determinism, set_seed
 from custom.build import PROJECT, build_evaluation_loader
 from custom.config import EvalConfig

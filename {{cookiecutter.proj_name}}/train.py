@@ -1,5 +1,6 @@
 """Train a model: python train.py --config configs/default.yaml [--key value ...]"""
 
+import os
 import sys
 from typing import Any
 
@@ -11,24 +12,24 @@ from common.checkpoint import Found, find_checkpoint, init_weights
 from common.checkpoint.promise import changes, check_changes, promise
 from common.config import parse
 from common.dist import Rank
-from common.failsafe import reported
+from common.errors import UserError
+from common.failsafe import die_with_parent, reported
 from common.loss import LossFactory
 from common.metric import MetricFactory
-from common.monitor import Monitor
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.registry import MODEL_REGISTRY, REGISTRIES, import_path
 from common.run import RunFolder, stored_config
 from common.seed import choose_seed, mix, set_determinism, set_seed
 from common.session import Start, session
-from common.trainer import Settings, Trainer
-from custom.build import PROJECT, build_evaluation_loader, build_stream, log_end, log_start
+from common.trainer import Outcome, Settings, Trainer
+from custom.build import PROJECT, build_data, log_end, log_start
 from custom.config import Config
 from custom.task import ClassificationTask
 
 
 def main(argv: list[str]) -> int:
-    """Read the config, build everything it names, train. Returns the exit code."""
+    """Read the config and train as it says. Returns the exit code."""
     setup_log()
     resolved = parse(
         Config,
@@ -40,39 +41,61 @@ def main(argv: list[str]) -> int:
         debug_overlay=PROJECT / "configs" / "debug.yaml",
     )
     config = resolved.config
+    if "RANK" in os.environ:  # started by a launcher
+        die_with_parent()
     set_determinism(config.dist.deterministic)
     rank = dist.start(dist.find_rank(config.gpu_ids), config.dist)
-    folder = RunFolder.of(config.dir, config.name, PROJECT)
-    checkpoint = find_checkpoint(config.resume, folder.checkpoints)
-    resumed = None if config.progress.start_epoch == 0 else checkpoint  # else it only lends its weights
-    # A seed that was drawn belongs to the run: the order of its samples follows from it.
-    seed = choose_seed(config.dist, rank, drawn=None if resumed is None else resumed.seed)
-    dist.barrier(rank)  # every process has read it: the folder may be moved now
-    start = Start(
-        argv=[__file__, *argv],
-        values=resolved.values,
-        seed=seed,
-        resumed_step=resumed.step if resumed is not None and resumed.lies_in(folder.root) else None,
-        local_pictures=config.progress.local_progress,
-        workers=config.worker,
-    )
-    with session(config.monitor, folder, rank, start, PROJECT) as monitor:
-        trainer = build_trainer(config, folder, monitor, rank, seed, about={"config": resolved.values, "seed": seed})
-        for name in config.plugins:
-            import_path(name)(trainer)
-        if checkpoint is not None:
-            restore(trainer, checkpoint, config)
-        log_start(config, trainer, seed)
-        outcome = trainer.train()
-        monitor.end("stopped" if outcome.exit_code else "finished", outcome.at, outcome.reason)
-        if rank.is_main:
-            log_end(trainer, outcome)
+    outcome = train(config, resolved.values, rank, [__file__, *argv])
     dist.finish(rank)
     return outcome.exit_code
 
 
-def restore(trainer: Trainer, checkpoint: Found, config: Config) -> None:
+def train(config: Config, values: dict[str, Any], rank: Rank, argv: list[str]) -> Outcome:
+    """Build everything that the config names, open the run's folder, train."""
+    folder = RunFolder.of(config.dir, config.name, PROJECT)
+    checkpoint = find_checkpoint(config.resume, folder.checkpoints)
+    dist.barrier(rank)  # every process has read it: the folder may be moved now
+    resumed = None if config.progress.start_epoch == 0 else checkpoint  # else it only lends its weights
+    # A seed that was drawn belongs to the run: the order of its samples follows from it.
+    seed = choose_seed(config.dist, rank, drawn=None if resumed is None else resumed.seed)
+    # Before the folder is touched: a mistake in here moves no earlier run out of the way.
+    ingredients = build_ingredients(config, rank, seed)
+    start = Start(
+        argv=argv,
+        values=values,
+        seed=seed,
+        resumed=resumed if resumed is not None and resumed.lies_in(folder.root) else None,
+        local_pictures=config.progress.local_progress,
+        workers=config.worker,
+    )
+    with session(config.monitor, folder, rank, start, PROJECT) as monitor:
+        trainer = Trainer(
+            Settings(config.progress, config.optim, config.dist, config.debug, config.checkpoint),
+            **ingredients,
+            best=BestTracker(config.best, config.early_stop),
+            monitor=monitor,
+            run=folder,
+            rank=rank,
+            seed=seed,
+            about={"config": values, "seed": seed},
+        )
+        set_seed(mix(seed, rank.rank))  # from here on each process draws its own numbers (dropout)
+        for name in config.plugins:
+            import_path(name)(trainer)
+        restore(trainer, checkpoint, config)
+        log_start(config, trainer, seed)
+        outcome = trainer.train()
+        monitor.end("stopped" if outcome.exit_code else "finished", outcome.at, outcome.reason)
+        log_end(trainer, outcome)
+    return outcome
+
+
+def restore(trainer: Trainer, checkpoint: Found | None, config: Config) -> None:
     """Go on from a checkpoint, or with `progress.start_epoch: 0` take only its weights."""
+    if checkpoint is None:
+        if config.resume is not None:
+            logger.info("resume {}: nothing was saved yet, so the run starts", config.resume)
+        return
     if config.progress.start_epoch == 0:
         trainer.load_weights(checkpoint.state, checkpoint.path)
         logger.info("starting from the weights of {}", checkpoint.path)
@@ -84,6 +107,8 @@ def restore(trainer: Trainer, checkpoint: Found, config: Config) -> None:
         old_window=old["samples per step"],
         allowed=config.allow_changes,
     )
+    if any(change.key == "optim.optim_type" for change in grave):
+        raise UserError("optim.optim_type: another optimizer cannot go on; use its weights: --progress.start_epoch 0")
     trainer.load_state_dict(checkpoint.state, checkpoint.path)
     at = trainer.at
     logger.info("resuming {} at epoch {}, sample {}, step {}", checkpoint.path, at.epoch, at.sample, at.step)
@@ -92,30 +117,17 @@ def restore(trainer: Trainer, checkpoint: Found, config: Config) -> None:
     logger.info("{}", promise(old, new, grave))
 
 
-def build_trainer(
-    config: Config, folder: RunFolder, monitor: Monitor, rank: Rank, seed: int, about: dict[str, Any]
-) -> Trainer:
-    """Everything that the config names, put together. The seed decides the first weights, alike on all ranks."""
+def build_ingredients(config: Config, rank: Rank, seed: int) -> dict[str, Any]:
+    """What the config names: model, task, data. The seed decides the first weights, alike on all ranks."""
     set_seed(seed)
     model = MODEL_REGISTRY.build(config.model)
     init_weights(model, config.init_from)
-    trainer = Trainer(
-        Settings(config.progress, config.optim, config.dist, config.debug, config.checkpoint),
-        task=ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric)),
-        model=model,
-        stream=build_stream(config, rank, seed),
-        val=build_evaluation_loader(config, "val", rank, seed),
-        evaluation=build_evaluation_loader(config, "eval", rank, seed),
-        best=BestTracker(config.best, config.early_stop),
-        precision=build_precision(config.precision, rank.device),
-        monitor=monitor,
-        run=folder,
-        rank=rank,
-        seed=seed,
-        about=about,
-    )
-    set_seed(mix(seed, rank.rank))  # from here on each process draws its own numbers (dropout)
-    return trainer
+    return {
+        "model": model,
+        "task": ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric)),
+        "precision": build_precision(config.precision, rank.device),
+        **vars(build_data(config, rank, seed)),
+    }
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from loguru import logger
 from pydantic import Field
 
 from common.config import section
+from common.errors import UserError
 
 Mode = Literal["min", "max"]
 
@@ -50,10 +51,12 @@ class BestTracker:
         self.waited = 0  # validations since the best
 
     def update(self, values: Mapping[str, float], step: int) -> bool:
-        """Take in one validation; True when it is the best so far."""
+        """Take in one validation; True when it is the best so far. Raises `UserError` when it lacks the metric."""
         value = values.get(self.config.metric)
-        if value is None or not math.isfinite(value):
-            logger.warning("validation gave no usable {} (best.metric): {}", self.config.metric, value)
+        if value is None:
+            raise UserError(f"best.metric: {self.config.metric} was not measured; there is: {', '.join(values)}")
+        if not math.isfinite(value):
+            logger.warning("validation gave {} = {} (best.metric), which is never the best", self.config.metric, value)
             self.waited += 1
             return False
         if self._better(value):

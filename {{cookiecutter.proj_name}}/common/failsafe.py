@@ -1,5 +1,7 @@
 """How a run ends: on request, on a mistake of the user, or on an error. Always with a reason and an exit code."""
 
+import ctypes
+import os
 import signal
 import sys
 import threading
@@ -18,6 +20,17 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 class TrainingError(UserError):
     """Training cannot go on, for a reason that a traceback would only hide (a loss that is not a number, ...)."""
+
+
+def die_with_parent() -> None:
+    """End this process when the one that started it is killed: an orphan would go on training and saving (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid()
+    set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it was killed before the call
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)

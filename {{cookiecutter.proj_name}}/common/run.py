@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from loguru import logger
 from pydantic import Field
 
-from common.config import dump, section
+from common.config import dump, option_value, section
 from common.errors import UserError
 from common.files import write_bytes, write_text
 from common.lock import FolderLock, alone_in, check_free
@@ -152,15 +152,6 @@ def stored_config(argv: Sequence[str], option: str) -> Path | None:
     attempts = _attempts(folder)
     file = folder.root / attempts[-1]["config"] if attempts else folder.config_file
     return file if file.is_file() else None
-
-
-def option_value(argv: Sequence[str], option: str) -> str | None:
-    """The value of `--option value` or `--option=value` in words not checked yet; None if it is not there."""
-    for number, word in enumerate(argv):
-        name, _, value = word.partition("=")
-        if name == option:
-            return value or "".join(argv[number + 1 : number + 2])
-    return None
 
 
 @dataclass(frozen=True)

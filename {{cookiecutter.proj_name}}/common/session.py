@@ -10,6 +10,7 @@ from typing import Any
 
 from loguru import logger
 
+from common.checkpoint import CheckpointFolder, Found
 from common.dist import Rank, barrier
 from common.errors import UserError
 from common.failsafe import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR
@@ -21,12 +22,12 @@ from common.run import OpenRun, RunFolder, open_run, write_status
 
 @dataclass(frozen=True)
 class Start:
-    """How a run starts. `resumed_step`: optimizer steps done by the checkpoint of this run that it goes on from."""
+    """How a run starts. `resumed`: the checkpoint of this very folder that it goes on from."""
 
     argv: Sequence[str]
     values: Mapping[str, Any]
     seed: int
-    resumed_step: int | None
+    resumed: Found | None
     local_pictures: bool
     workers: int
 
@@ -41,15 +42,19 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
         config.levels,
         rank=rank.rank,
         file=folder.log_file(rank.rank),
-        banner=f"resumed at step {start.resumed_step}" if start.resumed_step is not None else "started again",
+        banner=f"resumed at step {start.resumed.step}" if start.resumed is not None else "started again",
     )
     if run is not None:
         logger.info("{}", environment_text(run.record))
+        checkpoints = CheckpointFolder(folder.checkpoints)
+        checkpoints.clean()
+        if start.resumed is not None:
+            checkpoints.go_on_from(start.resumed)
     monitor = Monitor(
         config,
         rank,
         run,
-        resume_step=start.resumed_step,
+        resume_step=None if start.resumed is None else start.resumed.step,
         local_pictures=start.local_pictures,
         workers=start.workers,
     )
@@ -57,13 +62,13 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
         yield monitor
     except UserError as error:
         logger.error("{}", error)
-        _leave(monitor, folder, rank, EXIT_USER_ERROR, str(error))
+        _leave(monitor, run, rank, EXIT_USER_ERROR, str(error))
     except KeyboardInterrupt:
         logger.error("interrupted twice: left at once, without saving")
-        _leave(monitor, folder, rank, EXIT_INTERRUPTED, "interrupted twice")
+        _leave(monitor, run, rank, EXIT_INTERRUPTED, "interrupted twice")
     except Exception as error:  # noqa: BLE001 - whatever it is, the log and the status must tell it
         logger.opt(exception=True).critical("{}: {}", type(error).__name__, error)
-        _leave(monitor, folder, rank, EXIT_ERROR, f"{type(error).__name__}: {error}")
+        _leave(monitor, run, rank, EXIT_ERROR, f"{type(error).__name__}: {error}")
     finally:
         monitor.close()
         if run is not None:
@@ -75,7 +80,7 @@ def _open(folder: RunFolder, rank: Rank, start: Start, project: Path) -> OpenRun
         return None
     return open_run(
         folder,
-        resume=start.resumed_step is not None,
+        resume=start.resumed is not None,
         resolved_values=start.values,
         argv=start.argv,
         seed=start.seed,
@@ -84,11 +89,13 @@ def _open(folder: RunFolder, rank: Rank, start: Start, project: Path) -> OpenRun
     )
 
 
-def _leave(monitor: Monitor, folder: RunFolder, rank: Rank, code: int, reason: str) -> None:
+def _leave(monitor: Monitor, run: OpenRun | None, rank: Rank, code: int, reason: str) -> None:
     monitor.writer.record("end", state="failed", reason=reason)
-    if rank.is_main:
-        write_status(folder, "failed", reason=reason)
+    if run is not None:
+        write_status(run.folder, "failed", reason=reason)
     if not rank.is_alone:
+        if run is not None:
+            run.release()
         # No goodbye to the other processes: they may be waiting for this one. The launcher ends them.
         monitor.close()
         logger.complete()

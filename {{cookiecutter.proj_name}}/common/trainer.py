@@ -19,7 +19,8 @@ from common.checkpoint.promise import fingerprint
 from common.data.loader import EvaluationLoader, Step, Stream
 from common.dist import DistConfig, Rank, max_over_ranks, share_buffers, wrap
 from common.evaluation import Evaluation, Evaluator, evaluation_mode, write_evaluation
-from common.failsafe import Requests, TrainingError
+from common.failsafe import Requests
+from common.finite import are_finite, not_finite
 from common.gradients import DebugConfig, log_gradients
 from common.monitor import Monitor
 from common.optim import (
@@ -34,7 +35,7 @@ from common.optim.precision import Precision
 from common.period import Period, Position, resumed_position
 from common.progress import ProgressConfig, Rhythm, is_over, total_steps
 from common.run import RunFolder
-from common.seed import random_state, set_random_state
+from common.settle import settle_buckets
 from common.state import RunState
 from common.task import Task
 
@@ -137,8 +138,7 @@ class Trainer:
         self.grad_norm: Tensor | None = None
         self.saved_at = time.monotonic()
         self.saved_step = -1
-        if isinstance(self.model, DistributedDataParallel):
-            self.settle_buckets()
+        settle_buckets(self.model, self.trial_loss, rank)
 
     def train(self) -> Outcome:
         """Train from the current position to the end, to an early stop, or until a signal asks for it."""
@@ -200,23 +200,11 @@ class Trainer:
         assert total is not None
         return total
 
-    def settle_buckets(self) -> None:
-        """One step for nothing, before anything counts: it changes neither weights nor buffers nor random streams.
-
-        DDP exchanges gradients in one order in its first backward and in another from the second on. A resumed run
-        would begin with the first again and, with three ranks or more, add up in another order than the uncut run.
-        """
-        buffers = [buffer.detach().clone() for buffer in self.raw_model.buffers()]
-        streams = random_state(self.rank.device)
+    def trial_loss(self) -> Tensor:
+        """A loss that nothing is learnt from."""
         batch = self.task.prepare_batch(self.precision.cast_batch(self.stream.sample_batch()), self.rank.device)
-        self.model.train()
         with self.precision.autocast():
-            self.task.losses(self.task.forward(self.model, batch), batch)["sum"].backward()
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for buffer, before in zip(self.raw_model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
-        set_random_state(streams, self.rank.device)
+            return self.task.losses(self.task.forward(self.model, batch), batch)["sum"]
 
     def exchange(self, on: bool) -> AbstractContextManager[Any]:
         """Whether the gradients of the next backward are exchanged; only the last micro-batch of a window needs to."""
@@ -244,16 +232,14 @@ class Trainer:
             log_gradients(self.raw_model, every=self.settings.debug.print_all_grad)
 
     def check_finite(self) -> None:
-        """Stop at a loss that is not a number, before it reaches a checkpoint. Raises `TrainingError` on every rank."""
-        bad = max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank)
-        if bad == 0:
-            return
-        good = self.saver.folder.latest
-        where = f"the last good checkpoint is {good}" if good.is_file() else "there is no checkpoint yet"
-        raise TrainingError(
-            f"the loss of step {bad} is not a finite number (epoch {self.before.epoch}); {where}.\n"
-            "  Try a smaller optim.lr, optim.clip_gradients, or --debug to find the operation."
-        )
+        """Stop at a loss that is not a number, before it reaches a checkpoint. Every process must call this."""
+        if bad := max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank):
+            raise not_finite(f"the loss of step {bad} is not a finite number", self.saver.folder)
+
+    def check_weights(self) -> None:
+        """The same for weights: a finite loss can have a gradient that is none. Every process must call this."""
+        if max_over_ranks(int(not are_finite(self.parameters)), self.rank):
+            raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver.folder)
 
     def show(self, step: Step) -> None:
         """Pictures of the batch that was just trained on, as the model sees it now."""
@@ -302,6 +288,7 @@ class Trainer:
     def save(self, *, best: bool = False, numbered: bool = False) -> None:
         """Save: `latest.pt`, and `best.pt` / `step_*.pt` where asked. Every process must call this."""
         self.check_finite()
+        self.check_weights()
         state = self.state.state_dict(self.at, self.values)
         if self.rank.is_main:
             # Before the checkpoint: what it says was measured is on the disk when it is.
@@ -330,3 +317,5 @@ class Trainer:
         self.at = self.before = resumed_position(at, self.stream.epoch_size)
         self.saved_step = self.at.step
         self.last = is_over(self.at, self.progress)
+        if self.best.reason_to_stop(None):  # it had stopped early, and the config still wants that
+            self.reason = "early_stop"

@@ -1,7 +1,9 @@
 """From config sections to data, for training and evaluation alike."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from loguru import logger
 
@@ -18,12 +20,33 @@ from custom.config import Config
 PROJECT = Path(__file__).resolve().parents[1]
 
 
+@dataclass(frozen=True)
+class Data:
+    """The loaders of a run; None for a split that the config does not have."""
+
+    stream: Stream
+    val: EvaluationLoader | None
+    evaluation: EvaluationLoader | None
+
+
+def build_data(config: Config, rank: Rank, seed: int) -> Data:
+    """The data of all splits. Raises `UserError` when their classes differ."""
+    data = Data(
+        build_stream(config, rank, seed),
+        build_evaluation_loader(config, "val", rank, seed),
+        build_evaluation_loader(config, "eval", rank, seed),
+    )
+    loaders = {"train": data.stream, "val": data.val, "eval": data.evaluation}
+    check_same_classes({split: loader.dataset for split, loader in loaders.items() if loader is not None})
+    return data
+
+
 def build_stream(config: Config, rank: Rank, seed: int) -> Stream:
     """The training data, shuffled and shared among the ranks; or as it comes, if it can only be read in order."""
     dataset = build_dataset(
         config.dataset.train, "train", data_dir(config.dir, PROJECT), limit=config.debug.max_samples
     )
-    check_classes(config, dataset)
+    check_classes(config, dataset, "train")
     if not is_map_style(dataset):
         return IterableStream(
             dataset,
@@ -46,15 +69,15 @@ def build_stream(config: Config, rank: Rank, seed: int) -> Stream:
     return TrainStream(dataset, plan, config.loader, worker=config.worker, device=rank.device)
 
 
-def build_evaluation_loader(
-    config: Config, split: Literal["train", "val", "eval"], rank: Rank, seed: int
-) -> EvaluationLoader | None:
+def build_evaluation_loader(config: Config, split: str, rank: Rank, seed: int) -> EvaluationLoader | None:
     """The data of one split in order, each sample once over all ranks; None when the config has no such split."""
     part = getattr(config.dataset, split)
     if part is None:
         return None
+    dataset = build_dataset(part, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
+    check_classes(config, dataset, split)
     return EvaluationLoader(
-        build_dataset(part, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples),
+        dataset,
         config.loader,
         batch_size=part.get("eval_batch_size", config.batch_size),
         worker=config.worker,
@@ -63,16 +86,29 @@ def build_evaluation_loader(
     )
 
 
-def check_classes(config: Config, dataset: Any) -> None:
-    """Refuse a model with fewer classes than the data: it would only fail at the first label that is too large."""
+def check_classes(config: Config, dataset: Any, split: str) -> None:
+    """Refuse a model with fewer classes than the data; it would fail at the first label that is too large."""
     names, classes = getattr(dataset, "classes", None), config.model.get("classes")
     if names is None or not isinstance(classes, int):
         return
     if len(names) > classes:
         shown = ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")
         raise UserError(
-            f"model.classes: {classes}, but dataset.train has {len(names)} ({shown}); use --model.classes {len(names)}"
+            f"model.classes: {classes}, but dataset.{split} has {len(names)} ({shown}); "
+            f"use --model.classes {len(names)}"
         )
+
+
+def check_same_classes(data: Mapping[str, Any]) -> None:
+    """Refuse splits whose classes differ: label 1 would mean one thing in training and another in validation."""
+    named = {split: tuple(classes) for split, each in data.items() if (classes := getattr(each, "classes", None))}
+    for split, classes in named.items():
+        if classes != next(iter(named.values())):
+            first = next(iter(named))
+            raise UserError(
+                f"dataset.{split} has the classes {', '.join(classes)}, but dataset.{first} has "
+                f"{', '.join(named[first])}; every folder needs the same ones, if need be empty"
+            )
 
 
 def log_start(config: Config, trainer: Trainer, seed: int) -> None:
@@ -99,6 +135,8 @@ def log_start(config: Config, trainer: Trainer, seed: int) -> None:
 
 def log_end(trainer: Trainer, outcome: Outcome) -> None:
     """Say what came of it, and what to type next."""
+    if not trainer.rank.is_main:
+        return
     best = trainer.best.best
     if best is not None:
         values = "  ".join(f"{name} {value:.6g}" for name, value in best.values.items())

@@ -262,3 +262,49 @@ def test_a_run_folder_that_cannot_be_made(told: Told, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "file" in told("--dir.expr_dir", str(tmp_path / "file"))
     assert "name: 'a/b' cannot name a folder" in told("--name", "a/b")
+
+
+def test_splits_with_other_classes(told: Told, tmp_path: Path) -> None:
+    """Label 1 must mean the same in training and validation."""
+    train_folder, val_folder = (
+        images(tmp_path / "t", {"cat": 2, "dog": 2}),
+        images(tmp_path / "v", {"bird": 2, "dog": 2}),
+    )
+    part = "{type: ImageFolderDataset, size: [8, 8], folder: "
+    data = f"{{train: {part}{train_folder}}}, val: {part}{val_folder}}}, eval: null}}"
+    text = told("--dataset", data, "--model.in_channels", "3")
+    assert "dataset.val has the classes bird, dog, but dataset.train has cat, dog" in text
+
+
+def test_pictures_of_every_kind(tmp_path: Path) -> None:
+    """16 bits are scaled and not cut off, a turned photo is turned back, hidden files are nobody's data."""
+    from custom.datasets.image_folder_dataset import ImageFolderDataset
+
+    folder = images(tmp_path / "i", {"cat": 1, ".ipynb_checkpoints": 1, "dog": 1})
+    (folder / "dog" / "._0.png").write_bytes(b"no picture")
+    ramp = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(folder / "cat" / "0.png")
+    turned = Image.new("L", (8, 8))
+    turned.putpixel((0, 0), 255)
+    exif = Image.Exif()
+    exif[0x0112] = 3  # held upside down
+    turned.save(folder / "dog" / "0.png", exif=exif)
+    data = ImageFolderDataset(tmp_path, "train", "i", size=[8, 8], channels=1)
+    assert data.classes == ("cat", "dog")
+    assert len(data) == 2
+    assert data[0]["image"].flatten()[32] == pytest.approx(0.5, abs=0.02)
+    assert data[1]["image"][0, 7, 7] == 1.0
+
+
+def test_a_gradient_that_is_not_a_number(told: Told, runs: Runs) -> None:
+    """QQ-46: a finite loss with such a gradient must not reach a checkpoint either."""
+    words = [
+        "--loss",
+        "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 7}}",
+        "--progress.epoch_save_latest",
+        "1step",
+    ]
+    text = told(*words)
+    assert "weights are not finite numbers after step 7" in text
+    assert load(runs.root / "run")["position"]["step"] == 6
+    assert all(value.isfinite().all() for value in load(runs.root / "run")["model"].values())

@@ -136,6 +136,38 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert read_checkpoint(folder.best)["position"]["step"] == 30
 
 
+def test_an_abandoned_continuation_is_set_aside(runs: Runs) -> None:
+    """Going on from an older file: later ones neither push out new ones nor are taken for the newest."""
+    words = ["--progress.epoch_save_checkpoint", "1", "--checkpoint.keep", "1", "--checkpoint.keep_every", "5step"]
+    folder = runs.train(*words, "--progress.epoch", "3") / "checkpoints"
+    runs.train(*words, "--progress.epoch", "2", "--resume", str(folder / "step_00000005.pt"))
+    names = {path.name for path in folder.iterdir()}
+    assert {"step_00000010.pt", "abandoned_step_00000015.pt", "abandoned_best.pt"} <= names
+    assert load(folder.parent)["position"]["step"] == 10
+
+
+def test_an_early_stop_stays_stopped(runs: Runs) -> None:
+    """A job that is started again must not train on; with more patience it does."""
+    words = ["--model", "{type: tests.parts.Plain}", "--optim.lr", "1e-30", "--progress.epoch", "9"]
+    folder = runs.train(*words, "--early_stop.patience", "2")
+    step = load(folder)["position"]["step"]
+    runs.train(*words, "--early_stop.patience", "2", "--resume", "auto")
+    assert load(folder)["position"]["step"] == step
+    runs.train(*words, "--early_stop.patience", "3", "--resume", "auto")
+    assert load(folder)["position"]["step"] == step + 5
+
+
+def test_changed_optimizer_settings(runs: Runs) -> None:
+    """D-69: with allow_changes the config's values are used; another optimizer is refused."""
+    folder = runs.train("--progress.epoch", "1")
+    words = ["--resume", "auto", "--allow_changes", "true"]
+    runs.train(*words, "--optim.weight_decay", "0.3", "--optim.args", "{betas: [0.5, 0.9]}")
+    group = load(folder)["optimizer"]["param_groups"][0]
+    assert (group["weight_decay"], tuple(group["betas"])) == (0.3, (0.5, 0.9))
+    assert runs.fail(*words, "--optim.optim_type", "SGD") == 2
+    assert "another optimizer cannot go on" in (folder / "train.log").read_text()
+
+
 def test_keep_every_from_the_config(runs: Runs) -> None:
     """D-52: in steps or epochs."""
     words = ["--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "1", "--checkpoint.keep_every", "1epoch"]
@@ -324,13 +356,14 @@ def test_init_from(runs: Runs, tmp_path: Path) -> None:
     assert "of the model from" in (folder / "train.log").read_text()
 
     def told(*arguments: str) -> str:
-        assert runs.fail("--init_from", f"{{path: {arguments[0]}{arguments[1]}}}", *arguments[2:], name="bad") == 2
-        return (runs.root / "bad" / "train.log").read_text()
+        with pytest.raises(UserError) as caught:
+            runs.train("--init_from", f"{{path: {arguments[0]}{arguments[1]}}}", *arguments[2:], name="bad")
+        return str(caught.value)
 
     assert "no key of the file fits the model" in told(str(tmp_path / "foreign.pt"), "")
     assert "no key of the file fits" in told(str(tmp_path / "foreign.pt"), ", strict: false")
-    text = told(str(source), "", "--model.classes", "7")
-    assert "head.2.weight: (10, 32) in the file, (7, 32) in the model" in text
+    text = told(str(source), "", "--model.classes", "17")
+    assert "head.2.weight: (10, 32) in the file, (17, 32) in the model" in text
     folder = init(runs, source, "exclude: ['head.2.*']", "--model.classes", "10")
     assert not torch.equal(load(folder)["model"]["head.2.weight"], weights["head.2.weight"])
     assert "there is no checkpoint" in told(str(tmp_path / "none.pt"), "")

@@ -2,7 +2,12 @@
 
 import multiprocessing
 import os
+import random
+import signal
 import socket
+import subprocess
+import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -14,9 +19,10 @@ from torch.utils.data import DataLoader
 import common.data.keyed
 import common.data.loader
 import common.state
+import common.trainer
 import train
 from common.trainer import Trainer
-from tests.conftest import Runs, load, metrics, same
+from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, same
 from tests.parts import Killed
 
 STEPS = 10  # 2 epochs of 5 steps
@@ -120,6 +126,32 @@ def test_workers_do_not_change_the_run(runs: Runs, worker: str) -> None:
     cut(runs, "plain", 8, "--worker", worker)
     folder = runs.train(*words("plain", "--resume", "auto", "--worker", str(2 - int(worker))), name="cut")
     assert differing(uncut, final(folder)) == []
+
+
+def test_killed_for_real(runs: Runs) -> None:
+    """R-33, MM-65: the whole program with its loader workers, SIGKILL at random moments, the same command each time."""
+    more = words("ema", "--worker", "2", "--progress.epoch", "8", "--checkpoint.background", "true")
+    uncut = final(runs.train(*more, name="uncut"))
+    command = [sys.executable, "train.py", *runs.words(*more, "--resume", "auto", name="cut")]
+    generator, kills = random.Random(1), 0
+    for _ in range(12):
+        child = subprocess.Popen(
+            command, cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        latest = runs.root / "cut" / "checkpoints" / "latest.pt"
+        before = latest.stat().st_mtime_ns if latest.exists() else 0
+        deadline = time.monotonic() + 60
+        while child.poll() is None and time.monotonic() < deadline:
+            if latest.exists() and latest.stat().st_mtime_ns != before and kills < 4:
+                time.sleep(generator.uniform(0, 0.15))
+                kills += child.poll() is None
+                os.killpg(child.pid, signal.SIGKILL)
+                break
+            time.sleep(0.005)
+        if child.wait(60) == 0:
+            break
+    assert kills >= 2
+    assert differing(uncut, final(runs.root / "cut")) == []
 
 
 @pytest.mark.parametrize("background", ["true", "false"])
@@ -273,7 +305,7 @@ def several(runs: Runs, world: int, argv: list[str], *, at: int = 0, setup: Any 
 
 def without_settling() -> None:
     """A trainer that skips the step for nothing."""
-    Trainer.settle_buckets = lambda self: None  # type: ignore[method-assign]
+    setattr(common.trainer, "settle_buckets", lambda model, loss, rank: None)  # noqa: B010 - not exported there
 
 
 # Buckets so small that every layer has its own: their order is then what decides in which order gradients are added.

@@ -77,9 +77,9 @@ def write_file(path: Path, write: Callable[[BinaryIO], Any], links: Sequence[Pat
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        # torch reports a full disk as its own error while it closes the archive; the true reason is the context.
+        # torch reports a full disk (or Ctrl-C) as its own error while it closes the archive; the context is the reason.
         reason = error.__context__
-        if isinstance(error, RuntimeError) and isinstance(reason, OSError):
+        if isinstance(error, RuntimeError) and isinstance(reason, (OSError, KeyboardInterrupt)):
             raise reason from error
         raise
 

@@ -88,6 +88,19 @@ class CheckpointFolder:
             if not (self.keep_every and step % self.keep_every == 0):
                 path.unlink(missing_ok=True)
 
+    def go_on_from(self, found: "Found") -> None:
+        """Make `found`, of this folder, the latest; what an abandoned continuation saved after it is set aside.
+
+        Otherwise its numbered files would count as the newest, and a kill before the next save would lead back to it.
+        """
+        later = [path for step, path in self.numbered() if step > found.step]
+        later += [path for path in (self.best, self.previous) if path.is_file() and step_of(path) > found.step]
+        for path in later:
+            logger.warning("{} is of a continuation that is given up; it is now abandoned_{}", path, path.name)
+            path.replace(path.with_name(f"abandoned_{path.name}"))
+        if found.path.resolve().parent == self.folder.resolve() and found.path.name != self.latest.name:
+            link_file(found.path, self.latest)
+
     def clean(self) -> None:
         """Remove what a killed process left half-written. For whoever holds the run's lock."""
         for path in self.folder.glob(".*.tmp"):

@@ -5,6 +5,7 @@
 with a signature, `show` prints, and `resolve` is the door.
 """
 
+from common.config.overrides import option_value
 from common.config.problem import ABSENT, ConfigError, Origin, Problem, SectionCheck, place
 from common.config.resolve import Resolved, parse, resolve
 from common.config.shape import describe, nearest, section
@@ -22,6 +23,7 @@ __all__ = [
     "help_text",
     "json_schema",
     "nearest",
+    "option_value",
     "parse",
     "place",
     "resolve",

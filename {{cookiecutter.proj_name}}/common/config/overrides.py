@@ -172,3 +172,12 @@ def argument(text: str, annotation: Any, origin: Origin, problems: list[Problem]
         return leaf("", True, origin) if node is None else node
     plain = not only_text(annotation) or (admits(annotation, type(None)) and text in ("null", "None", "~", ""))
     return leaf(text, plain, origin)
+
+
+def option_value(argv: Sequence[str], option: str) -> str | None:
+    """The value of `--option value` or `--option=value` in words not checked yet; None if it is not there."""
+    for number, word in enumerate(argv):
+        name, _, value = word.partition("=")
+        if name == option:
+            return value or "".join(argv[number + 1 : number + 2])
+    return None

@@ -13,6 +13,7 @@ from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.plan import BatchKey, EpochPlan, Window, evaluation_keys
 from common.dist import Rank
 from common.errors import UserError
+from common.failsafe import die_with_parent
 from common.period import Position
 from common.registry import COLLATE_REGISTRY, DATASET_REGISTRY, RegisteredName
 
@@ -269,6 +270,7 @@ def start_worker(_: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
+    die_with_parent()
 
 
 def checked(batch: Any) -> Any:

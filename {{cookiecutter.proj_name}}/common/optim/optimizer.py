@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 
 from common.config import section
@@ -93,6 +94,10 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     Raises `UserError` when no parameter is trainable.
     """
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if lazy := [name for name, parameter in trainable if is_lazy(parameter)]:
+        raise UserError(
+            f"{lazy[0]} has no shape before the model has seen data: give its layer the size (Linear, not LazyLinear)"
+        )
     if not trainable:
         total = sum(1 for _ in model.parameters())
         raise UserError(f"{type(model).__name__}: none of its {total} parameters requires a gradient; unfreeze some")
@@ -160,7 +165,7 @@ def _sparse_names(model: nn.Module) -> set[str]:
 def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Refuse the state of other parameters, and keep this machine's implementation and memory order.
 
-    Torch matches loaded state by position alone, and takes over `fused` and the strides from the machine that saved it.
+    Torch matches loaded state by position alone, and takes over options and strides from the machine that saved it.
     """
     groups, states = [], dict(state["state"])
     for saved, live in zip(state["param_groups"], optimizer.param_groups, strict=False):  # torch compares the lengths
@@ -170,7 +175,8 @@ def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
                     f"the saved optimizer state holds {theirs} where this model has {ours}: its parameters or their "
                     "order changed; start anew from the weights with progress.start_epoch 0"
                 )
-        groups.append({**saved, **{name: live[name] for name in ("fused", "foreach") if name in live}})
+        # What the config says now wins: weight decay, betas, the implementation. The rate is the schedule's business.
+        groups.append({**saved, **{name: value for name, value in live.items() if name not in ("params", "lr")}})
         for index, parameter in zip(saved["params"], live["params"], strict=False):
             if index in states:
                 states[index] = {key: _laid_out_like(parameter, value) for key, value in states[index].items()}

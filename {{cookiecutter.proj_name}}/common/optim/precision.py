@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.config import section
+from common.data.move import map_tensors
 from common.errors import UserError
 
 Closure = Callable[[], Any]
@@ -77,15 +78,7 @@ class DoublePrecision(Precision):
         return model.double()
 
     def cast_batch(self, batch: Any) -> Any:
-        if isinstance(batch, Tensor):
-            return batch.double() if batch.is_floating_point() else batch
-        if isinstance(batch, dict):
-            return {key: self.cast_batch(value) for key, value in batch.items()}
-        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return type(batch)(*(self.cast_batch(value) for value in batch))
-        if isinstance(batch, (list, tuple)):
-            return type(batch)(self.cast_batch(value) for value in batch)
-        return batch
+        return map_tensors(batch, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
 
 class BrainPrecision(Precision):

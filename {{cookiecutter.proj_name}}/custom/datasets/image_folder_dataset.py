@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import torch
 from loguru import logger
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from common.errors import UserError
@@ -57,7 +57,8 @@ class ImageFolderDataset:
         self.channels = channels
         self.flip = flip
         self.random = flip
-        self.classes = tuple(sorted(path.name for path in self.root.iterdir() if path.is_dir()))
+        # Hidden folders (.ipynb_checkpoints) and files (._photo.jpg of a Mac) are nobody's data.
+        self.classes = tuple(sorted(path.name for path in self.root.iterdir() if path.is_dir() and path.name[0] != "."))
         if len(self.classes) < 2:
             found = ", ".join(self.classes) or "none"
             raise UserError(f"dataset.{mode}: {self.root} needs one sub-folder per class, at least two; found: {found}")
@@ -72,7 +73,8 @@ class ImageFolderDataset:
         samples = []
         for label, name in enumerate(self.classes):
             for path in sorted((self.root / name).rglob("*")):
-                if path.suffix.lower() in extensions and path.is_file():
+                hidden = any(part.startswith(".") for part in path.relative_to(self.root).parts)
+                if not hidden and path.suffix.lower() in extensions and path.is_file():
                     place = zlib.crc32(path.relative_to(self.root).as_posix().encode()) / 2**32
                     if part[0] <= place < part[1]:
                         samples.append((path, label))
@@ -100,9 +102,9 @@ class ImageFolderDataset:
         path, label = self.samples[index]
         try:
             with Image.open(path) as file:
-                picture = file.convert(_MODES[self.channels]).resize(
-                    (self.size[1], self.size[0]), Image.Resampling.BILINEAR
-                )
+                # A camera stores the picture as it was held, and beside it how to turn it.
+                picture = _eight_bits(ImageOps.exif_transpose(file)).convert(_MODES[self.channels])
+                picture = picture.resize((self.size[1], self.size[0]), Image.Resampling.BILINEAR)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise UserError(
                 f"cannot read the image {path}: {error}; mend or delete it, or set on_error: skip"
@@ -112,3 +114,11 @@ class ImageFolderDataset:
         if self.flip and torch.rand(()) < 0.5:
             image = image.flip(2)
         return {"image": image.contiguous(), "label": torch.tensor(label)}
+
+
+def _eight_bits(picture: Image.Image) -> Image.Image:
+    """A picture of 16 bits per pixel scaled to 8; Pillow's own conversion would make most of it white."""
+    if not picture.mode.startswith("I"):
+        return picture
+    values = np.asarray(picture).astype(np.uint32)
+    return Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8))
