@@ -19,6 +19,9 @@ SPINE = [
     "CT-01", "CT-02", "CT-03", "CT-04", "CT-05", "CT-06", "CT-08", "CT-09", "CT-10", "CT-11", "QQ-02", "QQ-03", "QQ-04",
     "QQ-05", "QQ-06", "R-01", "R-02", "R-03", "R-09", "R-17", "R-27", "R-39", "R-48", "D-16", "D-21", "D-22", "D-23",
     "D-24", "D-25", "D-26", "D-58", "D-60", "D-61",
+    # Exact resume, and checkpoints.
+    "R-33", "R-35", "R-60", "R-47", "R-34", "R-37", "R-20", "R-23", "R-53", "QQ-39", "MM-65", "D-03", "D-04", "D-05", "D-12",
+    "D-13", "D-17", "D-30", "D-33", "D-39", "D-40", "D-48", "D-52", "D-69",
 ]  # fmt: skip
 
 ASKED = {
@@ -115,6 +118,7 @@ ASKED = {
     "QQ-37": "an old checkpoint goes only after the new one is there",
     "QQ-38": "resume and taking over weights are two settings",
     "QQ-39": "a resume inside an epoch",
+    "MM-65": "a resume does not read again what was used",
     "QQ-40": "early stop by patience or bounds, remembered across a resume",
     "QQ-41": "the best value, with all that was measured then",
     "QQ-42": "a missing metric is no best and is said",

@@ -81,9 +81,7 @@ class Period:
             return False
         if self.unit == "step":
             return after.step * self.divisor // self.number > before.step * self.divisor // self.number
-        # In samples since the start of the run. Within an epoch of whole epochs nothing can be due.
-        if after.epoch == before.epoch and (self.divisor == 1 or after.epoch_size == 0):
-            return False
+        # In samples since the start of the run.
         size = after.epoch_size or 1
         length = size * self.number
         done, done_before = (at.epoch * size + (at.sample if at.epoch_size else 0) for at in (after, before))

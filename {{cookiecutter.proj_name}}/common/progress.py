@@ -88,14 +88,18 @@ class Rhythm:
 
     def due(self, before: Position, after: Position, *, last: bool) -> Due:
         """What is due once the step from `before` to `after` is done; after the last step, everything that is on."""
-        periods = self.periods
         if last:
-            return Due(*map(bool, periods))
-        # Mostly nothing is: one look at each period, nothing made.
-        for period in periods:
+            return Due(*map(bool, self.periods))
+        # Mostly nothing is. Inside an epoch only those can be due that are not of whole epochs.
+        for period in self.within_epochs if after.epoch == before.epoch else self.periods:
             if period.due(before, after):
-                return Due(*(period.due(before, after) for period in periods))
+                return Due(*(each.due(before, after) for each in self.periods))
         return _NOTHING
+
+    @cached_property
+    def within_epochs(self) -> tuple[Period, ...]:
+        """Those that can be due before an epoch has ended."""
+        return tuple(each for each in self.periods if each and (each.unit == "step" or each.divisor > 1))
 
     @cached_property
     def periods(self) -> tuple[Period, ...]:

@@ -100,7 +100,8 @@ class Monitor:
         """An optimizer step on `samples` samples, of all processes, is done."""
         self.clock.stepped(samples)
         self.meter.stepped(at.step)
-        self.bar.step()
+        if self._wants_bar:
+            self.bar.step()
 
     def resumed_training(self) -> None:
         """Go on after something that is no training, so that it does not count as waiting for data."""
