@@ -45,7 +45,7 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
         banner=f"resumed at step {start.resumed.step}" if start.resumed is not None else "started again",
     )
     if run is not None:
-        logger.info("{}", environment_text(run.record))
+        logger.info("started\n{}", environment_text(run.record))
         checkpoints = CheckpointFolder(folder.checkpoints)
         checkpoints.clean()
         if start.resumed is not None:

@@ -143,7 +143,9 @@ class Trainer:
     def train(self) -> Outcome:
         """Train from the current position to the end, to an early stop, or until a signal asks for it."""
         self.raw_model.train()
-        with self.requests.listening(), self.monitor.training(self.at, self.total_steps, self.progress.epoch):
+        slow_and_telling = torch.autograd.set_detect_anomaly(self.settings.debug.debug_mode)
+        watched = self.monitor.training(self.at, self.total_steps, self.progress.epoch)
+        with slow_and_telling, self.requests.listening(), watched:
             if self.progress.init_eval:
                 self.evaluate()
             while not (self.over() or self.signal):

@@ -294,6 +294,15 @@ def test_debug_and_the_shipped_configs(runs: Runs) -> None:
     assert train.main(["--config", "configs/debug.yaml", "--dir.expr_dir", str(runs.root)]) == 0
 
 
+def test_debug_names_the_operation(runs: Runs) -> None:
+    """R-03: anomaly detection says which operation made a gradient that is not a number, and where it was called."""
+    loss = "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 3}}"
+    assert runs.fail("--loss", loss, "--debug.debug_mode", "true") == 1
+    log = (runs.root / "run" / "train.log").read_text()
+    assert "Backward0' returned nan values" in log
+    assert "tests/parts.py" in log
+
+
 def test_pictures_on_disk(runs: Runs) -> None:
     """CT-59: with local_progress, under progress/{train,val}; max_samples_val of them."""
     folder = runs.train(
