@@ -91,7 +91,7 @@ class Trainer:
         seed: int,
         about: Mapping[str, Any],
     ) -> None:
-        self.settings, self.progress, self.rank, self.run, self.about = settings, settings.progress, rank, run, about
+        self.settings, self.progress, self.rank, self.run = settings, settings.progress, rank, run
         self.task, self.stream, self.val, self.evaluation = task, stream, val, evaluation
         self.best, self.precision, self.monitor = best, precision, monitor
         self.rhythm = Rhythm.of(self.progress)
