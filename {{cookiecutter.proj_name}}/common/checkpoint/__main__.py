@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     elif options.config:
         print(dump(state["about"]["config"]), end="")
     else:
-        print(summary(options.file, state))
+        print(summary(options.file, state), flush=True)
     return 0
 
 
