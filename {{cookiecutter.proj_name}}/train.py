@@ -18,11 +18,12 @@ from common.loss import LossFactory
 from common.metric import MetricFactory
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
+from common.progress import Outcome
 from common.registry import MODEL_REGISTRY, REGISTRIES, import_path
 from common.run import RunFolder, stored_config
 from common.seed import choose_seed, mix, set_determinism, set_seed
 from common.session import Start, session
-from common.trainer import Outcome, Settings, Trainer
+from common.trainer import Settings, Trainer
 from custom.build import PROJECT, build_data, log_end, log_start
 from custom.config import Config
 from custom.task import ClassificationTask
@@ -114,7 +115,7 @@ def restore(trainer: Trainer, checkpoint: Found | None, config: Config) -> None:
     logger.info("resuming {} at epoch {}, sample {}, step {}", checkpoint.path, at.epoch, at.sample, at.step)
     if safe or grave:
         logger.info("changed since then:\n{}", "\n".join(map(str, safe + grave)))
-    logger.info("{}", promise(old, new, grave))
+    logger.info("{}", promise(old, new, safe, grave))
 
 
 def build_ingredients(config: Config, rank: Rank, seed: int) -> dict[str, Any]:

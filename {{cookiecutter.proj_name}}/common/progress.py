@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from pydantic import Field
@@ -119,6 +120,17 @@ class Rhythm:
         return "\n".join(
             f"  {name:<18} {'never (no data)' if name in without else period}" for name, period in rows.items()
         )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended: `reason` is finished, early_stop or the name of a signal."""
+
+    reason: str
+    at: Position
+    values: dict[str, float]
+    checkpoint: Path
+    exit_code: int = 0
 
 
 def is_over(at: Position, config: ProgressConfig) -> bool:

@@ -33,7 +33,7 @@ from common.optim import (
 )
 from common.optim.precision import Precision
 from common.period import Period, Position, resumed_position
-from common.progress import ProgressConfig, Rhythm, is_over, total_steps
+from common.progress import Outcome, ProgressConfig, Rhythm, is_over, total_steps
 from common.run import RunFolder
 from common.settle import settle_buckets
 from common.state import RunState
@@ -51,17 +51,6 @@ class Settings:
     dist: DistConfig
     debug: DebugConfig
     checkpoint: CheckpointConfig
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How training ended: `reason` is finished, early_stop or the name of a signal."""
-
-    reason: str
-    at: Position
-    values: dict[str, float]
-    checkpoint: Path
-    exit_code: int = 0
 
 
 class Trainer:

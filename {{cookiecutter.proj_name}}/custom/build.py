@@ -12,9 +12,10 @@ from common.data.loader import EvaluationLoader, Stream, TrainStream, build_data
 from common.data.plan import EpochPlan
 from common.dist import Rank
 from common.errors import UserError
+from common.progress import Outcome
 from common.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
 from common.run import data_dir
-from common.trainer import Outcome, Trainer
+from common.trainer import Trainer
 from custom.config import Config
 
 PROJECT = Path(__file__).resolve().parents[1]

@@ -1,8 +1,11 @@
 """Runs of the real programs, small enough to be done by the dozen."""
 
 import json
+import logging
 import os
 import subprocess
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from loguru import logger
 
 import evaluate
 import train
+from common.monitor import log
 
 PROJECT = Path(train.__file__).resolve().parent
 # One thread: sums do not depend on the machine, and processes do not fight for cores.
@@ -70,6 +75,32 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, with its output as text."""
     settings: dict[str, Any] = {"cwd": PROJECT, "env": ENVIRONMENT, "timeout": 120, **options}
     return subprocess.run(command, capture_output=True, text=True, check=False, **settings)
+
+
+# A stand-in for train.py that leaves how it was called.
+TRAIN = "import sys\nopen('called.txt', 'w').write('\\n'.join(sys.argv))\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a stand-in for train.py, in a folder whose name a careless script trips over."""
+    root = tmp_path / 'it\'s a "project" $HOME'
+    root.mkdir()
+    (root / "train.py").write_text(TRAIN)
+    return root
+
+
+@pytest.fixture
+def restored_log() -> Iterator[None]:
+    """What `setup_log` changes is global; put it back."""
+    log._early = None  # what runs before this test said
+    handlers, level, show = logging.root.handlers[:], logging.root.level, warnings.showwarning
+    yield
+    logger.remove()
+    logger.add(sys.stderr)
+    logger.configure(patcher=lambda record: None)
+    logging.root.handlers[:], warnings.showwarning = handlers, show
+    logging.root.setLevel(level)
 
 
 @pytest.fixture

@@ -10,17 +10,7 @@ import pytest
 from common import provenance
 from common.lock import FolderLock
 from common.run import DirConfig, OpenRun, RunFolder, open_run
-
-TRAIN = "import sys\nopen('called.txt', 'w').write('\\n'.join(sys.argv))\n"
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project with a stand-in for train.py, in a folder whose name a careless script trips over."""
-    root = tmp_path / 'it\'s a "project" $HOME'
-    root.mkdir()
-    (root / "train.py").write_text(TRAIN)
-    return root
+from tests.conftest import TRAIN
 
 
 def open_(project: Path, name: str = "digits", **changes) -> OpenRun:

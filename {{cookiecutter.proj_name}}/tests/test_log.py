@@ -7,29 +7,18 @@ import struct
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from loguru import logger
 
-from common.monitor import bar, log
+from common.monitor import bar
 from common.monitor.log import setup_log
 
 PROJECT = Path(__file__).parents[1]
 
 
-@pytest.fixture(autouse=True)
-def _restored_log() -> Iterator[None]:
-    """What `setup_log` changes is global; put it back."""
-    log._early = None  # what runs before this test said
-    handlers, level, show = logging.root.handlers[:], logging.root.level, warnings.showwarning
-    yield
-    logger.remove()
-    logger.add(sys.stderr)
-    logger.configure(patcher=lambda record: None)
-    logging.root.handlers[:], warnings.showwarning = handlers, show
-    logging.root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("restored_log")
 
 
 def here() -> str:

@@ -1,9 +1,7 @@
 """What a run tells: its lines, and everything together in a short run."""
 
-import logging
 import math
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,17 +23,7 @@ from common.monitor.writer import read_metrics
 from common.period import Position
 from common.run import DirConfig, OpenRun, RunFolder, open_run, read_status
 
-
-@pytest.fixture(autouse=True)
-def _restored_log() -> Iterator[None]:
-    """What `setup_log` changes is global; put it back."""
-    handlers, level, show = logging.root.handlers[:], logging.root.level, warnings.showwarning
-    yield
-    logger.remove()
-    logger.add(sys.stderr)
-    logger.configure(patcher=lambda record: None)
-    logging.root.handlers[:], warnings.showwarning = handlers, show
-    logging.root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("restored_log")
 
 
 @pytest.fixture

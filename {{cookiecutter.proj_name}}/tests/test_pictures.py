@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common.monitor.pictures import Picture, grid, labelled, progress_path, save_png, to_rgb
+from common.monitor.pictures import labelled, progress_path, save_png, to_rgb
 
 
 @pytest.mark.parametrize(
@@ -52,16 +52,6 @@ def test_any_text_can_be_drawn():
     narrow, wide = labelled(np.zeros((8, 8)), "a"), labelled(np.zeros((8, 8)), "é→ 漢字 " + "long " * 20)
     assert wide.image.shape[1] > 2 * narrow.image.shape[1]
     assert (labelled(np.zeros((8, 8)), "é → 漢").image == labelled(np.zeros((8, 8)), "e -> ?").image).all()
-
-
-def test_a_grid_holds_every_picture():
-    """CT-59: of any sizes, in reading order."""
-    pictures = [Picture(str(level), np.full((10 + level, 20, 3), level, np.uint8)) for level in (10, 20, 30, 40, 50)]
-    sheet = grid(pictures, columns=2)
-    top = {level: np.argwhere(sheet[..., 0] == level).min(axis=0).tolist() for level in (10, 20, 30, 40, 50)}
-    assert top[10][1] < top[20][1]
-    assert top[10][0] < top[30][0] < top[50][0]
-    assert {level: int((sheet[..., 0] == level).sum()) for level in top} == {level: (10 + level) * 20 for level in top}
 
 
 def test_picture_files_sort_by_step_and_stay_in_their_folder(tmp_path):

@@ -18,16 +18,6 @@ from common.lock import FolderLock
 from common.run import DirConfig, OpenRun, RunFolder, data_dir, eval_dir, open_run, read_status, write_status
 
 PROJECT = Path(__file__).parents[1]
-TRAIN = "import sys\nopen('called.txt', 'w').write('\\n'.join(sys.argv))\n"
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project with a stand-in for train.py, in a folder whose name a careless script trips over."""
-    root = tmp_path / 'it\'s a "project" $HOME'
-    root.mkdir()
-    (root / "train.py").write_text(TRAIN)
-    return root
 
 
 @pytest.fixture

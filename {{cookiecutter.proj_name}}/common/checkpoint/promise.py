@@ -18,6 +18,8 @@ SAFE = (
     "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "dist.timeout",
     "dist.distributed_backend", "dataset.val", "dataset.val.*", "dataset.eval", "dataset.eval.*", "metric", "metric.*",
 )  # fmt: skip
+# Of these, what decides when and what a run measures, and so its best value, its early stop, perhaps its rate.
+_RHYTHM = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val.*", "metric", "metric.*")
 # Together these make the samples of one optimizer step; see `check_changes`.
 _BATCH = ("batch_size", "optim.accumulate")
 
@@ -107,20 +109,26 @@ def fingerprint(rank: Rank, data: Data, seed: int) -> dict[str, Any]:
     }
 
 
-def promise(old: Mapping[str, Any], new: Mapping[str, Any], grave: list[Change]) -> str:
-    """One sentence for the log: bit-exact, sample-exact, or neither, and why."""
+def promise(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[Change], grave: list[Change]) -> str:
+    """What holds, for the log: bit-exact, sample-exact, or neither, and why. Takes what `check_changes` gives."""
     different = [f"{key} {old.get(key)} -> {new[key]}" for key in new if old.get(key) != new[key]]
     order = [text for text in different if text.startswith(("seed", "samples per epoch"))]
-    if grave:
-        order += [f"{change.key} {change.old} -> {change.new}" for change in grave]
+    order += [f"{change.key} {change.old} -> {change.new}" for change in grave]
     if not new["data position restored"]:
         order.append("an iterable data set that cannot restore its place is read again from the start of the epoch")
     if order:
         return "this resume is neither bit-exact nor sample-exact: " + "; ".join(order)
+    rhythm = [change.key for change in safe if any(fnmatchcase(change.key, pattern) for pattern in _RHYTHM)]
+    since = ""
+    if rhythm:
+        since = (
+            f". With {', '.join(rhythm)} changed, a run that had the new values from its start may differ: in when and "
+        )
+        since += "what it measured, and in a learning rate that follows the run's length or its validation"
     if not new["device"].startswith("cpu") and not new["deterministic"]:
         different.append("CUDA without dist.deterministic strict")
     if not different:
-        return "this resume is bit-exact: weights and metrics will be those of a run that was never stopped"
+        return f"this resume is bit-exact: weights and metrics will be those of a run that was never stopped{since}"
     ranks = old.get("ranks") != new["ranks"]
     streams = "; the random streams of the ranks (dropout) start anew" if ranks else ""
-    return f"this resume is sample-exact, not bit-exact ({'; '.join(different)}): every sample once{streams}"
+    return f"this resume is sample-exact, not bit-exact ({'; '.join(different)}): every sample once{streams}{since}"

@@ -4,7 +4,6 @@ import io
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,23 +80,6 @@ def labelled(image: ArrayLike, text: str, ok: bool | None = None, scale: int | N
         ink = _INK if ok is None else colour
         draw.multiline_text((size[0] / 2, box[1] + _PAD), text, fill=ink, font=font, anchor="ma", align="center")
     return Picture(name, np.asarray(canvas))
-
-
-def grid(pictures: Sequence[Picture | ArrayLike], columns: int | None = None, gap: int = 8) -> Pixels:
-    """Put pictures of any sizes side by side, each in the middle of a cell, in `columns` (None: about a square)."""
-    images = [to_rgb(picture.image if isinstance(picture, Picture) else picture) for picture in pictures]
-    if not images:
-        raise ValueError("a grid of no pictures")
-    columns = min(columns or math.ceil(math.sqrt(len(images))), len(images))
-    rows = math.ceil(len(images) / columns)
-    height, width = (max(image.shape[axis] for image in images) for axis in (0, 1))
-    sheet = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, 3), 255, np.uint8)
-    for number, image in enumerate(images):
-        row, column = divmod(number, columns)
-        top = gap + row * (height + gap) + (height - image.shape[0]) // 2
-        left = gap + column * (width + gap) + (width - image.shape[1]) // 2
-        sheet[top : top + image.shape[0], left : left + image.shape[1]] = image
-    return sheet
 
 
 def save_png(path: Path, image: ArrayLike) -> None:
