@@ -53,27 +53,35 @@ def check_free(path: Path) -> dict[str, Any] | None:
     Raises:
         UserError: the holder lives, or may live.
     """
-    try:
-        holder = json.loads(path.read_text())
-        pid, host = int(holder["pid"]), str(holder["host"])
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError):
-        return {"pid": "?", "host": "?"}  # cut off while it was written: nobody got to hold it
+    holder = holder_of(path)
+    if holder is None or holder["pid"] == "?":
+        return holder
+    pid, host = int(holder["pid"]), str(holder["host"])
     if host == socket.gethostname():
         if not _lives(pid, holder.get("process_start")):
-            return dict(holder)
+            return holder
         raise UserError(
             f"{path.parent} is in use by process {pid} on this machine, since {holder.get('time')};"
             f" wait for it, stop it (kill {pid}), or give this run another --name"
         )
     if _is_our_job_before(holder):
-        return dict(holder)
+        return holder
     raise UserError(
         f"{path.parent} was taken by process {pid} on {host}, at {holder.get('time')}, and was never given free;"
         f" whether it still runs cannot be seen from {socket.gethostname()}. If it does not, remove the lock and start"
         f" again:  rm '{path}'"
     )
+
+
+def holder_of(path: Path) -> dict[str, Any] | None:
+    """Who wrote the lock file `path`, dead or alive; None when there is no such file."""
+    try:
+        holder = json.loads(path.read_text())
+        return {**holder, "pid": int(holder["pid"]), "host": str(holder["host"])}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return {"pid": "?", "host": "?"}  # cut off while it was written: nobody got to hold it
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Where a run came from: the code's version, the machine, the command line, and a script that repeats it."""
 
+import json
 import os
 import platform
 import re
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 _GIT_TIMEOUT = 5.0  # seconds for each of at most two calls; a hanging network disk must not hold up a run
+SNAPSHOT = ".snapshot.json"  # in a copy of the code: the git state of what it was copied from
 _MAX_DIFF = 10 * 2**20  # bytes; more is somebody's data, not code
 # Variables that change results and hold no secrets. The environment as a whole is never recorded: it holds tokens.
 _REPEATED = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED")
@@ -47,6 +49,16 @@ class GitState:
         # Names come from the file system and need not be UTF-8.
         return "\n".join(head).encode(errors="surrogateescape") + b"\n" + self.diff
 
+    def to_json(self) -> str:
+        """For `from_json`, in a copy of the code."""
+        return json.dumps({**vars(self), "diff": self.diff.decode(errors="surrogateescape")}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "GitState":
+        """What `to_json` wrote."""
+        values = json.loads(text)
+        return cls(**{**values, "diff": values["diff"].encode(errors="surrogateescape")})
+
 
 class _GitError(Exception):
     pass
@@ -54,6 +66,8 @@ class _GitError(Exception):
 
 def git_state(project: Path) -> GitState:
     """Ask git about the folder `project`. Never fails, and takes two git calls at most."""
+    if is_copy(project):  # no repository, though it may lie inside one
+        return GitState.from_json((project / SNAPSHOT).read_text())
     try:
         status = _git(project, "status", "--porcelain=v2", "--branch", "-z", "--untracked-files=normal", "--", ".")
     except _GitError as error:
@@ -77,6 +91,20 @@ def git_state(project: Path) -> GitState:
         return GitState(note="no commit yet", dirty=dirty, untracked=untracked)
     diff, note = _diff(project) if dirty else (b"", "")
     return GitState(commit, branch, dirty, untracked, diff, note)
+
+
+def is_copy(project: Path) -> bool:
+    """Whether this code was copied for a job, see `common.submission`, and so is just what ran."""
+    return (project / SNAPSHOT).is_file()
+
+
+def git_files(project: Path) -> list[str]:
+    """The files below `project` that git knows or does not ignore, relative to it; none where there is no git."""
+    try:
+        listed = _git(project, "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "-z")
+    except _GitError:
+        return []
+    return [os.fsdecode(name) for name in listed.split(b"\0") if name]
 
 
 def _diff(project: Path) -> tuple[bytes, str]:
@@ -187,7 +215,7 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any]) -> str:
         for name, value in attempt["environment"].items()
         if re.fullmatch(r"[\w.,:+-]+", value)
     ]
-    commit, dirty = attempt["git"]["commit"] or "", attempt["git"]["dirty"]
+    commit, dirty, copy = attempt["git"]["commit"] or "", attempt["git"]["dirty"], is_copy(project)
     name = f"{run.name}_replicate"
     lines = [
         "#!/bin/sh",
@@ -201,8 +229,8 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any]) -> str:
         "python=${PYTHON:-$python}  # PYTHON=... sh job.sh takes another one",
         'cd -- "$project" || exit 1',
         *exports,
-        *(_GIT_CHECK.format(commit=commit).splitlines() if commit else []),
-        *(['echo "warning: that run had uncommitted changes, see $run/git.diff" >&2'] if dirty else []),
+        *(_GIT_CHECK.format(commit=commit).splitlines() if commit and not copy else []),
+        *(['echo "warning: that run had uncommitted changes, see $run/git.diff" >&2'] if dirty and not copy else []),
         f'exec "$python" {launch}{shlex.quote(entry)} --config "$run/config.yaml" \\',
         f'    --name {shlex.quote(name)} --dist.random_seed {attempt["seed"]} "$@"',
     ]
@@ -228,6 +256,8 @@ def _entry(argv: Sequence[str], project: Path) -> str:
 def _project(run: Path, project: Path) -> str:
     """Shell text for the project's root: relative to the run's folder where possible, so that both can be moved."""
     run, project = run.resolve(), project.resolve()
+    if is_copy(project):  # it lies in the run's folder or, for a task of an array, beside it
+        return f'"$run/{os.path.relpath(project, run)}"'
     if run.is_relative_to(project):
         return '"$run/' + "/".join([".."] * len(run.relative_to(project).parts)) + '"'
     return shlex.quote(str(project))

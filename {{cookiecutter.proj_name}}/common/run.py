@@ -17,8 +17,9 @@ from common.config import dump, option_value, section
 from common.errors import UserError
 from common.files import write_bytes, write_text
 from common.lock import FolderLock, alone_in, check_free
-from common.provenance import GitState, describe, git_state, job_script, now
+from common.provenance import GitState, describe, git_state, is_copy, job_script, now
 
+_JOB = re.compile(r"code(_\d+)?|slurm")  # what a submission leaves in a run's folder, see common/submission.py
 State = Literal["running", "stopped", "failed", "finished"]
 
 
@@ -202,7 +203,7 @@ def open_run(
         UserError: the folder cannot be written, or another process uses it.
     """
     try:
-        lock = _take(folder, resume)
+        lock = _take(folder, resume, project)
         try:
             git = git_state(project)
             attempt = describe(project, argv, seed, world_size, git)
@@ -230,7 +231,7 @@ def read_status(folder: RunFolder) -> dict[str, Any] | None:
     return status
 
 
-def _take(folder: RunFolder, resume: bool) -> FolderLock:
+def _take(folder: RunFolder, resume: bool, project: Path) -> FolderLock:
     parent = folder.root.parent
     if not parent.parent.is_dir():
         raise UserError(
@@ -242,14 +243,23 @@ def _take(folder: RunFolder, resume: bool) -> FolderLock:
             raise UserError(f"{folder.root} is not a folder; remove it, or give the run another --name")
         check_free(folder.lock_file)
         if not resume and folder.root.is_dir():
-            _archive(folder)
+            archive(folder, running=project)
         folder.root.mkdir(exist_ok=True)
         return FolderLock.take(folder.lock_file)
 
 
-def _archive(folder: RunFolder) -> None:
-    """Move an earlier run of this name out of the way."""
-    if all(path == folder.lock_file for path in folder.root.iterdir()):
+def archive(folder: RunFolder, running: Path | None = None) -> None:
+    """Move an earlier run of this name out of the way.
+
+    Args:
+        running: the code of this process. If that is the copy which the run's job was submitted with, it stays where it
+            is with all that belongs to the job, which may have been started before and saved nothing.
+    """
+    places = [path.resolve() for path in (folder.root, folder.root.parent)]
+    of_job = running is not None and is_copy(running) and running.resolve().parent in places
+    found = [path for path in folder.root.iterdir() if path != folder.lock_file]
+    moved = [path for path in found if not (of_job and _JOB.fullmatch(path.name))]
+    if not moved:
         return
     attempts = _attempts(folder)
     try:
@@ -262,7 +272,12 @@ def _archive(folder: RunFolder) -> None:
     while target.exists():
         number += 1
         target = stem.with_name(f"{stem.name}-{number}")
-    folder.root.rename(target)
+    if of_job:
+        target.mkdir()
+        for path in moved:
+            path.rename(target / path.name)
+    else:
+        folder.root.rename(target)
     logger.info("an earlier run named {} is now {}", folder.name, target)
 
 

@@ -1,0 +1,258 @@
+"""A real Slurm on this machine for as long as a test needs it: one controller and a few virtual nodes, without systemd.
+
+Every daemon runs in the foreground as our own child, so that it can be ended by its process id whatever happens.
+"""
+
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "unshare")
+PARTITIONS = """\
+PartitionName=main Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
+PartitionName=low Nodes=n[1-2] MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
+PartitionName=high Nodes=n[1-2] MaxTime=INFINITE State=UP PriorityTier=10
+PartitionName=bare Nodes=n[3-4] MaxTime=INFINITE State=UP
+"""
+CONFIG = """\
+ClusterName=throwaway
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={root}/run/munge.sock
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool/%n
+SlurmctldPidFile={root}/run/slurmctld.pid
+SlurmdPidFile={root}/run/slurmd-%n.pid
+SlurmctldLogFile={root}/log/slurmctld.log
+SlurmdLogFile={root}/log/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+MpiDefault=none
+MailProg=/bin/true
+GresTypes=gpu
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+KillWait=8
+MinJobAge=600
+ReturnToService=2
+JobRequeue=1
+SlurmdParameters=config_overrides
+"""
+
+
+class NoSlurm(Exception):
+    """Slurm cannot be had here; the text says why."""
+
+
+def install() -> None:
+    """Make sure that Slurm's programs are here; on Debian and its kin, as root, they are installed.
+
+    Raises:
+        NoSlurm: they are not here and cannot be installed, or their daemons could not be started.
+    """
+    if os.name != "posix" or platform.system() != "Linux":
+        raise NoSlurm(f"needs Linux, this is {platform.system()}")
+    if os.geteuid() != 0:
+        raise NoSlurm("needs root: the virtual nodes get host names of their own by unshare(1)")
+    if not missing():
+        return
+    if shutil.which("apt-get") is None:
+        raise NoSlurm(f"{', '.join(missing())} are not installed, and there is no apt-get to install them")
+    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for command in ("update", "install -y --no-install-recommends slurm-wlm munge"):
+        done = subprocess.run(
+            ["apt-get", *command.split()], env=quiet, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+    if missing():
+        raise NoSlurm(f"apt-get install slurm-wlm munge gave no {', '.join(missing())}: {done.stderr.strip()[-300:]}")
+
+
+def missing() -> list[str]:
+    return [name for name in NEEDED if shutil.which(name) is None]
+
+
+class Cluster:
+    """A running Slurm. Nodes n1 and n2 have 2 (fake) GPUs each; n3 and n4 are without `scontrol`, in partition bare.
+
+    Args:
+        root: an empty folder for everything that the daemons write; its path must be short, as sockets lie in it.
+        cpus: CPUs that each node claims to have, however many there are.
+        grace: seconds that a job in partition low has when one in partition high wants its place.
+    """
+
+    def __init__(self, root: Path, *, cpus: int = 4, grace: int = 5) -> None:
+        self.root = root
+        self.nodes = ["n1", "n2", "n3", "n4"]
+        self.environment = {**os.environ, "SLURM_CONF": str(root / "slurm.conf")}
+        self._children: list[subprocess.Popen[bytes]] = []
+        try:
+            self._write(cpus, grace)
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def version(self) -> str:
+        return self.call("sinfo", "--version").removeprefix("slurm ").removeprefix("slurm-wlm ")
+
+    def __str__(self) -> str:
+        return f"slurm {self.version}: {len(self.nodes)} nodes"
+
+    def _write(self, cpus: int, grace: int) -> None:
+        for name in ("run", "state", "log", "munge", *(f"spool/{node}" for node in self.nodes)):
+            (self.root / name).mkdir(parents=True)
+        (self.root / "munge").chmod(0o700)
+        key = self.root / "munge" / "key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        ports = _free_ports(1 + len(self.nodes))
+        host = socket.gethostname().partition(".")[0]
+        text = CONFIG.format(host=host, port=ports[0], root=self.root)
+        for node, port in zip(self.nodes, ports[1:], strict=True):
+            gpus = 2 if node in ("n1", "n2") else 0
+            text += (
+                f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=4000"
+                f" Gres=gpu:{gpus} State=UNKNOWN\n"
+            )
+        (self.root / "slurm.conf").write_text(text + PARTITIONS.format(grace=grace))
+        for number in (0, 1):  # any device file will do; this is /dev/null
+            os.mknod(self.root / f"gpu{number}", 0o666 | 0o020000, os.makedev(1, 3))
+        (self.root / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={self.root}/gpu[0-1]\n")
+        # Host names must lead somewhere inside jobs: the first one is where the processes meet.
+        lines = [f"127.0.0.1 localhost {socket.gethostname()}", *(f"127.0.0.1 {node}" for node in self.nodes)]
+        (self.root / "hosts").write_text("\n".join(lines) + "\n")
+        (self.root / "nothing").write_text("")
+
+    def _start(self) -> None:
+        place = self.root / "run"
+        self._spawn(
+            "munged", "--foreground", "--force", f"--key-file={self.root}/munge/key",
+            f"--socket={place}/munge.sock", f"--pid-file={place}/munged.pid", f"--log-file={self.root}/log/munged.log",
+            f"--seed-file={self.root}/munge/seed",
+        )  # fmt: skip
+        self.wait("munged", lambda: (place / "munge.sock").exists())
+        self._spawn("slurmctld", "-D")
+        for node in self.nodes:
+            # An empty file over scontrol, seen by this node alone.
+            hide = 'mount --bind "$1/nothing" "$(command -v scontrol)";' if node in ("n3", "n4") else ""
+            script = f'{hide} mount --bind "$1/hosts" /etc/hosts && hostname "$2" && exec slurmd -D -N "$2"'
+            self._spawn("unshare", "--mount", "--uts", "sh", "-c", script, "sh", str(self.root), node)
+        self.wait("all nodes", lambda: self._idle() == set(self.nodes))
+
+    def _spawn(self, *command: str) -> None:
+        log = (self.root / "log" / "daemons.log").open("ab")
+        with log:
+            child = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._children.append(child)
+
+    def _idle(self) -> set[str]:
+        done = self._run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N")
+        return set(done.stdout.split())
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=30, check=False)
+
+    def call(self, *command: str) -> str:
+        """Run one of Slurm's programs; its output. Raises `AssertionError` when it fails."""
+        done = self._run(*command)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+        return done.stdout.strip()
+
+    def wait(self, what: str, until: Callable[[], object], patience: float = 60) -> None:
+        """Look ten times a second until `until` holds. Raises `AssertionError` with the cluster's own logs."""
+        end = time.monotonic() + patience
+        while not until():
+            if time.monotonic() > end:
+                raise AssertionError(f"waited {patience:.0f} s in vain for {what}\n{self.report()}")
+            time.sleep(0.1)
+
+    def report(self) -> str:
+        """The queue and the ends of the logs, for a failure message."""
+        logs = [f"{path.name}:\n{path.read_text(errors='replace')[-1500:]}" for path in self.root.glob("log/*.log")]
+        return "\n".join([self._run("squeue", "-t", "all").stdout, *logs])
+
+    def state(self, job: str) -> str:
+        """PENDING, RUNNING, COMPLETED, ... of a job or of one task (17_2); "" when Slurm has forgotten it."""
+        found = re.search(r"JobState=(\w+)", self._run("scontrol", "-o", "show", "job", job).stdout)
+        return found[1] if found else ""
+
+    def field(self, job: str, name: str) -> str:
+        """One `Name=value` of `scontrol show job`."""
+        found = re.search(rf"\b{name}=(\S*)", self.call("scontrol", "-o", "show", "job", job))
+        return found[1] if found else ""
+
+    def stop(self) -> None:
+        """Cancel every job, then end every daemon and whatever a job left behind. Safe to call twice."""
+        running = self._children
+        if len(running) > 1 and (self.root / "slurm.conf").exists():
+            self._give_up_jobs()
+        for child in reversed(running):  # munged last: the others talk through it
+            _end(child)
+        self._children = []
+        for pid in _processes_of(self.environment["SLURM_CONF"]):
+            os.kill(pid, signal.SIGKILL)
+
+    def _give_up_jobs(self) -> None:
+        try:
+            self._run("scancel", "--user=root")
+            end = time.monotonic() + 10
+            while self._run("squeue", "-h").stdout and time.monotonic() < end:
+                time.sleep(0.1)
+        except subprocess.TimeoutExpired:
+            pass  # a controller that does not answer is ended below all the same
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(5)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _processes_of(config: str) -> Sequence[int]:
+    """Processes that were started for this cluster and live on: steps detach themselves from their daemon."""
+    needle = f"SLURM_CONF={config}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if needle in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # it ended meanwhile
+    return found
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

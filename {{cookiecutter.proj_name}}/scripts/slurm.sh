@@ -1,0 +1,233 @@
+#!/bin/sh
+# Train on a cluster:  sh scripts/slurm.sh [--slurm.OPTION VALUE ...] [--dry-run] --config FILE [--key value ...]
+#
+#   --slurm.nodes N             machines
+#   --slurm.gpus N              GPUs on each, one process for each; 0: CPU; default: as many as the config's gpu_ids
+#   --slurm.tasks N             processes on each machine when training on CPUs
+#   --slurm.cpus N              cores of each process: 1, and 1 for each of the config's workers
+#   --slurm.mem SIZE            memory of each machine, such as 32G
+#   --slurm.time TIME           time limit, such as 2:00:00 or 1-12
+#   --slurm.partition NAME      --slurm.account NAME      --slurm.qos NAME
+#   --slurm.array TASKS         one run for each number, as in 0-4%2; %a in any value below is the number
+#   --slurm.signal_seconds N    how long before the time limit training saves and the job is queued again
+#   --dry-run                   print the job file, and do nothing
+#
+# The configuration is checked and frozen, and the code copied, before the job is queued: edit both as you like
+# meanwhile. Inside an allocation (salloc) training starts at once. PYTHON names the interpreter. See docs/slurm.md.
+set -eu
+
+# Your cluster: the defaults of the options above. An environment variable (TRAIN_PARTITION=gpu) goes before them, an
+# option before both. Empty leaves it to Slurm.
+nodes=${TRAIN_NODES:-1}
+gpus=${TRAIN_GPUS:-}
+tasks=${TRAIN_TASKS:-1}
+cpus=${TRAIN_CPUS:-1}
+mem=${TRAIN_MEM:-}
+time=${TRAIN_TIME:-2:00:00}
+partition=${TRAIN_PARTITION:-}
+account=${TRAIN_ACCOUNT:-}
+qos=${TRAIN_QOS:-}
+signal_seconds=${TRAIN_SIGNAL_SECONDS:-120}
+
+# Your cluster: more lines for Slurm, as in "#SBATCH --constraint=a100".
+more_directives() {
+    cat <<'END'
+END
+}
+
+# Your cluster: what a job needs before Python runs, as in "module load cuda" or ". ~/env/bin/activate".
+preparations() {
+    cat <<'END'
+END
+}
+
+fail() {
+    echo "slurm.sh: $*" >&2
+    exit 2
+}
+
+set_option() {
+    case $2 in
+    *'
+'*) fail "$1: the value has a line break" ;;
+    esac
+    case $1 in
+    --slurm.nodes | --slurm.gpus | --slurm.tasks | --slurm.cpus | --slurm.signal_seconds)
+        case $2 in
+        '' | *[!0-9]*) fail "$1 $2: must be a whole number" ;;
+        esac
+        ;;
+    esac
+    case $1 in
+    --slurm.nodes) nodes=$2 ;;
+    --slurm.gpus) gpus=$2 ;;
+    --slurm.tasks) tasks=$2 tasks_given=yes ;;
+    --slurm.cpus) cpus=$2 ;;
+    --slurm.mem) mem=$2 ;;
+    --slurm.time) time=$2 ;;
+    --slurm.partition) partition=$2 ;;
+    --slurm.account) account=$2 ;;
+    --slurm.qos) qos=$2 ;;
+    --slurm.array) array=$2 ;;
+    --slurm.signal_seconds) signal_seconds=$2 ;;
+    *) fail "$1: there is no such option; sh scripts/slurm.sh --help lists them" ;;
+    esac
+}
+
+array='' dry_run='' tasks_given='' look=''
+left=$#
+while [ "$left" -gt 0 ]; do
+    word=$1
+    shift
+    left=$((left - 1))
+    case $word in
+    -h | --help)
+        sed -n '/^# Train/,/^set/ { /^#/ { s/^# \{0,1\}//; p; }; }' "$0"
+        exit
+        ;;
+    --slurm.*=*) set_option "${word%%=*}" "${word#*=}" ;;
+    --slurm.*)
+        [ "$left" -gt 0 ] || fail "$word: needs a value"
+        set_option "$word" "$1"
+        shift
+        left=$((left - 1))
+        ;;
+    --dry-run) dry_run=yes ;;
+    *)
+        case $word in
+        --print-config | --list) look=yes ;;
+        esac
+        set -- "$@" "$word"
+        ;;
+    esac
+done
+
+cd -- "$(dirname -- "$0")/.."
+python=$(command -v "${PYTHON:-python}") || fail "there is no ${PYTHON:-python} on the PATH; name one: PYTHON=/path/to/python"
+case $python in
+/*) ;;
+*) python=$PWD/$python ;;
+esac
+[ -z "$look" ] || exec "$python" -m custom.submit -- "$@"
+
+inside=${SLURM_JOB_ID:-}
+if [ -n "$inside" ]; then
+    [ -z "$array" ] || fail "--slurm.array: job $inside is one allocation; submit an array from outside of it"
+elif [ -z "$dry_run" ] && ! command -v sbatch >/dev/null; then
+    fail "there is no sbatch on the PATH, so this is no cluster with Slurm; train here with scripts/gpu.sh or" \
+        "scripts/cpu.sh, or look at what would be submitted with --dry-run"
+fi
+
+# A job of your own that calls this script, and was requeued, goes on where it was.
+keep=''
+[ -z "$inside" ] || [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || keep=yes
+prepared=$("$python" -m custom.submit ${dry_run:+--dry-run} ${keep:+--keep} ${gpus:+--gpus "$gpus"} \
+    ${array:+--array "$array"} -- "$@")
+{
+    IFS= read -r run
+    IFS= read -r suffix
+    IFS= read -r gpus
+} <<END
+$prepared
+END
+if [ "$gpus" -gt 0 ]; then
+    [ -z "$tasks_given" ] || [ "$tasks" = "$gpus" ] ||
+        fail "--slurm.tasks $tasks: there is one process for each of the $gpus GPUs"
+    tasks=$gpus
+fi
+if [ -n "$array" ]; then
+    log=%A_%a.out
+    run_of_task="\$base/task_\$SLURM_ARRAY_TASK_ID"
+    config="\$base/slurm/config${suffix}_\$SLURM_ARRAY_TASK_ID.yaml"
+else
+    log=%j.out
+    run_of_task="\$base"
+    config="\$base/slurm/config$suffix.yaml"
+fi
+
+# For Slurm's own lines, which know double quotes.
+slurm_quoted() {
+    printf '"%s"' "$(printf '%s' "$1" | sed 's/["\\]/\\&/g')"
+}
+
+shell_quoted() {
+    printf "'%s'" "$(printf '%s' "$1" | sed "s/'/'\\\\''/g")"
+}
+
+directives() {
+    cat <<END
+#SBATCH --job-name=$(slurm_quoted "${run##*/}")
+#SBATCH --chdir=$(slurm_quoted "$run/slurm")
+#SBATCH --output=$log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=USR1@$signal_seconds
+#SBATCH --nodes=$nodes
+#SBATCH --ntasks-per-node=$tasks
+#SBATCH --cpus-per-task=$cpus
+END
+    [ "$gpus" = 0 ] || echo "#SBATCH --gpus-per-node=$gpus"
+    for pair in "array=$array" "mem=$mem" "time=$time" "partition=$partition" "account=$account" "qos=$qos"; do
+        [ -z "${pair#*=}" ] || echo "#SBATCH --${pair%%=*}=$(slurm_quoted "${pair#*=}")"
+    done
+    more_directives
+}
+
+places() {
+    preparations
+    cat <<END
+base=$(shell_quoted "$run")
+run=$run_of_task
+config=$config
+python=$(shell_quoted "$python")
+cd -- "\$base/code" || exit 1
+export OMP_NUM_THREADS=$cpus PYTHONUNBUFFERED=1
+END
+}
+
+# One task for each process; what they share, they find out from Slurm.
+launch() {
+    cat <<END
+srun --nodes=$nodes --ntasks-per-node=$tasks --cpus-per-task=$cpus$([ "$gpus" = 0 ] || echo " --gpus-per-node=$gpus") \\
+    --kill-on-bad-exit=1 --unbuffered "\$python" train.py --config "\$config" \$options
+END
+}
+
+job_file() {
+    echo '#!/bin/sh'
+    directives
+    places
+    cat <<END
+trap : USR1 USR2 # they are for training, and this shell must outlive them
+options=\$("\$python" -m common.requeue before "\$run" "\$config") || exit
+[ "\$options" != finished ] || exit 0
+# shellcheck disable=SC2086 # there may be several, or none
+$(launch)
+exec "\$python" -m common.requeue after "\$run" \$?
+END
+}
+
+if [ -n "$dry_run" ]; then
+    job_file
+    exit
+fi
+file=$run/slurm/job$suffix.sh
+if [ -n "$inside" ]; then
+    {
+        places
+        echo "options=''"
+        launch
+    } >"$file"
+    exec sh "$file"
+fi
+job_file >"$file"
+job=$(sbatch --parsable "$file") || fail "nothing was queued; sbatch says above what it minds"
+job=${job%%;*}
+echo "$job" >>"$run/slurm/jobs"
+cat <<END
+job $job is queued: ${array:+tasks $array, each }$nodes node(s) x $tasks process(es)
+  run folder  $run
+  log         $run/slurm/$(echo "$log" | sed "s/%[Aj]/$job/; s/%a/*/")
+  watch       squeue -j $job
+  cancel      scancel $job
+END
