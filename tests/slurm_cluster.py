@@ -17,9 +17,11 @@ from pathlib import Path
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "unshare")
 PARTITIONS = """\
 PartitionName=main Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
-PartitionName=low Nodes=n[1-2] MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace}
-PartitionName=high Nodes=n[1-2] MaxTime=INFINITE State=UP PriorityTier=10
+PartitionName=low Nodes=n1 MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
+PartitionName=low_grace Nodes=n1 MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=30
+PartitionName=high Nodes=n1 MaxTime=INFINITE State=UP PriorityTier=10
 PartitionName=bare Nodes=n[3-4] MaxTime=INFINITE State=UP
+PartitionName=apart Nodes=n5 MaxTime=INFINITE State=UP
 """
 CONFIG = """\
 ClusterName=throwaway
@@ -59,6 +61,9 @@ SlurmdParameters=config_overrides
 """
 
 
+STARTED: list[str] = []  # what ran during these tests, for the report at their end
+
+
 class NoSlurm(Exception):
     """Slurm cannot be had here; the text says why."""
 
@@ -91,21 +96,23 @@ def missing() -> list[str]:
 
 
 class Cluster:
-    """A running Slurm. Nodes n1 and n2 have 2 (fake) GPUs each; n3 and n4 are without `scontrol`, in partition bare.
+    """A running Slurm of five nodes.
+
+    n1 and n2 have 2 (fake) GPUs each; n1 is also where jobs of the partitions low and low_grace (30 s to leave) make
+    room for those of high. n3 and n4, in partition bare, are without `scontrol`. n5 is apart.
 
     Args:
         root: an empty folder for everything that the daemons write; its path must be short, as sockets lie in it.
         cpus: CPUs that each node claims to have, however many there are.
-        grace: seconds that a job in partition low has when one in partition high wants its place.
     """
 
-    def __init__(self, root: Path, *, cpus: int = 4, grace: int = 5) -> None:
+    def __init__(self, root: Path, cpus: int = 4) -> None:
         self.root = root
-        self.nodes = ["n1", "n2", "n3", "n4"]
+        self.nodes = ["n1", "n2", "n3", "n4", "n5"]
         self.environment = {**os.environ, "SLURM_CONF": str(root / "slurm.conf")}
         self._children: list[subprocess.Popen[bytes]] = []
         try:
-            self._write(cpus, grace)
+            self._write(cpus)
             self._start()
         except BaseException:
             self.stop()
@@ -118,7 +125,7 @@ class Cluster:
     def __str__(self) -> str:
         return f"slurm {self.version}: {len(self.nodes)} nodes"
 
-    def _write(self, cpus: int, grace: int) -> None:
+    def _write(self, cpus: int) -> None:
         for name in ("run", "state", "log", "munge", *(f"spool/{node}" for node in self.nodes)):
             (self.root / name).mkdir(parents=True)
         (self.root / "munge").chmod(0o700)
@@ -134,7 +141,7 @@ class Cluster:
                 f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=4000"
                 f" Gres=gpu:{gpus} State=UNKNOWN\n"
             )
-        (self.root / "slurm.conf").write_text(text + PARTITIONS.format(grace=grace))
+        (self.root / "slurm.conf").write_text(text + PARTITIONS)
         for number in (0, 1):  # any device file will do; this is /dev/null
             os.mknod(self.root / f"gpu{number}", 0o666 | 0o020000, os.makedev(1, 3))
         (self.root / "gres.conf").write_text(f"NodeName=n[1-2] Name=gpu File={self.root}/gpu[0-1]\n")
