@@ -9,9 +9,10 @@ from loguru import logger
 from common import dist
 from common.checkpoint import load_weights, read_checkpoint
 from common.config import option_value, parse
+from common.dist import Rank
 from common.errors import UserError
 from common.evaluation import Evaluation, Evaluator, table, write_evaluation
-from common.failsafe import reported
+from common.failsafe import leave, reported, together
 from common.loss import LossFactory
 from common.metric import MetricFactory
 from common.monitor.log import setup_log
@@ -38,12 +39,20 @@ def main(argv: list[str]) -> int:
         default=stored_config(argv, "--model_pt"),
     )
     config = resolved.config
+    code = dist.spawn(config.gpu_ids, config.dist, [__file__, *argv])
+    if code is not None:  # this process only started those that evaluate
+        return code
+    set_determinism(config.dist.deterministic)
+    with together(dist.find_rank(config.gpu_ids, config.dist), config.dist, resolved.values) as rank:
+        evaluate(config, rank)
+    return 0
+
+
+def evaluate(config: EvalConfig, rank: Rank) -> None:
+    """Build what the config names, measure, report."""
+    setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
     path = Path(config.model_pt or which_checkpoint()).expanduser()
     state = read_checkpoint(path)
-    set_determinism(config.dist.deterministic)
-    rank = dist.start(dist.find_rank(config.gpu_ids), config.dist)
-    setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
-
     seed = choose_seed(config.dist, rank)
     set_seed(seed)
     precision = build_precision(config.precision, rank.device)
@@ -59,8 +68,6 @@ def main(argv: list[str]) -> int:
     result = Evaluator(task, rank, precision).run(model, loader, max_pictures=pictures)
     if rank.is_main:
         report(result, config, path, state["position"])
-    dist.finish(rank)
-    return 0
 
 
 def check_command(argv: list[str]) -> None:
@@ -94,4 +101,4 @@ def report(result: Evaluation, config: EvalConfig, path: Path, position: dict[st
 
 if __name__ == "__main__":
     with reported():
-        sys.exit(main(sys.argv[1:]))
+        leave(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ from common.checkpoint.promise import changes, check_changes, promise
 from common.config import parse
 from common.dist import Rank
 from common.errors import UserError
-from common.failsafe import die_with_parent, reported
+from common.failsafe import leave, reported, together
 from common.loss import LossFactory
 from common.metric import MetricFactory
 from common.monitor.log import setup_log
@@ -42,19 +42,21 @@ def main(argv: list[str]) -> int:
         debug_overlay=PROJECT / "configs" / "debug.yaml",
     )
     config = resolved.config
-    if "RANK" in os.environ:  # started by a launcher
-        die_with_parent()
+    code = dist.spawn(config.gpu_ids, config.dist, [__file__, *argv])
+    if code is not None:  # this process only started those that train
+        return code
     set_determinism(config.dist.deterministic)
-    rank = dist.start(dist.find_rank(config.gpu_ids), config.dist)
-    outcome = train(config, resolved.values, rank, [__file__, *argv])
-    dist.finish(rank)
+    with together(dist.find_rank(config.gpu_ids, config.dist), config.dist, resolved.values) as rank:
+        outcome = train(config, resolved.values, rank, [__file__, *argv])
     return outcome.exit_code
 
 
 def train(config: Config, values: dict[str, Any], rank: Rank, argv: list[str]) -> Outcome:
     """Build everything that the config names, open the run's folder, train."""
     folder = RunFolder.of(config.dir, config.name, PROJECT)
-    checkpoint = find_checkpoint(config.resume, folder.checkpoints)
+    # A job that its scheduler starts again goes on, without being told.
+    resume = config.resume or ("auto" if dist.was_restarted(os.environ) else None)
+    checkpoint = find_checkpoint(resume, folder.checkpoints)
     dist.barrier(rank)  # every process has read it: the folder may be moved now
     resumed = None if config.progress.start_epoch == 0 else checkpoint  # else it only lends its weights
     # A seed that was drawn belongs to the run: the order of its samples follows from it.
@@ -133,4 +135,4 @@ def build_ingredients(config: Config, rank: Rank, seed: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     with reported():
-        sys.exit(main(sys.argv[1:]))
+        leave(main(sys.argv[1:]))

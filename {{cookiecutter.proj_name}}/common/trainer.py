@@ -19,9 +19,10 @@ from common.checkpoint.promise import fingerprint
 from common.data.loader import EvaluationLoader, Step, Stream
 from common.dist import DistConfig, Rank, max_over_ranks, share_buffers, wrap
 from common.evaluation import Evaluation, Evaluator, evaluation_mode, write_evaluation
-from common.failsafe import Requests
+from common.failsafe import Requests, exit_code
 from common.finite import are_finite, not_finite
 from common.gradients import DebugConfig, log_gradients
+from common.located import located
 from common.monitor import Monitor
 from common.optim import (
     OptimConfig,
@@ -38,6 +39,7 @@ from common.run import RunFolder
 from common.settle import settle_buckets
 from common.state import RunState
 from common.task import Task
+from common.whereabouts import bad_step, whereabouts
 
 _NOTHING = nullcontext()
 
@@ -120,6 +122,7 @@ class Trainer:
         self.register_state = self.state.register
         self.parameters = [p for p in self.raw_model.parameters() if p.requires_grad]
         self.before = self.at = Position(epoch_size=stream.epoch_size)
+        self.step: Step | None = None  # the one being taken, or just done
         self.last = False  # whether the step just done is the last one of the run
         self.values: dict[str, float] = {}  # of the last validation
         self.reason = ""  # why training ends before its time
@@ -134,12 +137,13 @@ class Trainer:
         self.raw_model.train()
         slow_and_telling = torch.autograd.set_detect_anomaly(self.settings.debug.debug_mode)
         watched = self.monitor.training(self.at, self.total_steps, self.progress.epoch)
-        with slow_and_telling, self.requests.listening(), watched:
+        with slow_and_telling, self.requests.listening(), watched, located(self.where):
             if self.progress.init_eval:
                 self.evaluate()
             while not (self.over() or self.signal):
                 for step in self.stream.epoch(self.at):
                     self.monitor.loaded()
+                    self.step = step
                     self.train_step(step)
                     self.before, self.at = self.at, step.window.after
                     self.last = is_over(self.at, self.progress)
@@ -203,6 +207,10 @@ class Trainer:
             return _NOTHING
         return self.model.no_sync()
 
+    def where(self) -> str:
+        """What is being done, for messages."""
+        return whereabouts(self.stream, self.step, self.at)
+
     def over(self) -> bool:
         """Whether training is done: far enough, or stopped early."""
         return self.last or bool(self.reason)
@@ -225,7 +233,8 @@ class Trainer:
     def check_finite(self) -> None:
         """Stop at a loss that is not a number, before it reaches a checkpoint. Every process must call this."""
         if bad := max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank):
-            raise not_finite(f"the loss of step {bad} is not a finite number", self.saver.folder)
+            where = bad_step(self.stream, bad, self.monitor.meter.bad_here == bad, self.rank)
+            raise not_finite(f"the loss of step {bad} is not a finite number ({where})", self.saver.folder)
 
     def check_weights(self) -> None:
         """The same for weights: a finite loss can have a gradient that is none. Every process must call this."""
@@ -294,8 +303,7 @@ class Trainer:
             self.save()
         self.saver.finish()
         name = signal.Signals(self.signal).name if self.signal else self.reason or "finished"
-        code = 128 + self.signal if self.signal else 0
-        return Outcome(name, self.at, self.values, self.saver.folder.latest, code)
+        return Outcome(name, self.at, self.values, self.saver.folder.latest, exit_code(self.signal))
 
     def load_weights(self, state: Mapping[str, Any], source: Path) -> None:
         """Start from the weights of a checkpoint, and nothing else of it."""

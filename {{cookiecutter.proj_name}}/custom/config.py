@@ -60,7 +60,10 @@ class Config:
     allow_changes: Annotated[
         bool, Field(description="with resume: accept changes of keys that alter what is trained")
     ] = False
-    gpu_ids: Annotated[int | list[int], Field(description="-1: CPU; otherwise CUDA device(s), one process each")] = -1
+    gpu_ids: Annotated[
+        int | list[int] | Literal["all"],
+        Field(description="-1: CPU; otherwise CUDA device(s), or all of them, with one process each"),
+    ] = -1
     batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
     worker: Annotated[int, Field(ge=0, description="processes that read data; 0: the main process does")] = 0
     dir: DirConfig = field(default_factory=DirConfig)

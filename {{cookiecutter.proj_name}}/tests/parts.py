@@ -117,3 +117,18 @@ def two_parts(output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, 
 def stack(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """A collate function of one's own."""
     return {key: torch.stack([item[key] for item in items]) for key in items[0]} | {"own": torch.ones(len(items))}
+
+
+class DiesOnce:
+    """Cross entropy that ends rank 1 in its 12th training call as a kill would, in the first of all runs."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        self.calls += torch.is_grad_enabled()
+        marker = Path(os.environ["DIES_ONCE"])
+        if self.calls == 12 and os.environ["RANK"] == "1" and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), 9)
+        return nn.functional.cross_entropy(output["logits"], batch["label"])

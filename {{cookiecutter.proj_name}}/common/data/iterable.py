@@ -109,6 +109,10 @@ class IterableStream:
         """A small batch to try a model on."""
         return self._batches.collate([item for _, item in zip(range(2), iter(self.dataset), strict=False)])
 
+    def samples(self, at: Position) -> list[list[int]]:
+        """What is only read in order has no numbers."""
+        return []
+
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of the epoch, which comes when the first rank has read all of its data."""
         batches = self._opened(at)

@@ -144,6 +144,9 @@ class Stream(Protocol):
     def sample_batch(self) -> Any:
         """A small batch to try a model on."""
 
+    def samples(self, at: Position) -> list[list[int]]:
+        """Numbers of this process' samples in the step that begins at `at`, by micro-batch; empty if they have none."""
+
     def state_dict(self) -> dict[str, Any]:
         """What restoring the place needs besides the position."""
 
@@ -196,6 +199,11 @@ class TrainStream:
     def sample_batch(self) -> Any:
         """A small batch to try a model on; reading it draws from no random stream."""
         return checked(self._loader.dataset.__getitems__((0, list(range(min(2, self.plan.size))))))  # type: ignore[attr-defined]
+
+    def samples(self, at: Position) -> list[list[int]]:
+        """Numbers of this process' samples in the step that begins at `at`, by micro-batch."""
+        count = len(next(self.plan.windows(at.epoch, at.step, at.sample)).sizes)
+        return [indices for _, (_, indices) in zip(range(count), self.plan.keys(at.epoch, at.sample), strict=False)]
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's own state, if it has any; the place in the data is the run's position."""
