@@ -164,7 +164,7 @@ class Cluster:
             hide = 'mount --bind "$1/nothing" "$(command -v scontrol)";' if node in ("n3", "n4") else ""
             script = f'{hide} mount --bind "$1/hosts" /etc/hosts && hostname "$2" && exec slurmd -D -N "$2"'
             self._spawn("unshare", "--mount", "--uts", "sh", "-c", script, "sh", str(self.root), node)
-        self.wait("all nodes", lambda: self._idle() == set(self.nodes))
+        self.wait("all nodes", lambda: self.idle() == set(self.nodes))
 
     def _spawn(self, *command: str) -> None:
         log = (self.root / "log" / "daemons.log").open("ab")
@@ -174,7 +174,8 @@ class Cluster:
             )
         self._children.append(child)
 
-    def _idle(self) -> set[str]:
+    def idle(self) -> set[str]:
+        """The nodes that are up and have nothing to do."""
         done = self._run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N")
         return set(done.stdout.split())
 

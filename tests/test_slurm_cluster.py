@@ -201,6 +201,13 @@ def pair(project: Project) -> dict[str, Any]:
     return project.final("pair")
 
 
+def alive(process: Path) -> bool:
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def differing(first: Any, second: Any, at: str = "") -> list[str]:
     """Where two nested values are not equal to the last bit."""
     if isinstance(first, torch.Tensor):
@@ -284,6 +291,10 @@ def test_a_node_fails(project: Project, pair: dict[str, Any], hold: Path) -> Non
     held(project, hold, processes=2)
     project.cluster.call("scontrol", "update", "NodeName=n1", "State=down", "Reason=test")
     (hold / "go").touch()
+    # This node only seems to have failed. What still runs there would meet the second start, unlike on a dead one.
+    processes = [Path("/proc", (hold / f"here{rank}").read_text()) for rank in (0, 1)]
+    project.cluster.wait("the end of the first start", lambda: not any(map(alive, processes)))
+    project.cluster.wait("n1 to come back", lambda: "n1" in project.cluster.idle())
     project.goes_on("node_failure")
     project.ends("node_failure")
     assert differing(pair, project.final("node_failure")) == []

@@ -4,21 +4,20 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
 from common.config import dump
+from common.dist.rank import GpuIds
 from common.errors import UserError
 from common.files import write_text
 from common.lock import alone_in, check_free, holder_of
-from common.provenance import SNAPSHOT, git_files, git_state
 from common.run import RunFolder, archive
+from common.snapshot import code_files, snapshot
 
-MAX_SNAPSHOT_MB = 500  # of files that are no code, it would be: each submission copies them
-_NO_CODE = re.compile(r"\.git|__pycache__|\..*_cache|\.ipynb_checkpoints|node_modules|.*\.egg-info")
 _TASK = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
 _TASK_WORD = "%a"  # what sbatch writes for the task's number in names of files
 
@@ -43,15 +42,21 @@ def words_of_task(words: Sequence[str], task: int | None) -> list[str]:
     return list(words) if task is None else [word.replace(_TASK_WORD, str(task)) for word in words]
 
 
-def gpus_per_node(gpu_ids: int | list[int], asked: int | None, typed: bool) -> int:
+def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
     """How many GPUs the job takes on each node: as asked for, else as many as the config's `gpu_ids`.
 
     Args:
         typed: `gpu_ids` stands on the command line too, and not only in a file.
 
     Raises:
-        UserError: the two contradict each other on the command line.
+        UserError: the two contradict each other on the command line, or nobody says how many.
     """
+    if gpu_ids == "all":
+        if not asked:
+            raise UserError(
+                "gpu_ids: all does not say how many GPUs to ask Slurm for; add --slurm.gpus N, for each node"
+            )
+        return asked
     wanted = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
     count = 0 if wanted == [-1] else len(wanted)
     if typed and asked not in (None, count):
@@ -65,7 +70,12 @@ def frozen(values: Mapping[str, Any], folder: RunFolder, project: Path, gpus: in
     Args:
         folder: of the run; for a task of an array, the one that holds those of all tasks.
     """
-    copied = {part for name in code_files(project) for part in (name, *name.parents)}
+    places = {
+        "expr_dir": folder.root.parent if task is None else folder.root,
+        "data_dir": project / Path(values["dir"]["data_dir"] or "data").expanduser(),
+    }
+    files = code_files(project, _not_code(folder, places["data_dir"], project))
+    copied = {part for name in files for part in (name, *name.parents)}
 
     def whole(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -79,10 +89,9 @@ def frozen(values: Mapping[str, Any], folder: RunFolder, project: Path, gpus: in
         return str(project / path) if elsewhere else value
 
     here = {name: whole(value) for name, value in values.items()}
-    for name, default in (("expr_dir", None), ("data_dir", "data"), ("eval_dir", None)):
-        given = values["dir"][name] or default
-        here["dir"] |= {name: given and str(project / Path(given).expanduser())}
-    here["dir"]["expr_dir"] = str(folder.root.parent if task is None else folder.root)
+    here["dir"] |= {name: str(place) for name, place in places.items()}
+    if eval_dir := values["dir"]["eval_dir"]:
+        here["dir"]["eval_dir"] = str(project / Path(eval_dir).expanduser())
     if task is not None:
         here["name"] = task_folder(folder, task).name
     here["gpu_ids"] = list(range(gpus)) if gpus else -1
@@ -131,7 +140,8 @@ def prepare(folder: RunFolder, configs: Mapping[int | None, Mapping[str, Any]], 
             slurm = folder.root / "slurm"
             slurm.mkdir(parents=True, exist_ok=True)
             suffix = _next_suffix(slurm)
-            snapshot(project, folder)
+            data_dir = Path(next(iter(configs.values()))["dir"]["data_dir"])
+            snapshot(project, folder.root / "code", _not_code(folder, data_dir, project))
             for task, values in configs.items():
                 file = slurm / (f"config{suffix}.yaml" if task is None else f"config{suffix}_{task}.yaml")
                 write_text(file, f"# Frozen when the run {folder.name!r} was submitted.\n{dump(dict(values))}")
@@ -139,6 +149,10 @@ def prepare(folder: RunFolder, configs: Mapping[int | None, Mapping[str, Any]], 
         place = f"the run's folder {folder.root} cannot be written"
         raise UserError(f"{place}: {error}; choose another place with --dir.expr_dir") from error
     return suffix
+
+
+def _not_code(folder: RunFolder, data_dir: Path, project: Path) -> list[Path]:
+    return [folder.root.parent, data_dir, project / "experiments", project / "data"]
 
 
 def _clear(folder: RunFolder) -> None:
@@ -201,83 +215,3 @@ def _queue_state(job: str) -> str | None:
     if done.returncode != 0 and "Invalid job id" not in done.stderr:
         raise UserError(f"squeue failed, so an earlier job of this run may be queued: {done.stderr.strip()}")
     return " and ".join(sorted(set(done.stdout.split())))
-
-
-def snapshot(project: Path, folder: RunFolder) -> None:
-    """Copy the code to `<run>/code`; what was there before becomes `code_1`, `code_2`, ...
-
-    Raises:
-        UserError: it is too large to be code.
-    """
-    files = list(code_files(project, leave_out=[folder.root.parent]))
-    _check_size(project, files)
-    target, beside = folder.root / "code", folder.root / f".code.{os.getpid()}.tmp"
-    try:
-        for name in files:
-            (beside / name).parent.mkdir(parents=True, exist_ok=True)
-            _copy(project / name, beside / name, project)
-        write_text(beside / SNAPSHOT, git_state(project).to_json())
-        if target.exists():
-            number = 1
-            while (old := folder.root / f"code_{number}").exists():
-                number += 1
-            target.rename(old)
-        beside.rename(target)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def _copy(source: Path, target: Path, project: Path) -> None:
-    """One file with its times and permissions; a link out of the project leads to the same place from its copy."""
-    if source.is_symlink() and not source.resolve().is_relative_to(project.resolve()):
-        target.symlink_to(source.resolve())
-    else:
-        shutil.copy2(source, target, follow_symlinks=False)
-
-
-def code_files(project: Path, leave_out: Sequence[Path] = ()) -> Iterator[Path]:
-    """What makes up the project's code, relative to it: all that git knows or does not ignore.
-
-    Without git it is everything but data, runs, caches and virtual environments. `leave_out`: folders of no interest.
-    """
-    names = git_files(project)
-    if "train.py" not in names:  # no git here, or a repository around us that ignores this folder
-        names = [str(path.relative_to(project)) for path in _walk(project, _data_and_runs(project))]
-    for name in sorted(names):
-        path = project / name
-        if any(path.is_relative_to(folder) for folder in leave_out):
-            continue
-        if path.is_dir() and not path.is_symlink():  # a repository inside this one
-            yield from (inside.relative_to(project) for inside in _walk(path, set()))
-        elif path.is_symlink() or path.is_file():  # one that git knows may have been removed
-            yield Path(name)
-
-
-def _data_and_runs(project: Path) -> set[Path]:
-    return {project / "data", project / "experiments"}
-
-
-def _walk(folder: Path, leave_out: set[Path]) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
-        here = Path(parent)
-        folders[:] = [
-            name
-            for name in folders
-            if not _NO_CODE.fullmatch(name)
-            and here / name not in leave_out
-            and not (here / name / "pyvenv.cfg").exists()
-        ]
-        links = [name for name in folders if (here / name).is_symlink()]
-        yield from (here / name for name in [*files, *links])
-
-
-def _check_size(project: Path, files: Sequence[Path]) -> None:
-    sizes = {name: (project / name).lstat().st_size for name in files}
-    if sum(sizes.values()) <= MAX_SNAPSHOT_MB * 2**20:
-        return
-    largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:3]
-    shown = ", ".join(f"{name} ({sizes[name] / 2**20:,.0f} MB)" for name in largest)
-    raise UserError(
-        f"the code in {project} has {sum(sizes.values()) / 2**20:,.0f} MB, and every job gets a copy; the limit is"
-        f" {MAX_SNAPSHOT_MB} MB. The largest files: {shown}; move them to data/, or name them in .gitignore"
-    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common import requeue
+from common import failsafe, requeue
 from common.run import RunFolder, read_status, write_status
 from tests.conftest import calls_of
 
@@ -130,6 +130,7 @@ def test_where_a_job_begins(job: RunFolder, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_command_line_around_training(job: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """R-46: what a job file calls."""
+    assert requeue.EXIT_COME_AGAIN == failsafe.EXIT_COME_AGAIN
     write_status(job, "finished", step=3)
     assert requeue.main(["before", str(job.root), str(job.root / "slurm" / "config.yaml")]) == 0
     assert capsys.readouterr().out == "finished\n"

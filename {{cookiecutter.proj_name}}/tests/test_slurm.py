@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common import submission
+from common import snapshot
 from common.run import RunFolder, write_status
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, load, same
 
@@ -50,7 +50,7 @@ def script(tmp_path: Path, cluster: Path) -> Script:
 def project(tmp_path: Path) -> Path:
     """A copy of this project, to be edited; in a folder whose name a careless script trips over."""
     root = tmp_path / 'it\'s a "project" $HOME'
-    for name in submission.code_files(PROJECT):
+    for name in snapshot.code_files(PROJECT, [PROJECT / "experiments"]):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(PROJECT / name, root / name)
     return root

@@ -3,13 +3,15 @@
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
-from common import submission
+from common import snapshot, submission
 from common.errors import UserError
 from common.lock import FolderLock
 from common.provenance import GitState
@@ -99,6 +101,9 @@ def test_the_gpus_of_a_job(prepared: Callable[..., list[str]], tmp_path: Path, m
         (tmp_path / "two.yaml").write_text(f"$BASE: {PROJECT}/configs/default.yaml\ngpu_ids: [0, 1]\n")
         assert prepared(*options, words=words)[2] == count
         assert frozen() == ids
+    assert prepared("--gpus", "2", words=["--gpu_ids", "all"])[2] == "2"
+    with pytest.raises(UserError, match=r"add --slurm\.gpus N"):
+        prepared(words=["--gpu_ids", "all"])
     for asked, ids in (("4", "0,1"), ("0", "0"), ("2", "-1")):
         with pytest.raises(UserError, match=f"--slurm.gpus is {asked}; leave one of them out"):
             prepared("--gpus", asked, words=["--gpu_ids", ids])
@@ -166,9 +171,8 @@ def test_what_is_copied(tmp_path: Path, with_git: bool) -> None:
         git(project, "commit", "-qm", "first")
         (project / "train.py").write_text("changed")
     (project / "gone.py").unlink()
-    run = RunFolder(project / "runs" / "here")
-    submission.snapshot(project, run)
-    code = run.root / "code"
+    code = project / "runs" / "here" / "code"
+    snapshot.snapshot(project, code, [project / "runs", project / "data", project / "experiments"])
     links = {"link.py", "inner.py", "folder"}
     expected = {"train.py", "custom/a.py", "new/ä b.py", ".snapshot.json", *links}
     expected |= {".gitignore"} if with_git else {"ignored.so"}
@@ -181,13 +185,28 @@ def test_what_is_copied(tmp_path: Path, with_git: bool) -> None:
     assert (state.dirty, b"changed" in state.diff) == (with_git, with_git)
 
 
+def test_code_that_git_ignores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-48: what has been imported is needed, such as a compiled extension; not what lies in an environment."""
+    for name in ("train.py", "custom/ops.so", "dist/part.py", ".venv/pyvenv.cfg", ".venv/lib/torch.py", "other.so"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".gitignore").write_text("*.so\ndist/\n.venv\n")
+    git(tmp_path, "init", "-q")
+    for name in ("custom/ops.so", "dist/part.py", ".venv/lib/torch.py"):
+        module = ModuleType(name)
+        module.__file__ = str(tmp_path / name)
+        monkeypatch.setitem(sys.modules, name, module)
+    names = {path.as_posix() for path in snapshot.code_files(tmp_path, [])}
+    assert names == {".gitignore", "train.py", "custom/ops.so", "dist/part.py"}
+
+
 def test_too_much_for_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R-48: data beside the code would be copied with each job; the message names the largest files."""
-    monkeypatch.setattr(submission, "MAX_SNAPSHOT_MB", 1)
+    monkeypatch.setattr(snapshot, "MAX_SNAPSHOT_MB", 1)
     (tmp_path / "train.py").touch()
     (tmp_path / "video.bin").write_bytes(bytes(2**21))
     with pytest.raises(UserError, match=r"video.bin \(2 MB\).*\.gitignore"):
-        submission.snapshot(tmp_path, RunFolder(tmp_path / "experiments" / "x"))
+        snapshot.snapshot(tmp_path, tmp_path / "experiments" / "code", [])
     assert not (tmp_path / "experiments").exists()
 
 
