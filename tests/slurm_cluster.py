@@ -3,6 +3,7 @@
 Every daemon runs in the foreground as our own child, so that it can be ended by its process id whatever happens.
 """
 
+import ctypes
 import os
 import platform
 import re
@@ -11,7 +12,8 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "unshare")
@@ -78,6 +80,8 @@ def install() -> None:
         raise NoSlurm(f"needs Linux, this is {platform.system()}")
     if os.geteuid() != 0:
         raise NoSlurm("needs root: the virtual nodes get host names of their own by unshare(1)")
+    if shutil.which("unshare") and subprocess.run(["unshare", "--mount", "--uts", "true"], check=False).returncode:
+        raise NoSlurm("this root may not make name spaces (a container without CAP_SYS_ADMIN?)")
     if not missing():
         return
     if shutil.which("apt-get") is None:
@@ -110,7 +114,8 @@ class Cluster:
         self.root = root
         self.nodes = ["n1", "n2", "n3", "n4", "n5"]
         self.environment = {**os.environ, "SLURM_CONF": str(root / "slurm.conf")}
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self._of_nodes: dict[str, subprocess.Popen[bytes]] = {}
         try:
             self._write(cpus)
             self._start()
@@ -160,19 +165,36 @@ class Cluster:
         self.wait("munged", lambda: (place / "munge.sock").exists())
         self._spawn("slurmctld", "-D")
         for node in self.nodes:
-            # An empty file over scontrol, seen by this node alone.
-            hide = 'mount --bind "$1/nothing" "$(command -v scontrol)";' if node in ("n3", "n4") else ""
-            script = f'{hide} mount --bind "$1/hosts" /etc/hosts && hostname "$2" && exec slurmd -D -N "$2"'
-            self._spawn("unshare", "--mount", "--uts", "sh", "-c", script, "sh", str(self.root), node)
+            self.power_on(node)
         self.wait("all nodes", lambda: self.idle() == set(self.nodes))
 
-    def _spawn(self, *command: str) -> None:
-        log = (self.root / "log" / "daemons.log").open("ab")
-        with log:
-            child = subprocess.Popen(
-                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        self._children.append(child)
+    def power_on(self, node: str) -> None:
+        """Start a node's daemon, under a host name of its own."""
+        # An empty file over scontrol, seen by this node alone.
+        hide = 'mount --bind "$1/nothing" "$(command -v scontrol)";' if node in ("n3", "n4") else ""
+        script = f'{hide} mount --bind "$1/hosts" /etc/hosts && hostname "$2" && exec slurmd -D -N "$2"'
+        self._of_nodes[node] = self._spawn(
+            "unshare", "--mount", "--uts", "sh", "-c", script, "sh", str(self.root), node
+        )
+
+    def power_off(self, node: str) -> None:
+        """End everything that runs on a node, as if its plug were pulled; Slurm is told at once that it is down."""
+        daemon = self._of_nodes[node]
+        place = _host_of(daemon.pid)
+        assert place not in (None, _host_of(os.getpid())), "this would end everything on this machine"
+        for pid in [pid for pid in _processes() if _host_of(pid) == place]:
+            _kill(pid)
+        daemon.wait()
+        self.call("scontrol", "update", f"NodeName={node}", "State=down", "Reason=test")
+
+    def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
+        with (self.root / "log" / "daemons.log").open("ab") as log:
+            daemon = subprocess.Popen(
+                command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True, preexec_fn=_die_with_parent,
+            )  # fmt: skip
+        self._daemons.append(daemon)
+        return daemon
 
     def idle(self) -> set[str]:
         """The nodes that are up and have nothing to do."""
@@ -213,14 +235,14 @@ class Cluster:
 
     def stop(self) -> None:
         """Cancel every job, then end every daemon and whatever a job left behind. Safe to call twice."""
-        running = self._children
-        if len(running) > 1 and (self.root / "slurm.conf").exists():
+        if len(self._daemons) > 1:
             self._give_up_jobs()
-        for child in reversed(running):  # munged last: the others talk through it
-            _end(child)
-        self._children = []
-        for pid in _processes_of(self.environment["SLURM_CONF"]):
-            os.kill(pid, signal.SIGKILL)
+        for daemon in reversed(self._daemons):  # munged last: the others talk through it
+            _end(daemon)
+        self._daemons = []
+        needle = f"SLURM_CONF={self.environment['SLURM_CONF']}".encode()
+        for pid in [pid for pid in _processes() if needle in _environment(pid)]:
+            _kill(pid)  # a step detaches itself from its daemon
 
     def _give_up_jobs(self) -> None:
         try:
@@ -241,18 +263,35 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _processes_of(config: str) -> Sequence[int]:
-    """Processes that were started for this cluster and live on: steps detach themselves from their daemon."""
-    needle = f"SLURM_CONF={config}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if needle in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue  # it ended meanwhile
-    return found
+def _die_with_parent() -> None:
+    """Also when this process is killed, nothing of the cluster stays behind but its steps, which then end."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def _processes() -> list[int]:
+    return [
+        int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and entry.name != str(os.getpid())
+    ]
+
+
+def _environment(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []  # it ended meanwhile
+
+
+def _host_of(pid: int) -> str | None:
+    """What tells the processes of one node from those of another: each node has a host name of its own."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/uts")
+    except OSError:
+        return None
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _free_ports(count: int) -> list[int]:
