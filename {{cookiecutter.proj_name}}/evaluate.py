@@ -6,10 +6,10 @@ from typing import NoReturn
 
 from loguru import logger
 
-from common import dist
+from common import distributed
 from common.checkpoint import load_weights, read_checkpoint
 from common.config import option_value, parse
-from common.dist import Rank
+from common.distributed import Rank
 from common.errors import UserError
 from common.evaluation import Evaluation, Evaluator, table, write_evaluation
 from common.failsafe import leave, reported, together
@@ -39,11 +39,11 @@ def main(argv: list[str]) -> int:
         default=stored_config(argv, "--model_pt"),
     )
     config = resolved.config
-    code = dist.spawn(config.gpu_ids, config.dist, [__file__, *argv])
+    code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
     if code is not None:  # this process only started those that evaluate
         return code
     set_determinism(config.dist.deterministic)
-    with together(dist.find_rank(config.gpu_ids, config.dist), config.dist, resolved.values) as rank:
+    with together(distributed.find_rank(config.gpu_ids, config.dist), config.dist, resolved.values) as rank:
         evaluate(config, rank)
     return 0
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from loguru import logger
 
-from common import dist
+from common import distributed
 from common.best import BestTracker
 from common.checkpoint import Found, find_checkpoint, init_weights
 from common.checkpoint.promise import changes, check_changes, promise
 from common.config import parse
-from common.dist import Rank
+from common.distributed import Rank
 from common.errors import UserError
 from common.failsafe import leave, reported, together
 from common.loss import LossFactory
@@ -42,11 +42,11 @@ def main(argv: list[str]) -> int:
         debug_overlay=PROJECT / "configs" / "debug.yaml",
     )
     config = resolved.config
-    code = dist.spawn(config.gpu_ids, config.dist, [__file__, *argv])
+    code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
     if code is not None:  # this process only started those that train
         return code
     set_determinism(config.dist.deterministic)
-    with together(dist.find_rank(config.gpu_ids, config.dist), config.dist, resolved.values) as rank:
+    with together(distributed.find_rank(config.gpu_ids, config.dist), config.dist, resolved.values) as rank:
         outcome = train(config, resolved.values, rank, [__file__, *argv])
     return outcome.exit_code
 
@@ -55,9 +55,9 @@ def train(config: Config, values: dict[str, Any], rank: Rank, argv: list[str]) -
     """Build everything that the config names, open the run's folder, train."""
     folder = RunFolder.of(config.dir, config.name, PROJECT)
     # A job that its scheduler starts again goes on, without being told.
-    resume = config.resume or ("auto" if dist.was_restarted(os.environ) else None)
+    resume = config.resume or ("auto" if distributed.was_restarted(os.environ) else None)
     checkpoint = find_checkpoint(resume, folder.checkpoints)
-    dist.barrier(rank)  # every process has read it: the folder may be moved now
+    distributed.barrier(rank)  # every process has read it: the folder may be moved now
     resumed = None if config.progress.start_epoch == 0 else checkpoint  # else it only lends its weights
     # A seed that was drawn belongs to the run: the order of its samples follows from it.
     seed = choose_seed(config.dist, rank, drawn=None if resumed is None else resumed.seed)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from common.data.loader import EvaluationLoader
-from common.dist import Rank, gather_objects
+from common.distributed import Rank, gather_objects
 from common.errors import UserError
 from common.files import write_text
 from common.monitor.pictures import Picture, save_png

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, NoReturn
 
-from common import dist
-from common.dist import DistConfig, Rank, max_over_ranks
+from common import distributed
+from common.distributed import DistConfig, Rank, max_over_ranks
 from common.errors import UserError
 from common.failure import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, describe
 from common.lifeline import connect, end, print_failure
@@ -45,17 +45,17 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
         signal.signal(number, _note_early)
     if rank.launch is not None:
         die_with_parent()
-    rank = dist.start(rank, config)
+    rank = distributed.start(rank, config)
     rank = replace(rank, lifeline=connect(rank))
     _joined = not rank.is_alone
     try:
-        dist.check_alike(values, rank)
+        distributed.check_alike(values, rank)
         yield rank
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         if not rank.is_alone:
             rank.lifeline.fail(describe(error, rank))  # ends this process
         raise
-    dist.finish(rank)
+    distributed.finish(rank)
     rank.lifeline.leave()
 
 

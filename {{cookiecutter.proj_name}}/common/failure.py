@@ -1,15 +1,20 @@
 """Why a process fails, in words for the person who has to mend it: what, where in whose code, at which samples."""
 
+import json
 import os
 import re
 import socket
+import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.dist import Rank
+from common.distributed import Rank
 from common.errors import UserError
 from common.registry import REGISTRIES
 
@@ -25,7 +30,16 @@ _ECHO = re.compile(
     r"remote process (has )?exited|NCCL (error|communicator)|failed to recv|no error message|store has gone",
     re.IGNORECASE,
 )
+_WITHOUT_A_WORD = "the process ended without a word"
 _HINTS = (
+    (
+        _WITHOUT_A_WORD,
+        "it was killed (by a person, by the scheduler, for want of memory: see dmesg), or something called os._exit",
+    ),
+    (
+        r"timed? ?out",
+        "a process was late: look at where each one is; if it had honest work to do, raise dist.timeout",
+    ),
     (
         r"out of memory|DefaultCPUAllocator|MemoryError|cannot allocate memory",
         "smaller batch_size (with optim.accumulate the step stays as large), precision.mode bf16, or a smaller model",
@@ -65,6 +79,7 @@ class Failure:
         trace: the whole traceback; empty for a mistake of the user's, which needs none.
         source: the innermost line of the project's own code.
         where: what was being done: step, epoch, samples.
+        others: where the other processes were, if they were asked.
         may_follow: this looks like what other processes see when one has ended; then that one is the cause.
     """
 
@@ -76,6 +91,7 @@ class Failure:
     source: str = ""
     section: str = ""
     where: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
     may_follow: bool = False
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
@@ -94,11 +110,12 @@ class Failure:
 
     def summary(self, details: Path | None = None) -> str:
         """What is read first, and so is printed last."""
-        if not self.trace:
+        if self.code in (EXIT_USER_ERROR, EXIT_INTERRUPTED):  # these say all themselves
             return self.title if self.world_size == 1 else f"{self.title}\n  ({self.process})"
         rows = [
             ("at", self.source),
             *(("during", note) for note in self.where),
+            *(("others", note) for note in self.others),
             ("config", f"section {self.section}" if self.section else ""),
             ("process", self.process),
             ("hint", hint(self.title)),
@@ -145,11 +162,23 @@ def describe(error: BaseException, rank: Rank) -> Failure:
 
 def vanished(rank: int, world_size: int, host: str, pid: int) -> Failure:
     """For a process that ended without a word."""
-    title = (
-        f"rank {rank} of {world_size} (process {pid} on {host}) ended without a word: it was killed (by a person, by "
-        "the scheduler, for want of memory: see dmesg), or called os._exit"
-    )
-    return Failure(rank, world_size, EXIT_ERROR, title, host=host, pid=pid)
+    return Failure(rank, world_size, EXIT_ERROR, _WITHOUT_A_WORD, host=host, pid=pid)
+
+
+def position() -> str:
+    """The line of the project's own code that the main thread is in; for another thread to ask."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return _innermost("".join(traceback.format_stack(frame)))[1]
+
+
+def tell_torchrun(failure: Failure) -> None:
+    """Leave the failure where torchrun looks for it, so that its own summary names the right rank and reason."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if path is None:
+        return
+    more = {"py_callstack": failure.trace, "timestamp": str(int(time.time()))}
+    with suppress(OSError):
+        Path(path).write_text(json.dumps({"message": {"message": failure.title, "extraInfo": more}}))
 
 
 def hint(title: str) -> str:

@@ -16,16 +16,18 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from loguru import logger
 
-from common.dist import Rank, from_main
-from common.dist.network import own_address
-from common.failure import Failure, vanished
+from common.distributed import Rank, from_main
+from common.distributed.network import own_address
+from common.failure import Failure, position, tell_torchrun, vanished
 
 _LINGER = 2.0  # seconds between hearing of another's failure and ending: the launcher should see the culprit end first
-_ANSWER = 5.0  # seconds to wait for rank 0's word
+_ANSWER = 5.0  # seconds to wait for rank 0's word; longer than it may be asking around
+_ASKING = 1.5  # seconds to wait for the other ranks' word on where they are
 _CONNECT = 5.0  # seconds for each address of rank 0 that is tried
 
 Tell = Callable[[Failure, bool], None]
@@ -40,6 +42,8 @@ def print_failure(failure: Failure, aloud: bool) -> None:
 
 class NoLifeline:
     """For a single process."""
+
+    is_over = False
 
     def __init__(self) -> None:
         self.tell: Tell = print_failure
@@ -68,13 +72,20 @@ class Lifeline(ABC):
             self._answered.wait(_ANSWER)  # for the word on whom it follows
         if self._first is None:
             self._report(failure)
-            self._answered.wait(_ANSWER)
+        self._answered.wait(_ANSWER)
         if not self._answered.is_set():
             self._show(failure, aloud=True)
         follows = self._first is not None and self._first.rank != self.rank.rank
         if follows:
             time.sleep(_LINGER)
+        else:
+            tell_torchrun(failure)
         end(1 if failure.may_follow else failure.code)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has failed: what goes wrong from now on is of no interest."""
+        return self._first is not None
 
     @abstractmethod
     def leave(self) -> None:
@@ -89,11 +100,10 @@ class Lifeline(ABC):
         with suppress(Exception):  # a full disk, say, must not keep this process alive
             self.tell(failure, aloud)
 
-    def _end_after(self, failure: Failure) -> None:
-        """In a thread of its own: the main one may be waiting for ever."""
+    def _end_soon(self, failure: Failure) -> None:
+        """End after another's failure, from a thread of its own: the main one may be waiting for ever."""
         if failure.rank != self.rank.rank:
-            time.sleep(_LINGER)
-            end(1)
+            threading.Timer(_LINGER, end, (1,)).start()
 
 
 class _Main(Lifeline):
@@ -104,35 +114,48 @@ class _Main(Lifeline):
         self._server, self._token = server, token
         self._members: dict[_Wire, dict[str, Any]] = {}
         self._deciding = threading.Lock()
+        self._suspect: Failure | None = None  # what may only follow from another's end, or from its silence
+        self._until = 0.0
         threading.Thread(target=self._listen, name="lifeline", daemon=True).start()
 
     def leave(self) -> None:
         self._left = True
+        self._tell_all(bye=True)
+
+    def _tell_all(self, **message: Any) -> None:
         for wire in list(self._members):
-            wire.send(bye=True)
+            wire.send(**message)
 
     def _report(self, failure: Failure) -> None:
-        self._decide(failure)
-
-    def _decide(self, failure: Failure) -> None:
-        """The first failure to come here is the cause; later ones follow from it."""
+        """The first failure to come here is the cause, and later ones follow; but for a suspect, ask around first."""
         with self._deciding:
-            if self._first is None:
-                self._show(failure, aloud=True)
-                for wire in list(self._members):
-                    wire.send(failure=failure.to_dict())
-                self._answered.set()
+            if self._first is not None:
+                return
+            if failure.may_follow:
+                if self._suspect is None:
+                    self._suspect, self._until = failure, time.monotonic() + _ASKING
+                    if failure.rank != self.rank.rank:
+                        failure.others.append(f"rank 0 is at {position()}")
+                    self._tell_all(where=True)
+                return
+            self._show(failure, aloud=True)
+            self._tell_all(failure=failure.to_dict())
+            self._answered.set()
+        self._end_soon(failure)
 
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._server, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select():
+                for key, _ in selector.select(timeout=_ASKING / 3):
                     if key.fileobj is self._server:
                         wire = _Wire(self._server.accept()[0])
                         selector.register(wire.socket, selectors.EVENT_READ, wire)
                     elif not self._hear(key.data):
                         selector.unregister(key.fileobj)
+                if self._suspect is not None and time.monotonic() > self._until:
+                    suspect, self._suspect = self._suspect, None
+                    self._report(replace(suspect, may_follow=False))
 
     def _hear(self, wire: "_Wire") -> bool:
         """Take in what came; False when that was the last of it."""
@@ -140,17 +163,17 @@ class _Main(Lifeline):
         for message in messages or ():
             if message.get("token") == self._token:
                 self._members[wire] = message
-                wire.send(welcome=True)
-            elif wire in self._members and "failure" in message:
-                failure = Failure(**message["failure"])
-                self._decide(failure)
-                self._end_after(failure)
+                wire.send(welcome=True, host=socket.gethostname(), pid=os.getpid())
+            elif wire not in self._members:
+                continue
+            elif "failure" in message:
+                self._report(Failure(**message["failure"]))
+            elif "at" in message and self._suspect is not None:
+                self._suspect.others.append(f"rank {self._members[wire]['rank']} is at {message['at']}")
             elif "bye" in message:
-                self._members.pop(wire, None)
+                del self._members[wire]
         if messages is None and (member := self._members.pop(wire, None)) is not None and not self._left:
-            failure = vanished(member["rank"], self.rank.world_size, member["host"], member["pid"])
-            self._decide(failure)
-            self._end_after(failure)
+            self._report(vanished(member["rank"], self.rank.world_size, member["host"], member["pid"]))
         return messages is not None
 
 
@@ -179,16 +202,17 @@ class _Member(Lifeline):
                     failure = Failure(**message["failure"])
                     self._show(failure, aloud=False)
                     self._answered.set()
-                    self._end_after(failure)
+                    self._end_soon(failure)
+                elif "where" in message:
+                    wire.send(at=position())
                 elif "bye" in message:
                     return
         if not self._left and not self._answered.is_set():
             # Nobody is left to speak for all, so the next rank does.
-            host = self.rank.launch.address if self.rank.launch is not None else "?"
-            failure = vanished(0, self.rank.world_size, host, 0)
+            failure = vanished(0, self.rank.world_size, *wire.peer)
             self._show(failure, aloud=self.rank.rank == 1)
             self._answered.set()
-            self._end_after(failure)
+            self._end_soon(failure)
 
 
 class _Wire:
@@ -196,6 +220,7 @@ class _Wire:
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
+        self.peer = ("?", 0)  # host and process id of the other side
         self._rest = b""
         self._sending = threading.Lock()
 
@@ -249,9 +274,11 @@ def _reach(address: str, port: int, /, **hello: Any) -> _Wire | None:
         return None
     wire = _Wire(connected)
     wire.send(**hello)
-    if not any("welcome" in message for message in wire.receive() or ()):
+    welcome = next((message for message in wire.receive() or () if "welcome" in message), None)
+    if welcome is None:
         connected.close()
         return None
+    wire.peer = (welcome["host"], welcome["pid"])
     connected.settimeout(None)
     return wire
 

@@ -8,7 +8,7 @@ from typing import Any
 from typing_extensions import Self
 
 from common.config import Problem
-from common.dist import Rank, gather_objects
+from common.distributed import Rank, gather_objects
 from common.errors import UserError
 from common.registry import METRIC_REGISTRY
 

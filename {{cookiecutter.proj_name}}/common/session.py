@@ -9,7 +9,7 @@ from typing import Any
 from loguru import logger
 
 from common.checkpoint import CheckpointFolder, Found
-from common.dist import Rank, barrier
+from common.distributed import Rank, barrier
 from common.failure import Failure, describe
 from common.files import write_text
 from common.lifeline import NoLifeline
@@ -66,7 +66,8 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
         if isinstance(error, SystemExit) and rank.is_alone:
             raise
         failure = describe(error, rank)
-        keep_error(failure, folder)
+        if not (failure.may_follow or lifeline.is_over):
+            keep_error(failure, folder)  # even if it turns out that another rank failed before
         lifeline.fail(failure)  # with other processes, ends this one
         raise SystemExit(failure.code) from None
     finally:
@@ -86,6 +87,8 @@ class _Teller:
 
     def __call__(self, failure: Failure, aloud: bool) -> None:
         details = self.folder.error_file(failure.rank) if failure.trace else None
+        if failure.rank == self.rank.rank:
+            keep_error(failure, self.folder)
         # The log of a rank above 0 puts errors on the terminal; where rank 0 has told already, it should not.
         level = "WARNING" if not aloud else "CRITICAL" if failure.trace else "ERROR"
         logger.opt(depth=1).log(level, "{}", failure.text(details))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.dist import Rank
+from common.distributed import Rank
 from common.seed import random_state, set_random_state
 
 

@@ -17,7 +17,7 @@ from common.best import BestTracker
 from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver
 from common.checkpoint.promise import fingerprint
 from common.data.loader import EvaluationLoader, Step, Stream
-from common.dist import DistConfig, Rank, max_over_ranks, share_buffers, wrap
+from common.distributed import DistConfig, Rank, max_over_ranks, share_buffers, wrap
 from common.evaluation import Evaluation, Evaluator, evaluation_mode, write_evaluation
 from common.failsafe import Requests, exit_code
 from common.finite import are_finite, not_finite

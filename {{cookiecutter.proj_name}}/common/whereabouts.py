@@ -1,7 +1,7 @@
 """Which step, and which samples: for the messages of errors."""
 
 from common.data.loader import Step, Stream
-from common.dist import Rank, gather_objects
+from common.distributed import Rank, gather_objects
 from common.period import Position
 
 _SHOWN = 40  # sample numbers in a message

@@ -10,7 +10,7 @@ from loguru import logger
 from common.data.iterable import IterableStream
 from common.data.loader import EvaluationLoader, Stream, TrainStream, build_dataset, is_map_style
 from common.data.plan import EpochPlan
-from common.dist import Rank
+from common.distributed import Rank
 from common.errors import UserError
 from common.progress import Outcome
 from common.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY

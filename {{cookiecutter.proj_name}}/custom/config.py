@@ -14,7 +14,7 @@ from common.best import BestConfig, EarlyStopConfig
 from common.checkpoint import CheckpointConfig, InitConfig
 from common.config import section
 from common.data.loader import DatasetSection, LoaderConfig
-from common.dist import DistConfig
+from common.distributed import DistConfig
 from common.gradients import DebugConfig
 from common.loss import LossSections
 from common.metric import MetricSections

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import train
-from common.dist import DistConfig, Rank, find_rank, read_launch
-from common.dist.hosts import expand_hosts
-from common.dist.network import interface_towards, own_address
+from common.distributed import DistConfig, Rank, find_rank, read_launch
+from common.distributed.hosts import expand_hosts
+from common.distributed.network import interface_towards, own_address
 from common.errors import UserError
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run
 

@@ -11,7 +11,7 @@ import torch
 from loguru import logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from common.dist import Rank
+from common.distributed import Rank
 from common.evaluation import Evaluation
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.clock import Timing

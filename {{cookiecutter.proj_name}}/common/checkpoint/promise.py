@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from common.dist import Rank
+from common.distributed import Rank
 from common.errors import UserError
 
 # Keys that say how a run is carried out, not what it computes: a resume takes new values of these without a word.

@@ -13,7 +13,7 @@ from common.data.keyed import find_collate, seed_all
 from common.data.loader import LoaderConfig, Step, checked, start_worker
 from common.data.move import batch_length
 from common.data.plan import Window
-from common.dist import Rank, max_over_ranks
+from common.distributed import Rank, max_over_ranks
 from common.errors import UserError
 from common.period import Position
 from common.seed import mix

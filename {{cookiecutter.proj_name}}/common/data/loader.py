@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from common.config import Problem, section
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.plan import BatchKey, EpochPlan, Window, evaluation_keys
-from common.dist import Rank
+from common.distributed import Rank
 from common.errors import UserError
 from common.failsafe import die_with_parent
 from common.period import Position
@@ -79,19 +79,19 @@ class FirstSamples:
     """The first samples of a data set, for a quick look; everything else is as it was."""
 
     def __init__(self, dataset: SizedDataset, limit: int) -> None:
-        self._dataset = dataset
+        self.whole = dataset
         self._limit = limit
 
     def __len__(self) -> int:
-        return min(self._limit, len(self._dataset))
+        return min(self._limit, len(self.whole))
 
     def __getitem__(self, index: int) -> Any:
-        return self._dataset[index]
+        return self.whole[index]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # pickling asks for attributes before there are any
+        if name.startswith("_") or name == "whole":  # pickling asks for attributes before there are any
             raise AttributeError(name)
-        return getattr(self._dataset, name)
+        return getattr(self.whole, name)
 
 
 def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.config import section
-from common.dist import Rank, sum_over_ranks
+from common.distributed import Rank, sum_over_ranks
 from common.monitor.bar import Bar, NullBar, wants_bar
 from common.monitor.clock import Clock, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, number, train_line

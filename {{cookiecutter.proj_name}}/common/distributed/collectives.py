@@ -1,4 +1,4 @@
-"""The few exchanges between processes that we need. In a single process each does nothing, so that nobody has to ask."""
+"""The few exchanges between processes that we need. In a single process each does nothing, so nobody has to ask."""
 
 from typing import Any, TypeVar
 
@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.dist.config import DistConfig
-from common.dist.rank import Rank
+from common.distributed.config import DistConfig
+from common.distributed.rank import Rank
 from common.errors import UserError
 
 T = TypeVar("T")
