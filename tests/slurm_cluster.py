@@ -5,9 +5,7 @@ Every daemon runs in the foreground as our own child, so that it can be ended by
 
 import ctypes
 import os
-import platform
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "unshare")
+PACKAGES = {"munge": ["munged"], "slurm-wlm": ["slurmctld", "slurmd", "sbatch", "srun", "salloc", "scontrol", "squeue"]}
 PARTITIONS = """\
 PartitionName=main Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
 PartitionName=low Nodes=n1 MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=0
@@ -61,42 +59,6 @@ ReturnToService=2
 JobRequeue=1
 SlurmdParameters=config_overrides
 """
-
-
-STARTED: list[str] = []  # what ran during these tests, for the report at their end
-
-
-class NoSlurm(Exception):
-    """Slurm cannot be had here; the text says why."""
-
-
-def install() -> None:
-    """Make sure that Slurm's programs are here; on Debian and its kin, as root, they are installed.
-
-    Raises:
-        NoSlurm: they are not here and cannot be installed, or their daemons could not be started.
-    """
-    if os.name != "posix" or platform.system() != "Linux":
-        raise NoSlurm(f"needs Linux, this is {platform.system()}")
-    if os.geteuid() != 0:
-        raise NoSlurm("needs root: the virtual nodes get host names of their own by unshare(1)")
-    if shutil.which("unshare") and subprocess.run(["unshare", "--mount", "--uts", "true"], check=False).returncode:
-        raise NoSlurm("this root may not make name spaces (a container without CAP_SYS_ADMIN?)")
-    if not missing():
-        return
-    if shutil.which("apt-get") is None:
-        raise NoSlurm(f"{', '.join(missing())} are not installed, and there is no apt-get to install them")
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in ("update", "install -y --no-install-recommends slurm-wlm munge"):
-        done = subprocess.run(
-            ["apt-get", *command.split()], env=quiet, capture_output=True, text=True, stdin=subprocess.DEVNULL
-        )
-    if missing():
-        raise NoSlurm(f"apt-get install slurm-wlm munge gave no {', '.join(missing())}: {done.stderr.strip()[-300:]}")
-
-
-def missing() -> list[str]:
-    return [name for name in NEEDED if shutil.which(name) is None]
 
 
 class Cluster:
@@ -232,6 +194,10 @@ class Cluster:
         """One `Name=value` of `scontrol show job`."""
         found = re.search(rf"\b{name}=(\S*)", self.call("scontrol", "-o", "show", "job", job))
         return found[1] if found else ""
+
+    def hurry(self, job: str) -> None:
+        """Let a waiting job start now; one that starts by itself this very moment is left alone."""
+        self._run("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def stop(self) -> None:
         """Cancel every job, then end every daemon and whatever a job left behind. Safe to call twice."""

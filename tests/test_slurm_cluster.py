@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-import slurm_cluster
-from slurm_cluster import Cluster, NoSlurm
+from real import REPORT, need
+from slurm_cluster import PACKAGES, Cluster
 from support import Render
 
 pytestmark = pytest.mark.slow
@@ -70,18 +70,13 @@ PLAIN = ["--model", "{$REPLACE: true, type: tests.parts.Plain}"]  # neither: ran
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A Slurm for the tests of this file. Without one they are skipped, or fail where REQUIRE_SLURM is set."""
-    try:
-        slurm_cluster.install()
-    except NoSlurm as reason:
-        if os.environ.get("REQUIRE_SLURM"):
-            pytest.fail(f"REQUIRE_SLURM is set, but there is no Slurm: {reason}")
-        pytest.skip(f"no Slurm: {reason}")
+    """A Slurm for the tests of this file. Where there can be none, they are skipped; with REQUIRE_REAL they fail."""
+    need(PACKAGES)
     place = Path(tempfile.mkdtemp(prefix="slurm"))
     try:
         running = Cluster(place)
         try:
-            slurm_cluster.STARTED.append(str(running))
+            REPORT.append(str(running))
             yield running
         finally:
             running.stop()
@@ -142,7 +137,7 @@ class Project:
         state = self.cluster.state(job)
         if state == "PENDING" and self.cluster.field(job, "Restarts") != "0":
             time.sleep(1.5)  # at once, Slurm would revoke the job's credential
-            self.cluster.call("scontrol", "update", f"JobId={job}", "StartTime=now")
+            self.cluster.hurry(job)
         return state
 
     def is_queued_again(self, name: str) -> None:
@@ -208,6 +203,14 @@ def pair(project: Project) -> dict[str, Any]:
     return project.final("pair")
 
 
+def stops(project: Project, name: str) -> list[str]:
+    """The signals that stopped the run; it went on each time where it had stopped."""
+    log = (project.run(name) / "train.log").read_text()
+    found = re.findall(r"stopped at epoch \d+, step (\d+): (\w+)", log)
+    assert re.findall(r"= resumed at step (\d+) =", log) == [step for step, _ in found]
+    return [reason for _, reason in found]
+
+
 def differing(first: Any, second: Any, at: str = "") -> list[str]:
     """Where two nested values are not equal to the last bit."""
     if isinstance(first, torch.Tensor):
@@ -252,8 +255,8 @@ def test_a_signal_saves_and_the_job_goes_on_exactly(project: Project, pair: dict
     project.cluster.call("scancel", "--signal=USR1", job)
     (hold / "go").touch()
     project.is_queued_again("cut")
-    assert (project.status("cut")["state"], project.status("cut")["reason"]) == ("stopped", "SIGUSR1")
     project.ends("cut")
+    assert stops(project, "cut") == ["SIGUSR1"]
     assert "this resume is bit-exact" in project.log("cut")
     assert differing(pair, project.final("cut")) == []
 
@@ -279,8 +282,8 @@ def test_preemption(project: Project, alone: dict[str, Any], hold: Path, partiti
     project.cluster.wait("preemption", lambda: project.cluster.field(job, "PreemptTime") != "None")
     (hold / "go").touch()
     project.is_queued_again(partition)
-    assert project.status(partition)["reason"] == "SIGTERM"
     project.ends(partition)
+    assert stops(project, partition) == ["SIGTERM"]
     assert project.cluster.state(other) == "COMPLETED"
     assert differing(alone, project.final(partition)) == []
 
@@ -418,8 +421,5 @@ def test_the_time_limit_itself(project: Project, out_of_time: Path) -> None:
     (out_of_time / "slow").unlink()
     project.ends("out_of_time")
     assert project.status("out_of_time")["state"] == "finished"
-    log = (project.run("out_of_time") / "train.log").read_text()
-    stopped = re.search(r"stopped at epoch \d+, step (\d+): SIGUSR1", log)
-    assert stopped is not None
-    assert f"resumed at step {stopped[1]}" in log
+    assert set(stops(project, "out_of_time")) == {"SIGUSR1"}
     assert "TIME LIMIT" not in project.log("out_of_time")

@@ -11,7 +11,7 @@ from typing import Any
 from loguru import logger
 
 from common.config import dump
-from common.dist.rank import GpuIds
+from common.distributed.rank import GpuIds
 from common.errors import UserError
 from common.files import write_text
 from common.lock import alone_in, check_free, holder_of
