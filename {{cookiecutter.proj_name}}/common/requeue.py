@@ -20,6 +20,7 @@ EXIT_COME_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, the run goe
 MAX_IDLE_RESTARTS = 3  # in a row without a newer checkpoint; the next would not get further either
 _COME_AGAIN = ("SIGUSR1", "SIGUSR2")
 _KILLED_BY_THEM = (128 + 10, 128 + 12)  # the signal came before Python could listen to it
+_TERMINATED = 128 + 15
 _PAUSES = (2.0, 10.0)  # seconds before a refused request is repeated: a busy controller answers a little later
 _PATIENCE = 60.0  # seconds for one request
 
@@ -79,7 +80,7 @@ def after(run: Path, code: int) -> int:
         return code or 1
     if reason in _COME_AGAIN or code in _KILLED_BY_THEM:
         return _requeue(f"stopped by {reason or 'a signal before it could start'}")
-    if code and is_preempted(job_id()):
+    if (reason == "SIGTERM" or code == _TERMINATED) and is_preempted(job_id()):
         return _requeue("stopped to make room for another job")
     if code and state != "stopped":
         _write_failed(run, f"the processes ended with {code}")

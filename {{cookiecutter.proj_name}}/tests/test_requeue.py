@@ -71,10 +71,13 @@ def test_a_preempted_job_that_saved_in_time_is_queued_again(
     job: RunFolder, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R-46: Slurm itself requeues only what it has to kill: one that ends within its grace time would be lost."""
-    write_status(job, "stopped", step=3, reason="SIGTERM")
     monkeypatch.setenv("PREEMPT", "2026-03-01T14:05:00")
+    assert requeue.after(job.root, 143) == 75  # before there was anything to save
+    write_status(job, "running", step=0)
+    assert requeue.after(job.root, 1) == 1  # something else went wrong
+    write_status(job, "stopped", step=3, reason="SIGTERM")
     assert requeue.after(job.root, 143) == 75
-    assert calls_of(cluster, "scontrol")[-1] == "requeue 17"
+    assert calls_of(cluster, "scontrol").count("requeue 17") == 2
 
 
 @pytest.mark.parametrize("how", ["refused", "missing"])
