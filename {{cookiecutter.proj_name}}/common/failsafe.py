@@ -12,6 +12,7 @@ from types import FrameType
 
 from common.dist import Rank, max_over_ranks
 from common.errors import UserError
+from common.located import with_notes
 
 EXIT_ERROR = 1
 EXIT_USER_ERROR = 2
@@ -85,7 +86,7 @@ def reported() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {with_notes(error)}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

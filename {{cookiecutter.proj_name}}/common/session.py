@@ -14,6 +14,7 @@ from common.checkpoint import CheckpointFolder, Found
 from common.dist import Rank, barrier
 from common.errors import UserError
 from common.failsafe import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR
+from common.located import with_notes
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.log import setup_log
 from common.provenance import environment_text
@@ -61,14 +62,15 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
     try:
         yield monitor
     except UserError as error:
-        logger.error("{}", error)
-        _leave(monitor, run, rank, EXIT_USER_ERROR, str(error))
+        logger.error("{}", with_notes(error))
+        _leave(monitor, run, rank, EXIT_USER_ERROR, with_notes(error))
     except KeyboardInterrupt:
         logger.error("interrupted twice: left at once, without saving")
         _leave(monitor, run, rank, EXIT_INTERRUPTED, "interrupted twice")
     except Exception as error:  # noqa: BLE001 - whatever it is, the log and the status must tell it
-        logger.opt(exception=True).critical("{}: {}", type(error).__name__, error)
-        _leave(monitor, run, rank, EXIT_ERROR, f"{type(error).__name__}: {error}")
+        told = f"{type(error).__name__}: {with_notes(error)}"
+        logger.opt(exception=True).critical("{}", told)
+        _leave(monitor, run, rank, EXIT_ERROR, told)
     finally:
         monitor.close()
         if run is not None:
