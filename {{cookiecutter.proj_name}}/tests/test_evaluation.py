@@ -155,7 +155,7 @@ def evaluated_on(runs: Runs, model_pt: Path, world: int, worker: int, *more: str
 def test_the_same_number_to_the_last_digit(
     runs: Runs, world: int, worker: int, evaluated: Callable[..., dict[str, Any]]
 ) -> None:
-    """R-66, D-01, D-02, MM-69, QQ-45, C5: however many ranks and workers, in training and in evaluate.py."""
+    """R-66, D-01, D-02, D-66, MM-69, QQ-45: however many ranks and workers, in training and in evaluate.py."""
     alone = runs.train(*exact(runs), name="alone")
     first, last = metrics(alone, "eval")
     assert first["samples"] == SIZES
@@ -172,7 +172,7 @@ def test_the_same_number_to_the_last_digit(
     there = evaluated_on(runs, alone / "checkpoints" / "latest.pt", world, worker)
     assert numbers(there) == numbers(last)
     assert there["samples"] == SIZES
-    # Two sets of sets: each whole-set metric computed once, by the main process.
+    # Each whole-set metric was computed once, by the main process.
     assert set((runs.root / "order.txt").read_text().split()) == {"0"}
 
 
