@@ -18,7 +18,7 @@ from common.period import Position
 from common.registry import COLLATE_REGISTRY, DATASET_REGISTRY, RegisteredName
 
 # Keys of a data set's section that are ours; the others are arguments of the data set.
-_OWN = ("eval_batch_size",)
+OWN = ("eval_batch_size",)
 
 
 @section
@@ -45,12 +45,12 @@ class LoaderConfig:
 class DatasetSection:
     """Checks a section that describes one split: `{type: DigitsDataset, eval_batch_size: 256, shift: 1}`."""
 
-    ignore = _OWN  # not arguments of the data set: they stay when `type` changes
+    ignore = OWN  # not arguments of the data set: they stay when `type` changes
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if value is None:
             return
-        yield from DATASET_REGISTRY.check(value, key, ignore=_OWN)
+        yield from DATASET_REGISTRY.check(value, key, ignore=OWN)
         size = value.get("eval_batch_size", 1) if isinstance(value, Mapping) else 1
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             yield Problem(f"{key}.eval_batch_size", size, "must be a whole number, at least 1")
@@ -100,7 +100,7 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
     Raises:
         UserError: it is empty, or what the data set itself finds wrong (a missing folder, ...).
     """
-    dataset = DATASET_REGISTRY.build(part, ignore=_OWN, data_dir=data_dir, mode=mode)
+    dataset = DATASET_REGISTRY.build(part, ignore=OWN, data_dir=data_dir, mode=mode)
     if not is_map_style(dataset):
         if mode != "train":
             raise UserError(
@@ -226,7 +226,15 @@ class TrainStream:
 
 
 class EvaluationLoader:
-    """This process' share of a data set: in order, every sample of the whole set on exactly one process."""
+    """This process' share of a data set: in order, every sample of the whole set on exactly one process.
+
+    Args:
+        split, name: what is read; `name` is that of one of several sets of a split, else "".
+
+    Attributes:
+        size: samples of the whole set.
+        keys: this process' batches, in the order they come.
+    """
 
     def __init__(
         self,
@@ -237,11 +245,14 @@ class EvaluationLoader:
         worker: int,
         rank: Rank,
         seed: int,
+        split: str = "eval",
+        name: str = "",
     ) -> None:
         self.dataset = dataset
-        self.size = len(dataset)
-        keys = evaluation_keys(len(dataset), batch_size, rank.rank, rank.world_size)
-        self._loader = _make_loader(dataset, keys, config, worker=worker, seed=seed, device=rank.device)
+        self.split, self.name = split, name
+        self.size, self.batch_size = len(dataset), batch_size
+        self.keys = evaluation_keys(self.size, batch_size, rank.rank, rank.world_size)
+        self._loader = _make_loader(dataset, self.keys, config, worker=worker, seed=seed, device=rank.device)
 
     def __iter__(self) -> Iterator[Any]:
         return (checked(batch) for batch in self._loader)
