@@ -18,9 +18,10 @@ from common.metric import MetricFactory
 from common.monitor.log import setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
+from common.process import set_up_process
 from common.registry import MODEL_REGISTRY, REGISTRIES
 from common.run import eval_dir, stored_config
-from common.seed import choose_seed, set_determinism, set_seed
+from common.seed import choose_seed, set_seed
 from custom.build import PROJECT, build_evaluation
 from custom.config import EvalConfig
 from custom.task import ClassificationTask
@@ -42,8 +43,9 @@ def main(argv: list[str]) -> int:
     code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
     if code is not None:  # this process only started those that evaluate
         return code
-    set_determinism(config.dist.deterministic)
-    with together(distributed.find_rank(config.gpu_ids, config.dist), config.dist, resolved.values) as rank:
+    place = distributed.find_rank(config.gpu_ids, config.dist)
+    set_up_process(config.dist, place)
+    with together(place, config.dist, resolved.values) as rank:
         evaluate(config, rank)
     return 0
 

@@ -1,8 +1,10 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
+import signal
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -37,6 +39,10 @@ class LoaderConfig:
         bool, Field(description="train: leave out the last optimizer step of an epoch if not full")
     ] = False
     pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on CUDA")] = None
+    start_method: Annotated[
+        Literal["fork", "spawn", "forkserver"] | None,
+        Field(description="how workers are started; null: as Python does. spawn, forkserver: for data sets with CUDA"),
+    ] = None
     prefetch: Annotated[int, Field(ge=1, description="batches each worker reads ahead")] = 2
     persistent: Annotated[bool, Field(description="keep workers alive between epochs")] = True
     timeout: Annotated[int, Field(ge=0, description="seconds to wait for a batch of a worker; 0: for ever")] = 0
@@ -272,6 +278,7 @@ def _make_loader(
         persistent_workers=config.persistent and worker > 0,
         timeout=config.timeout if worker else 0,
         worker_init_fn=start_worker,
+        multiprocessing_context=config.start_method if worker else None,
         # Opening an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
         generator=torch.Generator().manual_seed(seed),
     )
@@ -283,12 +290,14 @@ def _same(batch: Any) -> Any:
 
 def start_worker(_: int) -> None:
     """What a loader's process does first."""
-    # Ctrl-C reaches the whole process group; the loop decides what to do about it, workers just keep serving.
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and Slurm's signals reach workers too; the loop decides what to do about them, workers just keep serving.
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
+    if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
+        sys.modules["cv2"].setNumThreads(0)
     die_with_parent()
 
 
