@@ -18,10 +18,11 @@ from common.loss import LossFactory
 from common.metric import MetricFactory
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
+from common.process import set_up_process
 from common.progress import Outcome
 from common.registry import MODEL_REGISTRY, REGISTRIES, import_path
 from common.run import RunFolder, stored_config
-from common.seed import choose_seed, mix, set_determinism, set_seed
+from common.seed import choose_seed, mix, set_seed
 from common.session import Start, session
 from common.trainer import Settings, Trainer
 from custom.build import PROJECT, build_data, log_end, log_start
@@ -45,8 +46,9 @@ def main(argv: list[str]) -> int:
     code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
     if code is not None:  # this process only started those that train
         return code
-    set_determinism(config.dist.deterministic)
-    with together(distributed.find_rank(config.gpu_ids, config.dist), config.dist, resolved.values) as rank:
+    place = distributed.find_rank(config.gpu_ids, config.dist)
+    set_up_process(config.dist, place)
+    with together(place, config.dist, resolved.values) as rank:
         outcome = train(config, resolved.values, rank, [__file__, *argv])
     return outcome.exit_code
 

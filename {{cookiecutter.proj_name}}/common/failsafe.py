@@ -16,6 +16,7 @@ from common.distributed import DistConfig, Rank, max_over_ranks
 from common.errors import UserError
 from common.failure import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, describe
 from common.lifeline import connect, end, print_failure
+from common.located import with_notes
 
 EXIT_COME_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
 
@@ -145,7 +146,7 @@ def reported() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {with_notes(error)}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

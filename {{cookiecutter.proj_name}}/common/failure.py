@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from common.distributed import Rank
 from common.errors import UserError
+from common.located import with_notes
 from common.registry import REGISTRIES
 
 EXIT_ERROR = 1
@@ -106,6 +108,8 @@ class Failure:
     def reason(self) -> str:
         """One line, for `status.json`."""
         first = self.title.splitlines()[0] if self.title else "unknown"
+        if self.where:
+            first += f" ({shorten(self.where[0], 100, placeholder=' ...')})"
         return first if self.world_size == 1 else f"rank {self.rank}: {first}"
 
     def summary(self, details: Path | None = None) -> str:
@@ -137,7 +141,7 @@ class Failure:
 def describe(error: BaseException, rank: Rank) -> Failure:
     """What is to be told of `error`, raised on `rank`."""
     if isinstance(error, UserError):
-        return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, str(error))
+        return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, with_notes(error))
     if isinstance(error, KeyboardInterrupt):
         return Failure(rank.rank, rank.world_size, EXIT_INTERRUPTED, "interrupted twice: left at once, without saving")
     if isinstance(error, SystemExit):

@@ -16,3 +16,8 @@ def located(describe: Callable[[], str]) -> Iterator[None]:
             notes = error.__notes__ = []
         notes.append(describe())
         raise
+
+
+def with_notes(error: BaseException) -> str:
+    """The error's message and its notes, a line each."""
+    return "\n  ".join([str(error), *getattr(error, "__notes__", [])])

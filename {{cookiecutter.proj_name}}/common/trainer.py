@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver
 from common.checkpoint.promise import fingerprint
 from common.data.loader import EvaluationLoader, Step, Stream
 from common.distributed import DistConfig, Rank, max_over_ranks, share_buffers, wrap
-from common.evaluation import Evaluation, Evaluator, evaluation_mode, write_evaluation
+from common.evaluation import Evaluator, Measured, evaluation_mode, write_evaluation
 from common.failsafe import Requests, exit_code
 from common.finite import are_finite, not_finite
 from common.gradients import DebugConfig, log_gradients
@@ -60,8 +60,8 @@ class Trainer:
 
     Args:
         model: bare, on the CPU or the device; the trainer places and wraps it.
-        val: data for choosing the best checkpoint, or None.
-        evaluation: data for the reported numbers, or None.
+        val: the sets for choosing the best checkpoint; mostly one, or none.
+        evaluation: the sets for the reported numbers, or none.
         about: plain values (config, versions) that every checkpoint carries along.
     """
 
@@ -72,8 +72,8 @@ class Trainer:
         task: Task,
         model: nn.Module,
         stream: Stream,
-        val: EvaluationLoader | None,
-        evaluation: EvaluationLoader | None,
+        val: Sequence[EvaluationLoader],
+        evaluation: Sequence[EvaluationLoader],
         best: BestTracker,
         precision: Precision,
         monitor: Monitor,
@@ -253,7 +253,7 @@ class Trainer:
 
     def validate(self) -> bool:
         """Measure on the validation data; True when it is the best result so far."""
-        if self.val is None:
+        if not self.val:
             return False
         self.check_finite()
         result = self.measure(self.val, self.progress.max_samples_val if self.progress.save_progress_val else 0)
@@ -269,14 +269,14 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Measure on the evaluation data, and leave the numbers and pictures in the run's eval folder."""
-        if self.evaluation is None:
+        if not self.evaluation:
             return
         result = self.measure(self.evaluation, self.progress.max_samples_eval)
         self.monitor.evaluation("eval", self.at, result)
         if self.rank.is_main:
             write_evaluation(self.run.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
-    def measure(self, data: EvaluationLoader, max_pictures: int) -> Evaluation:
+    def measure(self, data: Sequence[EvaluationLoader], max_pictures: int) -> Measured:
         """Evaluate the averaged weights, or the weights themselves where none are averaged."""
         with self.ema.applied(self.raw_model):
             # Each rank's batch norm has seen other samples, and so has its average: all evaluate rank 0's.

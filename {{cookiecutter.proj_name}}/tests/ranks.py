@@ -16,6 +16,8 @@ import evaluate
 import train
 from common.failsafe import reported
 from common.lifeline import end
+from tests.conftest import Runs
+from tests.parts import Killed
 
 _PROGRAMS = {"train": train.main, "evaluate": evaluate.main}
 
@@ -39,11 +41,13 @@ def start_ranks(
     only: list[int] | None = None,
     more: Mapping[int, list[str]] | None = None,
     patience: float = 100.0,
+    setup: Any = None,
 ) -> Ended:
     """Run a program in `world` processes with torchrun's variables, in `folder`; `only`: the others never come.
 
     Args:
         more: further words for some of the ranks.
+        setup: called in each of them first.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train", "evaluate", "tests.ranks"])
@@ -58,6 +62,7 @@ def start_ranks(
         context.Process(
             target=_run,
             args=(
+                setup,
                 program,
                 [*argv, *(more or {}).get(rank, [])],
                 {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -83,18 +88,30 @@ def start_ranks(
     return Ended([child.exitcode for child in children], texts, ends)
 
 
-def _run(program: str, argv: list[str], environment: dict[str, str], output: str) -> None:
+def several(runs: Runs, world: int, argv: list[str], *, program: str = "train", at: int = 0, setup: Any = None) -> None:
+    """Run on `world` ranks, to a good end; or to the training call `at`, at which `tests.parts.Mortal` ends each."""
+    ended = start_ranks(runs.root, world, argv, program=program, environment={"MORTAL_AT": str(at)}, setup=setup)
+    assert ended.codes == [9 if at else 0] * world, "\n".join(ended.texts)
+
+
+def _run(setup: Any, program: str, argv: list[str], environment: dict[str, str], output: str) -> None:
     os.environ.update(environment)
     torch.set_num_threads(1)
+    # Else the loader's workers would be started the way this process was, by a server that first imports torch.
+    multiprocessing.set_start_method("fork", force=True)
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - for the rest of the process
     sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    if setup is not None:
+        setup()
     code: Any = 1
     try:
         with reported():
             code = _PROGRAMS[program](argv)
+    except Killed:
+        code = 9
     except SystemExit as error:
         code = error.code
     end(code)

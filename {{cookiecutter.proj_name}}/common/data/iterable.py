@@ -83,6 +83,7 @@ class IterableStream:
             prefetch_factor=config.prefetch if worker else None,
             timeout=config.timeout if worker else 0,
             worker_init_fn=start_worker,
+            multiprocessing_context=config.start_method if worker else None,
             generator=torch.Generator().manual_seed(seed),
         )
 

@@ -18,6 +18,9 @@ class DistConfig:
         Literal["off", "warn", "strict"],
         Field(description="strict: an operator without a deterministic version is an error; warn: it is named"),
     ] = "off"
+    cudnn_benchmark: Annotated[
+        bool, Field(description="cuDNN tries its algorithms and keeps the fastest; for inputs of one size")
+    ] = False
     launcher: Annotated[
         Literal["auto", "none", "spawn", "torchrun", "slurm", "mpi"],
         Field(description="whose variables say which process this is; auto: whoever's are there; none: one process"),
