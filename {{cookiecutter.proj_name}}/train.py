@@ -18,6 +18,7 @@ from common.loss import LossFactory
 from common.metric import MetricFactory
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
+from common.parallel import check_patterns
 from common.progress import Outcome
 from common.registry import MODEL_REGISTRY, REGISTRIES, import_path
 from common.run import RunFolder, stored_config
@@ -54,9 +55,10 @@ def main(argv: list[str]) -> int:
 def train(config: Config, values: dict[str, Any], rank: Rank, argv: list[str]) -> Outcome:
     """Build everything that the config names, open the run's folder, train."""
     folder = RunFolder.of(config.dir, config.name, PROJECT)
-    checkpoint = find_checkpoint(config.resume, folder.checkpoints)
+    only_weights = config.progress.start_epoch == 0
+    checkpoint = find_checkpoint(config.resume, folder.checkpoints, rank, whole=only_weights)
     dist.barrier(rank)  # every process has read it: the folder may be moved now
-    resumed = None if config.progress.start_epoch == 0 else checkpoint  # else it only lends its weights
+    resumed = None if only_weights else checkpoint
     # A seed that was drawn belongs to the run: the order of its samples follows from it.
     seed = choose_seed(config.dist, rank, drawn=None if resumed is None else resumed.seed)
     # Before the folder is touched: a mistake in here moves no earlier run out of the way.
@@ -71,7 +73,7 @@ def train(config: Config, values: dict[str, Any], rank: Rank, argv: list[str]) -
     )
     with session(config.monitor, folder, rank, start, PROJECT) as monitor:
         trainer = Trainer(
-            Settings(config.progress, config.optim, config.dist, config.debug, config.checkpoint),
+            Settings(config.progress, config.optim, config.prepare, config.dist, config.debug, config.checkpoint),
             **ingredients,
             best=BestTracker(config.best, config.early_stop),
             monitor=monitor,
@@ -123,6 +125,7 @@ def build_ingredients(config: Config, rank: Rank, seed: int) -> dict[str, Any]:
     set_seed(seed)
     model = MODEL_REGISTRY.build(config.model)
     init_weights(model, config.init_from)
+    check_patterns(model, config.prepare)
     return {
         "model": model,
         "task": ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric)),

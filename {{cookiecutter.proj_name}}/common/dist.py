@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from common.config import section
 from common.errors import UserError
@@ -38,12 +37,22 @@ class DistConfig:
         Literal["auto", "nccl", "gloo"], Field(description="auto: nccl on CUDA, gloo on CPU")
     ] = "auto"
     timeout: Annotated[int, Field(ge=1, description="seconds a collective may wait for the other processes")] = 600
+    strategy: Annotated[
+        Literal["ddp", "fsdp"],
+        Field(description="ddp: each process holds the whole model; fsdp: a part of it, see prepare.fsdp"),
+    ] = "ddp"
     find_unused_parameters: Annotated[bool, Field(description="DDP: allow parameters that get no gradient")] = False
     static_graph: Annotated[bool, Field(description="DDP: promise that the graph never changes")] = False
     bucket_mb: Annotated[float, Field(gt=0, description="DDP: megabytes of gradients that are exchanged together")] = (
         25.0
     )
-    sync_bn: Annotated[bool, Field(description="DDP: batch norm statistics over all processes (CUDA only)")] = False
+    gradient_as_bucket_view: Annotated[
+        bool, Field(description="DDP: gradients lie in the memory they are exchanged from, which saves a copy")
+    ] = True
+    broadcast_buffers: Annotated[
+        bool, Field(description="all processes train with the buffers (batch norm statistics) of the first")
+    ] = True
+    sync_bn: Annotated[bool, Field(description="batch norm statistics over all processes (CUDA only)")] = False
 
 
 _CPU = torch.device("cpu")
@@ -186,24 +195,11 @@ def share_buffers(model: nn.Module, rank: Rank) -> None:
     """Give every process rank 0's buffers: batch norm statistics drift apart, since each process sees other samples."""
     if rank.is_alone:
         return
+    kinds: dict[torch.dtype, list[Tensor]] = {}
     for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
-
-
-def wrap(model: nn.Module, config: DistConfig, rank: Rank) -> nn.Module:
-    """Make `model`, already on its device, exchange gradients with the other processes; alone, it stays as it is."""
-    if rank.is_alone:
-        return model
-    on_gpu = rank.device.type == "cuda"
-    if config.sync_bn:
-        if not on_gpu:
-            raise UserError("dist.sync_bn: PyTorch synchronises batch norm on CUDA only")
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return DistributedDataParallel(
-        model,
-        device_ids=[rank.device.index] if on_gpu else None,
-        find_unused_parameters=config.find_unused_parameters,
-        static_graph=config.static_graph,
-        bucket_cap_mb=config.bucket_mb,
-        gradient_as_bucket_view=True,
-    )
+        kinds.setdefault(buffer.dtype, []).append(buffer)
+    for buffers in kinds.values():  # one exchange each, not one a buffer
+        values = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+        dist.broadcast(values, src=0)
+        for buffer, value in zip(buffers, values.split([buffer.numel() for buffer in buffers]), strict=True):
+            buffer.detach().copy_(value.view_as(buffer))

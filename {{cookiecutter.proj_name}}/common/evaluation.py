@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from common.data.loader import EvaluationLoader
-from common.dist import Rank, gather_objects
+from common.dist import Rank, gather_objects, max_over_ranks
 from common.errors import UserError
 from common.files import write_text
 from common.monitor.pictures import Picture, save_png
@@ -36,12 +36,18 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates a bare model (never a DDP wrapper: a process without samples would hang the others)."""
+    """Evaluates a bare model (never a DDP wrapper: a process without samples would hang the others).
 
-    def __init__(self, task: Task, rank: Rank, precision: Precision) -> None:
+    Args:
+        in_step: whether every forward pass needs all processes (FSDP). One with fewer batches then goes on computing,
+            for nothing, until all are done.
+    """
+
+    def __init__(self, task: Task, rank: Rank, precision: Precision, *, in_step: bool = False) -> None:
         self.task = task
         self.rank = rank
         self.precision = precision
+        self.in_step = in_step
 
     @torch.no_grad()
     def run(self, model: nn.Module, loader: EvaluationLoader, *, max_pictures: int = 0) -> Evaluation:
@@ -56,6 +62,8 @@ class Evaluator:
         metrics = self.task.metric.start()
         pictures: list[Picture] = []
         count = 0
+        # Before the first: who waits for an answer cannot take part in a forward pass.
+        idle = max_over_ranks(loader.batches, self.rank) - loader.batches if self.in_step else 0
         with evaluation_mode(model):
             for batch in loader:
                 batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
@@ -71,6 +79,10 @@ class Evaluator:
                 metrics.update(output, batch)
                 if len(pictures) < max_pictures:
                     pictures += self.task.pictures(output, batch, max_pictures - len(pictures))
+            for _ in range(idle):
+                batch = self.task.prepare_batch(self.precision.cast_batch(loader.sample_batch()), self.rank.device)
+                with self.precision.autocast():
+                    self.task.forward(model, batch)
         values, total = self._means(sums, count)
         return Evaluation(values | metrics.compute(self.rank), total, pictures)
 

@@ -126,7 +126,10 @@ class IterableStream:
             sizes = [batch_length(batch) for batch in window]
             total = sum(sizes)
             weights = [size / total for size in sizes]
-            yield Step(window, Window(weights, sizes, total * self.rank.world_size, place))
+            # Where other ranks have a micro-batch more, this one repeats its last, with weight 0; see `EpochPlan.keys`.
+            borrowed = max_over_ranks(len(sizes), self.rank) - len(sizes) if self.accumulate > 1 else 0
+            window, sizes = window + window[-1:] * borrowed, sizes + sizes[-1:] * borrowed
+            yield Step(window, Window(weights + [0.0] * borrowed, sizes, total * self.rank.world_size, place))
             self._state = after_ahead
 
     def _opened(self, at: Position) -> Iterator[Any]:

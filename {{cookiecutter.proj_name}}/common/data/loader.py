@@ -233,10 +233,15 @@ class EvaluationLoader:
         self.dataset = dataset
         self.size = len(dataset)
         keys = evaluation_keys(len(dataset), batch_size, rank.rank, rank.world_size)
+        self.batches = len(keys)
         self._loader = _make_loader(dataset, keys, config, worker=worker, seed=seed, device=rank.device)
 
     def __iter__(self) -> Iterator[Any]:
         return (checked(batch) for batch in self._loader)
+
+    def sample_batch(self) -> Any:
+        """A batch of the first sample."""
+        return checked(self._loader.dataset.__getitems__((0, [0])))  # type: ignore[attr-defined]
 
 
 def _make_loader(

@@ -89,10 +89,11 @@ class EpochPlan:
         order = self.order(epoch)
         for start in self.starts(sample):
             window = order[start : start + self.window]
-            # A rank without a share borrows the first sample with weight 0: it must take part in the gradient exchange.
-            share = (window[self.rank :: self.world_size] if self.rank < len(window) else window[:1]).tolist()
-            for first in range(0, len(share), self.batch_size):
-                yield epoch, share[first : first + self.batch_size]
+            share = window[self.rank :: self.world_size].tolist()
+            for first in range(0, self._turns(len(window)) * self.batch_size, self.batch_size):
+                # Where other ranks have a micro-batch more, this one borrows the first sample, with weight 0: it must
+                # take part in the exchange of gradients and, with FSDP, of weights.
+                yield epoch, share[first : first + self.batch_size] or window[:1].tolist()
 
     def windows(self, epoch: int, step: int, sample: int) -> Iterator[Window]:
         """The windows that go with `keys`, by arithmetic alone."""
@@ -112,9 +113,14 @@ class EpochPlan:
     def _share(self, samples: int) -> tuple[list[int], list[float]]:
         """Sizes and weights of this process' micro-batches in a window of `samples` samples."""
         share = max(0, -(-(samples - self.rank) // self.world_size))
-        sizes = [min(self.batch_size, share - first) for first in range(0, share, self.batch_size)] or [1]
-        weights = [size * self.world_size / samples for size in sizes] if share else [0.0]
-        return sizes, weights
+        sizes = [min(self.batch_size, share - first) for first in range(0, share, self.batch_size)]
+        weights = [size * self.world_size / samples for size in sizes]
+        borrowed = self._turns(samples) - len(sizes)
+        return sizes + [1] * borrowed, weights + [0.0] * borrowed
+
+    def _turns(self, samples: int) -> int:
+        """Micro-batches of the first rank, which has the most, in a window of `samples` samples."""
+        return -(-samples // (self.world_size * self.batch_size))
 
 
 def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:
