@@ -283,8 +283,11 @@ def _rank(rank: int, world: int, port: int, argv: list[str], at: int, setup: Any
     os._exit(code)
 
 
-def several(runs: Runs, world: int, argv: list[str], *, at: int = 0, setup: Any = None) -> None:
-    """Run `argv` in `world` processes, cut at the training call `at`. Forked from a server that has torch imported."""
+def several(runs: Runs, world: int, argv: list[str], *, at: int = 0, setup: Any = None, code: int = 0) -> None:
+    """Run `argv` in `world` processes, cut at the training call `at`. Forked from a server that has torch imported.
+
+    All must end with the exit code `code`.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train", "tests.test_resume"])
     with socket.socket() as probe:
@@ -300,7 +303,7 @@ def several(runs: Runs, world: int, argv: list[str], *, at: int = 0, setup: Any 
         child.join(100)
         child.kill()
     told = "\n".join(Path(log).read_text() for log in logs if Path(log).exists())
-    assert [child.exitcode for child in children] == [9 if at else 0] * world, told
+    assert [child.exitcode for child in children] == [9 if at else code] * world, told
 
 
 def without_settling() -> None:

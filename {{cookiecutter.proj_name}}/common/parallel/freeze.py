@@ -60,8 +60,8 @@ class Trainable:
         unreached, self._told = [] if self._told else without_gradient(self._model), True
         if unreached:
             logger.warning(
-                "{} parameters got no gradient in this step, though they are to be trained: {}. Does the model's forward "
-                "use them, and the loss? prepare.freeze says that it is meant",
+                "{} parameters got no gradient in this step, though they are to be trained: {}. Do the model's "
+                "forward and the loss use them? prepare.freeze says that it is meant",
                 len(unreached),
                 listed(unreached),
             )
