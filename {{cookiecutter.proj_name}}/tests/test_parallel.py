@@ -149,14 +149,14 @@ def _compiler() -> Any:
 )
 def test_a_compiled_model_trains_the_same(runs: Runs, more: list[str]) -> None:
     """MM-82, TP-31: names unchanged, whole or by blocks, with recomputing too; the log says what was compiled."""
-    plain = runs.train(*TOWER, "--model.depth", "2", name="plain")
+    plain = runs.train(*BATCH_TOWER, "--model.depth", "2", name="plain")
     words = ["--prepare.compile", "{enabled: true, backend: aot_eager}", *more]
-    compiled = runs.train(*TOWER, "--model.depth", "2", *words, name="compiled")
+    compiled = runs.train(*BATCH_TOWER, "--model.depth", "2", *words, name="compiled")
     nearly(plain, compiled)
     what = "layers.0, layers.1" if more else "Tower"
     assert f"compiled at the first step: {what}" in log(compiled)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
-    runs.train(*TOWER, "--model.depth", "2", *words, "--resume", "auto", name="compiled")
+    runs.train(*BATCH_TOWER, "--model.depth", "2", *words, "--resume", "auto", name="compiled")
     assert "sample-exact, not bit-exact (torch.compile" in log(compiled)
 
 

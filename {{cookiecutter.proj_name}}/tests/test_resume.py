@@ -289,7 +289,7 @@ def several(runs: Runs, world: int, argv: list[str], *, at: int = 0, setup: Any 
     All must end with the exit code `code`.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "tests.test_resume"])
+    context.set_forkserver_preload(["train", "tests.test_resume", "common.parallel.fsdp"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

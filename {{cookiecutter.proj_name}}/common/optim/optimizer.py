@@ -151,7 +151,11 @@ def _fast_on_cpu(cls: type[Optimizer], args: dict[str, Any], parameters: list[Te
             return {}
     if {"fused", "foreach", "differentiable", "capturable"} & args.keys():
         return {}
-    if cls in (Adam, AdamW, Adagrad) or (cls is SGD and args.get("momentum", 0)):
+    if cls in (Adam, AdamW):
+        return {"fused": True}
+    if any(is_sharded(parameter) for parameter in parameters):
+        return {}  # torch has no other fused update of sharded weights
+    if cls is Adagrad or (cls is SGD and args.get("momentum", 0)):
         return {"fused": True}
     return {"foreach": False, "fused": False} if cls is SGD else {}
 

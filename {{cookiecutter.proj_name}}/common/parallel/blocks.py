@@ -45,7 +45,9 @@ def _recomputed(module: nn.Module) -> Callable[..., Any]:
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=False, **contexts)
+        # The compiler takes the moving of statistics out of what it computes again.
+        more = {} if torch.compiler.is_compiling() else contexts
+        return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=False, **more)
 
     return recomputed
 

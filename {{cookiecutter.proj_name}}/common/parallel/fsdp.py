@@ -86,17 +86,14 @@ class Sharded(Strategy):
         return _NOTHING
 
     def placed(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
-        whole = gathered(state, source, self._empty, self.rank)
+        placed = dict(gathered(state, source, self._empty, self.rank))
         live = self.bare.state_dict()
-        shadow = whole["ema"].get("shadow", {})
-        return {
-            **whole,
-            "model": {name: _like(live.get(name), value) for name, value in whole["model"].items()},
-            "ema": {**whole["ema"], "shadow": {name: _like(live.get(name), value) for name, value in shadow.items()}}
-            if shadow
-            else whole["ema"],
-            "optimizer": _placed_optimizer(whole["optimizer"], live),
-        }
+        placed["model"] = _placed(placed["model"], live)
+        if "shadow" in placed["ema"]:
+            placed["ema"] = {**placed["ema"], "shadow": _placed(placed["ema"]["shadow"], live)}
+        if "optimizer" in placed:  # not where weights alone were wanted
+            placed["optimizer"] = _placed_optimizer(placed["optimizer"], live)
+        return placed
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A sharded tensor with nothing in it yet, as FSDP would split a weight of this shape."""
@@ -144,6 +141,10 @@ def _policy(config: FsdpConfig, precision: Precision, model: nn.Module) -> Mixed
         reduce_dtype=_DTYPES.get(config.reduce_dtype, wide),
         output_dtype=_DTYPES.get(config.output_dtype, wide),
     )
+
+
+def _placed(weights: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _like(live.get(name), value) for name, value in weights.items()}
 
 
 def _placed_optimizer(state: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
