@@ -66,6 +66,7 @@ class Saver:
             UserError: too many saves in a row have failed.
         """
         self.wait()
+        start = time.perf_counter()
         try:
             state = write_shards(state, self.folder.folder, step, self.rank)
         except OSError as error:
@@ -77,11 +78,11 @@ class Saver:
             return
         number = step if numbered else None
         if not self.config.background:
-            self._write(state, step, number, best)
+            self._write(state, step, number, best, start)
             self.check()
             return
         copy = self._stage.copy(state)
-        self._thread = threading.Thread(target=self._write, args=(copy, step, number, best), name="checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(copy, step, number, best, start), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -114,8 +115,7 @@ class Saver:
         left = self.config.failures - self._failed
         logger.error("checkpoint not written: {}; {}. Training goes on; {} more failures end it", what, kept, left)
 
-    def _write(self, state: Mapping[str, Any], step: int, number: int | None, best: bool) -> None:
-        start = time.perf_counter()
+    def _write(self, state: Mapping[str, Any], step: int, number: int | None, best: bool, start: float) -> None:
         try:
             paths = self.folder.save(state, step=number, best=best)
         except BaseException as error:  # noqa: BLE001 - from a thread it would be lost; `check` raises it

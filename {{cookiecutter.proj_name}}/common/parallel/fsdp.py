@@ -53,6 +53,10 @@ class Sharded(Strategy):
         self.mesh = DeviceMesh.from_group(dist.group.WORLD, rank.device.type)
         self.rank = rank
         policy = _policy(config, precision, model)
+        if config.cpu_offload and isinstance(precision, HalfPrecision):
+            raise UserError(
+                "prepare.fsdp.cpu_offload: the loss scaling of precision.mode fp16 needs the device; use bf16"
+            )
         offload = CPUOffloadPolicy(pin_memory=rank.device.type == "cuda") if config.cpu_offload else OffloadPolicy()
         kind = type(model).__name__  # FSDP gives the model another class
         try:
