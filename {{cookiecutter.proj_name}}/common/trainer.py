@@ -194,7 +194,8 @@ class Trainer:
 
     def trial_loss(self) -> Tensor:
         """A loss that nothing is learnt from."""
-        batch = self.task.prepare_batch(self.precision.cast_batch(self.stream.sample_batch()), self.rank.device)
+        sample = self.stream.sample_batch(full=self.settings.prepare.compile.enabled)
+        batch = self.task.prepare_batch(self.precision.cast_batch(sample), self.rank.device)
         with self.precision.autocast():
             return self.task.losses(self.task.forward(self.model, batch), batch)["sum"]
 

@@ -105,9 +105,10 @@ class IterableStream:
     def restores_its_place(self) -> bool:
         return self._has_state
 
-    def sample_batch(self) -> Any:
-        """A small batch to try a model on."""
-        return self._batches.collate([item for _, item in zip(range(2), iter(self.dataset), strict=False)])
+    def sample_batch(self, *, full: bool) -> Any:
+        """A batch to try a model on."""
+        size = self.batch_size if full else 2
+        return self._batches.collate([item for _, item in zip(range(size), iter(self.dataset), strict=False)])
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of the epoch, which comes when the first rank has read all of its data."""

@@ -141,8 +141,8 @@ class Stream(Protocol):
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch."""
 
-    def sample_batch(self) -> Any:
-        """A small batch to try a model on."""
+    def sample_batch(self, *, full: bool) -> Any:
+        """A batch to try a model on: a small one, or a full one, whose shape is what a compiler will see."""
 
     def state_dict(self) -> dict[str, Any]:
         """What restoring the place needs besides the position."""
@@ -193,9 +193,10 @@ class TrainStream:
         """Whether `epoch` goes on at a position exactly: always, since the order is a function of the epoch."""
         return True
 
-    def sample_batch(self) -> Any:
-        """A small batch to try a model on; reading it draws from no random stream."""
-        return checked(self._loader.dataset.__getitems__((0, list(range(min(2, self.plan.size))))))  # type: ignore[attr-defined]
+    def sample_batch(self, *, full: bool) -> Any:
+        """A batch to try a model on; reading it draws from no random stream."""
+        size = min(self.plan.batch_size if full else 2, self.plan.size)
+        return checked(self._loader.dataset.__getitems__((0, list(range(size)))))  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's own state, if it has any; the place in the data is the run's position."""
