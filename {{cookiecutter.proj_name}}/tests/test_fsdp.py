@@ -234,18 +234,11 @@ def test_what_is_kept_and_what_goes(runs: Runs, sharded: Callable[..., Path]) ->
     assert shards(checkpoints) == []  # one process writes whole files
 
 
-def shard(checkpoints: Path, name: str = "latest") -> Path:
-    state = torch.load(checkpoints / f"{name}.pt", weights_only=True)
-    return checkpoints / "shards" / state["shards"]["folder"] / "__1_0.distcp"
-
-
-@pytest.mark.parametrize("how", ["bit", "cut", "missing", "folder", "metadata"])
-def test_a_damaged_shard_falls_back(runs: Runs, sharded: Callable[..., Path], how: str) -> None:
-    """D-30: as a damaged file does, and every rank takes the same one."""
-    checkpoints = sharded("--progress.max_steps", "4")
-    file = shard(checkpoints)
-    if how == "metadata":
-        file = file.with_name(".metadata")
+def damage(checkpoints: Path, how: str) -> None:
+    """Harm the shards of the newest checkpoint."""
+    state = torch.load(checkpoints / "latest.pt", weights_only=True)
+    folder = checkpoints / "shards" / state["shards"]["folder"]
+    file = folder / (".metadata" if how == "metadata" else "__1_0.distcp")
     data = bytearray(file.read_bytes())
     if how in ("bit", "metadata"):
         data[len(data) // 2] ^= 1
@@ -255,14 +248,21 @@ def test_a_damaged_shard_falls_back(runs: Runs, sharded: Callable[..., Path], ho
     elif how == "missing":
         file.unlink()
     else:
-        shutil.rmtree(file.parent)
-    with pytest.raises(
-        CheckpointError, match="is damaged: its shard" if how != "folder" else "shards of .* are missing"
-    ):
-        read_checkpoint(checkpoints / "latest.pt")
-    found = CheckpointFolder(checkpoints).newest()
-    assert found is not None
-    assert found.step == 3
+        shutil.rmtree(folder)
+
+
+def test_a_damaged_shard_falls_back(runs: Runs, sharded: Callable[..., Path]) -> None:
+    """D-30: as a damaged file does, and every rank takes the same one."""
+    checkpoints = sharded("--progress.max_steps", "4")
+    for how in ("bit", "cut", "missing", "metadata", "folder"):
+        copy = shutil.copytree(checkpoints, runs.root / how)
+        damage(copy, how)
+        with pytest.raises(CheckpointError, match="shards of .* missing" if how == "folder" else "damaged: its shard"):
+            read_checkpoint(copy / "latest.pt")
+        found = CheckpointFolder(copy).newest()
+        assert found is not None
+        assert (found.step, found.path.name) == (3, "previous.pt")
+    damage(checkpoints, "bit")
     sharded("--resume", "auto")
     told = log(runs.root / "run")
     assert "looking for the one before" in told
