@@ -21,7 +21,7 @@ import train  # noqa: E402
 from common.best import BestTracker  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.data.loader import Step, TrainStream  # noqa: E402
-from common.dist import Rank  # noqa: E402
+from common.distributed import Rank  # noqa: E402
 from common.period import Position  # noqa: E402
 from common.run import RunFolder  # noqa: E402
 from common.session import Start, session  # noqa: E402

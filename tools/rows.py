@@ -22,6 +22,10 @@ SPINE = [
     # Exact resume, and checkpoints.
     "R-33", "R-35", "R-60", "R-47", "R-34", "R-37", "R-20", "R-23", "R-53", "QQ-39", "MM-65", "D-03", "D-04", "D-05",
     "D-12", "D-13", "D-17", "D-30", "D-33", "D-39", "D-40", "D-48", "D-52", "D-69",
+    # From one process to a cluster.
+    "R-46", "R-57", "R-64", "R-14", "R-66", "R-36", "CT-12", "CT-13", "CT-14", "CT-15", "CT-16", "CT-17", "CT-18",
+    "D-01", "D-02", "D-11", "D-29", "D-45", "D-46", "MM-68", "MM-69", "MM-72", "MM-73", "MM-74", "MM-75", "MM-76",
+    "MM-77", "TP-01", "TP-02", "TP-03", "TP-04", "TP-12", "TP-13", "TP-14", "QQ-43", "QQ-44", "QQ-45", "QQ-56", "QQ-57",
 ]  # fmt: skip
 
 ASKED = {
@@ -282,6 +286,26 @@ ASKED = {
     "D-66": "no exchange per batch of an evaluation",
     "D-67": "0 is a seed; processes and workers must not repeat each other",
     "D-69": "which rate a resumed run goes on with is said",
+    "MM-68": "metrics of the whole set are gathered, computed once, and the value given to all",
+    "MM-69": "results of single samples need no cutting, since nothing is padded",
+    "MM-72": "every exchange works in a single process too, where it does nothing",
+    "MM-73": "objects are gathered over gloo, not through files",
+    "MM-75": "MPI's variables, and a real mpirun, start a run like the others",
+    "MM-76": "threads, open files, cuDNN and the start of workers are set as the run needs them",
+    "MM-77": "all processes of a run agree on its folder",
+    "QQ-43": "several evaluation sets by name, read again at every evaluation",
+    "QQ-44": "whole-set metrics from results kept on the CPU, with a warning when they are large",
+    "QQ-45": "no sample counts twice on several processes",
+    "QQ-56": "what a Slurm task is told is enough: rank, world size, device, address, port",
+    "QQ-57": "helpers that know rank 0 without a group, and gather unequal tensors",
+    "R-57": "workers can be started without fork",
+    "TP-01": "an error is shown so that it can be mended: what, where, at which samples, and a hint",
+    "TP-02": "rank, local rank, world size, device and the exchanges come from one place",
+    "TP-03": "gradients travel by nccl or gloo, whoever started the processes",
+    "TP-04": "one failing process ends all",
+    "TP-12": "the program starts its processes itself, with their devices set",
+    "TP-13": "the main function stays short however the run is started",
+    "TP-14": "a config file with values changed on the command line",
 }
 
 

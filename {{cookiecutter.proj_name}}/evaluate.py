@@ -6,27 +6,29 @@ from typing import NoReturn
 
 from loguru import logger
 
-from common import dist
+from common import distributed
 from common.checkpoint import load_weights, read_checkpoint
 from common.config import option_value, parse
+from common.distributed import Rank
 from common.errors import UserError
-from common.evaluation import Evaluation, Evaluator, table, write_evaluation
-from common.failsafe import reported
+from common.evaluation import Evaluator, Measured, table, write_evaluation
+from common.failsafe import leave, reported, together
 from common.loss import LossFactory
 from common.metric import MetricFactory
 from common.monitor.log import setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
+from common.process import set_up_process
 from common.registry import MODEL_REGISTRY, REGISTRIES
 from common.run import eval_dir, stored_config
-from common.seed import choose_seed, set_determinism, set_seed
-from custom.build import PROJECT, build_evaluation_loader
+from common.seed import choose_seed, set_seed
+from custom.build import PROJECT, build_evaluation
 from custom.config import EvalConfig
 from custom.task import ClassificationTask
 
 
 def main(argv: list[str]) -> int:
-    """Measure one checkpoint on one split, print a table, leave metrics.json and pictures. Returns the exit code."""
+    """Measure one checkpoint on the sets of a split: tables, metrics.json and pictures. Returns the exit code."""
     setup_log()
     check_command(argv)
     resolved = parse(
@@ -38,29 +40,37 @@ def main(argv: list[str]) -> int:
         default=stored_config(argv, "--model_pt"),
     )
     config = resolved.config
+    code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
+    if code is not None:  # this process only started those that evaluate
+        return code
+    place = distributed.find_rank(config.gpu_ids, config.dist)
+    set_up_process(config.dist, place)
+    with together(place, config.dist, resolved.values) as rank:
+        evaluate(config, rank)
+    return 0
+
+
+def evaluate(config: EvalConfig, rank: Rank) -> None:
+    """Build what the config names, measure, report."""
+    setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
     path = Path(config.model_pt or which_checkpoint()).expanduser()
     state = read_checkpoint(path)
-    set_determinism(config.dist.deterministic)
-    rank = dist.start(dist.find_rank(config.gpu_ids), config.dist)
-    setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
-
-    seed = choose_seed(config.dist, rank)
+    # A seed that the run drew: data that draw random numbers are then what they were in training.
+    seed = choose_seed(config.dist, rank, drawn=state["about"].get("seed"))
     set_seed(seed)
     precision = build_precision(config.precision, rank.device)
     model = precision.cast(MODEL_REGISTRY.build(config.model)).to(rank.device)
     load_weights(model, averaged_state_dict(state["model"], state["ema"]), str(path))
     task = ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric))
     task.loss.modules().to(rank.device)
-    loader = build_evaluation_loader(config, config.split, rank, seed)
-    if loader is None:
+    loaders = build_evaluation(config, config.split, rank, seed)
+    if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
 
     pictures = config.progress.max_samples_eval if rank.is_main else 0
-    result = Evaluator(task, rank, precision).run(model, loader, max_pictures=pictures)
+    result = Evaluator(task, rank, precision).run(model, loaders, max_pictures=pictures)
     if rank.is_main:
         report(result, config, path, state["position"])
-    dist.finish(rank)
-    return 0
 
 
 def check_command(argv: list[str]) -> None:
@@ -82,16 +92,18 @@ def which_checkpoint() -> NoReturn:
     raise UserError("model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt")
 
 
-def report(result: Evaluation, config: EvalConfig, path: Path, position: dict[str, int]) -> None:
+def report(result: Measured, config: EvalConfig, path: Path, position: dict[str, int]) -> None:
     """Print the numbers, and leave them in the evaluation folder with the pictures."""
     folder = eval_dir(config.dir, path, config.split, PROJECT)
     about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
     write_evaluation(folder, result, **about)
     logger.info("{} of {}, epoch {epoch}, step {step}", config.split, path, **position)
-    print(table(result))
-    logger.info("metrics.json and {} pictures are in {}", len(result.pictures), folder)
+    for name, one in result.sets.items():
+        print(f"{name}:\n{table(one)}" if name else table(one))
+    pictures = sum(len(one.pictures) for one in result.sets.values())
+    logger.info("metrics.json and {} pictures are in {}", pictures, folder)
 
 
 if __name__ == "__main__":
     with reported():
-        sys.exit(main(sys.argv[1:]))
+        leave(main(sys.argv[1:]))

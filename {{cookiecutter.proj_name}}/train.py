@@ -6,26 +6,26 @@ from typing import Any
 
 from loguru import logger
 
-from common import dist
+from common import distributed
 from common.best import BestTracker
-from common.checkpoint import Found, find_checkpoint, init_weights
+from common.checkpoint import Found, find_checkpoint
 from common.checkpoint.promise import changes, check_changes, promise
 from common.config import parse
-from common.dist import Rank
+from common.distributed import Rank
 from common.errors import UserError
-from common.failsafe import die_with_parent, reported
+from common.failsafe import leave, reported, together
 from common.loss import LossFactory
 from common.metric import MetricFactory
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
-from common.parallel import check_patterns
+from common.process import set_up_process
 from common.progress import Outcome
-from common.registry import MODEL_REGISTRY, REGISTRIES, import_path
+from common.registry import REGISTRIES, import_path
 from common.run import RunFolder, stored_config
-from common.seed import choose_seed, mix, set_determinism, set_seed
+from common.seed import choose_seed, mix, set_seed
 from common.session import Start, session
 from common.trainer import Settings, Trainer
-from custom.build import PROJECT, build_data, log_end, log_start
+from custom.build import PROJECT, build_data, build_model, log_end, log_start
 from custom.config import Config
 from custom.task import ClassificationTask
 
@@ -43,21 +43,24 @@ def main(argv: list[str]) -> int:
         debug_overlay=PROJECT / "configs" / "debug.yaml",
     )
     config = resolved.config
-    if "RANK" in os.environ:  # started by a launcher
-        die_with_parent()
-    set_determinism(config.dist.deterministic)
-    rank = dist.start(dist.find_rank(config.gpu_ids), config.dist)
-    outcome = train(config, resolved.values, rank, [__file__, *argv])
-    dist.finish(rank)
+    code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
+    if code is not None:  # this process only started those that train
+        return code
+    place = distributed.find_rank(config.gpu_ids, config.dist)
+    set_up_process(config.dist, place)
+    with together(place, config.dist, resolved.values) as rank:
+        outcome = train(config, resolved.values, rank, [__file__, *argv])
     return outcome.exit_code
 
 
 def train(config: Config, values: dict[str, Any], rank: Rank, argv: list[str]) -> Outcome:
     """Build everything that the config names, open the run's folder, train."""
     folder = RunFolder.of(config.dir, config.name, PROJECT)
+    # A job that its scheduler starts again goes on, without being told.
+    resume = config.resume or ("auto" if distributed.was_restarted(os.environ) else None)
     only_weights = config.progress.start_epoch == 0
-    checkpoint = find_checkpoint(config.resume, folder.checkpoints, rank, whole=only_weights)
-    dist.barrier(rank)  # every process has read it: the folder may be moved now
+    checkpoint = find_checkpoint(resume, folder.checkpoints, rank, whole=only_weights)
+    distributed.barrier(rank)  # every process has read it: the folder may be moved now
     resumed = None if only_weights else checkpoint
     # A seed that was drawn belongs to the run: the order of its samples follows from it.
     seed = choose_seed(config.dist, rank, drawn=None if resumed is None else resumed.seed)
@@ -123,11 +126,8 @@ def restore(trainer: Trainer, checkpoint: Found | None, config: Config) -> None:
 def build_ingredients(config: Config, rank: Rank, seed: int) -> dict[str, Any]:
     """What the config names: model, task, data. The seed decides the first weights, alike on all ranks."""
     set_seed(seed)
-    model = MODEL_REGISTRY.build(config.model)
-    init_weights(model, config.init_from)
-    check_patterns(model, config.prepare)
     return {
-        "model": model,
+        "model": build_model(config),
         "task": ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric)),
         "precision": build_precision(config.precision, rank.device),
         **vars(build_data(config, rank, seed)),
@@ -136,4 +136,4 @@ def build_ingredients(config: Config, rank: Rank, seed: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     with reported():
-        sys.exit(main(sys.argv[1:]))
+        leave(main(sys.argv[1:]))

@@ -1,8 +1,9 @@
 """Which validation was the best, and whether it is time to give up. Both are remembered across a resume."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from loguru import logger
@@ -30,6 +31,24 @@ class EarlyStopConfig:
     patience: Annotated[int, Field(ge=0, description="validations without a better value before the end; 0: off")] = 0
     lower_bound: Annotated[float | None, Field(description="end when the value falls below this")] = None
     upper_bound: Annotated[float | None, Field(description="end when the value rises above this")] = None
+
+
+def check_measured(metric: str, values: Sequence[str], sets: Iterable[str]) -> None:
+    """Raise `ValueError` when validation measures no `metric`, as far as a config can tell.
+
+    Args:
+        values: names of losses and metrics; each may have parts, `name.part`.
+        sets: names of the validation sets, whose values are called `set.value`; "" for a single one.
+    """
+    named = [name for name in sets if name]
+    measured = [f"{name}.{value}" for name in named for value in values] if named else list(values)
+    if any(f"{metric}.".startswith(f"{value}.") for value in measured):
+        return
+    near = get_close_matches(metric, measured, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(measured)}"
+    if named and any(f"{metric}.".startswith(f"{value}.") for value in values):
+        hint = f"dataset.val has sets by name, so say on which one, as in {named[0]}.{metric}"
+    raise ValueError(f"best.metric: {metric} is neither a loss nor a metric of this config; {hint}")
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,31 @@
-"""One way to evaluate, for training and for `evaluate.py`: every sample once, sums and counts, one reduction."""
+"""One way to evaluate, for training and for `evaluate.py`: each sample once, the same digits on any number of ranks."""
 
 import json
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from common.data.loader import EvaluationLoader
-from common.dist import Rank, gather_objects, max_over_ranks
+from common.data.sets import label
+from common.distributed import Rank, max_over_ranks
 from common.errors import UserError
 from common.files import write_text
+from common.located import located
+from common.loss import LossSums
 from common.monitor.pictures import Picture, save_png
+from common.monitor.writer import plain
 from common.optim.precision import Precision
 from common.task import Task
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The outcome of one pass.
+    """The outcome of one pass over one set.
 
     Attributes:
         values: `loss` (the weighted sum), each loss part and each metric by name; the same on every process.
@@ -33,6 +36,25 @@ class Evaluation:
     values: dict[str, float]
     samples: int
     pictures: list[Picture] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The outcome on a split: of each of its sets by name, a single one being called ""."""
+
+    sets: dict[str, Evaluation]
+
+    @property
+    def values(self) -> dict[str, float]:
+        """All values: `loss`, or `name.loss` of a set with a name."""
+        found = ((name, key, value) for name, one in self.sets.items() for key, value in one.values.items())
+        return {f"{name}.{key}" if name else key: value for name, key, value in found}
+
+    @property
+    def samples(self) -> int | dict[str, int]:
+        """Samples seen; where sets have names, of each."""
+        counts = {name: one.samples for name, one in self.sets.items()}
+        return counts.get("", counts)
 
 
 class Evaluator:
@@ -49,51 +71,63 @@ class Evaluator:
         self.precision = precision
         self.in_step = in_step
 
+    def run(self, model: nn.Module, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0) -> Measured:
+        """Evaluate `model` on the sets of a split, one after the other. Every process must call this."""
+        return Measured({loader.name: self.run_one(model, loader, max_pictures) for loader in loaders})
+
     @torch.no_grad()
-    def run(self, model: nn.Module, loader: EvaluationLoader, *, max_pictures: int = 0) -> Evaluation:
-        """Evaluate `model` on all of `loader`'s data, over all processes.
+    def run_one(self, model: nn.Module, loader: EvaluationLoader, max_pictures: int = 0) -> Evaluation:
+        """Evaluate `model` on all of `loader`'s data, over all processes, which meet only at the end.
 
         Raises:
             UserError: the data set is empty.
         """
         if loader.size == 0:
             raise UserError(f"cannot evaluate: {type(loader.dataset).__name__} has no samples")
-        sums: dict[str, Tensor] = {}
-        metrics = self.task.metric.start()
+        sums, metrics, place = LossSums(), self.task.metric.start(), _Place(loader)
         pictures: list[Picture] = []
-        count = 0
         # Before the first: who waits for an answer cannot take part in a forward pass.
-        idle = max_over_ranks(loader.batches, self.rank) - loader.batches if self.in_step else 0
-        with evaluation_mode(model):
+        idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.in_step else 0
+        with evaluation_mode(model), located(place.describe):
             for batch in loader:
                 batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
                 with self.precision.autocast():
                     output = self.task.forward(model, batch)
                     losses = self.task.losses(output, batch)
-                samples = self.task.batch_size(batch)
-                for name in ("sum", *losses["names"]):
-                    value = losses[name].detach().double() * samples
-                    sums[name] = sums[name] + value if name in sums else value
-                count += samples
+                sums.add(losses, self.task.batch_size(batch))
                 output = self.task.post_process(output, batch)
-                metrics.update(output, batch)
+                metrics.update(output, batch, place.first)
                 if len(pictures) < max_pictures:
                     pictures += self.task.pictures(output, batch, max_pictures - len(pictures))
+                place.done += 1
             for _ in range(idle):
                 batch = self.task.prepare_batch(self.precision.cast_batch(loader.sample_batch()), self.rank.device)
                 with self.precision.autocast():
                     self.task.forward(model, batch)
-        values, total = self._means(sums, count)
-        return Evaluation(values | metrics.compute(self.rank), total, pictures)
+            values, samples = sums.means(self.rank)
+            return Evaluation(values | metrics.compute(self.rank), samples, pictures)
 
-    def _means(self, sums: dict[str, Tensor], count: int) -> tuple[dict[str, float], int]:
-        """Sums over all processes, divided by the count over all processes. One exchange, added in rank order."""
-        mine = dict(zip(sums, torch.stack(list(sums.values())).tolist(), strict=True)) if sums else {}
-        shares = gather_objects((mine, count), self.rank)
-        total = sum(samples for _, samples in shares)
-        names = list(dict.fromkeys(name for share, _ in shares for name in share))
-        means = {name: math.fsum(share.get(name, 0.0) for share, _ in shares) / total for name in names}
-        return {"loss": means.pop("sum"), **means}, total
+
+class _Place:
+    """Where a pass is: the batch after those that are done."""
+
+    def __init__(self, loader: EvaluationLoader) -> None:
+        self.loader = loader
+        self.done = 0
+
+    @property
+    def first(self) -> int:
+        """The first sample of the batch."""
+        return self.loader.keys[self.done][1][0]
+
+    def describe(self) -> str:
+        """For a person; batches are counted over all processes, samples as the data set counts them."""
+        loader = self.loader
+        where = f"in the evaluation on {label(loader.split, loader.name)}"
+        if self.done == len(loader.keys):
+            return f"{where}, after the last batch"
+        batch, batches = self.first // loader.batch_size + 1, -(-loader.size // loader.batch_size)
+        return f"{where}, batch {batch} of {batches}, samples {self.first} to {loader.keys[self.done][1][-1]}"
 
 
 @contextmanager
@@ -108,13 +142,14 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def write_evaluation(folder: Path, result: Evaluation, **about: Any) -> None:
-    """Leave `metrics.json` (full precision) and one PNG per picture in `folder`."""
+def write_evaluation(folder: Path, result: Measured, **about: Any) -> None:
+    """Leave `metrics.json` (full precision) in `folder`, and one PNG per picture; of sets with names in folders."""
     folder.mkdir(parents=True, exist_ok=True)
     record = {**about, "samples": result.samples, "values": result.values}
-    write_text(folder / "metrics.json", json.dumps(record, indent=2) + "\n")
-    for number, picture in enumerate(result.pictures):
-        save_png(folder / f"{picture.name or f'{number:02}'}.png", picture.image)
+    write_text(folder / "metrics.json", json.dumps(plain(record), indent=2, allow_nan=False) + "\n")
+    for name, one in result.sets.items():
+        for number, picture in enumerate(one.pictures):
+            save_png(folder / name / f"{picture.name or f'{number:02}'}.png", picture.image)
 
 
 def table(result: Evaluation) -> str:

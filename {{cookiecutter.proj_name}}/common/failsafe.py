@@ -5,21 +5,64 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from types import FrameType
+from typing import Any, NoReturn
 
-from common.dist import Rank, max_over_ranks
+from common import distributed
+from common.distributed import DistConfig, Rank, max_over_ranks
 from common.errors import UserError
+from common.failure import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, describe
+from common.lifeline import connect, end, print_failure
+from common.located import with_notes
 
-EXIT_ERROR = 1
-EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_COME_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
+
+# Slurm sends one of these before the time limit, if asked to (--signal), and they mean nothing else to a program.
+_COME_AGAIN = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+_STOPPING = (signal.SIGINT, signal.SIGTERM, *_COME_AGAIN)
+_joined = False  # whether this process was one of several
+_early = 0  # a signal to come again that arrived before there was a loop to stop
 
 
 class TrainingError(UserError):
     """Training cannot go on, for a reason that a traceback would only hide (a loss that is not a number, ...)."""
+
+
+@contextmanager
+def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Iterator[Rank]:
+    """Join the other processes, work inside, and leave with them; when one fails, all end, and its reason is shown.
+
+    Args:
+        values: settings that must be the same on all processes.
+
+    Raises:
+        UserError: the processes did not find each other, or were started with different settings.
+    """
+    global _joined
+    for number in _COME_AGAIN:  # else it would end a process that is still starting
+        signal.signal(number, _note_early)
+    if rank.launch is not None:
+        die_with_parent()
+    rank = distributed.start(rank, config)
+    rank = replace(rank, lifeline=connect(rank))
+    _joined = not rank.is_alone
+    try:
+        distributed.check_alike(values, rank)
+        yield rank
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if not rank.is_alone:
+            rank.lifeline.fail(describe(error, rank))  # ends this process
+        raise
+    distributed.finish(rank)
+    rank.lifeline.leave()
+
+
+def _note_early(number: int, frame: FrameType | None) -> None:
+    global _early
+    _early = number
 
 
 def die_with_parent() -> None:
@@ -45,7 +88,7 @@ _NOTHING = Asked(stop=0, save=False)
 
 
 class Requests:
-    """Turns SIGINT and SIGTERM into a request that the loop looks at between two steps.
+    """Turns signals (SIGINT, SIGTERM, SIGUSR1, SIGUSR2) into a request that the loop looks at between two steps.
 
     The handler only notes the signal: saving inside a handler would interrupt anything, a save included. A second
     Ctrl-C leaves at once.
@@ -58,10 +101,12 @@ class Requests:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Catch signals while training; afterwards the handlers are as they were."""
+        global _early
         if threading.current_thread() is not threading.main_thread():
             yield  # Python delivers signals to the main thread only
             return
-        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._note) for number in _STOPPING}
+        self.signal, _early = self.signal or _early, 0
         try:
             yield
         finally:
@@ -79,17 +124,37 @@ class Requests:
         return Asked(asked // 2, asked % 2 == 1) if asked else _NOTHING
 
 
+def exit_code(number: int) -> int:
+    """What a run that was stopped by signal `number` ends with; 0 for none."""
+    if number in _COME_AGAIN:
+        return EXIT_COME_AGAIN
+    return 128 + number if number else 0
+
+
+def leave(code: int) -> NoReturn:
+    """End the program. Call it last, when everything is written."""
+    if _joined:
+        # gloo's threads may still hold Python objects, and abort the process when they free them while Python shuts
+        # down: one run in four. Collecting garbage before makes it rare; on a busy machine it was still seen.
+        end(code)
+    sys.exit(code)
+
+
 @contextmanager
 def reported() -> Iterator[None]:
-    """Around a whole program: a mistake of the user is printed without a traceback, and the exit code is never 0."""
+    """Around a whole program: an error is told in a way that helps, and the exit code is never 0."""
     try:
         yield
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {with_notes(error)}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:  # `... | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_ERROR)
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        with suppress(BrokenPipeError):
+            print_failure(describe(error, Rank()), True)
         sys.exit(EXIT_ERROR)

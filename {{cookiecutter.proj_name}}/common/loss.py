@@ -4,14 +4,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from common.config import Problem
+from common.distributed import Rank, gather_objects
 from common.errors import UserError
+from common.exact import ExactSum
 from common.registry import LOSS_REGISTRY
 
 # Keys of a loss section that are ours; the others are arguments of the loss.
 _OWN = ("weight", "inputs")
+# Values after which those of a long pass are read, so that they do not pile up in the device's memory.
+_MOST_WAITING = 1000
 
 Losses = dict[str, Any]
 """`sum`: the scalar to minimise; `names`: the parts; each part under its name, before its weight. Sample means."""
@@ -99,6 +104,45 @@ class LossFactory:
                 losses["names"].append(name)
         losses["sum"] = total
         return losses
+
+
+class LossSums:
+    """The mean losses of one pass over a data set, from the means of its batches.
+
+    Batches leave their losses on the device, read together at the end. Sums are exact, so the means do not depend on
+    which process had which batch.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[str, int, Tensor]] = []
+        self._sums: dict[str, ExactSum] = {}
+        self._samples = 0
+
+    def add(self, losses: Losses, samples: int) -> None:
+        """Keep the losses of a batch."""
+        self._waiting += [(name, samples, losses[name].detach()) for name in ("sum", *losses["names"])]
+        self._samples += samples
+        if len(self._waiting) > _MOST_WAITING:
+            self._read()
+
+    def _read(self) -> None:
+        if not self._waiting:  # this process had no sample
+            return
+        means = torch.stack([mean.double() for _, _, mean in self._waiting]).tolist()
+        for (name, samples, _), mean in zip(self._waiting, means, strict=True):
+            self._sums.setdefault(name, ExactSum()).add(mean * samples)
+        self._waiting = []
+
+    def means(self, rank: Rank) -> tuple[dict[str, float], int]:
+        """`loss` (the weighted sum) and each part, over the samples of all processes; and how many these are."""
+        self._read()
+        (sums, total), *others = gather_objects((self._sums, self._samples), rank)
+        for more, samples in others:
+            total += samples
+            for name, part in more.items():
+                sums.setdefault(name, ExactSum()).merge(part)
+        means = {name: part.value / total for name, part in sums.items()}
+        return {"loss": means.pop("sum"), **means}, total
 
 
 def _look_up(source: Any, path: list[str], loss: str) -> Any:

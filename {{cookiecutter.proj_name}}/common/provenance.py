@@ -120,8 +120,14 @@ def now() -> str:
 
 
 def launcher() -> str:
-    """What started this process: torchrun, slurm, mpi or python."""
-    known = {"TORCHELASTIC_RUN_ID": "torchrun", "SLURM_PROCID": "slurm", "OMPI_COMM_WORLD_RANK": "mpi"}
+    """What started this process: torchrun, spawn, mpi, slurm or python."""
+    known = {
+        "TORCHELASTIC_RUN_ID": "torchrun",
+        "TRAIN_SPAWNED": "spawn",
+        "OMPI_COMM_WORLD_RANK": "mpi",
+        "PMI_RANK": "mpi",
+        "SLURM_PROCID": "slurm",
+    }
     return next((name for variable, name in known.items() if variable in os.environ), "python")
 
 

@@ -136,6 +136,9 @@ class Registry:
             return
         self._import_files()
         name = section.get("type", default_type)
+        if name is None and (typo := nearest("type", map(str, section))):
+            yield Problem(f"{key}.{typo}", section[typo], "unknown key", f"did you mean {key}.type?")
+            return
         if not isinstance(name, str):
             known = f"one of {', '.join(sorted(self._entries))}"
             yield Problem(f"{key}.type", ABSENT if name is None else name, f"must name a {self.kind}", known)
@@ -149,7 +152,7 @@ class Registry:
         provided = self.provided
         if self._used_as_it_is(target):
             provided = tuple(mapped) or parameter_names(target)[: len(self.call or ())]
-        yield from check_arguments(target, given, key, lambda: f"{name} ({self.where(name)})", provided)
+        yield from check_arguments(target, given, key, lambda: f"{name} ({self.where(name)})", provided, ignore)
 
     def where(self, name: str) -> str:
         """File and line of what `name` means, relative to the working directory when below it."""

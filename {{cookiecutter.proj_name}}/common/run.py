@@ -134,6 +134,10 @@ class RunFolder:
     def log_file(self, rank: int = 0) -> Path:
         return self.root / ("train.log" if rank == 0 else f"train.rank{rank}.log")
 
+    def error_file(self, rank: int) -> Path:
+        """The traceback of the error that ended this rank, if one did."""
+        return self.root / f"error_rank{rank}.txt"
+
 
 def stored_config(argv: Sequence[str], option: str) -> Path | None:
     """The config that a run was last started with, for a command line that names its folder or a checkpoint of it.

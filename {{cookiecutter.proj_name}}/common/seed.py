@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.dist import DistConfig, Rank, from_main
+from common.distributed import DistConfig, Rank, from_main
 
 _MASK = (1 << 64) - 1
 

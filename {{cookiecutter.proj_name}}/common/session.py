@@ -1,9 +1,7 @@
 """From the first line of a run's log to the last: folder, log and monitor opened together, and closed with a reason."""
 
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,13 @@ from typing import Any
 from loguru import logger
 
 from common.checkpoint import CheckpointFolder, Found
-from common.dist import Rank, barrier
-from common.errors import UserError
-from common.failsafe import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR
+from common.distributed import Rank, barrier
+from common.failure import Failure, describe
+from common.files import write_text
+from common.lifeline import NoLifeline
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.log import setup_log
-from common.provenance import environment_text
+from common.provenance import environment_text, now
 from common.run import OpenRun, RunFolder, open_run, write_status
 
 
@@ -37,6 +36,7 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
     """Open the run; inside, everything is logged. An error shows in the log, in `status.json` and in the exit code."""
     run = _open(folder, rank, start, project)
     barrier(rank)  # the folder is there now
+    folder.error_file(rank.rank).unlink(missing_ok=True)  # of an attempt before this one
     setup_log(
         config.log_level,
         config.levels,
@@ -58,21 +58,52 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
         local_pictures=start.local_pictures,
         workers=start.workers,
     )
+    lifeline = rank.lifeline or NoLifeline()
+    lifeline.tell = _Teller(monitor, run, folder, rank)
     try:
         yield monitor
-    except UserError as error:
-        logger.error("{}", error)
-        _leave(monitor, run, rank, EXIT_USER_ERROR, str(error))
-    except KeyboardInterrupt:
-        logger.error("interrupted twice: left at once, without saving")
-        _leave(monitor, run, rank, EXIT_INTERRUPTED, "interrupted twice")
-    except Exception as error:  # noqa: BLE001 - whatever it is, the log and the status must tell it
-        logger.opt(exception=True).critical("{}: {}", type(error).__name__, error)
-        _leave(monitor, run, rank, EXIT_ERROR, f"{type(error).__name__}: {error}")
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SystemExit) and rank.is_alone:
+            raise
+        failure = describe(error, rank)
+        if not (failure.may_follow or lifeline.is_over):
+            keep_error(failure, folder)  # even if it turns out that another rank failed before
+        lifeline.fail(failure)  # with other processes, ends this one
+        raise SystemExit(failure.code) from None
     finally:
         monitor.close()
         if run is not None:
             run.release()
+
+
+@dataclass(frozen=True)
+class _Teller:
+    """Tells of the failure that ends the run, be it this process' own or another one's."""
+
+    monitor: Monitor
+    run: OpenRun | None
+    folder: RunFolder
+    rank: Rank
+
+    def __call__(self, failure: Failure, aloud: bool) -> None:
+        details = self.folder.error_file(failure.rank) if failure.trace else None
+        if failure.rank == self.rank.rank:
+            keep_error(failure, self.folder)
+        # The log of a rank above 0 puts errors on the terminal; where rank 0 has told already, it should not.
+        level = "WARNING" if not aloud else "CRITICAL" if failure.trace else "ERROR"
+        logger.opt(depth=1).log(level, "{}", failure.text(details))
+        self.monitor.writer.record("end", state="failed", reason=failure.reason)
+        if self.run is not None:
+            write_status(self.run.folder, "failed", reason=failure.reason)
+            if not self.rank.is_alone:  # this process ends without coming by the end of `session`
+                self.monitor.close()
+                self.run.release()
+
+
+def keep_error(failure: Failure, folder: RunFolder) -> None:
+    """Leave everything about a failure in a file of the process that failed."""
+    with suppress(OSError):  # a full disk, say: the terminal still gets it
+        write_text(folder.error_file(failure.rank), f"{now()}\n{failure.text()}\n")
 
 
 def _open(folder: RunFolder, rank: Rank, start: Start, project: Path) -> OpenRun | None:
@@ -87,19 +118,3 @@ def _open(folder: RunFolder, rank: Rank, start: Start, project: Path) -> OpenRun
         world_size=rank.world_size,
         project=project,
     )
-
-
-def _leave(monitor: Monitor, run: OpenRun | None, rank: Rank, code: int, reason: str) -> None:
-    monitor.writer.record("end", state="failed", reason=reason)
-    if run is not None:
-        write_status(run.folder, "failed", reason=reason)
-    if not rank.is_alone:
-        if run is not None:
-            run.release()
-        # No goodbye to the other processes: they may be waiting for this one. The launcher ends them.
-        monitor.close()
-        logger.complete()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    raise SystemExit(code)

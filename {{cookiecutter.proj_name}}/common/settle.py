@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.dist import Rank, gather_objects
+from common.distributed import Rank, gather_objects
 from common.errors import UserError
 from common.parallel.freeze import listed, without_gradient
 from common.seed import random_state, set_random_state

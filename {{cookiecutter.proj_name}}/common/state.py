@@ -8,7 +8,7 @@ from loguru import logger
 from torch import nn
 
 from common.checkpoint import FORMAT, load_weights
-from common.dist import Rank, gather_objects
+from common.distributed import Rank, gather_objects
 from common.errors import UserError
 from common.optim import averaged_state_dict
 from common.period import Position

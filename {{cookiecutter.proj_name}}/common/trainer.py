@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from common.best import BestTracker
 from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver
 from common.checkpoint.promise import fingerprint
 from common.data.loader import EvaluationLoader, Step, Stream
-from common.dist import DistConfig, Rank, max_over_ranks, share_buffers
-from common.evaluation import Evaluation, Evaluator, evaluation_mode, write_evaluation
-from common.failsafe import Requests
+from common.distributed import DistConfig, Rank, max_over_ranks, share_buffers
+from common.evaluation import Evaluator, Measured, evaluation_mode, write_evaluation
+from common.failsafe import Requests, exit_code
 from common.finite import are_finite, not_finite
 from common.gradients import DebugConfig, log_gradients
+from common.located import located
 from common.monitor import Monitor
 from common.optim import (
     OptimConfig,
@@ -38,6 +39,7 @@ from common.run import RunFolder
 from common.settle import settle_buckets
 from common.state import RunState
 from common.task import Task
+from common.whereabouts import bad_step, whereabouts
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Trainer:
 
     Args:
         model: bare, on the CPU; the trainer prepares it, see `common.parallel`.
-        val: data for choosing the best checkpoint, or None.
-        evaluation: data for the reported numbers, or None.
+        val: the sets for choosing the best checkpoint; mostly one, or none.
+        evaluation: the sets for the reported numbers, or none.
         about: plain values (config, versions) that every checkpoint carries along.
     """
 
@@ -69,8 +71,8 @@ class Trainer:
         task: Task,
         model: nn.Module,
         stream: Stream,
-        val: EvaluationLoader | None,
-        evaluation: EvaluationLoader | None,
+        val: Sequence[EvaluationLoader],
+        evaluation: Sequence[EvaluationLoader],
         best: BestTracker,
         precision: Precision,
         monitor: Monitor,
@@ -120,6 +122,7 @@ class Trainer:
         self.register_state = self.state.register
         self.parameters = [p for p in self.raw_model.parameters() if p.requires_grad]
         self.before = self.at = Position(epoch_size=stream.epoch_size)
+        self.step: Step | None = None  # the one being taken, or just done
         self.last = False  # whether the step just done is the last one of the run
         self.values: dict[str, float] = {}  # of the last validation
         self.reason = ""  # why training ends before its time
@@ -135,12 +138,13 @@ class Trainer:
         self.raw_model.train()
         slow_and_telling = torch.autograd.set_detect_anomaly(self.settings.debug.debug_mode)
         watched = self.monitor.training(self.at, self.total_steps, self.progress.epoch)
-        with slow_and_telling, self.requests.listening(), watched:
+        with slow_and_telling, self.requests.listening(), watched, located(self.where):
             if self.progress.init_eval:
                 self.evaluate()
             while not (self.over() or self.signal):
                 for step in self.stream.epoch(self.at):
                     self.monitor.loaded()
+                    self.step = step
                     self.train_step(step)
                     self.before, self.at = self.at, step.window.after
                     self.last = is_over(self.at, self.progress)
@@ -199,6 +203,10 @@ class Trainer:
         with self.precision.autocast():
             return self.task.losses(self.task.forward(self.model, batch), batch)["sum"]
 
+    def where(self) -> str:
+        """What is being done, for messages."""
+        return whereabouts(self.stream, self.step, self.at)
+
     def over(self) -> bool:
         """Whether training is done: far enough, or stopped early."""
         return self.last or bool(self.reason)
@@ -222,7 +230,8 @@ class Trainer:
     def check_finite(self) -> None:
         """Stop at a loss that is not a number, before it reaches a checkpoint. Every process must call this."""
         if bad := max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank):
-            raise not_finite(f"the loss of step {bad} is not a finite number", self.saver.folder)
+            where = bad_step(self.stream, bad, self.monitor.meter.bad_here == bad, self.rank)
+            raise not_finite(f"the loss of step {bad} is not a finite number ({where})", self.saver.folder)
 
     def check_weights(self) -> None:
         """The same for weights: a finite loss can have a gradient that is none. Every process must call this."""
@@ -242,7 +251,7 @@ class Trainer:
 
     def validate(self) -> bool:
         """Measure on the validation data; True when it is the best result so far."""
-        if self.val is None:
+        if not self.val:
             return False
         self.check_finite()
         result = self.measure(self.val, self.progress.max_samples_val if self.progress.save_progress_val else 0)
@@ -258,14 +267,14 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Measure on the evaluation data, and leave the numbers and pictures in the run's eval folder."""
-        if self.evaluation is None:
+        if not self.evaluation:
             return
         result = self.measure(self.evaluation, self.progress.max_samples_eval)
         self.monitor.evaluation("eval", self.at, result)
         if self.rank.is_main:
             write_evaluation(self.run.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
-    def measure(self, data: EvaluationLoader, max_pictures: int) -> Evaluation:
+    def measure(self, data: Sequence[EvaluationLoader], max_pictures: int) -> Measured:
         """Evaluate the averaged weights, or the weights themselves where none are averaged."""
         with self.ema.applied(self.raw_model):
             # Each rank's batch norm has seen other samples, and so has its average: all evaluate rank 0's.
@@ -292,8 +301,7 @@ class Trainer:
             self.save()
         self.saver.finish()
         name = signal.Signals(self.signal).name if self.signal else self.reason or "finished"
-        code = 128 + self.signal if self.signal else 0
-        return Outcome(name, self.at, self.values, self.saver.folder.latest, code)
+        return Outcome(name, self.at, self.values, self.saver.folder.latest, exit_code(self.signal))
 
     def load_weights(self, state: Mapping[str, Any], source: Path) -> None:
         """Start from the weights of a checkpoint, and nothing else of it."""

@@ -1,17 +1,22 @@
 """From config sections to data, for training and evaluation alike."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
+from torch import nn
 
+from common.checkpoint import init_weights
 from common.data.iterable import IterableStream
 from common.data.loader import EvaluationLoader, Stream, TrainStream, build_dataset, is_map_style
 from common.data.plan import EpochPlan
-from common.dist import Rank
+from common.data.sets import label, sets_of
+from common.distributed import Rank
 from common.errors import UserError
+from common.located import located
+from common.parallel import check_patterns
 from common.progress import Outcome
 from common.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
 from common.run import data_dir
@@ -23,22 +28,30 @@ PROJECT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True)
 class Data:
-    """The loaders of a run; None for a split that the config does not have."""
+    """The loaders of a run: one of each set of a split, none for a split that the config does not have."""
 
     stream: Stream
-    val: EvaluationLoader | None
-    evaluation: EvaluationLoader | None
+    val: Sequence[EvaluationLoader]
+    evaluation: Sequence[EvaluationLoader]
+
+
+def build_model(config: Config) -> nn.Module:
+    """The model that the config names, with its first weights. Raises `UserError` for names that it does not have."""
+    model: nn.Module = MODEL_REGISTRY.build(config.model)
+    init_weights(model, config.init_from)
+    check_patterns(model, config.prepare)
+    return model
 
 
 def build_data(config: Config, rank: Rank, seed: int) -> Data:
     """The data of all splits. Raises `UserError` when their classes differ."""
     data = Data(
         build_stream(config, rank, seed),
-        build_evaluation_loader(config, "val", rank, seed),
-        build_evaluation_loader(config, "eval", rank, seed),
+        build_evaluation(config, "val", rank, seed),
+        build_evaluation(config, "eval", rank, seed),
     )
-    loaders = {"train": data.stream, "val": data.val, "eval": data.evaluation}
-    check_same_classes({split: loader.dataset for split, loader in loaders.items() if loader is not None})
+    measured = {label(each.split, each.name): each.dataset for each in (*data.val, *data.evaluation)}
+    check_same_classes({"train": data.stream.dataset, **measured})
     return data
 
 
@@ -70,20 +83,28 @@ def build_stream(config: Config, rank: Rank, seed: int) -> Stream:
     return TrainStream(dataset, plan, config.loader, worker=config.worker, device=rank.device)
 
 
-def build_evaluation_loader(config: Config, split: str, rank: Rank, seed: int) -> EvaluationLoader | None:
-    """The data of one split in order, each sample once over all ranks; None when the config has no such split."""
-    part = getattr(config.dataset, split)
-    if part is None:
-        return None
-    dataset = build_dataset(part, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
-    check_classes(config, dataset, split)
+def build_evaluation(config: Config, split: str, rank: Rank, seed: int) -> list[EvaluationLoader]:
+    """The sets of one split, each in order and each sample once over all ranks."""
+    sets = sets_of(getattr(config.dataset, split))
+    return [build_set(config, split, name, section, rank, seed) for name, section in sets.items()]
+
+
+def build_set(
+    config: Config, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int
+) -> EvaluationLoader:
+    """One set of a split; its name is "" where it is the only one."""
+    with located(lambda: f"in building dataset.{label(split, name)}"):
+        dataset = build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
+    check_classes(config, dataset, label(split, name))
     return EvaluationLoader(
         dataset,
         config.loader,
-        batch_size=part.get("eval_batch_size", config.batch_size),
+        batch_size=section.get("eval_batch_size", config.batch_size),
         worker=config.worker,
         rank=rank,
         seed=seed,
+        split=split,
+        name=name,
     )
 
 
@@ -120,18 +141,24 @@ def log_start(config: Config, trainer: Trainer, seed: int) -> None:
     logger.info("{}, seed {}, run folder {}", trainer.rank, seed, trainer.run.root)
     name = config.model["type"]
     logger.info("model {} {} ({:,} parameters, {:,} trainable)", name, MODEL_REGISTRY.where(name), total, trainable)
-    for split, data in (("train", trainer.stream), ("val", trainer.val), ("eval", trainer.evaluation)):
-        if data is not None:
-            name = getattr(config.dataset, split)["type"]
-            count = f"{len(data.dataset):,} samples" if is_map_style(data.dataset) else "length not known"
-            logger.info("{} data {} {} ({})", split, name, DATASET_REGISTRY.where(name), count)
+    log_data("train", config.dataset.train, trainer.stream.dataset)
+    for each in (*trainer.val, *trainer.evaluation):
+        part = sets_of(getattr(config.dataset, each.split))[each.name]
+        log_data(label(each.split, each.name), part, each.dataset)
     for registry, sections in ((LOSS_REGISTRY, config.loss), (METRIC_REGISTRY, config.metric)):
         for key, part in sections.items():
             name = (part or {}).get("type", key)
             logger.info("{} {} {}", registry.kind, key, registry.where(name))
     steps = trainer.stream.steps_per_epoch
-    nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if data is None]
+    nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
     logger.info("{} steps per epoch; what happens when:\n{}", steps or "unknown", trainer.rhythm.table(without=nothing))
+
+
+def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
+    """Say what is read, where its code is, and how much it is."""
+    kind = section["type"]
+    count = f"{len(dataset):,} samples" if is_map_style(dataset) else "length not known"
+    logger.info("{} data {} {} ({})", name, kind, DATASET_REGISTRY.where(kind), count)
 
 
 def log_end(trainer: Trainer, outcome: Outcome) -> None:

@@ -5,16 +5,16 @@ checked, listed in `--help` and settable from YAML and the command line like all
 """
 
 from dataclasses import field
-from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from common.best import BestConfig, EarlyStopConfig
+from common.best import BestConfig, EarlyStopConfig, check_measured
 from common.checkpoint import CheckpointConfig, InitConfig
 from common.config import section
 from common.data.loader import DatasetSection, LoaderConfig
-from common.dist import DistConfig
+from common.data.sets import EvaluationSection, sets_of
+from common.distributed import DistConfig
 from common.gradients import DebugConfig
 from common.loss import LossSections
 from common.metric import MetricSections
@@ -33,18 +33,23 @@ import custom.models  # noqa: F401 - importing the four folders fills the regist
 
 @section
 class SplitsConfig:
-    """The data. `type` names a data set (see --list); but for the loader's `eval_batch_size`, the rest is for it."""
+    """The data. `type` names a data set (see --list); but for the loader's `eval_batch_size`, the rest is for it.
+
+    `val` and `eval` may be several data sets by name: `{clean: {type: ...}, shifted: {type: ...}}`.
+    """
 
     train: Annotated[dict[str, Any], DatasetSection(), Field(description="what to learn from")] = field(
         default_factory=lambda: {"type": "DigitsDataset", "shift": 1}
     )
     val: Annotated[
-        dict[str, Any] | None, DatasetSection(), Field(description="what chooses the best checkpoint; null: none")
+        dict[str, Any] | None,
+        EvaluationSection(),
+        Field(description="what chooses the best checkpoint; null: none; several as name: {type: ...}"),
     ] = field(default_factory=lambda: {"type": "DigitsDataset", "eval_batch_size": 256})
     eval: Annotated[
         dict[str, Any] | None,
-        DatasetSection(),
-        Field(description="what the reported numbers are measured on; null: none"),
+        EvaluationSection(),
+        Field(description="what the reported numbers are measured on; null: none; several as name: {type: ...}"),
     ] = field(default_factory=lambda: {"type": "DigitsDataset", "eval_batch_size": 256})
 
 
@@ -61,7 +66,10 @@ class Config:
     allow_changes: Annotated[
         bool, Field(description="with resume: accept changes of keys that alter what is trained")
     ] = False
-    gpu_ids: Annotated[int | list[int], Field(description="-1: CPU; otherwise CUDA device(s), one process each")] = -1
+    gpu_ids: Annotated[
+        int | list[int] | Literal["all"],
+        Field(description="-1: CPU; otherwise CUDA device(s), or all of them, with one process each"),
+    ] = -1
     batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
     worker: Annotated[int, Field(ge=0, description="processes that read data; 0: the main process does")] = 0
     dir: DirConfig = field(default_factory=DirConfig)
@@ -98,11 +106,7 @@ class Config:
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:
-        measured = ["loss", *self.loss, *self.metric]
-        if self.best.metric.split(".")[0] not in measured:
-            near = get_close_matches(self.best.metric, measured, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(measured)}"
-            raise ValueError(f"best.metric: {self.best.metric} is neither a loss nor a metric of this config; {hint}")
+        check_measured(self.best.metric, ["loss", *self.loss, *self.metric], sets_of(self.dataset.val))
         if self.early_stop.patience and self.dataset.val is None:
             raise ValueError("early_stop.patience needs dataset.val: without validation nothing can be compared")
 

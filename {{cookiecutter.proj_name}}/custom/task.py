@@ -19,9 +19,10 @@ class ClassificationTask(Task):
         return {"logits": model(batch["image"])}
 
     def post_process(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Adds `prediction` (B,), the most likely class, and `probability` (B,), 0..1."""
-        probability, prediction = output["logits"].float().softmax(dim=1).max(dim=1)
-        return {**output, "prediction": prediction, "probability": probability}
+        """Adds `probabilities` (B, classes), 0..1; `prediction` (B,), the likeliest class; its `probability` (B,)."""
+        probabilities = output["logits"].float().softmax(dim=1)
+        probability, prediction = probabilities.max(dim=1)
+        return {**output, "probabilities": probabilities, "prediction": prediction, "probability": probability}
 
     def pictures(self, output: dict[str, Any], batch: dict[str, Tensor], limit: int) -> list[Picture]:
         """Each image with its label and the prediction, framed in green when they agree and in red when not."""

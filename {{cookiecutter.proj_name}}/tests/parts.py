@@ -2,6 +2,8 @@
 
 import os
 import random
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +171,69 @@ def two_parts(output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, 
 def stack(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """A collate function of one's own."""
     return {key: torch.stack([item[key] for item in items]) for key in items[0]} | {"own": torch.ones(len(items))}
+
+
+class DiesOnce:
+    """Cross entropy that ends rank 1 in its 12th training call as a kill would, in the first of all runs."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        self.calls += torch.is_grad_enabled()
+        marker = Path(os.environ["DIES_ONCE"])
+        if self.calls == 12 and os.environ["RANK"] == "1" and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), 9)
+        return nn.functional.cross_entropy(output["logits"], batch["label"])
+
+
+class Breaks(Plain):
+    """A model that goes wrong on one rank, in one call of one kind, in the way that the environment names."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__(width)
+        self.calls = 0
+
+    def forward(self, image: Tensor) -> Tensor:
+        how, rank, phase, number = os.environ.get("BREAKS", "never 0 train 0").split()
+        self.calls += self.training == (phase == "train")
+        if self.calls == int(number) and os.environ.get("RANK", "0") == rank and self.training == (phase == "train"):
+            go_wrong(how)
+        return super().forward(image)
+
+
+def go_wrong(how: str) -> None:
+    """End, or go on wrongly, in one of many ways."""
+    if how == "raise":
+        raise RuntimeError("a mistake in the model")
+    if how == "exit":
+        os._exit(0)
+    if how == "sys.exit":
+        sys.exit(0)
+    if how == "kill":
+        os.kill(os.getpid(), 9)
+    if how == "memory":
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    if how == "hang":
+        time.sleep(1000)
+
+
+class OneBadSample(DigitsDataset):
+    """One sample of it cannot be read."""
+
+    def __init__(self, data_dir: Path, mode: str, index: int) -> None:
+        super().__init__(data_dir, mode)
+        self.index = index
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if index == self.index:
+            raise OSError("no such picture")
+        return super().__getitem__(index)
+
+
+class NanOnRank1(NotANumber):
+    """Cross entropy that breaks in the third step, on one rank; the first call is the step for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(after=3 if os.environ.get("RANK") == "1" else 10**9)

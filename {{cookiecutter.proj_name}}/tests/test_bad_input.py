@@ -217,8 +217,13 @@ def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, told: Told
     """AN-21, R-64: asking for devices that get no process is refused, with the command that would be right."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    text = told("--gpu_ids", "0,1,2")
-    assert "3 devices for 1 process" in text and "torchrun --standalone --nproc-per-node=3" in text
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    with monkeypatch.context() as launched:
+        for name, value in place.items():
+            launched.setenv(name, value)
+        text = told("--gpu_ids", "0,1,2")
+    assert "3 device(s), but 1 process(es)" in text and "torchrun --standalone --nproc-per-node=3" in text
+    assert "python train.py --gpu_ids 0,1,2" in text
     assert "there are 4" in told("--gpu_ids", "4")
 
 

@@ -260,7 +260,7 @@ OVERRIDES = [
 
 @pytest.mark.parametrize(("argv", "key", "value"), OVERRIDES, ids=[" ".join(argv) for argv, _, _ in OVERRIDES])
 def test_overrides(argv: list[str], key: str, value: Any) -> None:
-    """CT-03, CT-04, QQ-03, D-23, D-24, D-61: both forms, typed by the schema; below a null, through a default."""
+    """CT-03, TP-14, CT-04, QQ-03, D-23, D-24, D-61: both forms, typed by the schema; below a null, through a default."""
     found: Any = load("resume: r\n", *argv).values
     for part in key.split("."):
         found = found[part]
@@ -318,7 +318,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("text", "argv", "pieces"), WRONG, ids=[f"{file!r} {argv}" for file, argv, _ in WRONG])
 def test_mistakes_are_explained(text: str, argv: list[str], pieces: list[str]) -> None:
-    """CT-03, QQ-03, QQ-04, D-16, D-22, D-23, D-24, D-26: key, value, rule, origin, nearest right name."""
+    """CT-03, TP-14, QQ-03, QQ-04, D-16, D-22, D-23, D-24, D-26: key, value, rule, origin, nearest right name."""
     message = refusal(text, *argv)
     assert all(piece in message for piece in pieces), message
     assert "has 1 problem:" in message, message

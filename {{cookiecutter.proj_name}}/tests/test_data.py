@@ -11,7 +11,7 @@ from common.data.keyed import KeyedBatches
 from common.data.loader import EvaluationLoader, FirstSamples, LoaderConfig, TrainStream
 from common.data.move import batch_length, map_tensors
 from common.data.plan import EpochPlan, evaluation_keys
-from common.dist import Rank
+from common.distributed import Rank
 from common.errors import UserError
 from common.period import Position
 

@@ -11,7 +11,7 @@ from common.errors import UserError
 from common.trainer import Trainer
 from tests.conftest import Runs, load, metrics, same
 from tests.parts import Block
-from tests.test_resume import several
+from tests.ranks import refused, several
 
 TOWER = ["--model", "{type: tests.parts.Tower}", "--progress.epoch", "1"]
 BATCH_TOWER = ["--model", "{type: tests.parts.Tower, batch: true}", "--progress.epoch", "1"]
@@ -181,8 +181,7 @@ def test_compiled_on_two_ranks(runs: Runs) -> None:
 
 def test_unused_parameters_are_named(runs: Runs) -> None:
     """R-36, CT-18: before the first step, on all ranks alike, with what to do; freezing them helps."""
-    several(runs, 2, runs.words(*SPARE, "{type: tests.parts.Spare}"), code=2)
-    told = log(runs.root / "run")
+    told = refused(runs, 2, runs.words(*SPARE, "{type: tests.parts.Spare}"))
     assert "2 parameters get no gradient in a first step, and DDP would wait for it: spare.weight, spare.bias." in told
     several(runs, 2, runs.words(*SPARE, "{type: tests.parts.Spare}", "--prepare.freeze", "[spare.*]"))
 
@@ -190,8 +189,7 @@ def test_unused_parameters_are_named(runs: Runs) -> None:
 def test_parameters_that_one_rank_does_not_use(runs: Runs) -> None:
     """R-36, CT-18: the ranks differ, and still all end, with the reason; the option it names helps."""
     words = [*SPARE, "{type: tests.parts.Spare, first_only: true}"]
-    several(runs, 2, runs.words(*words), code=2)
-    assert "no gradient in a first step, on some of the ranks" in log(runs.root / "run")
+    assert "no gradient in a first step, on some of the ranks" in refused(runs, 2, runs.words(*words))
     several(runs, 2, runs.words(*words, "--dist.find_unused_parameters", "true"))
 
 
@@ -217,5 +215,4 @@ def test_options_of_ddp(runs: Runs) -> None:
     words = [*TOWER, *options, "--plugins", "[tests.test_parallel:wrapped_as_asked]"]
     several(runs, 2, runs.words(*words))
     assert load(runs.root / "run")["position"]["epoch"] == 1
-    several(runs, 2, runs.words("--dist.sync_bn", "true"), code=2)
-    assert "synchronises batch norm on CUDA only" in log(runs.root / "run")
+    assert "synchronises batch norm on CUDA only" in refused(runs, 2, runs.words("--dist.sync_bn", "true"))

@@ -1,14 +1,11 @@
 """Exact resume: a run that was cut anywhere and resumed is, to the last bit, the run that was never cut."""
 
-import multiprocessing
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ import train
 from common.trainer import Trainer
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, same
 from tests.parts import Killed
+from tests.ranks import several
 
 STEPS = 10  # 2 epochs of 5 steps
 BASE = [
@@ -263,47 +261,6 @@ def test_without(runs: Runs, ingredient: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 # Several processes.
-
-
-def _rank(rank: int, world: int, port: int, argv: list[str], at: int, setup: Any, log: str) -> None:
-    """One process of a run, as torchrun would start it."""
-    os.environ["MORTAL_AT"] = str(at)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    if setup is not None:
-        setup()
-    code = 1
-    try:
-        code = train.main(argv)
-    except Killed:
-        code = 9
-    except BaseException:  # noqa: BLE001 - it must reach the test
-        Path(log).write_text(traceback.format_exc())
-    os._exit(code)
-
-
-def several(runs: Runs, world: int, argv: list[str], *, at: int = 0, setup: Any = None, code: int = 0) -> None:
-    """Run `argv` in `world` processes, cut at the training call `at`. Forked from a server that has torch imported.
-
-    All must end with the exit code `code`.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "tests.test_resume", "common.parallel.fsdp"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    logs = [str(runs.root / f"rank{rank}.txt") for rank in range(world)]
-    children = [
-        context.Process(target=_rank, args=(rank, world, port, argv, at, setup, logs[rank])) for rank in range(world)
-    ]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(100)
-        child.kill()
-    told = "\n".join(Path(log).read_text() for log in logs if Path(log).exists())
-    assert [child.exitcode for child in children] == [9 if at else code] * world, told
 
 
 def without_settling() -> None:

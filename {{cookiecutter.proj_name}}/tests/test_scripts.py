@@ -3,9 +3,13 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from tests.conftest import ENVIRONMENT, run
 
 ROOT = Path(__file__).resolve().parent.parent
 SHELL = shutil.which("dash") or shutil.which("sh")
@@ -17,16 +21,16 @@ pytestmark = pytest.mark.skipif(SHELL is None, reason="needs a POSIX shell")
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """call("cpu.sh", "--name", "x", GPUS="0") -> working folder and arguments of what it starts, one a line."""
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\n[ "$1" = -c ] && { echo "$VISIBLE"; exit; }\npwd -P\nprintf "%s\\n" "$@"\n')
+    python.write_text('#!/bin/sh\npwd -P\nprintf "%s\\n" "$@"\n')
     python.chmod(0o755)
     monkeypatch.chdir(tmp_path)  # scripts must work from anywhere
 
-    def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHON": str(python), "GPUS": "", "VISIBLE": "", **variables}
+    def start(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHON": str(python), "GPUS": "", **variables}
         command = [SHELL or "sh", str(ROOT / "scripts" / script), *arguments]
         return subprocess.run(command, capture_output=True, text=True, env=environment)
 
-    return run
+    return start
 
 
 def test_cpu_runs_in_the_project_and_passes_arguments_on(call) -> None:
@@ -36,22 +40,18 @@ def test_cpu_runs_in_the_project_and_passes_arguments_on(call) -> None:
     assert arguments == ["train.py", "--gpu_ids", "-1", "--config", "configs/default.yaml", "--name", "a b"]
 
 
-def test_one_gpu_needs_no_launcher(call) -> None:
-    arguments = call("gpu.sh", "--name", "x", GPUS="1").stdout.splitlines()[1:]
-    assert arguments == ["train.py", "--gpu_ids", "1", "--config", "configs/default.yaml", "--name", "x"]
+@pytest.mark.parametrize(("gpus", "ids"), [("0,2,3", "0,2,3"), ("1", "1"), ("", "all")])
+def test_gpu_names_the_devices(call, gpus: str, ids: str) -> None:
+    """CT-13: the program itself starts one process for each."""
+    arguments = call("gpu.sh", "--name", "x", GPUS=gpus).stdout.splitlines()[1:]
+    assert arguments == ["train.py", "--gpu_ids", ids, "--config", "configs/default.yaml", "--name", "x"]
 
 
-@pytest.mark.parametrize("variables", [{"GPUS": "0,2,3"}, {"VISIBLE": "0,2,3"}], ids=["named", "visible"])
-def test_several_gpus_get_one_process_each(call, variables: dict[str, str]) -> None:
-    arguments = call("gpu.sh", "--name", "x", **variables).stdout.splitlines()[1:]
-    assert arguments[:4] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
-    assert arguments[4:] == ["train.py", "--gpu_ids", "0,2,3", "--config", "configs/default.yaml", "--name", "x"]
-
-
-def test_no_gpu_is_said_and_fails(call) -> None:
-    done = call("gpu.sh")
-    assert done.returncode == 1
-    assert "scripts/cpu.sh" in done.stderr
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has GPUs, so the script finds them")
+def test_no_gpu_is_said_and_fails() -> None:
+    done = run([SHELL or "sh", "scripts/gpu.sh"], env={**ENVIRONMENT, "PYTHON": sys.executable})
+    assert done.returncode == 2
+    assert "gpu_ids: all" in done.stderr and "--gpu_ids -1" in done.stderr
 
 
 def test_eval_finds_a_relative_checkpoint_from_where_the_user_stands(call, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ FLOOR = {
     "common.errors": set(),
     "common.config": {"common.errors"},
     "common.registry": {"common.config", "common.errors"},
-    "common.dist": {"common.config", "common.errors"},
+    "common.distributed": {"common.config", "common.errors"},
 }
 YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "tests"}
 
@@ -92,7 +92,7 @@ def named(node: ast.Import | ast.ImportFrom, files: dict[str, Path]) -> set[str]
         return {alias.name for alias in node.names}
     assert node.level == 0, "relative imports are not used here"
     module = node.module or ""
-    # `from common import dist` means the module; `from common.dist import Rank` one that has the name.
+    # `from common import distributed` means the module; `from common.distributed import Rank` one that has the name.
     return {below if (below := f"{module}.{alias.name}") in files else module for alias in node.names}
 
 

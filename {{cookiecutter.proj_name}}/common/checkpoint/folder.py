@@ -12,7 +12,7 @@ from loguru import logger
 from common.checkpoint.file import CheckpointError, link_file, read_file, step_of, write_checkpoint
 from common.checkpoint.read import read_checkpoint
 from common.checkpoint.shards import ShardFolders, gathered
-from common.dist import Rank, from_main
+from common.distributed import Rank, from_main
 
 _ALONE = Rank()
 _NUMBERED = re.compile(r"step_(\d+)\.pt")

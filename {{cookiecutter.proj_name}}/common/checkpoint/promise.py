@@ -8,17 +8,18 @@ from typing import Any, Protocol
 
 import torch
 
-from common.dist import Rank
+from common.distributed import Rank
 from common.errors import UserError
 
 # Keys that say how a run is carried out, not what it computes: a resume takes new values of these without a word.
 SAFE = (
     "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "worker", "plugins", "dir.*", "debug.debug_mode",
     "debug.print_all_grad", "monitor.*", "checkpoint.*", "early_stop.*", "best.*", "progress.*", "init_from.*",
-    "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "dist.timeout",
-    "dist.distributed_backend", "dataset.val", "dataset.val.*", "dataset.eval", "dataset.eval.*", "metric", "metric.*",
+    "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method",
+    "dist.timeout", "dist.launcher", "dist.processes", "dist.cudnn_benchmark", "dist.distributed_backend",
     "dist.strategy", "dist.gradient_as_bucket_view", "prepare.activation_checkpointing", "prepare.compile.*",
     "prepare.fsdp.blocks", "prepare.fsdp.reshard_after_forward", "prepare.fsdp.cpu_offload",
+    "dataset.val", "dataset.val.*", "dataset.eval", "dataset.eval.*", "metric", "metric.*",
 )  # fmt: skip
 # Of these, what decides when and what a run measures, and so its best value, its early stop, perhaps its rate.
 _RHYTHM = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val.*", "metric", "metric.*")

@@ -13,7 +13,7 @@ from torch import Tensor
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.shards import write_shards
 from common.config import section
-from common.dist import Rank
+from common.distributed import Rank
 from common.errors import UserError
 from common.period import StepPeriod
 

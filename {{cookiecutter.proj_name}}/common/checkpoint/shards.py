@@ -21,7 +21,7 @@ from loguru import logger
 from torch import Tensor
 
 from common.checkpoint.file import CheckpointError, sync_folder
-from common.dist import Rank, from_main, gather_objects
+from common.distributed import Rank, from_main, gather_objects
 from common.sharded import is_sharded
 
 FOLDER = "shards"
@@ -55,7 +55,7 @@ def write_shards(state: Mapping[str, Any], checkpoints: Path, step: int, rank: R
     if errors:
         if rank.is_main:
             shutil.rmtree(folder, ignore_errors=True)
-        raise OSError(f"{errors[0]} ({folder})")
+        raise OSError(errors[0])
     return {**left, "shards": {"folder": name, "files": digests}}
 
 
@@ -149,14 +149,15 @@ class ShardFolders:
 def _save(tensors: dict[str, Tensor], folder: Path, rank: Rank) -> str:
     """Write this process' shards. Returns what went wrong on any process, or nothing."""
     from torch.distributed.checkpoint.api import CheckpointException  # 0.6 s, for those who need it
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    from common.checkpoint.writer import ShardWriter
+
     try:
-        save(tensors, storage_writer=FileSystemWriter(folder, sync_files=True), process_group=rank.control)
+        save(tensors, storage_writer=ShardWriter(folder), process_group=rank.control)
     except CheckpointException as error:  # torch has told all processes
         failed, (reason, _) = next(iter(error.failures.items()))
-        return f"process {failed}: {type(reason).__name__}: {str(reason).splitlines()[0]}"
+        return f"rank {failed}: {type(reason).__name__}: {str(reason).splitlines()[0]}"
     return ""
 
 
@@ -171,7 +172,7 @@ def _own_digests(folder: Path, rank: Rank) -> dict[str, list[Any]] | str:
             sync_folder(folder.parent)
         return {path.name: _digest(path) for path in files}
     except OSError as error:
-        return f"process {rank.rank}: {error}"
+        return f"rank {rank.rank}: {error}"
 
 
 def _digest(path: Path) -> list[Any]:
@@ -201,7 +202,7 @@ def _load(tensors: dict[str, Tensor], folder: Path, rank: Rank) -> None:
             load(tensors, storage_reader=FileSystemReader(folder), process_group=rank.control, no_dist=rank.is_alone)
     except CheckpointException as error:
         failed, (reason, _) = next(iter(error.failures.items()))
-        raise CheckpointError(f"{folder} cannot be read by process {failed}: {reason}") from error
+        raise CheckpointError(f"{folder} cannot be read by rank {failed}: {reason}") from error
 
 
 def _folder_of(state: Mapping[str, Any], source: Path) -> Path:

@@ -3,7 +3,7 @@
 import inspect
 import json
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
@@ -20,10 +20,12 @@ def check_arguments(
     key: str,
     label: Callable[[], str],
     provided: tuple[str, ...] = (),
+    others: Collection[str] = (),
 ) -> Iterator[Problem]:
     """Problems of calling `target(**given, **provided)`, by its signature and annotations.
 
     `label` names the target in messages; it is only asked when there is a message, since finding a line is slow.
+    `others`: keys that may stand there too, for whoever misspelt one.
     """
     named, takes_any = _parameters(target)
     for name, value in given.items():
@@ -32,7 +34,7 @@ def check_arguments(
         elif name in named:
             yield from _check_one(named[name], value, f"{key}.{name}", label)
         elif not takes_any:
-            near = nearest(name, [other for other in named if other not in provided])
+            near = nearest(name, [*(other for other in named if other not in provided), *others])
             takes = ", ".join(other for other in named if other not in provided) or "no arguments"
             hint = f"did you mean {near}?" if near else f"it takes {takes}"
             yield Problem(f"{key}.{name}", value, f"is no argument of {label()}", hint)

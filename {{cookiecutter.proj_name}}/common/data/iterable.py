@@ -13,7 +13,7 @@ from common.data.keyed import find_collate, seed_all
 from common.data.loader import LoaderConfig, Step, checked, start_worker
 from common.data.move import batch_length
 from common.data.plan import Window
-from common.dist import Rank, max_over_ranks
+from common.distributed import Rank, max_over_ranks
 from common.errors import UserError
 from common.period import Position
 from common.seed import mix
@@ -83,6 +83,7 @@ class IterableStream:
             prefetch_factor=config.prefetch if worker else None,
             timeout=config.timeout if worker else 0,
             worker_init_fn=start_worker,
+            multiprocessing_context=config.start_method if worker else None,
             generator=torch.Generator().manual_seed(seed),
         )
 
@@ -109,6 +110,10 @@ class IterableStream:
         """A batch to try a model on."""
         size = self.batch_size if full else 2
         return self._batches.collate([item for _, item in zip(range(size), iter(self.dataset), strict=False)])
+
+    def samples(self, at: Position) -> list[list[int]]:
+        """What is only read in order has no numbers."""
+        return []
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of the epoch, which comes when the first rank has read all of its data."""

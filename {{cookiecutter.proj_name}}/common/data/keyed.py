@@ -77,7 +77,8 @@ class KeyedBatches:
             raise
         except Exception as error:
             at = indices[len(indices) - len(list(rest)) - 1]
-            raise RuntimeError(f"sample {at} of {type(dataset).__name__} cannot be read: {error}") from error
+            name = type(getattr(dataset, "whole", dataset)).__name__
+            raise RuntimeError(f"sample {at} of {name} cannot be read: {error}") from error
 
     def _seeded_item(self, epoch: int, index: int) -> Any:
         seed_all(mix(self.seed, epoch, index))

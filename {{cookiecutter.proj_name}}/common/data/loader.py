@@ -1,8 +1,10 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
+import signal
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -11,14 +13,14 @@ from torch.utils.data import DataLoader
 from common.config import Problem, section
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.plan import BatchKey, EpochPlan, Window, evaluation_keys
-from common.dist import Rank
+from common.distributed import Rank
 from common.errors import UserError
 from common.failsafe import die_with_parent
 from common.period import Position
 from common.registry import COLLATE_REGISTRY, DATASET_REGISTRY, RegisteredName
 
 # Keys of a data set's section that are ours; the others are arguments of the data set.
-_OWN = ("eval_batch_size",)
+OWN = ("eval_batch_size",)
 
 
 @section
@@ -37,6 +39,10 @@ class LoaderConfig:
         bool, Field(description="train: leave out the last optimizer step of an epoch if not full")
     ] = False
     pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on CUDA")] = None
+    start_method: Annotated[
+        Literal["fork", "spawn", "forkserver"] | None,
+        Field(description="how workers are started; null: as Python does. spawn, forkserver: for data sets with CUDA"),
+    ] = None
     prefetch: Annotated[int, Field(ge=1, description="batches each worker reads ahead")] = 2
     persistent: Annotated[bool, Field(description="keep workers alive between epochs")] = True
     timeout: Annotated[int, Field(ge=0, description="seconds to wait for a batch of a worker; 0: for ever")] = 0
@@ -45,12 +51,12 @@ class LoaderConfig:
 class DatasetSection:
     """Checks a section that describes one split: `{type: DigitsDataset, eval_batch_size: 256, shift: 1}`."""
 
-    ignore = _OWN  # not arguments of the data set: they stay when `type` changes
+    ignore = OWN  # not arguments of the data set: they stay when `type` changes
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if value is None:
             return
-        yield from DATASET_REGISTRY.check(value, key, ignore=_OWN)
+        yield from DATASET_REGISTRY.check(value, key, ignore=OWN)
         size = value.get("eval_batch_size", 1) if isinstance(value, Mapping) else 1
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             yield Problem(f"{key}.eval_batch_size", size, "must be a whole number, at least 1")
@@ -79,19 +85,19 @@ class FirstSamples:
     """The first samples of a data set, for a quick look; everything else is as it was."""
 
     def __init__(self, dataset: SizedDataset, limit: int) -> None:
-        self._dataset = dataset
+        self.whole = dataset
         self._limit = limit
 
     def __len__(self) -> int:
-        return min(self._limit, len(self._dataset))
+        return min(self._limit, len(self.whole))
 
     def __getitem__(self, index: int) -> Any:
-        return self._dataset[index]
+        return self.whole[index]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # pickling asks for attributes before there are any
+        if name.startswith("_") or name == "whole":  # pickling asks for attributes before there are any
             raise AttributeError(name)
-        return getattr(self._dataset, name)
+        return getattr(self.whole, name)
 
 
 def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:
@@ -100,7 +106,7 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
     Raises:
         UserError: it is empty, or what the data set itself finds wrong (a missing folder, ...).
     """
-    dataset = DATASET_REGISTRY.build(part, ignore=_OWN, data_dir=data_dir, mode=mode)
+    dataset = DATASET_REGISTRY.build(part, ignore=OWN, data_dir=data_dir, mode=mode)
     if not is_map_style(dataset):
         if mode != "train":
             raise UserError(
@@ -143,6 +149,9 @@ class Stream(Protocol):
 
     def sample_batch(self, *, full: bool) -> Any:
         """A batch to try a model on: a small one, or a full one, whose shape is what a compiler will see."""
+
+    def samples(self, at: Position) -> list[list[int]]:
+        """Numbers of this process' samples in the step that begins at `at`, by micro-batch; empty if they have none."""
 
     def state_dict(self) -> dict[str, Any]:
         """What restoring the place needs besides the position."""
@@ -198,6 +207,11 @@ class TrainStream:
         size = min(self.plan.batch_size if full else 2, self.plan.size)
         return checked(self._loader.dataset.__getitems__((0, list(range(size)))))  # type: ignore[attr-defined]
 
+    def samples(self, at: Position) -> list[list[int]]:
+        """Numbers of this process' samples in the step that begins at `at`, by micro-batch."""
+        count = len(next(self.plan.windows(at.epoch, at.step, at.sample)).sizes)
+        return [indices for _, (_, indices) in zip(range(count), self.plan.keys(at.epoch, at.sample), strict=False)]
+
     def state_dict(self) -> dict[str, Any]:
         """The data set's own state, if it has any; the place in the data is the run's position."""
         own = getattr(self.dataset, "state_dict", None)
@@ -219,7 +233,15 @@ class TrainStream:
 
 
 class EvaluationLoader:
-    """This process' share of a data set: in order, every sample of the whole set on exactly one process."""
+    """This process' share of a data set: in order, every sample of the whole set on exactly one process.
+
+    Args:
+        split, name: what is read; `name` is that of one of several sets of a split, else "".
+
+    Attributes:
+        size: samples of the whole set.
+        keys: this process' batches, in the order they come.
+    """
 
     def __init__(
         self,
@@ -230,12 +252,14 @@ class EvaluationLoader:
         worker: int,
         rank: Rank,
         seed: int,
+        split: str = "eval",
+        name: str = "",
     ) -> None:
         self.dataset = dataset
-        self.size = len(dataset)
-        keys = evaluation_keys(len(dataset), batch_size, rank.rank, rank.world_size)
-        self.batches = len(keys)
-        self._loader = _make_loader(dataset, keys, config, worker=worker, seed=seed, device=rank.device)
+        self.split, self.name = split, name
+        self.size, self.batch_size = len(dataset), batch_size
+        self.keys = evaluation_keys(self.size, batch_size, rank.rank, rank.world_size)
+        self._loader = _make_loader(dataset, self.keys, config, worker=worker, seed=seed, device=rank.device)
 
     def __iter__(self) -> Iterator[Any]:
         return (checked(batch) for batch in self._loader)
@@ -259,6 +283,7 @@ def _make_loader(
         persistent_workers=config.persistent and worker > 0,
         timeout=config.timeout if worker else 0,
         worker_init_fn=start_worker,
+        multiprocessing_context=config.start_method if worker else None,
         # Opening an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
         generator=torch.Generator().manual_seed(seed),
     )
@@ -270,12 +295,14 @@ def _same(batch: Any) -> Any:
 
 def start_worker(_: int) -> None:
     """What a loader's process does first."""
-    # Ctrl-C reaches the whole process group; the loop decides what to do about it, workers just keep serving.
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C and Slurm's signals reach workers too; the loop decides what to do about them, workers just keep serving.
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
+    if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
+        sys.modules["cv2"].setNumThreads(0)
     die_with_parent()
 
 

@@ -125,6 +125,10 @@ class EpochPlan:
 
 
 def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:
-    """This process' batches of an evaluation: in order, each sample once, no padding, uneven shares allowed."""
-    share = range(rank, size, world_size)
-    return [(0, list(share[first : first + batch_size])) for first in range(0, len(share), batch_size)]
+    """This process' batches of an evaluation: in order, each sample once, no padding, uneven shares allowed.
+
+    The set is cut into the same batches whatever the number of processes, and these are dealt out: so every batch is
+    computed on the very same tensor. Shares differ by one batch at most; a process may have none.
+    """
+    starts = range(rank * batch_size, size, world_size * batch_size)
+    return [(0, list(range(first, min(first + batch_size, size)))) for first in starts]

@@ -12,7 +12,8 @@ from pydantic import Field
 from torch import Tensor
 
 from common.config import section
-from common.dist import Rank, sum_over_ranks
+from common.data.sets import label
+from common.distributed import Rank, sum_over_ranks
 from common.monitor.bar import Bar, NullBar, wants_bar
 from common.monitor.clock import Clock, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, number, train_line
@@ -23,7 +24,7 @@ from common.period import Position
 from common.run import OpenRun, State, write_status
 
 if TYPE_CHECKING:
-    from common.evaluation import Evaluation
+    from common.evaluation import Measured
 
 # Records show the line that called the monitor, not one in here.
 _log = logger.opt(depth=1)
@@ -136,14 +137,15 @@ class Monitor:
         self.writer.scalars("speed", at.step, speed | {"memory_bytes": memory}, epoch=current_epoch(at))
         self.bar.note(f"loss {number(losses.smooth['loss']).strip()}" if losses.smooth else "")
 
-    def evaluation(self, split: str, at: Position, result: "Evaluation", *, best: bool = False) -> None:
-        """The line, scalars and pictures of a pass over the `split` data."""
-        _log.info("{}", evaluation_line(split, at, result.values, result.samples, best=best))
+    def evaluation(self, split: str, at: Position, result: "Measured", *, best: bool = False) -> None:
+        """A line for each set of the `split` data, the scalars of all, and pictures."""
+        for name, one in result.sets.items():
+            _log.info("{}", evaluation_line(label(split, name), at, one.values, one.samples, best=best))
+            self.pictures(f"{split}/{name}" if name else split, at, one.pictures)
         self.writer.scalars(split, at.step, result.values, epoch=current_epoch(at), samples=result.samples)
-        self.pictures(split, at, result.pictures)
 
     def pictures(self, split: str, at: Position, pictures: Sequence[Picture]) -> None:
-        """Show pictures of the `split` data. One without a name, or with another's, gets its number."""
+        """Show pictures of the `split` (or split/set) data. One without a name, or with another's, gets its number."""
         seen: set[str] = set()
         for index, picture in enumerate(pictures):
             name = f"{index:02}" if not picture.name else picture.name

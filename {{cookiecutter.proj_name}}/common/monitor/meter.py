@@ -49,6 +49,7 @@ class Meter:
         self._recent: dict[str, deque[tuple[float, float]]] = {}
         self._last: dict[str, float] = {}
         self._bad: int | None = None
+        self.bad_here: int | None = None  # the same, of this process' own losses
 
     def add(self, losses: Mapping[str, Any], samples: int) -> None:
         """Keep what a `LossFactory` gave for `samples` samples of this process; any number of times in a step."""
@@ -86,6 +87,9 @@ class Meter:
             return
         numbers = iter(torch.stack(scalars).tolist())
         steps = [_one_step(parts, numbers) for _, parts in pending]
+        if self.bad_here is None:
+            bad = (step for (step, _), losses in zip(pending, steps, strict=True) if not _are_finite(losses))
+            self.bad_here = next(bad, None)
         if self._reduce is not None:
             steps = _over_processes(steps, self._reduce)
         for (step, _), losses in zip(pending, steps, strict=True):
@@ -125,6 +129,10 @@ def _over_processes(steps: list[dict[str, _Loss]], reduce: Callable[[Tensor], An
         for losses in steps
     ]
     return means
+
+
+def _are_finite(losses: dict[str, _Loss]) -> bool:
+    return all(math.isfinite(value) for value, samples in losses.values() if samples)
 
 
 def _mean(values: list[tuple[float, float]]) -> float:

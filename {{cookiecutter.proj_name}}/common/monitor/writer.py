@@ -78,7 +78,7 @@ class Writer:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""
         if self._file.closed:  # the end is written; an error after it must not be hidden by one of ours
             return
-        self._file.write(json.dumps(_plain({"event": event, **fields}), allow_nan=False) + "\n")
+        self._file.write(json.dumps(plain({"event": event, **fields}), allow_nan=False) + "\n")
 
     def flush(self) -> None:
         """See to it that everything written so far is in the files. Call it with every checkpoint."""
@@ -170,14 +170,14 @@ def _drop_after(path: Path, step: int) -> None:
     temporary.replace(path)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` as JSON has it. Floats keep every digit: Python writes the shortest text that reads back the same."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     number = float(value)

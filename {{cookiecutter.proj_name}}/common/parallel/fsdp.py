@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, Shard
 
 from common.checkpoint import gathered
-from common.dist import Rank, share_buffers
+from common.distributed import Rank, share_buffers
 from common.errors import UserError
 from common.optim.precision import BrainPrecision, DoublePrecision, HalfPrecision, Precision
 from common.parallel.blocks import has_running_statistics

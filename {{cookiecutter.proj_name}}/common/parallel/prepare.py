@@ -3,7 +3,7 @@
 from loguru import logger
 from torch import nn
 
-from common.dist import DistConfig, Rank
+from common.distributed import DistConfig, Rank
 from common.errors import UserError
 from common.optim.precision import Precision
 from common.parallel.blocks import checkpoint_activations, compile_modules

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.checkpoint import gathered
-from common.dist import DistConfig, Rank
+from common.distributed import DistConfig, Rank
 from common.optim.precision import Precision
 
 _NOTHING = nullcontext()

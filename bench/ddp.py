@@ -1,0 +1,172 @@
+"""Throughput of the rendered project's trainer on 1 and 2 ranks (gloo, CPU), against a bare DDP loop.
+
+The shipped model on random digits, AdamW, batch 64 per rank, all default features on. In the same processes, segments
+of the two alternate, so that both see the same machine; the ratio is that of the medians of rank 0. Then the price of
+the agreement to stop, which costs one small exchange per step.  Run:  python bench/ddp.py [--segments N] [--steps N]
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
+sys.path.insert(0, str(PROJECT))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import train  # noqa: E402
+from common import distributed  # noqa: E402
+from common.best import BestTracker  # noqa: E402
+from common.config import resolve  # noqa: E402
+from common.distributed import Rank  # noqa: E402
+from common.failsafe import Requests, together  # noqa: E402
+from common.run import RunFolder  # noqa: E402
+from common.session import Start, session  # noqa: E402
+from common.trainer import Settings, Trainer  # noqa: E402
+from custom.config import Config  # noqa: E402
+from custom.models.conv_model import ConvModel  # noqa: E402
+from loop import Alternating  # noqa: E402
+
+BATCH = 64
+SAMPLES = int(os.environ.get("BENCH_SAMPLES", "0"))  # set for the processes that measure
+
+
+class Images:
+    """Random images of 8 x 8 with random labels: learning is not the point here."""
+
+    random = False
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.rand(SAMPLES, 1, 8, 8, generator=generator)
+        self.labels = torch.randint(10, (SAMPLES,), generator=generator)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"image": self.images[index], "label": self.labels[index]}
+
+
+def bare_loop(segment: int, rank: Rank) -> Iterator[float]:
+    """Seconds per step of what everybody writes first, a segment at a time."""
+    torch.manual_seed(0)
+    model: nn.Module = ConvModel(1, 10, 32, 0.1)
+    sampler = None
+    data: Any = Images(Path(), "train")
+    if not rank.is_alone:
+        model = DistributedDataParallel(model)
+        sampler = DistributedSampler(data)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
+    criterion = nn.CrossEntropyLoss()
+    loader: DataLoader[Any] = DataLoader(data, batch_size=BATCH, sampler=sampler, shuffle=sampler is None)
+    batches = iter(loader)
+    while True:
+        start = time.perf_counter()
+        for _ in range(segment):
+            batch = next(batches, None)
+            if batch is None:
+                batches = iter(loader)
+                batch = next(batches)
+            optimizer.zero_grad()
+            loss = criterion(model(batch["image"]), batch["label"])
+            loss.backward()
+            optimizer.step()
+        yield (time.perf_counter() - start) / segment
+
+
+def measure(number: int, world: int, port: int, options: argparse.Namespace, folder: str) -> None:
+    """One process: alternate, then time the agreement; rank 0 prints."""
+    torch.set_num_threads(1)
+    if world > 1:
+        os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    words = [
+        "--name", "bench", "--dir.expr_dir", folder, "--dataset", "{train: {type: ddp.Images}, val: null, eval: null}",
+        "--progress.max_steps", str((options.segments + 1) * options.steps + 1), "--progress.epoch", "null",
+        "--progress.save_progress", "false",
+    ]  # fmt: skip
+    resolved = resolve(Config, [PROJECT / "configs" / "default.yaml"], words)
+    config = resolved.config
+    with together(distributed.find_rank(-1, config.dist), config.dist, resolved.values) as rank:
+        run = RunFolder.of(config.dir, config.name, PROJECT)
+        start = Start(argv=words, values=resolved.values, seed=0, resumed=None, local_pictures=False, workers=0)
+        with session(config.monitor, run, rank, start, PROJECT) as monitor:
+            trainer = Trainer(
+                Settings(config.progress, config.optim, config.dist, config.debug, config.checkpoint),
+                **train.build_ingredients(config, rank, 0),
+                best=BestTracker(config.best, config.early_stop),
+                monitor=monitor,
+                run=run,
+                rank=rank,
+                seed=0,
+                about={},
+            )
+            stream = trainer.stream
+            stream.__class__ = Alternating
+            assert isinstance(stream, Alternating)
+            stream.arm(options.steps, bare_loop(options.steps, rank))
+            trainer.train()
+            agreement = agreement_time(rank)
+        if rank.is_main:
+            report(world, stream, agreement)
+
+
+def agreement_time(rank: Rank, calls: int = 2000) -> float:
+    """Seconds per call of what the loop asks once a step, with nothing else going on: median of 20 lots."""
+    requests = Requests(rank)
+    lots = []
+    for _ in range(20):
+        start = time.perf_counter()
+        for _ in range(calls // 20):
+            requests.agree(save=False)
+        lots.append((time.perf_counter() - start) / (calls // 20))
+    return statistics.median(lots)
+
+
+def report(world: int, stream: Alternating, agreement: float) -> None:
+    """Medians, their ratio, and the share of the agreement."""
+    ours, bare = statistics.median(stream.trainer_times), statistics.median(stream.bare_times)
+    pairs = sorted(b / a for a, b in zip(stream.trainer_times, stream.bare_times, strict=True))
+    print(
+        f"{world} rank(s): trainer {ours * 1e3:.3f} ms, bare {bare * 1e3:.3f} ms per step; throughput "
+        f"{bare / ours:.3f} of the bare loop's (pairs {pairs[0]:.3f} to {pairs[-1]:.3f}); "
+        f"agreement {agreement * 1e6:.0f} us, {agreement / ours:.1%} of a step",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Measure on 1 and on 2 ranks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--segments", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=40, help="optimizer steps per segment")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[1, 2])
+    options = parser.parse_args()
+    print(f"{options.segments} segments of {options.steps} steps, torch {torch.__version__}, 1 thread per rank")
+    for world in options.ranks:
+        # One epoch: no validation and no checkpoint in between.
+        os.environ["BENCH_SAMPLES"] = str((options.segments + 2) * options.steps * BATCH * world)
+        with tempfile.TemporaryDirectory() as folder:
+            port = 20000 + os.getpid() % 10000
+            torch.multiprocessing.spawn(_start, (world, port, options, folder), nprocs=world)
+
+
+def _start(number: int, *arguments: Any) -> None:
+    sys.modules["ddp"] = sys.modules[__name__]  # by this name the config finds the data set
+    measure(number, *arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""What a split is evaluated on: one data set, or several by name."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from common.config import ABSENT, Problem
+from common.data.loader import OWN, DatasetSection
+
+Sections = dict[str, Mapping[str, Any]]
+
+
+def sets_of(part: Mapping[str, Any] | None) -> Sections:
+    """The sets of a split by name; a single one is called "". None at all when the split is null."""
+    if part is None:
+        return {}
+    return _named(part) or {"": part}
+
+
+def _named(part: Mapping[str, Any]) -> Sections:
+    """The sections in `part`; none where it is itself the section of a data set, which has a type."""
+    return {} if "type" in part else {name: item for name, item in part.items() if isinstance(item, Mapping)}
+
+
+def label(split: str, name: str) -> str:
+    """How a set is called in messages: its split, or split.name."""
+    return f"{split}.{name}" if name else split
+
+
+class EvaluationSection:
+    """Checks a split: the section of a data set, or names with such sections, `{clean: {type: DigitsDataset}}`.
+
+    A set that is null is left out: so a config can do without one that its base has.
+    """
+
+    ignore = OWN
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        if not isinstance(value, Mapping) or not (sets := _named(value)):
+            yield from _check_single(value, key)
+            return
+        names = ", ".join(sets)
+        for name, section in value.items():
+            below = f"{key}.{name}"
+            if name in OWN:
+                yield Problem(below, _shown(section), f"belongs into each of the sets of {key}: {names}")
+            elif not re.fullmatch(r"[\w-]+", name):
+                yield Problem(below, _shown(section), "is no name for a set: only letters, digits, _ and -")
+            elif section is not None:
+                yield from DatasetSection().check(section, below)
+
+
+def _check_single(value: Any, key: str) -> Iterator[Problem]:
+    for problem in DatasetSection().check(value, key):
+        name = problem.key.removeprefix(f"{key}.")
+        if isinstance(value, Mapping) and name != "type" and isinstance(value.get(name), Mapping):
+            rule = f"cannot be a set by name, since {key}.type ({value.get('type')}) makes {key} one data set"
+            hint = f"write $REPLACE: true in {key}, which drops what the base has there"
+            yield Problem(problem.key, ABSENT, rule, hint)
+        else:
+            yield problem
+
+
+def _shown(value: Any) -> Any:
+    return ABSENT if isinstance(value, Mapping) else value

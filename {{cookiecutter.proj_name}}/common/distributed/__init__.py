@@ -1,0 +1,42 @@
+"""Who am I among the processes of this run, and how do we talk? The rest of the project gets a `Rank` and asks nothing.
+
+`launch` reads what the launcher said, `rank` makes a `Rank` of it, `group` joins and leaves, `collectives` are the few
+exchanges we need, `spawn` starts processes where no launcher did.
+"""
+
+from common.distributed.collectives import (
+    barrier,
+    from_main,
+    gather_objects,
+    gather_tensors,
+    gather_to_main,
+    max_over_ranks,
+    share_buffers,
+    sum_over_ranks,
+)
+from common.distributed.config import DistConfig
+from common.distributed.group import check_alike, finish, start
+from common.distributed.launch import Launch, read_launch, was_restarted
+from common.distributed.rank import Rank, find_rank
+from common.distributed.spawn import spawn
+
+__all__ = [
+    "DistConfig",
+    "Launch",
+    "Rank",
+    "barrier",
+    "check_alike",
+    "find_rank",
+    "finish",
+    "from_main",
+    "gather_objects",
+    "gather_tensors",
+    "gather_to_main",
+    "max_over_ranks",
+    "read_launch",
+    "share_buffers",
+    "spawn",
+    "start",
+    "sum_over_ranks",
+    "was_restarted",
+]

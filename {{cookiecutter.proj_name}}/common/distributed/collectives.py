@@ -1,0 +1,93 @@
+"""The few exchanges between processes that we need. In a single process each does nothing, so nobody has to ask."""
+
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from common.distributed.rank import Rank
+
+T = TypeVar("T")
+
+
+def sum_over_ranks(value: Tensor, rank: Rank) -> Tensor:
+    """Sum `value`, a CPU tensor, over all processes, in place; every process gets the result."""
+    if not rank.is_alone:
+        dist.all_reduce(value, group=rank.control)
+    return value
+
+
+def max_over_ranks(value: int, rank: Rank) -> int:
+    """The largest `value` of any process. One small collective."""
+    if rank.is_alone:
+        return value
+    tensor = torch.tensor([value])
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=rank.control)
+    return int(tensor.item())
+
+
+def gather_objects(value: T, rank: Rank) -> list[T]:
+    """Every process' `value`, in rank order, on every process. For small things: it pickles."""
+    if rank.is_alone:
+        return [value]
+    values: list[Any] = [None] * rank.world_size
+    dist.all_gather_object(values, value, group=rank.control)
+    return values
+
+
+def gather_to_main(value: T, rank: Rank) -> list[T]:
+    """Every process' `value`, in rank order, on the main process alone; the others get an empty list."""
+    if rank.is_alone:
+        return [value]
+    values: list[Any] = [None] * rank.world_size if rank.is_main else []
+    dist.gather_object(value, values if rank.is_main else None, dst=0, group=rank.control)
+    return values
+
+
+def gather_tensors(value: Tensor, rank: Rank) -> list[Tensor]:
+    """Every process' CPU tensor, of any shape, in rank order, on the main process alone; the others get an empty list.
+
+    For large ones, where pickling takes six times as long and four times the memory.
+    """
+    if rank.is_alone:
+        return [value]
+    about = gather_objects((value.shape, value.dtype), rank)
+    if not rank.is_main:
+        if value.numel():
+            dist.send(value.contiguous(), dst=0, group=rank.control)
+        return []
+    values = [value, *(torch.empty(shape, dtype=dtype) for shape, dtype in about[1:])]
+    for source, received in enumerate(values):
+        if source and received.numel():
+            dist.recv(received, src=source, group=rank.control)
+    return values
+
+
+def from_main(value: T, rank: Rank) -> T:
+    """The main process' `value`, on every process."""
+    if rank.is_alone:
+        return value
+    box: list[Any] = [value]
+    dist.broadcast_object_list(box, src=0, group=rank.control)
+    return box[0]
+
+
+def barrier(rank: Rank) -> None:
+    """Wait for every process."""
+    if not rank.is_alone:
+        dist.barrier(group=rank.control)
+
+
+def share_buffers(model: nn.Module, rank: Rank) -> None:
+    """Give every process rank 0's buffers: batch norm statistics drift apart, since each process sees other samples."""
+    if rank.is_alone:
+        return
+    kinds: dict[torch.dtype, list[Tensor]] = {}
+    for buffer in model.buffers():
+        kinds.setdefault(buffer.dtype, []).append(buffer)
+    for buffers in kinds.values():  # one exchange each, not one a buffer
+        values = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+        dist.broadcast(values, src=0)
+        for buffer, value in zip(buffers, values.split([buffer.numel() for buffer in buffers]), strict=True):
+            buffer.detach().copy_(value.view_as(buffer))

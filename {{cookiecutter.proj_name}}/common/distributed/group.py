@@ -1,0 +1,170 @@
+"""Joining the processes of a run into one group, and leaving it."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from loguru import logger
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from common.distributed.collectives import gather_objects
+from common.distributed.config import DistConfig
+from common.distributed.launch import Launch
+from common.distributed.network import interface_towards
+from common.distributed.rank import Rank
+from common.errors import UserError
+
+_PATIENCE = 0.05  # seconds between two looks at who has arrived
+
+
+def start(rank: Rank, config: DistConfig) -> Rank:
+    """Set the device, then join the process groups; a single process joins none. Returns the rank to work with.
+
+    Raises:
+        UserError: the others, or some of them, could not be found in `dist.timeout` seconds; or two processes share
+            a device.
+    """
+    if rank.device.type == "cuda":
+        torch.cuda.set_device(rank.device)
+    if rank.is_alone or rank.launch is None:
+        return rank
+    several_hosts = rank.launch.local_world < rank.world_size
+    if several_hosts and (name := interface_towards(rank.launch.address)):
+        # gloo offers its peers the address that this host's name stands for, which may be a loopback address.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    timeout = timedelta(seconds=config.timeout)
+    store = _meet(rank.launch, config.timeout)
+    dist.init_process_group(
+        rank.backend,
+        store=store,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        timeout=timeout,
+        device_id=rank.device if rank.backend == "nccl" else None,
+    )
+    rank = replace(rank, control=dist.new_group(backend="gloo", timeout=timeout))
+    _check_devices(rank)
+    return rank
+
+
+def finish(rank: Rank) -> None:
+    """Leave the process group after success. Never call this on the way out of an error: it waits for the others."""
+    if rank.is_alone:
+        return
+    dist.barrier(group=rank.control)
+    dist.destroy_process_group()
+
+
+def check_alike(values: Mapping[str, Any], rank: Rank) -> None:
+    """Refuse processes that were started with other settings than rank 0, by name. Every process must call this."""
+    everyone = [dict(_leaves(settings)) for settings in gather_objects(dict(values), rank)]
+    first = everyone[0]
+    for number, other in enumerate(everyone):
+        differing = [key for key in {**first, **other} if first.get(key) != other.get(key)]
+        if differing:
+            lines = "\n".join(
+                f"  {key}: {first.get(key)!r} on rank 0, {other.get(key)!r} on rank {number}" for key in differing
+            )
+            raise UserError(f"rank {number} was started with another configuration than rank 0:\n{lines}")
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _meet(launch: Launch, timeout: int) -> Store:
+    """The store that all processes know, once all of them are there."""
+    store = PrefixStore(f"attempt {launch.attempt}", _open_store(launch, timeout))
+    store.set(f"here/{launch.rank}", f"{socket.gethostname()}, process {os.getpid()}")
+    if launch.rank != 0:
+        # Rank 0 counts a little longer than we wait for its word, so that its message is the one we all show.
+        try:
+            store.wait(["verdict"], timedelta(seconds=timeout + 10))
+        except dist.DistError as error:
+            raise UserError(f"rank 0 has gone while the processes were gathering: {error}") from error
+        if store.get("verdict"):
+            sys.exit(2)  # as for any mistake of the user's; rank 0 tells which
+        return store
+    verdict = _missing(store, launch, timeout)
+    store.set("verdict", verdict)
+    if verdict:
+        time.sleep(1)  # let the others read it: where rank 0 serves the store, it goes with us
+        raise UserError(verdict)
+    return store
+
+
+def _missing(store: Store, launch: Launch, timeout: int) -> str:
+    """Wait for every rank; after `timeout` seconds, a text that names those who are missing."""
+    waiting = list(range(launch.world_size))
+    until = time.monotonic() + timeout
+    told = time.monotonic() + 30
+    while waiting := [rank for rank in waiting if not store.check([f"here/{rank}"])]:
+        names = ", ".join(map(str, waiting))
+        if time.monotonic() > until:
+            arrived = [rank for rank in range(launch.world_size) if rank not in waiting]
+            there = "\n".join(f"  rank {rank}: {store.get(f'here/{rank}').decode()}" for rank in arrived[:16])
+            return (
+                f"rank {names} of {launch.world_size} did not arrive at {launch.address}:{launch.port} in {timeout} s "
+                f"(dist.timeout); did it start, and does it see this host? Arrived:\n{there}"
+            )
+        if time.monotonic() > told:
+            told = time.monotonic() + 60
+            logger.warning("still waiting for rank {} of {}", names, launch.world_size)
+        time.sleep(_PATIENCE)
+    return ""
+
+
+def _open_store(launch: Launch, timeout: int) -> Store:
+    where = f"{launch.address}:{launch.port}"
+    serving = launch.rank == 0 and not launch.served
+    try:
+        socket.getaddrinfo(launch.address, launch.port)
+    except OSError as error:
+        raise UserError(
+            f"the host {launch.address!r}, where the processes are to meet, is not known here ({error}); "
+            "set MASTER_ADDR to a name or address that every node can reach"
+        ) from error
+    try:
+        return TCPStore(
+            launch.address,
+            launch.port,
+            launch.world_size,
+            is_master=serving,
+            timeout=timedelta(seconds=timeout),
+            wait_for_workers=False,
+        )
+    except dist.DistError as error:
+        text = str(error).splitlines()[0]
+        if "EADDRINUSE" in text or "address already in use" in text:
+            raise UserError(
+                f"port {launch.port} of {socket.gethostname()} is taken by another program; set MASTER_PORT to another"
+            ) from error
+        raise UserError(
+            f"rank {launch.rank} could not reach rank 0 at {where} in {timeout} s (dist.timeout): has it started, and "
+            f"does a firewall stand between? ({text})"
+        ) from error
+
+
+def _check_devices(rank: Rank) -> None:
+    """Refuse two processes on one GPU: each would wait for memory and time that the other holds."""
+    mine = None
+    if rank.device.type == "cuda":
+        mine = (socket.gethostname(), str(torch.cuda.get_device_properties(rank.device).uuid))
+    users: dict[Any, int] = {}
+    for number, device in enumerate(gather_objects(mine, rank)):
+        if device is not None and users.setdefault(device, number) != number:
+            raise UserError(
+                f"ranks {users[device]} and {number} share one GPU of {device[0]}; start one process per GPU there "
+                "(Slurm: --gpus-per-node and --ntasks-per-node must be equal, or use --gpus-per-task=1)"
+            )

@@ -1,0 +1,209 @@
+"""What the launcher of this process says, in its variables: torchrun, Slurm, MPI, or our own `spawn`."""
+
+import os
+import re
+import subprocess
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from common.distributed.hosts import expand_hosts
+from common.errors import UserError
+
+_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+SPAWNED = "TRAIN_SPAWNED"  # set by `spawn` for the processes it starts
+
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process among those that were started together.
+
+    Attributes:
+        local_world: processes on this process' host.
+        address, port: where the processes find each other.
+        served: the launcher itself listens there; otherwise rank 0 does.
+        attempt: how often the launcher has started all of them before.
+    """
+
+    launcher: str
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world: int
+    address: str
+    port: int
+    served: bool = False
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size or not 0 <= self.local_rank < self.local_world:
+            raise UserError(
+                f"{self.launcher} says this is process {self.rank} of {self.world_size}, and {self.local_rank} of "
+                f"{self.local_world} on its host, which cannot be; are variables of another job left over?"
+            )
+
+
+def read_launch(environment: Environment, launcher: str = "auto") -> Launch | None:
+    """Find this process' place; None for a process that stands alone.
+
+    Args:
+        launcher: "auto" takes whoever's variables are there; a name takes those of that launcher only.
+
+    Raises:
+        UserError: variables are missing or contradict each other.
+    """
+    if launcher == "none":
+        return None
+    readers = {"spawn": _from_torchrun, "torchrun": _from_torchrun, "mpi": _from_mpi, "slurm": _from_slurm}
+    if launcher != "auto":
+        found = readers[launcher](environment)
+        if found is None and launcher != "spawn":
+            raise UserError(f"dist.launcher: {launcher}, but its variables are not set: it did not start this process")
+        return found
+    # Under Slurm, torchrun and mpirun start one helper per node by srun, and it starts the processes: theirs count.
+    for reader in (_from_torchrun, _from_mpi, _from_slurm):
+        found = reader(environment)
+        if found is not None:
+            return found if found.world_size > 1 or found.launcher == "torchrun" else None
+    return None
+
+
+def was_restarted(environment: Environment) -> bool:
+    """Whether the launcher starts this very job again: after a preemption (Slurm) or a failure (torchrun)."""
+    return any(_number(environment, name, 0) > 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+
+
+def _from_torchrun(environment: Environment) -> Launch | None:
+    """The variables of torchrun, which `spawn` sets too, and which can be set by hand."""
+    found = [name for name in _TORCH if name in environment]
+    if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(found):
+        return None
+    if len(found) < len(_TORCH):
+        missing = ", ".join(name for name in _TORCH if name not in found)
+        raise UserError(
+            f"the variables {', '.join(found)} are set, but not {missing}; start with torchrun, which sets all of "
+            "them, or take them away (unset) for a single process"
+        )
+    rank, world_size, local_rank = (_number(environment, name) for name in _TORCH[:3])
+    by_hand = not any(name in environment for name in ("TORCHELASTIC_RUN_ID", SPAWNED))
+    slurm = _slurm_place(environment)
+    if by_hand and slurm is not None and slurm != (rank, world_size):
+        raise UserError(
+            f"RANK={rank} and WORLD_SIZE={world_size} contradict SLURM_PROCID={slurm[0]} of {slurm[1]} tasks; unset "
+            "the former, or choose with --dist.launcher torchrun or --dist.launcher slurm"
+        )
+    return Launch(
+        "spawn" if SPAWNED in environment else "torchrun",
+        rank,
+        local_rank,
+        world_size,
+        _number(environment, "LOCAL_WORLD_SIZE", world_size),
+        environment["MASTER_ADDR"],
+        _number(environment, "MASTER_PORT"),
+        served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
+    )
+
+
+def _from_slurm(environment: Environment) -> Launch | None:
+    """A task of `srun`. The shell of a batch job has most of these variables too, but not those of a step."""
+    place = _slurm_place(environment)
+    if place is None:
+        return None
+    rank, world_size = place
+    local_world = _slurm_local_world(environment, world_size)
+    keys = ("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    return Launch(
+        "slurm",
+        rank,
+        _number(environment, "SLURM_LOCALID"),
+        world_size,
+        local_world,
+        # Where all tasks share a host, no name needs to be known to anybody.
+        environment.get("MASTER_ADDR") or ("127.0.0.1" if local_world == world_size else _first_host(environment)),
+        _number(environment, "MASTER_PORT", _port(*(environment.get(key, "") for key in keys))),
+        attempt=_number(environment, "SLURM_RESTART_COUNT", 0),
+    )
+
+
+def _slurm_place(environment: Environment) -> tuple[int, int] | None:
+    """Rank and number of tasks in a step of srun; None elsewhere."""
+    if not environment.get("SLURM_STEP_ID", "").isdigit() or "SLURM_PROCID" not in environment:
+        return None
+    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS", "1")
+    return _number(environment, "SLURM_PROCID"), int(tasks)
+
+
+def _slurm_local_world(environment: Environment, world_size: int) -> int:
+    """Tasks on this node, from a list such as "2(x3),1": two on each of three nodes, then one."""
+    text = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE", str(world_size))
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise UserError(f"Slurm's number of tasks per node cannot be read: {text!r}")
+        counts += [int(match[1])] * int(match[2] or 1)
+    node = _number(environment, "SLURM_NODEID", 0)
+    return counts[node] if node < len(counts) else counts[-1]
+
+
+def _first_host(environment: Environment) -> str:
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    if not nodes:
+        raise UserError("Slurm did not say on which nodes the job runs; set MASTER_ADDR to the first one's name")
+    try:
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return expand_hosts(nodes)[0]  # not every compute node has scontrol
+
+
+def _from_mpi(environment: Environment) -> Launch | None:
+    """Open MPI, MPICH and its relatives. They carry our variables; the processes talk by torch's own means."""
+    families = (
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    )
+    for names in families:
+        if all(name in environment for name in names):
+            rank, world_size, local_rank, local_world = (_number(environment, name) for name in names)
+            break
+    else:
+        return None
+    one_host = local_world == world_size
+    # Alike for the processes of one mpirun, and hardly ever for those of two.
+    job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid", "")
+    if not job and one_host:
+        job = str(os.getppid())
+    if not one_host and ("MASTER_ADDR" not in environment or not (job or "MASTER_PORT" in environment)):
+        raise UserError(
+            "mpirun over several hosts does not say where rank 0 is; tell all processes:\n"
+            "  mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 ...    (Open MPI; the first host's name)\n"
+            "  mpiexec -genv MASTER_ADDR $(hostname) -genv MASTER_PORT 29500 ...    (MPICH)"
+        )
+    return Launch(
+        "mpi",
+        rank,
+        local_rank,
+        world_size,
+        local_world,
+        environment.get("MASTER_ADDR", "127.0.0.1"),
+        _number(environment, "MASTER_PORT", _port(job)),
+    )
+
+
+def _port(*job: str) -> int:
+    """A port that the processes of one job agree on without talking, below those that the kernel hands out."""
+    return 10000 + zlib.crc32("/".join(job).encode()) % 20000
+
+
+def _number(environment: Environment, name: str, default: int | None = None) -> int:
+    text = environment.get(name, "" if default is None else str(default))
+    if not text.lstrip("-").isdigit():
+        raise UserError(f"the variable {name} should be a whole number, not {text!r}; which program set it?")
+    return int(text)

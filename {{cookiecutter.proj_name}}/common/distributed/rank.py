@@ -1,0 +1,153 @@
+"""This process among those of the run: one small value, found once and passed in."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from common.distributed.config import DistConfig
+from common.distributed.launch import Launch, read_launch
+from common.errors import UserError
+
+_CPU = torch.device("cpu")
+GpuIds = int | list[int] | str
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process' place: `rank` of `world_size`, `local_rank` on its host, the device it computes on.
+
+    Attributes:
+        backend: what gradients travel by, "nccl" or "gloo"; "" for a single process.
+        launch: what the launcher said; None for a single process.
+        control: process group on CPU for small exchanges, so that they never wait for the GPU.
+        lifeline: tells when another process fails, see `common.lifeline`; None before it is there.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    device: torch.device = _CPU
+    backend: str = ""
+    launch: Launch | None = None
+    control: Any = None
+    lifeline: Any = None
+
+    @property
+    def is_main(self) -> bool:
+        """True in the one process that writes files and talks to the terminal."""
+        return self.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        return self.world_size == 1
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world_size} on {self.device}"
+
+
+def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str] = os.environ) -> Rank:
+    """Work out this process' `Rank` from the launcher's variables and the wanted devices. Starts nothing.
+
+    Args:
+        gpu_ids: -1 computes on CPU; otherwise the CUDA device(s) of this host to use, one process each; "all": every
+            one that can be seen.
+
+    Raises:
+        UserError: the launcher's variables contradict each other, a device does not exist, or the number of processes
+            is not the number of devices asked for.
+    """
+    launch = read_launch(environment, config.launcher)
+    if launch is None:
+        return Rank(device=_device(gpu_ids, 0, 1, environment))
+    if config.processes not in (None, launch.local_world):
+        raise UserError(
+            f"dist.processes: {config.processes}, but {launch.launcher} started {launch.local_world} on this host; "
+            "leave it out, the launcher decides"
+        )
+    device = _device(gpu_ids, launch.local_rank, launch.local_world, environment)
+    return Rank(
+        launch.rank,
+        launch.local_rank,
+        launch.world_size,
+        device,
+        backend="" if launch.world_size == 1 else _backend(config, device),
+        launch=launch,
+    )
+
+
+def processes_wanted(gpu_ids: GpuIds, config: DistConfig) -> int:
+    """How many processes this host should have. Raises `UserError` when `dist.processes` contradicts the devices."""
+    devices = wanted_devices(gpu_ids)
+    if devices == [-1]:
+        return config.processes or 1
+    _check_exist(devices)
+    if config.processes not in (None, len(devices)):
+        raise UserError(
+            f"dist.processes: {config.processes}, but gpu_ids {gpu_ids} names {len(devices)} device(s), and each needs "
+            "a process of its own; leave dist.processes out"
+        )
+    return len(devices)
+
+
+def wanted_devices(gpu_ids: GpuIds) -> list[int]:
+    """Numbers of CUDA devices, [-1] for the CPU. Raises `UserError` for what is neither, and for missing devices."""
+    if gpu_ids == "all":
+        gpu_ids = list(range(torch.cuda.device_count()))
+        if not gpu_ids:
+            raise UserError("gpu_ids: all asks for CUDA, but PyTorch sees none here; use --gpu_ids -1 for the CPU")
+    wanted = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
+    if wanted == [-1]:
+        return [-1]
+    numbers = [number for number in wanted if isinstance(number, int) and number >= 0]
+    if not wanted or len(set(numbers)) < len(wanted):
+        raise UserError(f'gpu_ids: {gpu_ids} is neither -1 (CPU), "all", nor a list of different device numbers')
+    return numbers
+
+
+def _device(gpu_ids: GpuIds, local_rank: int, local_world: int, environment: Mapping[str, str]) -> torch.device:
+    wanted = wanted_devices(gpu_ids)
+    if wanted == [-1]:
+        return _CPU
+    count = torch.cuda.device_count()
+    if count == 1 and local_world > 1 and "SLURM_JOB_ID" in environment and len(wanted) in (1, local_world):
+        # Each task was given one GPU of its own, and sees it as number 0; `check_devices` finds out if not.
+        return torch.device("cuda", 0)
+    _check_exist(wanted)
+    if len(wanted) != local_world:
+        raise UserError(_right_command(wanted, local_world, count))
+    return torch.device("cuda", wanted[local_rank])
+
+
+def _check_exist(devices: list[int]) -> None:
+    ids = ",".join(map(str, devices))
+    if not torch.cuda.is_available():
+        raise UserError(f"gpu_ids: {ids} asks for CUDA, but PyTorch sees none here; use --gpu_ids -1 for the CPU")
+    count = torch.cuda.device_count()
+    if max(devices) >= count:
+        raise UserError(f"gpu_ids: {ids} asks for device {max(devices)}, but there are {count} (0 to {count - 1})")
+
+
+def _right_command(wanted: list[int], local_world: int, count: int) -> str:
+    ids = ",".join(map(str, wanted))
+    said = f"gpu_ids: {ids} is {len(wanted)} device(s), but {local_world} process(es) were started on this host"
+    if local_world > count:
+        return f"{said}, which has {count}; start {count} at most, one per device"
+    more = ",".join(map(str, range(local_world)))
+    return (
+        f"{said}; there must be one per device:\n"
+        f"  python train.py --gpu_ids {ids} ...    (starts its processes itself)\n"
+        f"  torchrun --standalone --nproc-per-node={len(wanted)} train.py --gpu_ids {ids} ...\n"
+        f"  or keep the {local_world} process(es) and name their devices: --gpu_ids {more}"
+    )
+
+
+def _backend(config: DistConfig, device: torch.device) -> str:
+    backend = config.distributed_backend
+    if backend == "auto":
+        return "nccl" if device.type == "cuda" else "gloo"
+    if backend == "nccl" and device.type == "cpu":
+        raise UserError("dist.distributed_backend: nccl needs CUDA devices; use gloo or auto with --gpu_ids -1")
+    return backend

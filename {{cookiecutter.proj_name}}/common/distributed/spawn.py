@@ -1,0 +1,112 @@
+"""Starting the processes of this host ourselves, where several devices are wanted and no launcher was used."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from common.distributed.config import DistConfig
+from common.distributed.launch import SPAWNED, read_launch
+from common.distributed.rank import GpuIds, processes_wanted
+
+_GRACE = 8.0  # seconds that the others have to end by themselves once one has failed
+_PATIENCE = 0.1  # seconds between two looks at the processes
+
+
+def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | None:
+    """Run this very program once per device, as torchrun would, and wait for the processes.
+
+    Args:
+        argv: the program and its arguments, as in `sys.argv`.
+
+    Returns:
+        The exit code of the run: that of the first process that failed, 128 + signal for one that was killed. None
+        when this process is itself to do the work: one device, or a launcher has started it.
+    """
+    if config.launcher not in ("auto", "spawn") or read_launch(os.environ, config.launcher) is not None:
+        return None
+    count = processes_wanted(gpu_ids, config)
+    if count == 1:
+        return None
+    # Listens on a port that nobody else has, and goes on listening when rank 0 has died.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    shared = {
+        **os.environ,
+        SPAWNED: "1",
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    # Together they would start many times more threads than there are cores.
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    children: list[subprocess.Popen[bytes]] = []
+    with _forwarding(children):
+        for rank in range(count):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            children.append(subprocess.Popen([sys.executable, *argv], env={**shared, **place}))
+        return _wait(children)
+
+
+def _wait(children: Sequence["subprocess.Popen[bytes]"]) -> int:
+    """Until all have ended; when one fails, the others have `_GRACE` seconds to follow."""
+    first: int | None = None
+    until = float("inf")
+    while None in (codes := [child.poll() for child in children]):
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed and first is None:
+            first, until = failed[0], time.monotonic() + _GRACE
+        if time.monotonic() > until:
+            for child in children:
+                child.kill()
+        time.sleep(_PATIENCE)
+    if first is None:
+        first = next((rank for rank, code in enumerate(codes) if code), 0)
+    code = codes[first] or 0
+    if code >= 0:
+        return code
+    name = signal.Signals(-code).name
+    hint = "; did the machine run out of memory (see dmesg)?" if name == "SIGKILL" else ""
+    print(f"error: rank {first} was ended by {name}{hint}", file=sys.stderr)
+    return 128 - code
+
+
+@contextmanager
+def _forwarding(children: list["subprocess.Popen[bytes]"]) -> Iterator[None]:
+    """Hand signals on to the processes, which know how to stop; a terminal has sent Ctrl-C to them already."""
+    names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and _at_terminal():
+            return
+        for child in children:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        yield
+    except BaseException:
+        for child in children:
+            child.kill()
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _at_terminal() -> bool:
+    """Whether a Ctrl-C goes to the whole group of processes: we are in the foreground of a terminal."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -1,0 +1,72 @@
+"""Areas under curves over all thresholds. Both rank all samples, so they need all of them at once."""
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+
+from common.gathered import Results
+from common.metric import GatheredMetric
+from common.registry import METRIC_REGISTRY
+
+
+@METRIC_REGISTRY.register()
+class AreaUnderCurve(GatheredMetric):
+    """Area under the ROC curve of each class against the others, mean over classes, 0..1.
+
+    For one class it is the share of pairs (a sample of the class, another sample) in which the first is given the
+    higher probability, ties counting half (Hanley and McNeil 1982). Classes that all samples or none have are left out.
+    """
+
+    def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
+        """Reads `probabilities` (B, classes) and `label` (B,)."""
+        return {"probabilities": output["probabilities"], "label": batch["label"]}
+
+    def compute(self, results: Results) -> float:
+        return _mean_over_classes(_roc_area, results)
+
+
+@METRIC_REGISTRY.register()
+class MeanAveragePrecision(GatheredMetric):
+    """Average precision of each class against the others, mean over classes, 0..1.
+
+    For one class it is the sum, over all thresholds, of precision times the recall that the threshold adds: the area
+    under the precision-recall curve as a step function (Davis and Goadrich 2006). Samples with the same probability
+    share a threshold. Classes that all samples or none have are left out.
+    """
+
+    def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
+        """Reads `probabilities` (B, classes) and `label` (B,)."""
+        return {"probabilities": output["probabilities"], "label": batch["label"]}
+
+    def compute(self, results: Results) -> float:
+        return _mean_over_classes(_average_precision, results)
+
+
+def _mean_over_classes(area: Callable[[Tensor, Tensor], float], results: Results) -> float:
+    probabilities, label = results["probabilities"], results["label"]
+    areas = []
+    for number in range(probabilities.shape[1]):
+        own = label == number
+        if 0 < int(own.sum()) < len(own):
+            areas.append(area(*_by_score(probabilities[:, number], own)))
+    return math.fsum(areas) / len(areas) if areas else math.nan
+
+
+def _by_score(scores: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Samples of the class, and others, with each distinct score, from the lowest score up."""
+    distinct, at = scores.unique(return_inverse=True)
+    return at[own].bincount(minlength=len(distinct)), at[~own].bincount(minlength=len(distinct))
+
+
+def _roc_area(own: Tensor, others: Tensor) -> float:
+    below = others.cumsum(0) - others
+    # In halves of pairs, so that it stays a whole number.
+    won = int((own * (2 * below + others)).sum())
+    return won / (2 * int(own.sum()) * int(others.sum()))
+
+
+def _average_precision(own: Tensor, others: Tensor) -> float:
+    found = own.flip(0).cumsum(0)
+    precision = found.double() / (found + others.flip(0).cumsum(0))
+    return math.fsum((precision * own.flip(0)).tolist()) / int(own.sum())

@@ -1,0 +1,125 @@
+"""Several ranks of a program, forked from a server that has torch imported: a second instead of four."""
+
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import evaluate
+import train
+from common.failsafe import reported
+from common.lifeline import end
+from tests.conftest import Runs
+from tests.parts import Killed
+
+_PROGRAMS = {"train": train.main, "evaluate": evaluate.main}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How ranks ended: exit codes, what each wrote to the terminal, and after how many seconds, in rank order."""
+
+    codes: list[int | None]
+    texts: list[str]
+    seconds: list[float]
+
+
+def start_ranks(
+    folder: Path,
+    world: int,
+    argv: list[str],
+    *,
+    program: str = "train",
+    environment: Mapping[str, str] | None = None,
+    only: list[int] | None = None,
+    more: Mapping[int, list[str]] | None = None,
+    patience: float = 100.0,
+    setup: Any = None,
+) -> Ended:
+    """Run a program in `world` processes with torchrun's variables, in `folder`; `only`: the others never come.
+
+    Args:
+        more: further words for some of the ranks.
+        setup: called in each of them first.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train", "evaluate", "tests.ranks", "common.parallel.fsdp"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+    shared |= {"MASTER_PORT": str(port), **(environment or {})}
+    ranks = range(world) if only is None else only
+    outputs = [folder / f"terminal{rank}.txt" for rank in ranks]
+    children = [
+        context.Process(
+            target=_run,
+            args=(
+                setup,
+                program,
+                [*argv, *(more or {}).get(rank, [])],
+                {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                str(output),
+            ),
+        )
+        for rank, output in zip(ranks, outputs, strict=True)
+    ]
+    start = time.monotonic()
+    for child in children:
+        child.start()
+    seconds: dict[int, float] = {}
+    while len(seconds) < len(children) and time.monotonic() < start + patience:
+        for number, child in enumerate(children):
+            if number not in seconds and child.exitcode is not None:
+                seconds[number] = time.monotonic() - start
+        time.sleep(0.02)
+    for child in children:
+        child.kill()
+        child.join()
+    texts = [output.read_text() for output in outputs]
+    ends = [seconds.get(number, float("inf")) for number in range(len(children))]
+    return Ended([child.exitcode for child in children], texts, ends)
+
+
+def several(runs: Runs, world: int, argv: list[str], *, program: str = "train", at: int = 0, setup: Any = None) -> None:
+    """Run on `world` ranks, to a good end; or to the training call `at`, at which `tests.parts.Mortal` ends each."""
+    ended = start_ranks(runs.root, world, argv, program=program, environment={"MORTAL_AT": str(at)}, setup=setup)
+    assert ended.codes == [9 if at else 0] * world, "\n".join(ended.texts)
+
+
+def refused(runs: Runs, world: int, argv: list[str], setup: Any = None) -> str:
+    """Run on `world` ranks, which must end soon with a mistake of the user; what they wrote to the terminal."""
+    ended = start_ranks(runs.root, world, argv, setup=setup)
+    # 2: a mistake that this rank has found; 1: it was ended, since another one was quicker to tell.
+    assert 2 in ended.codes and set(ended.codes) <= {1, 2}, "\n".join(ended.texts)
+    return "\n".join(ended.texts)
+
+
+def _run(setup: Any, program: str, argv: list[str], environment: dict[str, str], output: str) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    # Else the loader's workers would be started the way this process was, by a server that first imports torch.
+    multiprocessing.set_start_method("fork", force=True)
+    with open(output, "w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - for the rest of the process
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    if setup is not None:
+        setup()
+    code: Any = 1
+    try:
+        with reported():
+            code = _PROGRAMS[program](argv)
+    except Killed:
+        code = 9
+    except SystemExit as error:
+        code = error.code
+    end(code)

@@ -1,0 +1,280 @@
+"""One rank fails, all end: within seconds, with a code that is not 0, and with its reason as the last thing shown."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.distributed import Rank
+from common.failure import Failure, describe
+from common.located import located
+from tests.conftest import ENVIRONMENT, PROJECT, Runs, run
+from tests.ranks import Ended, start_ranks
+
+SMALL = ["--model", "{type: tests.parts.Breaks}", "--batch_size", "16"]
+
+
+def broken(runs: Runs, how: str, *words: str, world: int = 2) -> Ended:
+    """Run on several ranks, with `how` as tests.parts.Breaks understands it."""
+    ended = start_ranks(runs.root, world, runs.words(*SMALL, *words), environment={"BREAKS": how})
+    assert all(ended.codes), "some process ended well"
+    # The culprit ends first; the others within 10 s.
+    assert max(ended.seconds) - min(ended.seconds) < 10
+    return ended
+
+
+def last_block(text: str) -> str:
+    """The summary, which must be the last thing that is shown."""
+    assert text.rstrip().endswith("=" * 100), text
+    return text[text.rindex("==== rank ") :] if "==== rank " in text else text[text.rindex("==== failed") :]
+
+
+def test_exception_in_forward(runs: Runs) -> None:
+    """R-14, TP-01, TP-04, D-29: with rank, host, step, samples, the user's line; everywhere one would look."""
+    ended = broken(runs, "raise 1 train 5")
+    folder = runs.root / "run"
+    block = last_block(ended.texts[0])
+    assert "rank 1 failed" in block and "RuntimeError: a mistake in the model" in block
+    assert re.search(r"at +tests/parts.py:\d+, in go_wrong", block)
+    # One call was the step for nothing; so the fifth is in the fourth step. Its samples, of the 16 that rank 1 has.
+    assert re.search(r"during +training step 4, epoch 1, of train samples (\d+, ){15}\d+\n", block)
+    assert re.search(r"process +rank 1 of 2, process \d+ on ", block) and "error_rank1.txt" in block
+    assert "Traceback" in ended.texts[0] and "Traceback" not in ended.texts[1]  # shown once
+    for file in ("train.log", "train.rank1.log", "error_rank1.txt"):
+        assert "a mistake in the model" in (folder / file).read_text()
+    assert not (folder / "error_rank0.txt").exists()
+    status = json.loads((folder / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert status["reason"].startswith("rank 1: RuntimeError: a mistake in the model (training step 4, epoch 1, of")
+    assert not (folder / "run.lock").exists()
+    assert ended.codes == [1, 1]
+
+
+def test_exception_on_three_ranks(runs: Runs) -> None:
+    """R-14: those who were not involved end too."""
+    assert "rank 2 failed" in last_block(broken(runs, "raise 2 train 4", world=3).texts[0])
+
+
+def test_exception_on_rank_0(runs: Runs) -> None:
+    block = last_block(broken(runs, "raise 0 train 4").texts[0])
+    assert "rank 0 failed" in block and "training step 3" in block
+
+
+@pytest.mark.parametrize("worker", ["0", "1"])
+def test_exception_in_a_loader(runs: Runs, worker: str) -> None:
+    """R-14: from a worker too, with the number of the sample and the line of the data set."""
+    words = ["--dataset.train", "{type: tests.parts.OneBadSample, index: 77}", "--worker", worker]
+    block = last_block(broken(runs, "never 0 train 0", *words).texts[0])
+    assert "sample 77 of OneBadSample cannot be read: no such picture" in block
+    assert re.search(r"at +tests/parts.py:\d+, in __getitem__", block)
+
+
+def test_exception_in_one_ranks_validation(runs: Runs) -> None:
+    """R-14, D-01: the others wait for its numbers."""
+    block = last_block(broken(runs, "raise 1 eval 2", "--dataset.val.eval_batch_size", "32").texts[0])
+    assert "rank 1 failed" in block and "after training step 5, epoch 1" in block
+    assert "in the evaluation on val, batch 4 of 5, samples 96 to 127" in block
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("exit", "without a word"), ("kill", "without a word"), ("sys.exit", "left early, by sys.exit(0)")],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_goes(runs: Runs, how: str, told: str, rank: int) -> None:
+    """R-14: os._exit, SIGKILL, sys.exit; rank 1 speaks where rank 0 cannot any more."""
+    ended = start_ranks(runs.root, 2, runs.words(*SMALL), environment={"BREAKS": f"{how} {rank} train 5"})
+    assert ended.codes[1 - rank] == 1
+    assert max(ended.seconds) - min(ended.seconds) < 10
+    speaker = 1 if rank == 0 and how != "sys.exit" else 0
+    block = last_block(ended.texts[speaker])
+    assert f"rank {rank} failed" in block and told in block
+    if rank == 1:
+        assert f"rank 1: {'the' if how == 'sys.exit' else 'the process'}" in (runs.root / "run/status.json").read_text()
+
+
+def test_out_of_memory(runs: Runs) -> None:
+    """R-14: with what helps against it."""
+    block = last_block(broken(runs, "memory 1 train 3").texts[0])
+    assert "out of memory" in block and "smaller batch_size" in block and "rank 1" in block
+
+
+def test_a_rank_that_hangs(runs: Runs) -> None:
+    """R-14: after dist.timeout, the message says where every rank is."""
+    ended = start_ranks(
+        runs.root, 2, runs.words(*SMALL, "--dist.timeout", "3"), environment={"BREAKS": "hang 1 train 4"}
+    )
+    assert all(ended.codes)
+    block = last_block(ended.texts[0])
+    assert re.search(r"rank 1 is at tests/parts.py:\d+, in go_wrong:  time.sleep", block)
+    assert "dist.timeout" in block
+
+
+def test_not_a_number_on_one_rank(runs: Runs) -> None:
+    """R-14: which rank, which step, which samples; and no checkpoint of it."""
+    words = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}", "--batch_size", "16"]
+    ended = start_ranks(runs.root, 2, runs.words(*words))
+    assert 2 in ended.codes and all(ended.codes)
+    text = ended.texts[0]
+    assert re.search(r"the loss of step 3 is not a finite number \(rank 1, of train samples (\d+, ){15}\d+\)", text)
+    assert text.count("is not a finite number") == 1
+    assert not (runs.root / "run" / "checkpoints" / "latest.pt").exists()
+
+
+def test_a_mistake_that_all_make_is_told_once(runs: Runs) -> None:
+    """D-29: a missing folder is missing on every rank."""
+    ended = start_ranks(runs.root, 2, runs.words("--dir.data_dir", str(runs.root / "nowhere")))
+    assert ended.codes[0] in (1, 2) and all(ended.codes)
+    assert sum(text.count("nowhere") > 0 for text in ended.texts) == 1
+
+
+def test_a_rank_that_never_arrives(runs: Runs) -> None:
+    """R-14: the missing one is named, and who has come."""
+    ended = start_ranks(runs.root, 3, runs.words(*SMALL, "--dist.timeout", "2"), only=[0, 2])
+    assert ended.codes == [2, 2]
+    assert "rank 1 of 3 did not arrive" in ended.texts[0] and "(dist.timeout)" in ended.texts[0]
+    assert re.search(r"rank 2: .+, process \d+", ended.texts[0])
+    assert ended.texts[1] == ""  # said once
+
+
+def test_rank_0_never_arrives(runs: Runs) -> None:
+    ended = start_ranks(runs.root, 2, runs.words(*SMALL, "--dist.timeout", "2"), only=[1])
+    assert ended.codes == [2]
+    assert "rank 1 could not reach rank 0 at 127.0.0.1:" in ended.texts[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"MASTER_ADDR": "no.such.host.invalid"}, "the host 'no.such.host.invalid'"), ({}, "is taken by another program")],
+)
+def test_nowhere_to_meet(runs: Runs, change: dict[str, str], told: str) -> None:
+    """D-46: a name that nobody knows, and a port that somebody has, are told apart from a rank that is late."""
+    with socket.socket() as busy:
+        busy.bind(("", 0))
+        busy.listen()
+        port = {"MASTER_PORT": str(busy.getsockname()[1])}
+        ended = start_ranks(
+            runs.root, 2, runs.words(*SMALL, "--dist.timeout", "3"), only=[0], environment={**port, **change}
+        )
+    assert ended.codes == [2]
+    assert told in ended.texts[0]
+
+
+def test_ranks_with_other_settings(runs: Runs) -> None:
+    """R-14: two nodes with two versions of a file, say; which key differs is told before anything runs."""
+    ended = start_ranks(runs.root, 2, runs.words(*SMALL), more={1: ["--optim.lr", "0.5"]})
+    assert all(ended.codes)
+    text = "".join(ended.texts)
+    assert "rank 1 was started with another configuration" in text and "'optim.lr': 0.001" not in text
+    assert "optim.lr: 0.001 on rank 0, 0.5 on rank 1" in text
+
+
+def test_the_culprit_under_torchrun(runs: Runs) -> None:
+    """R-14: torchrun's own summary, which comes after ours, names the same rank."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+    environment = {**ENVIRONMENT, "BREAKS": "raise 1 train 5"}
+    done = run([*launcher, *runs.words(*SMALL)], env=environment)
+    assert done.returncode == 1
+    assert "rank 1 failed" in done.stderr
+    assert re.search(r"Root Cause.*rank +: 1 ", done.stderr.replace("\n", " ")), done.stderr
+    assert "a mistake in the model" in done.stderr[done.stderr.index("Root Cause") :]
+
+
+def test_spawned_processes_end(runs: Runs) -> None:
+    """R-14: the process that started the others ends with the culprit's code, and says what ended it."""
+    words = [sys.executable, "train.py", *runs.words(*SMALL, "--dist.processes", "2")]
+    done = run(words, env={**ENVIRONMENT, "BREAKS": "kill 0 train 5"})
+    assert done.returncode == 128 + 9
+    assert done.stderr.rstrip().splitlines()[-1].startswith("error: rank 0 was ended by SIGKILL")
+
+
+def test_one_process(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """TP-01: the same words without any ranks."""
+    monkeypatch.setenv("BREAKS", "raise 0 train 5")
+    assert runs.fail(*SMALL) == 1
+    block = last_block(capsys.readouterr().err)
+    assert "==== failed" in block and "training step 5" in block and "rank 0" not in block
+    assert "Traceback" in (runs.root / "run" / "error_rank0.txt").read_text()
+
+
+def test_a_model_that_does_not_fit_its_data(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """TP-01: the section of the config that names the code, and a hint."""
+    assert runs.fail("--model.in_channels", "3") == 1
+    block = last_block(capsys.readouterr().err)
+    assert re.search(r"at +custom/models/conv_model.py:\d+, in forward", block)
+    assert "section model" in block and "does not fit what the data set gives" in block
+
+
+def failure(error: BaseException) -> Failure:
+    try:
+        with located(lambda: "here"), located(lambda: "and there"):
+            raise error
+    except BaseException as raised:  # noqa: BLE001
+        return describe(raised, Rank())
+
+
+def test_where_an_error_happened() -> None:
+    """Notes, from the inside out, and not twice."""
+    text = failure(ValueError("wrong")).text()
+    assert re.search(r"during +and there\n +during +here\n", text)
+    assert text.count("and there") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "helps"),
+    [
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "--worker 0"),
+        (RuntimeError("Cannot re-initialize CUDA in forked subprocess."), "forkserver"),
+        (IndexError("Target 11 is out of bounds."), "number of classes"),
+        (RuntimeError("\"x\" not implemented for 'Half'"), "precision.mode"),
+        (OSError(28, "No space left on device"), "dir.expr_dir"),
+        (OSError(24, "Too many open files"), "ulimit"),
+    ],
+)
+def test_hints(error: Exception, helps: str) -> None:
+    """TP-01: what helps against errors that everybody meets."""
+    assert helps in failure(error).text()
+
+
+DEBUGGED = """
+import sys
+sys.path.insert(0, {root!r})
+from common import debug, distributed
+from common.distributed import DistConfig
+from common.failsafe import leave, together
+config = DistConfig(timeout=2, processes=2)
+code = distributed.spawn(-1, config, sys.argv)
+if code is not None:
+    sys.exit(code)
+with together(distributed.find_rank(-1, config), config, {{}}) as rank:
+    value = 10 + rank.rank
+    debug.breakpoint(rank=1)
+    print(f"rank {{rank.rank}} has {{value}}", flush=True)
+leave(0)
+"""
+
+
+def debugged(tmp_path: Path, keys: str, wait: float = 0.0) -> subprocess.CompletedProcess[str]:
+    program = tmp_path / "debugged.py"
+    program.write_text(DEBUGGED.format(root=str(PROJECT)))
+    feed = f"sleep {wait}; printf '{keys}'"
+    return run(["sh", "-c", f"({feed}) | '{sys.executable}' '{program}'"])
+
+
+def test_breakpoint(tmp_path: Path) -> None:
+    """R-03: one rank in the debugger, on the program's own stdin; the other waits for longer than dist.timeout."""
+    done = debugged(tmp_path, "p value\\nvalue = 70\\ncontinue\\n", wait=6)
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 stops here" in done.stderr and "11" in done.stdout
+    assert "rank 0 has 10" in done.stdout and "rank 1 has" in done.stdout
+
+
+def test_quitting_the_debugger_ends_all(tmp_path: Path) -> None:
+    """R-03: so does the end of the input."""
+    done = debugged(tmp_path, "quit\\n")
+    assert done.returncode == 2
+    assert "ended in the debugger" in done.stderr and "has" not in done.stdout

@@ -1,0 +1,79 @@
+"""What is set in each process, and in the processes that read data."""
+
+import os
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+
+from common.data.loader import start_worker
+from common.distributed import DistConfig, Rank, read_launch
+from common.process import cores, raise_file_limit, set_up_process
+from tests.conftest import Runs, load, same
+from tests.test_launch import TORCHRUN
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_ways_to_start_workers(runs: Runs, method: str) -> None:
+    """R-57, MM-76: data sets, collate functions and registries survive a start without fork, with the same result."""
+    plain = runs.train("--progress.epoch", "1", name="plain")
+    words = ["--worker", "1", "--loader.start_method", method, "--progress.epoch", "1", "--progress.epoch_val", "-1"]
+    folder = runs.train(*words, name=method)
+    assert same(load(plain)["model"], load(folder)["model"])
+
+
+def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MM-76: the cores of a host are dealt out to its processes, unless the launcher or the user has said otherwise."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert (cores(1), cores(2), cores(16)) == (8, 4, 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
+    assert cores(2) == 1  # bound to a core of its own
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    launched = Rank(launch=read_launch(TORCHRUN))
+    set_up_process(DistConfig(), launched)
+    assert threads == []
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    set_up_process(DistConfig(), launched)
+    assert threads == [1]
+
+
+def test_open_files() -> None:
+    """MM-76: raised as far as allowed, and never lowered."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[0]), before[1]))
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(4096, before[1])
+        raise_file_limit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MM-76: asked for by name; determinism wins."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    set_up_process(DistConfig(cudnn_benchmark=True), Rank())
+    assert torch.backends.cudnn.benchmark
+    try:
+        set_up_process(DistConfig(cudnn_benchmark=True, deterministic="warn"), Rank())
+        assert not torch.backends.cudnn.benchmark
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_opencv_gets_no_threads_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MM-76: only where a data set has imported it."""
+    seen: list[int] = []
+    stand_in: Any = types.ModuleType("cv2")
+    stand_in.setNumThreads = seen.append
+    monkeypatch.setitem(sys.modules, "cv2", stand_in)
+    monkeypatch.setattr("common.data.loader.die_with_parent", lambda: None)
+    monkeypatch.setattr("common.data.loader.signal.signal", lambda *_: None)
+    start_worker(0)
+    assert seen == [0]
