@@ -104,7 +104,7 @@ def measure(number: int, world: int, port: int, options: argparse.Namespace, fol
         start = Start(argv=words, values=resolved.values, seed=0, resumed=None, local_pictures=False, workers=0)
         with session(config.monitor, run, rank, start, PROJECT) as monitor:
             trainer = Trainer(
-                Settings(config.progress, config.optim, config.dist, config.debug, config.checkpoint),
+                Settings(config.progress, config.optim, config.prepare, config.dist, config.debug, config.checkpoint),
                 **train.build_ingredients(config, rank, 0),
                 best=BestTracker(config.best, config.early_stop),
                 monitor=monitor,

@@ -140,7 +140,7 @@ def train_alternating(folder: Path, segments: int, steps: int, profile: bool) ->
     start = Start(argv=words, values={}, seed=0, resumed=None, local_pictures=False, workers=0)
     with session(config.monitor, run, Rank(), start, PROJECT) as monitor:
         trainer = Trainer(
-            Settings(config.progress, config.optim, config.dist, config.debug, config.checkpoint),
+            Settings(config.progress, config.optim, config.prepare, config.dist, config.debug, config.checkpoint),
             **train.build_ingredients(config, Rank(), 0),
             best=BestTracker(config.best, config.early_stop),
             monitor=monitor,

@@ -91,7 +91,8 @@ def start_ranks(
 def several(runs: Runs, world: int, argv: list[str], *, program: str = "train", at: int = 0, setup: Any = None) -> None:
     """Run on `world` ranks, to a good end; or to the training call `at`, at which `tests.parts.Mortal` ends each."""
     ended = start_ranks(runs.root, world, argv, program=program, environment={"MORTAL_AT": str(at)}, setup=setup)
-    assert ended.codes == [9 if at else 0] * world, "\n".join(ended.texts)
+    # One that is slow to come to its end may be ended by that of the others.
+    assert set(ended.codes) <= ({9, 1} if at else {0}), "\n".join(ended.texts)
 
 
 def refused(runs: Runs, world: int, argv: list[str], setup: Any = None) -> str:

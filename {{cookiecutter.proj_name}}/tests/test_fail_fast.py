@@ -40,8 +40,8 @@ def test_exception_in_forward(runs: Runs) -> None:
     block = last_block(ended.texts[0])
     assert "rank 1 failed" in block and "RuntimeError: a mistake in the model" in block
     assert re.search(r"at +tests/parts.py:\d+, in go_wrong", block)
-    # One call was the step for nothing; so the fifth is in the fourth step. Its samples, of the 16 that rank 1 has.
-    assert re.search(r"during +training step 4, epoch 1, of train samples (\d+, ){15}\d+\n", block)
+    # Two calls are for nothing, so the fifth is in the third step. Its samples, of the 16 that rank 1 has.
+    assert re.search(r"during +training step 3, epoch 1, of train samples (\d+, ){15}\d+\n", block)
     assert re.search(r"process +rank 1 of 2, process \d+ on ", block) and "error_rank1.txt" in block
     assert "Traceback" in ended.texts[0] and "Traceback" not in ended.texts[1]  # shown once
     for file in ("train.log", "train.rank1.log", "error_rank1.txt"):
@@ -49,7 +49,7 @@ def test_exception_in_forward(runs: Runs) -> None:
     assert not (folder / "error_rank0.txt").exists()
     status = json.loads((folder / "status.json").read_text())
     assert status["state"] == "failed"
-    assert status["reason"].startswith("rank 1: RuntimeError: a mistake in the model (training step 4, epoch 1, of")
+    assert status["reason"].startswith("rank 1: RuntimeError: a mistake in the model (training step 3, epoch 1, of")
     assert not (folder / "run.lock").exists()
     assert ended.codes == [1, 1]
 
@@ -61,7 +61,7 @@ def test_exception_on_three_ranks(runs: Runs) -> None:
 
 def test_exception_on_rank_0(runs: Runs) -> None:
     block = last_block(broken(runs, "raise 0 train 4").texts[0])
-    assert "rank 0 failed" in block and "training step 3" in block
+    assert "rank 0 failed" in block and "training step 2" in block
 
 
 @pytest.mark.parametrize("worker", ["0", "1"])

@@ -1,5 +1,6 @@
 """What several processes do together while a model is trained: nothing, or exchange its gradients (DDP)."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -69,10 +70,18 @@ class Replicated(Strategy):
             static_graph=config.static_graph,
             bucket_cap_mb=config.bucket_mb,
             gradient_as_bucket_view=config.gradient_as_bucket_view,
-            broadcast_buffers=config.broadcast_buffers,
+            **_buffers(config.broadcast_buffers),
         )
         super().__init__("whole", model, wrapped, precision)
         self._wrapped = wrapped
 
     def exchange(self, on: bool) -> AbstractContextManager[Any]:
         return _NOTHING if on else self._wrapped.no_sync()
+
+
+def _buffers(broadcast: bool) -> dict[str, bool]:
+    """The option that keeps DDP from broadcasting buffers; it has another name since PyTorch 2.13."""
+    if broadcast:
+        return {}
+    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    return {"forward_sync_buffers" if new else "broadcast_buffers": False}
