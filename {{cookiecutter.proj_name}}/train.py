@@ -8,7 +8,7 @@ from loguru import logger
 
 from common import distributed
 from common.best import BestTracker
-from common.checkpoint import Found, find_checkpoint, init_weights
+from common.checkpoint import Found, find_checkpoint
 from common.checkpoint.promise import changes, check_changes, promise
 from common.config import parse
 from common.distributed import Rank
@@ -20,12 +20,12 @@ from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.process import set_up_process
 from common.progress import Outcome
-from common.registry import MODEL_REGISTRY, REGISTRIES, import_path
+from common.registry import REGISTRIES, import_path
 from common.run import RunFolder, stored_config
 from common.seed import choose_seed, mix, set_seed
 from common.session import Start, session
 from common.trainer import Settings, Trainer
-from custom.build import PROJECT, build_data, log_end, log_start
+from custom.build import PROJECT, build_data, build_model, log_end, log_start
 from custom.config import Config
 from custom.task import ClassificationTask
 
@@ -58,9 +58,10 @@ def train(config: Config, values: dict[str, Any], rank: Rank, argv: list[str]) -
     folder = RunFolder.of(config.dir, config.name, PROJECT)
     # A job that its scheduler starts again goes on, without being told.
     resume = config.resume or ("auto" if distributed.was_restarted(os.environ) else None)
-    checkpoint = find_checkpoint(resume, folder.checkpoints)
+    only_weights = config.progress.start_epoch == 0
+    checkpoint = find_checkpoint(resume, folder.checkpoints, rank, whole=only_weights)
     distributed.barrier(rank)  # every process has read it: the folder may be moved now
-    resumed = None if config.progress.start_epoch == 0 else checkpoint  # else it only lends its weights
+    resumed = None if only_weights else checkpoint
     # A seed that was drawn belongs to the run: the order of its samples follows from it.
     seed = choose_seed(config.dist, rank, drawn=None if resumed is None else resumed.seed)
     # Before the folder is touched: a mistake in here moves no earlier run out of the way.
@@ -75,7 +76,7 @@ def train(config: Config, values: dict[str, Any], rank: Rank, argv: list[str]) -
     )
     with session(config.monitor, folder, rank, start, PROJECT) as monitor:
         trainer = Trainer(
-            Settings(config.progress, config.optim, config.dist, config.debug, config.checkpoint),
+            Settings(config.progress, config.optim, config.prepare, config.dist, config.debug, config.checkpoint),
             **ingredients,
             best=BestTracker(config.best, config.early_stop),
             monitor=monitor,
@@ -125,10 +126,8 @@ def restore(trainer: Trainer, checkpoint: Found | None, config: Config) -> None:
 def build_ingredients(config: Config, rank: Rank, seed: int) -> dict[str, Any]:
     """What the config names: model, task, data. The seed decides the first weights, alike on all ranks."""
     set_seed(seed)
-    model = MODEL_REGISTRY.build(config.model)
-    init_weights(model, config.init_from)
     return {
-        "model": model,
+        "model": build_model(config),
         "task": ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric)),
         "precision": build_precision(config.precision, rank.device),
         **vars(build_data(config, rank, seed)),

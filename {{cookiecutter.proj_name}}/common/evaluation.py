@@ -12,7 +12,7 @@ from torch import nn
 
 from common.data.loader import EvaluationLoader
 from common.data.sets import label
-from common.distributed import Rank
+from common.distributed import Rank, max_over_ranks
 from common.errors import UserError
 from common.files import write_text
 from common.located import located
@@ -58,12 +58,18 @@ class Measured:
 
 
 class Evaluator:
-    """Evaluates a bare model (never a DDP wrapper: a process without samples would hang the others)."""
+    """Evaluates a bare model (never a DDP wrapper: a process without samples would hang the others).
 
-    def __init__(self, task: Task, rank: Rank, precision: Precision) -> None:
+    Args:
+        in_step: whether every forward pass needs all processes (FSDP). One with fewer batches then goes on computing,
+            for nothing, until all are done.
+    """
+
+    def __init__(self, task: Task, rank: Rank, precision: Precision, *, in_step: bool = False) -> None:
         self.task = task
         self.rank = rank
         self.precision = precision
+        self.in_step = in_step
 
     def run(self, model: nn.Module, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0) -> Measured:
         """Evaluate `model` on the sets of a split, one after the other. Every process must call this."""
@@ -80,6 +86,8 @@ class Evaluator:
             raise UserError(f"cannot evaluate: {type(loader.dataset).__name__} has no samples")
         sums, metrics, place = LossSums(), self.task.metric.start(), _Place(loader)
         pictures: list[Picture] = []
+        # Before the first: who waits for an answer cannot take part in a forward pass.
+        idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.in_step else 0
         with evaluation_mode(model), located(place.describe):
             for batch in loader:
                 batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
@@ -92,6 +100,10 @@ class Evaluator:
                 if len(pictures) < max_pictures:
                     pictures += self.task.pictures(output, batch, max_pictures - len(pictures))
                 place.done += 1
+            for _ in range(idle):
+                batch = self.task.prepare_batch(self.precision.cast_batch(loader.sample_batch()), self.rank.device)
+                with self.precision.autocast():
+                    self.task.forward(model, batch)
             values, samples = sums.means(self.rank)
             return Evaluation(values | metrics.compute(self.rank), samples, pictures)
 

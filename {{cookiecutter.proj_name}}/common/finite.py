@@ -7,11 +7,12 @@ from torch import Tensor
 
 from common.checkpoint import CheckpointFolder
 from common.failsafe import TrainingError
+from common.sharded import local
 
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether every number of every tensor is finite. Waits for the device."""
-    norms = torch._foreach_norm([tensor.detach() for tensor in tensors])
+    """Whether every number of every tensor is finite, of sharded ones those that are here. Waits for the device."""
+    norms = torch._foreach_norm([local(tensor.detach()) for tensor in tensors])
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 
 

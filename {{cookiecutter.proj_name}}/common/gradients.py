@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import nn
 
 from common.config import section
+from common.sharded import local
 
 
 @section
@@ -24,6 +25,7 @@ class DebugConfig:
 def log_gradients(model: nn.Module, *, every: bool) -> None:
     """Log the largest gradient of this process' last step and, with `every`, each parameter's mean weight and gradient.
 
+    Of sharded weights (FSDP), what is here.
     Waits for the device: not for normal runs.
     """
     rows = []
@@ -33,10 +35,12 @@ def log_gradients(model: nn.Module, *, every: bool) -> None:
             rows.append(f"  {name}: no gradient" if parameter.requires_grad else f"  {name}: frozen")
             continue
         with torch.no_grad():
-            top = float(parameter.grad.abs().max())
-            rows.append(
-                f"  {name}: mean weight {parameter.mean():.3e}, mean |gradient| {parameter.grad.abs().mean():.3e}"
-            )
+            weight, gradient = local(parameter), local(parameter.grad)
+            if not gradient.numel():
+                rows.append(f"  {name}: on other processes")
+                continue
+            top = float(gradient.abs().max())
+            rows.append(f"  {name}: mean weight {weight.mean():.3e}, mean |gradient| {gradient.abs().mean():.3e}")
         if not top <= largest:  # also true for a gradient that is not a number
             largest, where = top, name
     logger.info("largest |gradient| {:.3e} in {}", largest, where)

@@ -3,7 +3,6 @@
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ from typing import Any
 import torch
 from loguru import logger
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from common.best import BestTracker
 from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver
 from common.checkpoint.promise import fingerprint
 from common.data.loader import EvaluationLoader, Step, Stream
-from common.distributed import DistConfig, Rank, max_over_ranks, share_buffers, wrap
+from common.distributed import DistConfig, Rank, max_over_ranks, share_buffers
 from common.evaluation import Evaluator, Measured, evaluation_mode, write_evaluation
 from common.failsafe import Requests, exit_code
 from common.finite import are_finite, not_finite
@@ -33,6 +31,8 @@ from common.optim import (
     needs_closure,
 )
 from common.optim.precision import Precision
+from common.parallel import PrepareConfig, prepare
+from common.parallel.freeze import Trainable
 from common.period import Period, Position, resumed_position
 from common.progress import Outcome, ProgressConfig, Rhythm, is_over, total_steps
 from common.run import RunFolder
@@ -41,8 +41,6 @@ from common.state import RunState
 from common.task import Task
 from common.whereabouts import bad_step, whereabouts
 
-_NOTHING = nullcontext()
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -50,6 +48,7 @@ class Settings:
 
     progress: ProgressConfig
     optim: OptimConfig
+    prepare: PrepareConfig
     dist: DistConfig
     debug: DebugConfig
     checkpoint: CheckpointConfig
@@ -59,7 +58,7 @@ class Trainer:
     """Trains one model by one task.
 
     Args:
-        model: bare, on the CPU or the device; the trainer places and wraps it.
+        model: bare, on the CPU; the trainer prepares it, see `common.parallel`.
         val: the sets for choosing the best checkpoint; mostly one, or none.
         evaluation: the sets for the reported numbers, or none.
         about: plain values (config, versions) that every checkpoint carries along.
@@ -84,14 +83,15 @@ class Trainer:
     ) -> None:
         self.settings, self.progress, self.rank, self.run = settings, settings.progress, rank, run
         self.task, self.stream, self.val, self.evaluation = task, stream, val, evaluation
-        self.best, self.precision, self.monitor = best, precision, monitor
+        self.best, self.monitor = best, monitor
         self.rhythm = Rhythm.of(self.progress)
-        self.evaluator = Evaluator(task, rank, precision)
         self.requests = Requests(rank)
 
-        self.raw_model = precision.cast(model).to(rank.device)
+        self.strategy = prepare(model, settings.prepare, settings.dist, precision, rank)
+        self.raw_model, self.model, self.precision = self.strategy.bare, self.strategy.model, self.strategy.precision
+        self.trainable = Trainable(self.raw_model)
         self.task.loss.modules().to(rank.device)
-        self.model = wrap(self.raw_model, settings.dist, rank)
+        self.evaluator = Evaluator(task, rank, self.precision, in_step=self.strategy.in_step)
         self.optimizer = build_optimizer(settings.optim, self.raw_model)
         self.computes_loss_itself = needs_closure(self.optimizer)  # such as LBFGS
         self.total_steps = total_steps(self.progress, stream.steps_per_epoch)
@@ -102,7 +102,7 @@ class Trainer:
         self.ema = build_ema(settings.optim.ema, self.raw_model)
         keep_every = Period.parse(settings.checkpoint.keep_every, "step").in_steps(stream.steps_per_epoch)
         folder = CheckpointFolder(run.checkpoints, settings.checkpoint.keep, keep_every)
-        self.saver = Saver(folder, settings.checkpoint)
+        self.saver = Saver(folder, settings.checkpoint, rank)
 
         # What a checkpoint holds besides the model: by name, each able to save and load itself.
         self.state = RunState(
@@ -111,12 +111,12 @@ class Trainer:
                 "ema": self.ema,
                 "optimizer": self.optimizer,
                 "schedule": self.schedule,
-                "precision": precision,
+                "precision": self.precision,
                 "best": best,
                 "data": stream,
             },
             rank=rank,
-            fingerprint=fingerprint(rank, stream, seed),
+            fingerprint=fingerprint(rank, stream, seed, self.strategy.about),
             about=about,
         )
         self.register_state = self.state.register
@@ -134,6 +134,7 @@ class Trainer:
 
     def train(self) -> Outcome:
         """Train from the current position to the end, to an early stop, or until a signal asks for it."""
+        self.trainable.check()  # a plugin may have changed it
         self.raw_model.train()
         slow_and_telling = torch.autograd.set_detect_anomaly(self.settings.debug.debug_mode)
         watched = self.monitor.training(self.at, self.total_steps, self.progress.epoch)
@@ -182,7 +183,7 @@ class Trainer:
         last = len(step.batches) - 1
         for number, (batch, weight) in enumerate(zip(step.batches, step.window.weights, strict=True)):
             batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
-            with self.exchange(number == last):
+            with self.strategy.exchange(number == last):
                 with self.precision.autocast():
                     output = self.task.forward(self.model, batch)
                     losses = self.task.losses(output, batch)
@@ -197,15 +198,10 @@ class Trainer:
 
     def trial_loss(self) -> Tensor:
         """A loss that nothing is learnt from."""
-        batch = self.task.prepare_batch(self.precision.cast_batch(self.stream.sample_batch()), self.rank.device)
+        sample = self.stream.sample_batch(full=self.settings.prepare.compile.enabled)
+        batch = self.task.prepare_batch(self.precision.cast_batch(sample), self.rank.device)
         with self.precision.autocast():
             return self.task.losses(self.task.forward(self.model, batch), batch)["sum"]
-
-    def exchange(self, on: bool) -> AbstractContextManager[Any]:
-        """Whether the gradients of the next backward are exchanged; only the last micro-batch of a window needs to."""
-        if on or not isinstance(self.model, DistributedDataParallel):
-            return _NOTHING
-        return self.model.no_sync()
 
     def where(self) -> str:
         """What is being done, for messages."""
@@ -225,6 +221,7 @@ class Trainer:
         if self.progress.epoch_loss > 1 and self.before.epoch % self.progress.epoch_loss:
             return
         self.check_finite()
+        self.trainable.look_after_step()
         self.saver.check()
         self.monitor.train(self.at, self.optimizer, self.grad_norm)
         if self.settings.debug.debug_mode:
@@ -243,13 +240,14 @@ class Trainer:
 
     def show(self, step: Step) -> None:
         """Pictures of the batch that was just trained on, as the model sees it now."""
-        if self.before.epoch % self.progress.epoch_save_progress or not self.rank.is_main:
+        if self.before.epoch % self.progress.epoch_save_progress or not (self.rank.is_main or self.strategy.in_step):
             return
         batch = self.task.prepare_batch(self.precision.cast_batch(step.batches[-1]), self.rank.device)
         with torch.no_grad(), evaluation_mode(self.raw_model), self.precision.autocast():
             output = self.task.post_process(self.task.forward(self.raw_model, batch), batch)
             pictures = self.task.pictures(output, batch, self.progress.max_samples_train)
-        self.monitor.pictures("train", self.at, pictures)
+        if self.rank.is_main:
+            self.monitor.pictures("train", self.at, pictures)
 
     def validate(self) -> bool:
         """Measure on the validation data; True when it is the best result so far."""
@@ -293,7 +291,7 @@ class Trainer:
         if self.rank.is_main:
             # Before the checkpoint: what it says was measured is on the disk when it is.
             self.monitor.saving(self.at, best=best, numbered=numbered)
-            self.saver.save(state, step=self.at.step, best=best, numbered=numbered)
+        self.saver.save(state, step=self.at.step, best=best, numbered=numbered)
         self.monitor.resumed_training()
         self.saved_at, self.saved_step = time.monotonic(), self.at.step
 
@@ -307,12 +305,12 @@ class Trainer:
 
     def load_weights(self, state: Mapping[str, Any], source: Path) -> None:
         """Start from the weights of a checkpoint, and nothing else of it."""
-        self.state.load_weights(state, source)
+        self.state.load_weights(self.strategy.placed(state, source), source)
         self.ema.reset(self.raw_model)
 
     def load_state_dict(self, state: Mapping[str, Any], source: Path) -> None:
         """Go on where the checkpoint stopped."""
-        at, self.values = self.state.load_state_dict(state, source)
+        at, self.values = self.state.load_state_dict(self.strategy.placed(state, source), source)
         self.at = self.before = resumed_position(at, self.stream.epoch_size)
         self.saved_step = self.at.step
         self.last = is_over(self.at, self.progress)

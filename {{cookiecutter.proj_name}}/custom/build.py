@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from loguru import logger
+from torch import nn
 
+from common.checkpoint import init_weights
 from common.data.iterable import IterableStream
 from common.data.loader import EvaluationLoader, Stream, TrainStream, build_dataset, is_map_style
 from common.data.plan import EpochPlan
@@ -14,6 +16,7 @@ from common.data.sets import label, sets_of
 from common.distributed import Rank
 from common.errors import UserError
 from common.located import located
+from common.parallel import check_patterns
 from common.progress import Outcome
 from common.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
 from common.run import data_dir
@@ -30,6 +33,14 @@ class Data:
     stream: Stream
     val: Sequence[EvaluationLoader]
     evaluation: Sequence[EvaluationLoader]
+
+
+def build_model(config: Config) -> nn.Module:
+    """The model that the config names, with its first weights. Raises `UserError` for names that it does not have."""
+    model: nn.Module = MODEL_REGISTRY.build(config.model)
+    init_weights(model, config.init_from)
+    check_patterns(model, config.prepare)
+    return model
 
 
 def build_data(config: Config, rank: Rank, seed: int) -> Data:

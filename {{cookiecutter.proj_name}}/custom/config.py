@@ -21,6 +21,7 @@ from common.metric import MetricSections
 from common.monitor import MonitorConfig
 from common.optim import OptimConfig
 from common.optim.precision import PrecisionConfig
+from common.parallel import PrepareConfig
 from common.progress import ProgressConfig
 from common.registry import MODEL_REGISTRY, Registered
 from common.run import DirConfig
@@ -93,6 +94,7 @@ class Config:
     ] = field(default_factory=lambda: {"Accuracy": {"k": 1}})
     optim: OptimConfig = field(default_factory=OptimConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    prepare: PrepareConfig = field(default_factory=PrepareConfig)
     progress: ProgressConfig = field(default_factory=ProgressConfig)
     best: BestConfig = field(default_factory=BestConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)

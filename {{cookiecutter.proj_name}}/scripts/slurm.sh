@@ -13,7 +13,7 @@
 #   --dry-run                   print the job file, and do nothing
 #
 # The configuration is checked and frozen, and the code copied, before the job is queued: edit both as you like
-# meanwhile. Inside an allocation (salloc) training starts at once. PYTHON names the interpreter. See docs/slurm.md.
+# meanwhile. Inside an allocation (salloc) training starts at once. PYTHON names the interpreter. See docs/launch/slurm.md.
 set -eu
 
 # Your cluster: the defaults of the options above. An environment variable (TRAIN_PARTITION=gpu) goes before them, an

@@ -25,6 +25,58 @@ class Plain(nn.Module):
         return self.layers(image)
 
 
+class Block(nn.Module):
+    """A residual block with dropout, called with a keyword argument. `batch`: batch norm instead of layer norm."""
+
+    def __init__(self, width: int, batch: bool) -> None:
+        super().__init__()
+        self.norm: nn.Module = nn.BatchNorm1d(width) if batch else nn.LayerNorm(width)
+        self.layer = nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, *, scale: float) -> Tensor:
+        return x + scale * self.dropout(torch.tanh(self.layer(self.norm(x))))
+
+
+class Tower(nn.Module):
+    """Blocks one above the other, as in a transformer: what is frozen, compiled, recomputed and sharded by pattern."""
+
+    def __init__(self, width: int = 12, depth: int = 3, batch: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Flatten(), nn.Linear(64, width))
+        self.layers = nn.ModuleList(Block(width, batch) for _ in range(depth))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image)
+        for layer in self.layers:
+            x = layer(x, scale=0.5)
+        return self.head(x)
+
+
+class Spare(Plain):
+    """A layer that is never used, and one that only the first rank uses."""
+
+    def __init__(self, first_only: bool = False) -> None:
+        super().__init__()
+        self.first_only = first_only
+        self.spare = nn.Linear(10, 10)
+
+    def forward(self, image: Tensor) -> Tensor:
+        logits = super().forward(image)
+        first = os.environ.get("RANK", "0") == "0"
+        return self.spare(logits) if self.first_only and first else logits
+
+
+class Narrow(Plain):
+    """Refuses to compute in anything but bfloat16 weights without autocast."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        seen = (self.layers[1].weight.dtype, image.dtype, torch.is_autocast_enabled("cpu"))
+        assert seen == (torch.bfloat16, torch.bfloat16, False), seen
+        return super().forward(image)
+
+
 class NotANumber:
     """A loss that breaks at a chosen call."""
 

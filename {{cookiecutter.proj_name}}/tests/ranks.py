@@ -50,7 +50,7 @@ def start_ranks(
         setup: called in each of them first.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "evaluate", "tests.ranks"])
+    context.set_forkserver_preload(["train", "evaluate", "tests.ranks", "common.parallel.fsdp"])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -92,6 +92,14 @@ def several(runs: Runs, world: int, argv: list[str], *, program: str = "train", 
     """Run on `world` ranks, to a good end; or to the training call `at`, at which `tests.parts.Mortal` ends each."""
     ended = start_ranks(runs.root, world, argv, program=program, environment={"MORTAL_AT": str(at)}, setup=setup)
     assert ended.codes == [9 if at else 0] * world, "\n".join(ended.texts)
+
+
+def refused(runs: Runs, world: int, argv: list[str], setup: Any = None) -> str:
+    """Run on `world` ranks, which must end soon with a mistake of the user; what they wrote to the terminal."""
+    ended = start_ranks(runs.root, world, argv, setup=setup)
+    # 2: a mistake that this rank has found; 1: it was ended, since another one was quicker to tell.
+    assert 2 in ended.codes and set(ended.codes) <= {1, 2}, "\n".join(ended.texts)
+    return "\n".join(ended.texts)
 
 
 def _run(setup: Any, program: str, argv: list[str], environment: dict[str, str], output: str) -> None:

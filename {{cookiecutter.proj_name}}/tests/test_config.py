@@ -260,7 +260,7 @@ OVERRIDES = [
 
 @pytest.mark.parametrize(("argv", "key", "value"), OVERRIDES, ids=[" ".join(argv) for argv, _, _ in OVERRIDES])
 def test_overrides(argv: list[str], key: str, value: Any) -> None:
-    """CT-03, TP-14, CT-04, QQ-03, D-23, D-24, D-61: both forms, typed by the schema; below a null, through a default."""
+    """CT-03, TP-14, CT-04, QQ-03, D-23, D-24, D-61: two forms, typed by the schema; below a null, through a default."""
     found: Any = load("resume: r\n", *argv).values
     for part in key.split("."):
         found = found[part]

@@ -277,8 +277,8 @@ def resumed_by(runs: Runs, world: int, setup: Any = None) -> list[str]:
         return runs.words(*words("plain", *DDP, *more), name=name)
 
     several(runs, world, argv("uncut"), setup=setup)
-    # With the step for nothing, there is one call more before the first that counts.
-    several(runs, world, argv("cut"), at=5, setup=setup)
+    # With the steps for nothing, there are two calls more before the first that counts.
+    several(runs, world, argv("cut"), at=6, setup=setup)
     several(runs, world, argv("cut", "--resume", "auto"), setup=setup)
     return differing(final(runs.root / "uncut"), final(runs.root / "cut"))
 
@@ -297,7 +297,7 @@ def test_without_settling_the_buckets(runs: Runs) -> None:
 
 def test_another_number_of_processes(runs: Runs) -> None:
     """2 ranks, then 1: the samples of the epoch not seen yet, each once, and the log says what is promised."""
-    several(runs, 2, runs.words(*words("plain", "--batch_size", "16")), at=4)
+    several(runs, 2, runs.words(*words("plain", "--batch_size", "16")), at=5)
     seen = load(runs.root / "run")["position"]
     assert (seen["step"], seen["sample"]) == (2, 64)
     folder = runs.train(*words("plain", "--batch_size", "32", "--resume", "auto", "--progress.epoch", "1"))

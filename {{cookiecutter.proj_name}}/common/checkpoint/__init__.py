@@ -1,12 +1,15 @@
 """Checkpoints: a mapping of named parts in one atomic file, and what resuming from one means.
 
-`file` reads and writes one, `folder` keeps a run's, `saver` writes beside training, `weights` fills models,
-`promise` says how exact a resume is. `python -m common.checkpoint FILE` shows what is in one.
+`file` reads and writes one, `shards` what several processes write together, `read` gives either, `folder` keeps those
+of a run, `saver` writes beside training, `weights` fills models, `promise` says how exact a resume is.
+`python -m common.checkpoint FILE` shows what is in one.
 """
 
-from common.checkpoint.file import FORMAT, CheckpointError, read_checkpoint, write_checkpoint
+from common.checkpoint.file import FORMAT, CheckpointError, write_checkpoint
 from common.checkpoint.folder import CheckpointFolder, Found, find_checkpoint
+from common.checkpoint.read import read_checkpoint
 from common.checkpoint.saver import CheckpointConfig, Saver
+from common.checkpoint.shards import gathered
 from common.checkpoint.weights import InitConfig, init_weights, load_weights
 
 __all__ = [
@@ -18,6 +21,7 @@ __all__ = [
     "InitConfig",
     "Saver",
     "find_checkpoint",
+    "gathered",
     "init_weights",
     "load_weights",
     "read_checkpoint",

@@ -1,4 +1,4 @@
-"""Look into a checkpoint: python -m common.checkpoint FILE [--weights OUT.pt | OUT.safetensors] [--config]"""
+"""Look into a checkpoint: python -m common.checkpoint FILE [--weights OUT | --consolidate OUT | --config]"""
 
 import argparse
 import sys
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.checkpoint.file import read_checkpoint, write_file
+from common.checkpoint.file import write_checkpoint, write_file
+from common.checkpoint.read import read_checkpoint
 from common.config import dump
 from common.errors import UserError
 from common.failsafe import reported
@@ -17,16 +18,22 @@ from common.optim.ema import averaged_state_dict
 
 
 def main(argv: list[str]) -> int:
-    """Print what a checkpoint holds, or write its weights alone to a file."""
+    """Print what a checkpoint holds, or write its weights alone, or a sharded one as a whole, to a file."""
     parser = argparse.ArgumentParser(prog="python -m common.checkpoint", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--weights", type=Path, metavar="OUT", help="write the weights alone, as .pt or .safetensors")
+    parser.add_argument(
+        "--consolidate", type=Path, metavar="OUT", help="write all of a sharded checkpoint (FSDP) as one file"
+    )
     parser.add_argument("--config", action="store_true", help="print the whole config of the run instead")
     options = parser.parse_args(argv)
     state = read_checkpoint(options.file)
     if options.weights is not None:
         export(averaged_state_dict(state["model"], state["ema"]), options.weights)
         print(f"wrote {options.weights}")
+    elif options.consolidate is not None:
+        write_checkpoint(state, options.consolidate)
+        print(f"wrote {options.consolidate}")
     elif options.config:
         print(dump(state["about"]["config"]), end="")
     else:

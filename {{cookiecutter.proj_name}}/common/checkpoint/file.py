@@ -73,7 +73,7 @@ def write_file(path: Path, write: Callable[[BinaryIO], Any], links: Sequence[Pat
         for link in links:
             link_file(temporary, link)
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -100,7 +100,8 @@ def link_file(source: Path, path: Path) -> None:
             beside.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Bring a folder's list of names to the disk: a file that was flushed may still lose its name."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -110,8 +111,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint to the CPU; its checksums are verified, and nothing in it is executed.
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a checkpoint's file to the CPU; its checksums are verified, and nothing in it is executed.
 
     Raises:
         CheckpointError: it is missing, damaged (truncated, a flipped bit), or not a checkpoint of this project.
@@ -152,5 +153,5 @@ def step_of(path: Path) -> int:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return int(state["position"]["step"])
-    except Exception:  # noqa: BLE001 - damaged in whatever way; `read_checkpoint` tells how
+    except Exception:  # noqa: BLE001 - damaged in whatever way; `read_file` tells how
         return -1

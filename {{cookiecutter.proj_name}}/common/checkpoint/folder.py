@@ -9,14 +9,18 @@ from typing import Any
 
 from loguru import logger
 
-from common.checkpoint.file import CheckpointError, link_file, read_checkpoint, step_of, write_checkpoint
+from common.checkpoint.file import CheckpointError, link_file, read_file, step_of, write_checkpoint
+from common.checkpoint.read import read_checkpoint
+from common.checkpoint.shards import ShardFolders, gathered
+from common.distributed import Rank, from_main
 
+_ALONE = Rank()
 _NUMBERED = re.compile(r"step_(\d+)\.pt")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A checkpoint that was asked for: where it lies, and what it holds."""
+    """A checkpoint that was asked for: where it lies, and what it holds; of a sharded one, what `gathered` needs."""
 
     path: Path
     state: dict[str, Any]
@@ -48,6 +52,7 @@ class CheckpointFolder:
         self.folder = folder
         self.keep = keep
         self.keep_every = keep_every
+        self.shards = ShardFolders(folder)
 
     @property
     def latest(self) -> Path:
@@ -79,6 +84,7 @@ class CheckpointFolder:
         write_checkpoint(state, *paths)
         if step is not None:
             self._drop_old()
+        self.shards.drop_unused()
         return paths
 
     def _drop_old(self) -> None:
@@ -106,6 +112,7 @@ class CheckpointFolder:
         for path in self.folder.glob(".*.tmp"):
             logger.warning("removing {}, which was never finished", path)
             path.unlink(missing_ok=True)
+        self.shards.drop_unused()
 
     def newest(self) -> Found | None:
         """The checkpoint that got furthest and is whole; damaged ones are passed over with a warning.
@@ -119,13 +126,13 @@ class CheckpointFolder:
         files = [path for path in files if path.is_file()]
         if self.latest in files:  # the usual case needs no look at the others
             try:
-                return Found(self.latest, read_checkpoint(self.latest))
+                return Found(self.latest, read_checkpoint(self.latest, whole=False))
             except CheckpointError as error:
                 logger.warning("{}; looking for the one before", error)
         others = sorted((path for path in files if path != self.latest), key=step_of, reverse=True)
         for path in others:
             try:
-                found = Found(path, read_checkpoint(path))
+                found = Found(path, read_checkpoint(path, whole=False))
             except CheckpointError as error:
                 logger.warning("{}; looking for the one before", error)
                 continue
@@ -140,12 +147,13 @@ class CheckpointFolder:
         return None
 
 
-def find_checkpoint(resume: str | None, own: Path) -> Found | None:
-    """The checkpoint that the config's `resume` means.
+def find_checkpoint(resume: str | None, own: Path, rank: Rank = _ALONE, *, whole: bool = False) -> Found | None:
+    """The checkpoint that the config's `resume` means. Every process must call this: one looks, all take what it found.
 
     Args:
         resume: None; a file; a folder (of a run, or its checkpoints): the newest in it; "auto": the newest in `own`.
         own: the checkpoint folder of the run that is starting.
+        whole: put the weights of a sharded one together now; it may be moved before they are needed.
 
     Returns:
         None when none is asked for, or "auto" finds none because the run never saved: it starts afresh.
@@ -155,11 +163,31 @@ def find_checkpoint(resume: str | None, own: Path) -> Found | None:
     """
     if resume is None:
         return None
+    found: Found | None = None
+    path: Path | None = None
+    reason = ""
+    if rank.is_main:
+        try:
+            found = _look_for(resume, own)
+            path = None if found is None else found.path
+        except CheckpointError as error:
+            reason = str(error)
+    path, reason = from_main((path, reason), rank)
+    if reason:
+        raise CheckpointError(reason)
+    if path is None:
+        return None
+    if found is None:  # the main process has verified its shards already
+        found = Found(path, read_file(path))
+    return Found(path, dict(gathered(found.state, path, parts=("model", "ema")))) if whole else found
+
+
+def _look_for(resume: str, own: Path) -> Found | None:
     if resume == "auto":
         return CheckpointFolder(own).newest()
     path = Path(os.path.expanduser(resume))
     if not path.is_dir():
-        return Found(path, read_checkpoint(path))
+        return Found(path, read_checkpoint(path, whole=False))
     for folder in (path / "checkpoints", path):
         if found := CheckpointFolder(folder).newest():
             return found

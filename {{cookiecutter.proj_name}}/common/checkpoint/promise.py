@@ -17,6 +17,8 @@ SAFE = (
     "debug.print_all_grad", "monitor.*", "checkpoint.*", "early_stop.*", "best.*", "progress.*", "init_from.*",
     "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method",
     "dist.timeout", "dist.launcher", "dist.processes", "dist.cudnn_benchmark", "dist.distributed_backend",
+    "dist.strategy", "dist.gradient_as_bucket_view", "prepare.activation_checkpointing", "prepare.compile.*",
+    "prepare.fsdp.blocks", "prepare.fsdp.reshard_after_forward", "prepare.fsdp.cpu_offload",
     "dataset.val", "dataset.val.*", "dataset.eval", "dataset.eval.*", "metric", "metric.*",
 )  # fmt: skip
 # Of these, what decides when and what a run measures, and so its best value, its early stop, perhaps its rate.
@@ -92,14 +94,15 @@ class Data(Protocol):
         """Whether reading goes on exactly at a position."""
 
 
-def fingerprint(rank: Rank, data: Data, seed: int) -> dict[str, Any]:
-    """Everything that decides the bits of a run besides its config and code."""
+def fingerprint(rank: Rank, data: Data, seed: int, model: str) -> dict[str, Any]:
+    """Everything that decides the bits of a run besides its config and code. `model`: how it was prepared."""
     on_gpu = rank.device.type == "cuda"
     return {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda or "none",
         "device": torch.cuda.get_device_name(rank.device) if on_gpu else f"cpu ({platform.machine()})",
         "ranks": rank.world_size,
+        "model": model,
         "threads": torch.get_num_threads(),
         "matmul precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -128,6 +131,8 @@ def promise(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[Change], 
         since += "what it measured, and in a learning rate that follows the run's length or its validation"
     if not new["device"].startswith("cpu") and not new["deterministic"]:
         different.append("CUDA without dist.deterministic strict")
+    if "compiled" in new["model"]:
+        different.append("torch.compile, whose code depends on the shapes that came first")
     if not different:
         return f"this resume is bit-exact: weights and metrics will be those of a run that was never stopped{since}"
     ranks = old.get("ranks") != new["ranks"]

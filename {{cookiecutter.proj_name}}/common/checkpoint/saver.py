@@ -11,9 +11,13 @@ from pydantic import Field
 from torch import Tensor
 
 from common.checkpoint.folder import CheckpointFolder
+from common.checkpoint.shards import write_shards
 from common.config import section
+from common.distributed import Rank
 from common.errors import UserError
 from common.period import StepPeriod
+
+_ALONE = Rank()
 
 
 @section
@@ -26,7 +30,8 @@ class CheckpointConfig:
         Field(description='numbered checkpoints at multiples of this are kept for good; steps, or "10epoch"'),
     ] = -1
     background: Annotated[
-        bool, Field(description="write while training goes on; costs host memory for one copy of the state")
+        bool,
+        Field(description="write while training goes on; costs host memory for one copy of the state. Not with fsdp"),
     ] = True
     failures: Annotated[
         int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run; 1: the first one does")
@@ -38,11 +43,15 @@ class Saver:
 
     A save that fails leaves the files there were. Training goes on and the next due save tries again, until
     `failures` in a row have failed. Errors of the background surface at the next call of any method.
+
+    Tensors that are shared out among processes (FSDP) are written at once, by all of them; the file, which the main
+    process writes then, makes them count.
     """
 
-    def __init__(self, folder: CheckpointFolder, config: CheckpointConfig) -> None:
+    def __init__(self, folder: CheckpointFolder, config: CheckpointConfig, rank: Rank = _ALONE) -> None:
         self.folder = folder
         self.config = config
+        self.rank = rank
         self._stage = Stage()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -51,17 +60,29 @@ class Saver:
     def save(self, state: Mapping[str, Any], *, step: int, numbered: bool = False, best: bool = False) -> None:
         """Write `state`, now or in the background. Waits for the save before it, if that still runs.
 
+        Every process must call this.
+
         Raises:
             UserError: too many saves in a row have failed.
         """
         self.wait()
+        start = time.perf_counter()
+        try:
+            state = write_shards(state, self.folder.folder, step, self.rank)
+        except OSError as error:
+            self._error = error
+            self.check()
+            return
+        if not self.rank.is_main:
+            self._failed = 0
+            return
         number = step if numbered else None
         if not self.config.background:
-            self._write(state, step, number, best)
+            self._write(state, step, number, best, start)
             self.check()
             return
         copy = self._stage.copy(state)
-        self._thread = threading.Thread(target=self._write, args=(copy, step, number, best), name="checkpoint")
+        self._thread = threading.Thread(target=self._write, args=(copy, step, number, best, start), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -94,8 +115,7 @@ class Saver:
         left = self.config.failures - self._failed
         logger.error("checkpoint not written: {}; {}. Training goes on; {} more failures end it", what, kept, left)
 
-    def _write(self, state: Mapping[str, Any], step: int, number: int | None, best: bool) -> None:
-        start = time.perf_counter()
+    def _write(self, state: Mapping[str, Any], step: int, number: int | None, best: bool, start: float) -> None:
         try:
             paths = self.folder.save(state, step=number, best=best)
         except BaseException as error:  # noqa: BLE001 - from a thread it would be lost; `check` raises it

@@ -13,6 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.checkpoint.file import CheckpointError, check_archive
+from common.checkpoint.shards import check_shards, gathered
 from common.config import section
 from common.errors import UserError
 from common.optim.ema import averaged_state_dict
@@ -87,6 +88,8 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     except Exception as error:
         raise CheckpointError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
     if isinstance(state, dict) and "format" in state and "model" in state:
+        check_shards(state, path)
+        state = gathered(state, path, parts=("model", "ema"))
         state = averaged_state_dict(state["model"], state.get("ema", {}))
     for name in ("state_dict", "model"):  # how other projects wrap them
         if isinstance(state, dict) and isinstance(state.get(name), dict):

@@ -106,9 +106,10 @@ class IterableStream:
     def restores_its_place(self) -> bool:
         return self._has_state
 
-    def sample_batch(self) -> Any:
-        """A small batch to try a model on."""
-        return self._batches.collate([item for _, item in zip(range(2), iter(self.dataset), strict=False)])
+    def sample_batch(self, *, full: bool) -> Any:
+        """A batch to try a model on."""
+        size = self.batch_size if full else 2
+        return self._batches.collate([item for _, item in zip(range(size), iter(self.dataset), strict=False)])
 
     def samples(self, at: Position) -> list[list[int]]:
         """What is only read in order has no numbers."""
@@ -131,7 +132,10 @@ class IterableStream:
             sizes = [batch_length(batch) for batch in window]
             total = sum(sizes)
             weights = [size / total for size in sizes]
-            yield Step(window, Window(weights, sizes, total * self.rank.world_size, place))
+            # Where other ranks have a micro-batch more, this one repeats its last, with weight 0; see `EpochPlan.keys`.
+            borrowed = max_over_ranks(len(sizes), self.rank) - len(sizes) if self.accumulate > 1 else 0
+            window, sizes = window + window[-1:] * borrowed, sizes + sizes[-1:] * borrowed
+            yield Step(window, Window(weights + [0.0] * borrowed, sizes, total * self.rank.world_size, place))
             self._state = after_ahead
 
     def _opened(self, at: Position) -> Iterator[Any]:

@@ -147,8 +147,8 @@ class Stream(Protocol):
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch."""
 
-    def sample_batch(self) -> Any:
-        """A small batch to try a model on."""
+    def sample_batch(self, *, full: bool) -> Any:
+        """A batch to try a model on: a small one, or a full one, whose shape is what a compiler will see."""
 
     def samples(self, at: Position) -> list[list[int]]:
         """Numbers of this process' samples in the step that begins at `at`, by micro-batch; empty if they have none."""
@@ -202,9 +202,10 @@ class TrainStream:
         """Whether `epoch` goes on at a position exactly: always, since the order is a function of the epoch."""
         return True
 
-    def sample_batch(self) -> Any:
-        """A small batch to try a model on; reading it draws from no random stream."""
-        return checked(self._loader.dataset.__getitems__((0, list(range(min(2, self.plan.size))))))  # type: ignore[attr-defined]
+    def sample_batch(self, *, full: bool) -> Any:
+        """A batch to try a model on; reading it draws from no random stream."""
+        size = min(self.plan.batch_size if full else 2, self.plan.size)
+        return checked(self._loader.dataset.__getitems__((0, list(range(size)))))  # type: ignore[attr-defined]
 
     def samples(self, at: Position) -> list[list[int]]:
         """Numbers of this process' samples in the step that begins at `at`, by micro-batch."""
@@ -262,6 +263,10 @@ class EvaluationLoader:
 
     def __iter__(self) -> Iterator[Any]:
         return (checked(batch) for batch in self._loader)
+
+    def sample_batch(self) -> Any:
+        """A batch of the first sample."""
+        return checked(self._loader.dataset.__getitems__((0, [0])))  # type: ignore[attr-defined]
 
 
 def _make_loader(

@@ -61,6 +61,7 @@ class EpochPlan:
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.window = batch_size * accumulate * world_size
+        self._borrowed = min(2, batch_size)  # samples: of one, batch norm could not take a variance
         if self.steps_per_epoch == 0:
             raise UserError(
                 f"an epoch has no optimizer step: {size} samples, but one step takes {self.window} "
@@ -89,10 +90,11 @@ class EpochPlan:
         order = self.order(epoch)
         for start in self.starts(sample):
             window = order[start : start + self.window]
-            # A rank without a share borrows the first sample with weight 0: it must take part in the gradient exchange.
-            share = (window[self.rank :: self.world_size] if self.rank < len(window) else window[:1]).tolist()
-            for first in range(0, len(share), self.batch_size):
-                yield epoch, share[first : first + self.batch_size]
+            share = window[self.rank :: self.world_size].tolist()
+            for first in range(0, self._turns(len(window)) * self.batch_size, self.batch_size):
+                # Where other ranks have a micro-batch more, this one borrows samples, with weight 0: it must take part
+                # in the exchange of gradients and, with FSDP, of weights.
+                yield epoch, share[first : first + self.batch_size] or window[: self._borrowed].tolist()
 
     def windows(self, epoch: int, step: int, sample: int) -> Iterator[Window]:
         """The windows that go with `keys`, by arithmetic alone."""
@@ -112,9 +114,14 @@ class EpochPlan:
     def _share(self, samples: int) -> tuple[list[int], list[float]]:
         """Sizes and weights of this process' micro-batches in a window of `samples` samples."""
         share = max(0, -(-(samples - self.rank) // self.world_size))
-        sizes = [min(self.batch_size, share - first) for first in range(0, share, self.batch_size)] or [1]
-        weights = [size * self.world_size / samples for size in sizes] if share else [0.0]
-        return sizes, weights
+        sizes = [min(self.batch_size, share - first) for first in range(0, share, self.batch_size)]
+        weights = [size * self.world_size / samples for size in sizes]
+        borrowed = self._turns(samples) - len(sizes)
+        return sizes + [min(self._borrowed, samples)] * borrowed, weights + [0.0] * borrowed
+
+    def _turns(self, samples: int) -> int:
+        """Micro-batches of the first rank, which has the most, in a window of `samples` samples."""
+        return -(-samples // (self.world_size * self.batch_size))
 
 
 def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:

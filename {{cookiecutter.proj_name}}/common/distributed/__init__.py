@@ -13,7 +13,6 @@ from common.distributed.collectives import (
     max_over_ranks,
     share_buffers,
     sum_over_ranks,
-    wrap,
 )
 from common.distributed.config import DistConfig
 from common.distributed.group import check_alike, finish, start
@@ -40,5 +39,4 @@ __all__ = [
     "start",
     "sum_over_ranks",
     "was_restarted",
-    "wrap",
 ]

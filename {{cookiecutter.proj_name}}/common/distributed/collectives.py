@@ -5,11 +5,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from common.distributed.config import DistConfig
 from common.distributed.rank import Rank
-from common.errors import UserError
 
 T = TypeVar("T")
 
@@ -86,24 +83,11 @@ def share_buffers(model: nn.Module, rank: Rank) -> None:
     """Give every process rank 0's buffers: batch norm statistics drift apart, since each process sees other samples."""
     if rank.is_alone:
         return
+    kinds: dict[torch.dtype, list[Tensor]] = {}
     for buffer in model.buffers():
-        dist.broadcast(buffer, src=0)
-
-
-def wrap(model: nn.Module, config: DistConfig, rank: Rank) -> nn.Module:
-    """Make `model`, already on its device, exchange gradients with the other processes; alone, it stays as it is."""
-    if rank.is_alone:
-        return model
-    on_gpu = rank.device.type == "cuda"
-    if config.sync_bn:
-        if not on_gpu:
-            raise UserError("dist.sync_bn: PyTorch synchronises batch norm on CUDA only")
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return DistributedDataParallel(
-        model,
-        device_ids=[rank.device.index] if on_gpu else None,
-        find_unused_parameters=config.find_unused_parameters,
-        static_graph=config.static_graph,
-        bucket_cap_mb=config.bucket_mb,
-        gradient_as_bucket_view=True,
-    )
+        kinds.setdefault(buffer.dtype, []).append(buffer)
+    for buffers in kinds.values():  # one exchange each, not one a buffer
+        values = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+        dist.broadcast(values, src=0)
+        for buffer, value in zip(buffers, values.split([buffer.numel() for buffer in buffers]), strict=True):
+            buffer.detach().copy_(value.view_as(buffer))

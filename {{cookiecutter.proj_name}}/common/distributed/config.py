@@ -33,9 +33,19 @@ class DistConfig:
         Literal["auto", "nccl", "gloo"], Field(description="auto: nccl on CUDA, gloo on CPU")
     ] = "auto"
     timeout: Annotated[int, Field(ge=1, description="seconds to wait for other processes, at the start too")] = 600
+    strategy: Annotated[
+        Literal["ddp", "fsdp"],
+        Field(description="ddp: each process holds the whole model; fsdp: a part of it, see prepare.fsdp"),
+    ] = "ddp"
     find_unused_parameters: Annotated[bool, Field(description="DDP: allow parameters that get no gradient")] = False
     static_graph: Annotated[bool, Field(description="DDP: promise that the graph never changes")] = False
     bucket_mb: Annotated[float, Field(gt=0, description="DDP: megabytes of gradients that are exchanged together")] = (
         25.0
     )
-    sync_bn: Annotated[bool, Field(description="DDP: batch norm statistics over all processes (CUDA only)")] = False
+    gradient_as_bucket_view: Annotated[
+        bool, Field(description="DDP: gradients lie in the memory they are exchanged from, which saves a copy")
+    ] = True
+    broadcast_buffers: Annotated[
+        bool, Field(description="all processes train with the buffers (batch norm statistics) of the first")
+    ] = True
+    sync_bn: Annotated[bool, Field(description="batch norm statistics over all processes (CUDA only)")] = False

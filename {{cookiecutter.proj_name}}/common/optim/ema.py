@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from common.config import section
 from common.errors import UserError
+from common.sharded import is_sharded, local
 
 
 @section
@@ -88,7 +89,8 @@ class NoEma(Ema):
 class WeightAverage(Ema):
     """Floating point parameters and buffers are averaged, in 32 bits at least; what counts is copied.
 
-    Covers what `model.state_dict()` covers, so buffers that are not saved stay out.
+    Covers what `model.state_dict()` covers, so buffers that are not saved stay out. Of sharded weights (FSDP), each
+    process averages its part.
     """
 
     def __init__(self, config: EmaConfig, model: nn.Module) -> None:
@@ -97,8 +99,9 @@ class WeightAverage(Ema):
         self._updates = 0
         self._swapped = False
         self._bind(model)
-        clones = [_wide(tensor.detach().clone()) for tensor in self._live()]
+        clones = [_wide(table[key].detach().clone()) for table, key in self._slots]
         self._shadow = dict(zip(self._names, clones, strict=True))
+        self._parts = [local(tensor) for tensor in clones]
         self._sort()
 
     @torch.no_grad()
@@ -132,7 +135,7 @@ class WeightAverage(Ema):
         self._swapped = True
         try:
             # Into the model's own memory: what points there (compiled graphs, wrappers, the optimizer) stays valid.
-            _copy(live, list(self._shadow.values()))
+            _copy(live, self._parts)
             yield
         finally:
             _copy(live, own)
@@ -142,7 +145,7 @@ class WeightAverage(Ema):
     def reset(self, model: nn.Module) -> None:
         self._refuse_while_swapped("reset")
         self._steps = self._updates = 0
-        _copy(list(self._shadow.values()), self._live(model))
+        _copy(self._parts, self._live(model))
 
     def state_dict(self) -> dict[str, Any]:
         """The averages under the names of the model's own state, and how many steps and updates they have seen."""
@@ -166,7 +169,7 @@ class WeightAverage(Ema):
                     f"optim.ema: the checkpoint's average has {found} for {name}, the model has shape "
                     f"{tuple(self._shadow[first].shape)}; resume with the model that was trained"
                 )
-        _copy(list(self._shadow.values()), [saved[name] for name in self._shadow])
+        _copy(self._parts, [local(saved[name]) for name in self._shadow])
         self._steps, self._updates = state["steps"], state["updates"]
 
     def _bind(self, model: nn.Module) -> None:
@@ -186,10 +189,11 @@ class WeightAverage(Ema):
                         self._slots.append((table, key))
                     self._first_name[name] = places[id(tensor)]
         self._names = list(places.values())
+        self._sharded = any(is_sharded(table[key]) for table, key in self._slots)
 
     def _sort(self) -> None:
         """Split the shadow, once, into what is averaged and what is copied."""
-        shadow = list(self._shadow.values())
+        shadow = self._parts
         self._averaged = [i for i, tensor in enumerate(shadow) if tensor.is_floating_point() or tensor.is_complex()]
         self._copied = [i for i in range(len(shadow)) if i not in set(self._averaged)]
         self._means = [shadow[i] for i in self._averaged]
@@ -200,7 +204,8 @@ class WeightAverage(Ema):
     def _live(self, model: nn.Module | None = None) -> list[Tensor]:
         if model is not None and model is not self._model:
             raise RuntimeError("this average belongs to another model: give the bare one that it was built with")
-        return [table[key] for table, key in self._slots]
+        live = [table[key] for table, key in self._slots]
+        return [local(tensor.detach()) for tensor in live] if self._sharded else live
 
     def _refuse_while_swapped(self, what: str) -> None:
         if self._swapped:

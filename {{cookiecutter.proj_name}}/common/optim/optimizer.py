@@ -14,6 +14,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 from common.config import section
 from common.errors import UserError
 from common.optim.arguments import accepts, as_arguments, check_arguments, choices, import_class
+from common.sharded import is_sharded, local
 
 # Set by their own keys, or by what is being trained.
 _PROVIDED = ("params", "lr", "weight_decay")
@@ -83,6 +84,8 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
         optimizer = _construct(cls, config, groups, choice)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"optim.optim_type {config.optim_type} cannot train {type(model).__name__}: {error}") from error
+    if needs_closure(optimizer) and any(is_sharded(parameter) for _, parameter in named):
+        raise UserError(f"optim.optim_type {cls.__name__} needs the whole gradient in one place: use dist.strategy ddp")
     optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
     return optimizer
 
@@ -142,12 +145,17 @@ def _fast_on_cpu(cls: type[Optimizer], args: dict[str, Any], parameters: list[Te
     another order than its parameter. Autograd lays gradients out like contiguous parameters, hence that condition.
     """
     for parameter in parameters:
-        plain = type(parameter.data) is Tensor and parameter.device.type == "cpu" and parameter.is_contiguous()
+        part = local(parameter.data)
+        plain = type(part) is Tensor and part.device.type == "cpu" and part.is_contiguous()
         if not plain or parameter.dtype not in (torch.float32, torch.float64):
             return {}
     if {"fused", "foreach", "differentiable", "capturable"} & args.keys():
         return {}
-    if cls in (Adam, AdamW, Adagrad) or (cls is SGD and args.get("momentum", 0)):
+    if cls in (Adam, AdamW):
+        return {"fused": True}
+    if any(is_sharded(parameter) for parameter in parameters):
+        return {}  # torch has no other fused update of sharded weights
+    if cls is Adagrad or (cls is SGD and args.get("momentum", 0)):
         return {"fused": True}
     return {"foreach": False, "fused": False} if cls is SGD else {}
 

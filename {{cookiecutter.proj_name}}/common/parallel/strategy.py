@@ -1,0 +1,78 @@
+"""What several processes do together while a model is trained: nothing, or exchange its gradients (DDP)."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from common.checkpoint import gathered
+from common.distributed import DistConfig, Rank
+from common.optim.precision import Precision
+
+_NOTHING = nullcontext()
+
+
+class Strategy(ABC):
+    """A model that was prepared, and how it is trained on all processes.
+
+    Attributes:
+        about: how it was prepared, in a few words for the log and the checkpoint.
+        bare: the model itself, whose names carry no prefix of a wrapper.
+        model: what training calls.
+        precision: of the forward pass.
+        in_step: whether each forward pass needs all processes, so that all must make the same number of them.
+    """
+
+    in_step = False
+
+    def __init__(self, about: str, bare: nn.Module, model: nn.Module, precision: Precision) -> None:
+        self.about = about
+        self.bare = bare
+        self.model = model
+        self.precision = precision
+
+    @abstractmethod
+    def exchange(self, on: bool) -> AbstractContextManager[Any]:
+        """Whether gradients are exchanged in the backward passes within this context."""
+
+    def placed(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
+        """A state that was read from the checkpoint `source`, with its tensors as this strategy holds them.
+
+        Raises:
+            CheckpointError: its shards cannot be read.
+        """
+        return gathered(state, source)
+
+
+class Alone(Strategy):
+    """One process."""
+
+    def __init__(self, model: nn.Module, precision: Precision) -> None:
+        super().__init__("whole", model, model, precision)
+
+    def exchange(self, on: bool) -> AbstractContextManager[Any]:
+        return _NOTHING
+
+
+class Replicated(Strategy):
+    """Every process holds the whole model; gradients are averaged during the backward pass (DDP)."""
+
+    def __init__(self, model: nn.Module, precision: Precision, config: DistConfig, rank: Rank) -> None:
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=[rank.device.index] if rank.device.type == "cuda" else None,
+            find_unused_parameters=config.find_unused_parameters,
+            static_graph=config.static_graph,
+            bucket_cap_mb=config.bucket_mb,
+            gradient_as_bucket_view=config.gradient_as_bucket_view,
+            broadcast_buffers=config.broadcast_buffers,
+        )
+        super().__init__("whole", model, wrapped, precision)
+        self._wrapped = wrapped
+
+    def exchange(self, on: bool) -> AbstractContextManager[Any]:
+        return _NOTHING if on else self._wrapped.no_sync()
