@@ -8,6 +8,9 @@ DEMO_DIR ?= $(or $(TMPDIR),/tmp)/pytorch_template_demo_$(shell id -u)
 PROJECT := {{cookiecutter.proj_name}}
 REQUIREMENTS := requirements-dev.txt $(PROJECT)/requirements.txt $(PROJECT)/requirements-dev.txt
 
+# Tests at a time. Each is one or two processes with one thread, so two for each pair of cores.
+JOBS ?= 2
+
 BIN := $(abspath $(VENV))/bin
 PIP := "$(BIN)/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
@@ -43,7 +46,7 @@ lint: setup  ## style and types, of the template and of the project inside it
 
 test-project: setup  ## the project's own tests, as it lies in the template
 	@echo "== tests of the project as it lies in the template"
-	@cd "$(PROJECT)" && "$(BIN)/python" -m pytest -q -p no:cacheprovider
+	@cd "$(PROJECT)" && "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS)
 
 test-template: setup  ## answers, hooks, and the tests of rendered projects
 	@echo "== tests of the template, and of rendered projects"

@@ -10,6 +10,7 @@ import pytest
 
 from support import NON_DEFAULT, Render
 
+JOBS = os.environ.get("JOBS", "2")  # tests at a time
 ANSWERS = pytest.mark.parametrize("answers", [{}, NON_DEFAULT], ids=["default", "spinlab"])
 
 
@@ -52,10 +53,16 @@ def test_types(copy: Render) -> None:
 
 
 @pytest.mark.slow
-@ANSWERS
-def test_own_tests(copy: Render, answers: dict[str, str]) -> None:
+def test_own_tests(copy: Render) -> None:
     """D-09, D-10: the project's own tests pass under its own name."""
-    run(copy(**answers), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    run(copy(**NON_DEFAULT), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS)
+
+
+@pytest.mark.slow
+def test_own_tests_with_default_answers(copy: Render) -> None:
+    """D-09: a sample. All of them ran where the template lies, whose files are these, byte by byte."""
+    files = [f"tests/test_{name}.py" for name in ("reference", "registry", "structure", "scripts", "train")]
+    run(copy(), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS, *files)
 
 
 def test_shell_scripts_are_clean(render: Render) -> None:

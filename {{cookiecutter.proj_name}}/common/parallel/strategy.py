@@ -79,7 +79,7 @@ class Replicated(Strategy):
         return _NOTHING if on else self._wrapped.no_sync()
 
 
-def _buffers(broadcast: bool) -> dict[str, bool]:
+def _buffers(broadcast: bool) -> dict[str, Any]:
     """The option that keeps DDP from broadcasting buffers; it has another name since PyTorch 2.13."""
     if broadcast:
         return {}
