@@ -35,12 +35,12 @@ def last_block(text: str) -> str:
 
 def test_exception_in_forward(runs: Runs) -> None:
     """R-14, TP-01, TP-04, D-29: with rank, host, step, samples, the user's line; everywhere one would look."""
-    ended = broken(runs, "raise 1 train 5")
+    ended = broken(runs, "raise 1 train 6")
     folder = runs.root / "run"
     block = last_block(ended.texts[0])
     assert "rank 1 failed" in block and "RuntimeError: a mistake in the model" in block
     assert re.search(r"at +tests/parts.py:\d+, in go_wrong", block)
-    # One call was the step for nothing; so the fifth is in the fourth step. Its samples, of the 16 that rank 1 has.
+    # Two calls were the steps for nothing; so the sixth is in the fourth step. Its samples, of the 16 that rank 1 has.
     assert re.search(r"during +training step 4, epoch 1, of train samples (\d+, ){15}\d+\n", block)
     assert re.search(r"process +rank 1 of 2, process \d+ on ", block) and "error_rank1.txt" in block
     assert "Traceback" in ended.texts[0] and "Traceback" not in ended.texts[1]  # shown once
@@ -60,7 +60,7 @@ def test_exception_on_three_ranks(runs: Runs) -> None:
 
 
 def test_exception_on_rank_0(runs: Runs) -> None:
-    block = last_block(broken(runs, "raise 0 train 4").texts[0])
+    block = last_block(broken(runs, "raise 0 train 5").texts[0])
     assert "rank 0 failed" in block and "training step 3" in block
 
 
