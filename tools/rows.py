@@ -306,6 +306,11 @@ ASKED = {
     "TP-12": "the program starts its processes itself, with their devices set",
     "TP-13": "the main function stays short however the run is started",
     "TP-14": "a config file with values changed on the command line",
+    "MM-82": "a model can be compiled by a setting",
+    "MM-83": "activations of chosen blocks can be recomputed, with keyword arguments and without re-entrance",
+    "QQ-59": "parts of a model can be frozen, before anything is wrapped",
+    "R-58": "activation checkpointing by patterns, with equal gradients",
+    "TP-31": "compiling is a setting, not a wrapper in user code",
 }
 
 

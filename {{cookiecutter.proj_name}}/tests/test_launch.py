@@ -176,7 +176,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_devices(gpus: Any) -> None:
-    """CT-12, CT-13, D-45: the device of each local rank; one visible GPU per Slurm task is number 0; "all"."""
+    """CT-12, CT-13, CT-16, D-45: the device of each local rank; one visible GPU per Slurm task is number 0; "all"."""
     gpus(4)
     assert find_rank([2, 3], DistConfig(), TORCHRUN).device == torch.device("cuda", 3)
     assert find_rank(2, DistConfig(), {}).device == torch.device("cuda", 2)
@@ -212,6 +212,7 @@ def test_devices_that_cannot_be(gpus: Any, seen: int, wanted: Any, told: list[st
 
 
 def test_the_wrong_backend() -> None:
+    """CT-16: refused before anything hangs."""
     with pytest.raises(UserError, match="nccl needs CUDA"):
         find_rank(-1, DistConfig(distributed_backend="nccl"), TORCHRUN)
 
