@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from common import distributed
-from common.distributed import DistConfig, Rank, max_over_ranks
+from common.distributed import DistConfig, LaterMax, Rank
 from common.errors import UserError
 from common.failure import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, describe
 from common.lifeline import connect, end, print_failure
@@ -97,6 +97,8 @@ class Requests:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.signal = 0
+        self._asked: LaterMax | None = None
+        self._asked_to_save = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -109,6 +111,8 @@ class Requests:
         self.signal, _early = self.signal or _early, 0
         try:
             yield
+            if self._asked is not None:
+                self._asked.read()
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -119,8 +123,18 @@ class Requests:
         self.signal = number
 
     def agree(self, save: bool) -> Asked:
-        """One tiny exchange per step: whether any process was told to stop, or wants to save (the last save is old)."""
-        asked = max_over_ranks(2 * self.signal + save, self.rank)
+        """Whether any process was told to stop, or wants to save (the last save is old). Asked once a step.
+
+        With several processes the answer is that of the step before: then nobody has to wait for it, which would cost
+        2 % of a step of 10 ms.
+        """
+        if self.rank.is_alone:
+            return Asked(self.signal, save) if self.signal or save else _NOTHING
+        # The clock of one process is enough, and one request: the answer to it comes with the next step.
+        save = save and self.rank.is_main and not self._asked_to_save
+        self._asked_to_save = save
+        before, self._asked = self._asked, LaterMax(2 * self.signal + save, self.rank)
+        asked = 0 if before is None else before.read()
         return Asked(asked // 2, asked % 2 == 1) if asked else _NOTHING
 
 

@@ -5,6 +5,7 @@ exchanges we need, `spawn` starts processes where no launcher did.
 """
 
 from common.distributed.collectives import (
+    LaterMax,
     barrier,
     from_main,
     gather_objects,
@@ -22,6 +23,7 @@ from common.distributed.spawn import spawn
 
 __all__ = [
     "DistConfig",
+    "LaterMax",
     "Launch",
     "Rank",
     "barrier",

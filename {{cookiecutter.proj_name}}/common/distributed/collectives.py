@@ -27,6 +27,19 @@ def max_over_ranks(value: int, rank: Rank) -> int:
     return int(tensor.item())
 
 
+class LaterMax:
+    """The largest value of any process, asked for now and read later: nobody waits for the others meanwhile."""
+
+    def __init__(self, value: int, rank: Rank) -> None:
+        self._tensor = torch.tensor([value])
+        self._work = dist.all_reduce(self._tensor, op=dist.ReduceOp.MAX, group=rank.control, async_op=True)
+
+    def read(self) -> int:
+        """Every process must have asked."""
+        self._work.wait()
+        return int(self._tensor.item())
+
+
 def gather_objects(value: T, rank: Rank) -> list[T]:
     """Every process' `value`, in rank order, on every process. For small things: it pickles."""
     if rank.is_alone:
