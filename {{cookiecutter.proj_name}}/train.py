@@ -1,6 +1,5 @@
 """Train a model: python train.py --config configs/default.yaml [--key value ...]"""
 
-import os
 import sys
 from typing import Any
 
@@ -57,7 +56,7 @@ def train(config: Config, values: dict[str, Any], rank: Rank, argv: list[str]) -
     """Build everything that the config names, open the run's folder, train."""
     folder = RunFolder.of(config.dir, config.name, PROJECT)
     # A job that its scheduler starts again goes on, without being told.
-    resume = config.resume or ("auto" if distributed.was_restarted(os.environ) else None)
+    resume = config.resume or ("auto" if rank.restarted else None)
     only_weights = config.progress.start_epoch == 0
     checkpoint = find_checkpoint(resume, folder.checkpoints, rank, whole=only_weights)
     distributed.barrier(rank)  # every process has read it: the folder may be moved now

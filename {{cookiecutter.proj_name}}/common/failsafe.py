@@ -44,7 +44,7 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
     global _joined
     for number in _COME_AGAIN:  # else it would end a process that is still starting
         signal.signal(number, _note_early)
-    if rank.launch is not None:
+    if rank.launch is not None and rank.launch.lives:
         die_with_parent()
     rank = distributed.start(rank, config)
     rank = replace(rank, lifeline=connect(rank))
@@ -52,11 +52,11 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
     try:
         distributed.check_alike(values, rank)
         yield rank
+        distributed.finish(rank)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         if not rank.is_alone:
             rank.lifeline.fail(describe(error, rank))  # ends this process
         raise
-    distributed.finish(rank)
     rank.lifeline.leave()
 
 
@@ -120,7 +120,9 @@ class Requests:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:
             raise KeyboardInterrupt
-        self.signal = number
+        # Slurm's SIGTERM at the time limit follows its SIGUSR1, and must not make "come again" of it "go away".
+        if self.signal not in _COME_AGAIN or number == signal.SIGINT:
+            self.signal = number
 
     def agree(self, save: bool) -> Asked:
         """Whether any process was told to stop, or wants to save (the last save is old). Asked once a step.

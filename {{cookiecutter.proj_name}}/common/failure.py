@@ -112,9 +112,14 @@ class Failure:
             first += f" ({shorten(self.where[0], 100, placeholder=' ...')})"
         return first if self.world_size == 1 else f"rank {self.rank}: {first}"
 
+    @property
+    def is_boxed(self) -> bool:
+        """Whether it needs more words than its own."""
+        return self.code not in (EXIT_USER_ERROR, EXIT_INTERRUPTED)
+
     def summary(self, details: Path | None = None) -> str:
         """What is read first, and so is printed last."""
-        if self.code in (EXIT_USER_ERROR, EXIT_INTERRUPTED):  # these say all themselves
+        if not self.is_boxed:
             return self.title if self.world_size == 1 else f"{self.title}\n  ({self.process})"
         rows = [
             ("at", self.source),
@@ -143,7 +148,7 @@ def describe(error: BaseException, rank: Rank) -> Failure:
     if isinstance(error, UserError):
         return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, with_notes(error))
     if isinstance(error, KeyboardInterrupt):
-        return Failure(rank.rank, rank.world_size, EXIT_INTERRUPTED, "interrupted twice: left at once, without saving")
+        return Failure(rank.rank, rank.world_size, EXIT_INTERRUPTED, "interrupted: left at once, without saving")
     if isinstance(error, SystemExit):
         trace = _trace(error)
         title = f"the program was left early, by sys.exit({error.code!r})"

@@ -28,6 +28,7 @@ from common.failure import Failure, position, tell_torchrun, vanished
 _LINGER = 2.0  # seconds between hearing of another's failure and ending: the launcher should see the culprit end first
 _ANSWER = 5.0  # seconds to wait for rank 0's word; longer than it may be asking around
 _ASKING = 1.5  # seconds to wait for the other ranks' word on where they are
+_MOST_FROM_STRANGERS = 4096  # bytes from somebody who has not shown the token
 _CONNECT = 5.0  # seconds for each address of rank 0 that is tried
 
 Tell = Callable[[Failure, bool], None]
@@ -37,7 +38,7 @@ Tell = Callable[[Failure, bool], None]
 def print_failure(failure: Failure, aloud: bool) -> None:
     """How a failure is told before there is a log."""
     if aloud:
-        print(failure.text() if failure.trace else f"error: {failure.text()}", file=sys.stderr)
+        print(f"{'' if failure.is_boxed else 'error: '}{failure.text()}", file=sys.stderr)
 
 
 class NoLifeline:
@@ -149,10 +150,12 @@ class _Main(Lifeline):
             while True:
                 for key, _ in selector.select(timeout=_ASKING / 3):
                     if key.fileobj is self._server:
-                        wire = _Wire(self._server.accept()[0])
-                        selector.register(wire.socket, selectors.EVENT_READ, wire)
+                        with suppress(OSError):  # gone again already
+                            wire = _Wire(self._server.accept()[0])
+                            selector.register(wire.socket, selectors.EVENT_READ, wire)
                     elif not self._hear(key.data):
                         selector.unregister(key.fileobj)
+                        key.data.socket.close()
                 if self._suspect is not None and time.monotonic() > self._until:
                     suspect, self._suspect = self._suspect, None
                     self._report(replace(suspect, may_follow=False))
@@ -164,6 +167,8 @@ class _Main(Lifeline):
             if message.get("token") == self._token:
                 self._members[wire] = message
                 wire.send(welcome=True, host=socket.gethostname(), pid=os.getpid())
+                if self._first is not None:  # it comes late
+                    wire.send(failure=self._first.to_dict())
             elif wire not in self._members:
                 continue
             elif "failure" in message:
@@ -174,7 +179,8 @@ class _Main(Lifeline):
                 del self._members[wire]
         if messages is None and (member := self._members.pop(wire, None)) is not None and not self._left:
             self._report(vanished(member["rank"], self.rank.world_size, member["host"], member["pid"]))
-        return messages is not None
+        is_stranger = wire not in self._members and wire.unread > _MOST_FROM_STRANGERS
+        return messages is not None and not is_stranger
 
 
 class _Member(Lifeline):
@@ -196,7 +202,8 @@ class _Member(Lifeline):
             self._wire.send(failure=failure.to_dict())
 
     def _listen(self, wire: "_Wire") -> None:
-        while (messages := wire.receive()) is not None:
+        messages: list[dict[str, Any]] | None = wire.early
+        while messages is not None:
             for message in messages:
                 if "failure" in message:
                     failure = Failure(**message["failure"])
@@ -207,6 +214,7 @@ class _Member(Lifeline):
                     wire.send(at=position())
                 elif "bye" in message:
                     return
+            messages = wire.receive()
         if not self._left and not self._answered.is_set():
             # Nobody is left to speak for all, so the next rank does.
             failure = vanished(0, self.rank.world_size, *wire.peer)
@@ -221,8 +229,16 @@ class _Wire:
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
         self.peer = ("?", 0)  # host and process id of the other side
+        self.early: list[dict[str, Any]] = []  # what came together with the welcome
         self._rest = b""
         self._sending = threading.Lock()
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # firewalls forget a line that is silent
+        _close_in_workers(connected)
+
+    @property
+    def unread(self) -> int:
+        """Bytes that are not a whole message yet."""
+        return len(self._rest)
 
     def send(self, **message: Any) -> None:
         """Send, or do nothing when the other side has gone."""
@@ -240,7 +256,7 @@ class _Wire:
         *lines, self._rest = (self._rest + data).split(b"\n")
         messages = []
         for line in lines:
-            with suppress(ValueError):  # somebody else who found our port
+            with suppress(ValueError, RecursionError):  # somebody else who found our port
                 messages.append(json.loads(line))
         return [message for message in messages if isinstance(message, dict)]
 
@@ -250,10 +266,12 @@ def connect(rank: Rank) -> Lifeline | NoLifeline:
     if rank.is_alone or rank.launch is None:
         return NoLifeline()
     if rank.is_main:
-        server = socket.create_server(("", 0), backlog=rank.world_size)
+        several_hosts = rank.launch.local_world < rank.world_size
+        server = socket.create_server(("" if several_hosts else "127.0.0.1", 0), backlog=rank.world_size)
+        _close_in_workers(server)
         token = secrets.token_hex(16)
         hosts = ["127.0.0.1"]
-        if rank.launch.local_world < rank.world_size:
+        if several_hosts:
             hosts = [own_address(rank.launch.address) or "", rank.launch.address, socket.gethostname()]
         from_main((hosts, server.getsockname()[1], token), rank)
         return _Main(rank, server, token)
@@ -274,13 +292,19 @@ def _reach(address: str, port: int, /, **hello: Any) -> _Wire | None:
         return None
     wire = _Wire(connected)
     wire.send(**hello)
-    welcome = next((message for message in wire.receive() or () if "welcome" in message), None)
-    if welcome is None:
+    first, *wire.early = wire.receive() or [{}]
+    if "welcome" not in first:
         connected.close()
         return None
-    wire.peer = (welcome["host"], welcome["pid"])
+    wire.peer = (first["host"], first["pid"])
     connected.settimeout(None)
     return wire
+
+
+def _close_in_workers(connected: socket.socket) -> None:
+    """Keep a forked process (a loader's worker) from holding our end open after we have died."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=connected.close)
 
 
 def end(code: int) -> None:

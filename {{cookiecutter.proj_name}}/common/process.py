@@ -1,11 +1,12 @@
 """What is set in a process before anything is computed."""
 
 import os
+from collections.abc import Mapping
 
 import torch
 from loguru import logger
 
-from common.distributed import DistConfig, Rank
+from common.distributed import DistConfig, Rank, available_cores
 from common.seed import set_determinism
 
 _FILES = 4096  # tensors from loader workers arrive as open files; many systems start with 1024
@@ -17,15 +18,14 @@ def set_up_process(config: DistConfig, rank: Rank) -> None:
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and config.deterministic == "off"
     if rank.launch is not None and "OMP_NUM_THREADS" not in os.environ:
         # Else each process would start a thread per core, and all together many times more than there are cores.
-        torch.set_num_threads(cores(rank.launch.local_world))
+        torch.set_num_threads(cores(rank.launch.local_world, os.environ))
     raise_file_limit()
 
 
-def cores(local_world: int) -> int:
-    """Cores for each of the processes of this host; where the launcher has bound this one to some, those."""
-    everywhere = os.cpu_count() or 1
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else everywhere
-    return mine if mine < everywhere else max(1, everywhere // local_world)
+def cores(local_world: int, environment: Mapping[str, str]) -> int:
+    """Cores for each of the processes of this host: what Slurm has promised a task, else an equal share."""
+    promised = environment.get("SLURM_CPUS_PER_TASK", "")
+    return int(promised) if promised.isdigit() else max(1, available_cores() // local_world)
 
 
 def raise_file_limit() -> None:

@@ -1,7 +1,7 @@
 """From the first line of a run's log to the last: folder, log and monitor opened together, and closed with a reason."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from common.checkpoint import CheckpointFolder, Found
 from common.distributed import Rank, barrier
 from common.failure import Failure, describe
 from common.files import write_text
-from common.lifeline import NoLifeline
+from common.lifeline import NoLifeline, print_failure
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.log import setup_log
 from common.provenance import environment_text, now
@@ -34,7 +34,28 @@ class Start:
 @contextmanager
 def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, project: Path) -> Iterator[Monitor]:
     """Open the run; inside, everything is logged. An error shows in the log, in `status.json` and in the exit code."""
-    run = _open(folder, rank, start, project)
+    lifeline = rank.lifeline or NoLifeline()
+    with ExitStack() as at_the_end:
+        run = _open(folder, rank, start, project)
+        if run is not None:
+            at_the_end.callback(run.release)
+        monitor = _set_up(config, folder, rank, run, start)
+        at_the_end.callback(monitor.close)
+        lifeline.tell = _Teller(monitor, run, folder, rank)
+        try:
+            yield monitor
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            if isinstance(error, SystemExit) and rank.is_alone:
+                raise
+            failure = describe(error, rank)
+            if not (failure.may_follow or lifeline.is_over):
+                keep_error(failure, folder)  # even if it turns out that another rank failed before
+            lifeline.fail(failure)  # with other processes, ends this one
+            raise SystemExit(failure.code) from None
+        lifeline.tell = print_failure  # the run's record is complete
+
+
+def _set_up(config: MonitorConfig, folder: RunFolder, rank: Rank, run: OpenRun | None, start: Start) -> Monitor:
     barrier(rank)  # the folder is there now
     folder.error_file(rank.rank).unlink(missing_ok=True)  # of an attempt before this one
     setup_log(
@@ -50,7 +71,7 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
         checkpoints.clean()
         if start.resumed is not None:
             checkpoints.go_on_from(start.resumed)
-    monitor = Monitor(
+    return Monitor(
         config,
         rank,
         run,
@@ -58,22 +79,6 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
         local_pictures=start.local_pictures,
         workers=start.workers,
     )
-    lifeline = rank.lifeline or NoLifeline()
-    lifeline.tell = _Teller(monitor, run, folder, rank)
-    try:
-        yield monitor
-    except (Exception, KeyboardInterrupt, SystemExit) as error:
-        if isinstance(error, SystemExit) and rank.is_alone:
-            raise
-        failure = describe(error, rank)
-        if not (failure.may_follow or lifeline.is_over):
-            keep_error(failure, folder)  # even if it turns out that another rank failed before
-        lifeline.fail(failure)  # with other processes, ends this one
-        raise SystemExit(failure.code) from None
-    finally:
-        monitor.close()
-        if run is not None:
-            run.release()
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class _Teller:
         logger.opt(depth=1).log(level, "{}", failure.text(details))
         self.monitor.writer.record("end", state="failed", reason=failure.reason)
         if self.run is not None:
-            write_status(self.run.folder, "failed", reason=failure.reason)
+            write_status(self.run.folder, "failed", step=self.monitor.step, reason=failure.reason)
             if not self.rank.is_alone:  # this process ends without coming by the end of `session`
                 self.monitor.close()
                 self.run.release()

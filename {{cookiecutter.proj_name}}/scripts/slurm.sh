@@ -4,7 +4,7 @@
 #   --slurm.nodes N             machines
 #   --slurm.gpus N              GPUs on each, one process for each; 0: CPU; default: as many as the config's gpu_ids
 #   --slurm.tasks N             processes on each machine when training on CPUs
-#   --slurm.cpus N              cores of each process: 1, and 1 for each of the config's workers
+#   --slurm.cpus N              cores of each process; with --worker 4, ask for 5
 #   --slurm.mem SIZE            memory of each machine, such as 32G
 #   --slurm.time TIME           time limit, such as 2:00:00 or 1-12
 #   --slurm.partition NAME      --slurm.account NAME      --slurm.qos NAME

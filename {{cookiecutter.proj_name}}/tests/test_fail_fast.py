@@ -1,17 +1,22 @@
 """One rank fails, all end: within seconds, with a code that is not 0, and with its reason as the last thing shown."""
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from common import distributed
 from common.distributed import Rank
 from common.failure import Failure, describe
 from common.located import located
+from common.trainer import Trainer
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, run
 from tests.ranks import Ended, start_ranks
 
@@ -95,6 +100,47 @@ def test_a_rank_that_goes(runs: Runs, how: str, told: str, rank: int) -> None:
     assert f"rank {rank} failed" in block and told in block
     if rank == 1:
         assert f"rank 1: {'the' if how == 'sys.exit' else 'the process'}" in (runs.root / "run/status.json").read_text()
+
+
+def die_at_the_end(trainer: Trainer) -> None:
+    """A plug-in: rank 1 is killed when all is done but leaving."""
+    if trainer.rank.rank == 1:
+
+        def killed(rank: Rank) -> None:
+            time.sleep(2)  # the other one waits by then
+            os.kill(os.getpid(), 9)
+
+        distributed.finish = killed
+
+
+def test_a_rank_that_goes_when_all_is_done(runs: Runs) -> None:
+    """R-14: told as what it is; the run has finished all the same, and its record says so."""
+    words = ["--plugins", "[tests.test_fail_fast:die_at_the_end]", "--progress.max_steps", "2"]
+    ended = start_ranks(runs.root, 2, runs.words(*SMALL, *words))
+    assert ended.codes == [1, -9]
+    assert "rank 1 failed" in last_block(ended.texts[0])
+    assert json.loads((runs.root / "run" / "status.json").read_text())["state"] == "finished"
+    assert not (runs.root / "run" / "run.lock").exists()
+
+
+def visit(trainer: Trainer) -> None:
+    """A plug-in: strangers come to rank 0's door; then a worker keeps running while its rank is killed."""
+    main = trainer.rank.lifeline
+    if trainer.rank.is_main:
+        for text in (b"[" * 200_000 + b"\n", b"GET / HTTP/1.1\r\n\r\n", b"x" * 100_000):
+            with socket.create_connection(main._server.getsockname()) as stranger, suppress(OSError):
+                stranger.sendall(text)
+    elif os.fork() == 0:
+        time.sleep(20)  # a worker in a slow read, with copies of all that its parent had open
+        os._exit(0)
+
+
+def test_strangers_and_workers_do_not_deafen_it(runs: Runs) -> None:
+    """R-14: who cannot show the token changes nothing; a dead rank's worker does not hide its death."""
+    words = ["--plugins", "[tests.test_fail_fast:visit]"]
+    ended = start_ranks(runs.root, 2, runs.words(*SMALL, *words), environment={"BREAKS": "kill 1 train 5"})
+    assert "rank 1 failed" in last_block(ended.texts[0])
+    assert ended.seconds[0] - ended.seconds[1] < 10
 
 
 def test_out_of_memory(runs: Runs) -> None:

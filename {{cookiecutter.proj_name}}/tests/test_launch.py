@@ -58,11 +58,11 @@ def test_one_process() -> None:
 
 
 def test_torchrun() -> None:
-    """CT-14: its variables, the agent's own store, and how often it has started us."""
+    """CT-14: its variables, and the agent's own store."""
     assert place(TORCHRUN) == ("torchrun", 3, 1, 4, 2, "node1")
     found = read_launch(TORCHRUN)
     assert found is not None
-    assert (found.port, found.served, found.attempt) == (29400, True, 2)
+    assert (found.port, found.served, found.lives) == (29400, True, True)
     rank = find_rank(-1, DistConfig(), TORCHRUN)
     assert (rank.rank, rank.local_rank, rank.world_size, rank.backend) == (3, 1, 4, "gloo")
 
@@ -108,6 +108,22 @@ def test_mpi(variables: dict[str, str]) -> None:
     with pytest.raises(UserError, match="mpirun -x MASTER_ADDR"):
         read_launch(several)
     assert place({**several, "MASTER_ADDR": "node7", "MASTER_PORT": "29500"})[-1] == "node7"
+
+
+def test_variables_set_by_hand() -> None:
+    """A shell that sets them may end while the run goes on: the run must not end with it."""
+    variables = {key: value for key, value in TORCHRUN.items() if not key.startswith("TORCHELASTIC")}
+    found = read_launch(variables)
+    assert found is not None and not found.lives and not found.served
+    assert place({**SLURM, **variables}, "torchrun")[0] == "torchrun"
+
+
+def test_started_again() -> None:
+    """R-46: by Slurm; by torchrun, where one process is all there is."""
+    assert find_rank(-1, DistConfig(), {"SLURM_RESTART_COUNT": "1"}).restarted
+    assert not find_rank(-1, DistConfig(), TORCHRUN).restarted  # of several, the store tells
+    single = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    assert find_rank(-1, DistConfig(), single).restarted
 
 
 def test_who_wins() -> None:
@@ -270,21 +286,42 @@ def test_spawn_for_evaluation(runs: Runs, alone: Path) -> None:
     assert done.stdout.count("Accuracy") == 1 and "samples           90" in done.stdout
 
 
-def test_two_agents_meet(runs: Runs, alone: Path) -> None:
-    """CT-14, TP-03: torchrun over two nodes, here two agents that meet at a c10d rendezvous."""
+def two_agents(runs: Runs, words: list[str], *options: str, **variables: str) -> tuple[list[int], list[str]]:
+    """torchrun on two nodes, here two agents on one that meet at a c10d rendezvous; codes, and what they told."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = runs.words(*LAUNCHED, "--batch_size", "15")
-    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=x"]
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=x", *options]
     agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "train.py", *words]
-    agents = [subprocess.Popen(agent, cwd=PROJECT, env=ENVIRONMENT) for _ in range(2)]
+    agents, outputs = [], [runs.root / f"agent{number}.txt" for number in (0, 1)]
     try:
-        assert [each.wait(100) for each in agents] == [0, 0]
+        for output in outputs:
+            with output.open("w") as file:
+                agents.append(subprocess.Popen(agent, cwd=PROJECT, env={**ENVIRONMENT, **variables}, stderr=file))
+        codes = [each.wait(110) for each in agents]
     finally:
         for each in agents:
             each.kill()
+    return codes, [output.read_text() for output in outputs]
+
+
+def test_two_agents_meet(runs: Runs, alone: Path) -> None:
+    """CT-14, TP-03: torchrun over two nodes."""
+    codes, texts = two_agents(runs, runs.words(*LAUNCHED, "--batch_size", "15"))
+    assert codes == [0, 0], texts
     assert same_as(alone, runs.root / "run")
+
+
+def test_elastic_over_two_agents(runs: Runs) -> None:
+    """R-46: one node's process dies; all are started again, though only that node's agent counts a restart."""
+    words = runs.words(
+        "--progress.epoch", "4", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce}}", "--batch_size", "16",
+        "--dist.timeout", "30",
+    )  # fmt: skip
+    codes, texts = two_agents(runs, words, "--max-restarts=2", DIES_ONCE=str(runs.root / "died"))
+    assert codes == [0, 0], texts
+    assert (runs.root / "died").exists() and len(list(runs.root.glob("run*"))) == 1
+    assert [entry["step"] for entry in metrics(runs.root / "run", "val")] == [5, 10, 15, 20]
 
 
 def test_elastic_goes_on_by_itself(runs: Runs) -> None:

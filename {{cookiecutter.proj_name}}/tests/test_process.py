@@ -1,6 +1,5 @@
 """What is set in each process, and in the processes that read data."""
 
-import os
 import sys
 import types
 from typing import Any
@@ -26,11 +25,9 @@ def test_ways_to_start_workers(runs: Runs, method: str) -> None:
 
 def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """MM-76: the cores of a host are dealt out to its processes, unless the launcher or the user has said otherwise."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert (cores(1), cores(2), cores(16)) == (8, 4, 1)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3}, raising=False)
-    assert cores(2) == 1  # bound to a core of its own
+    monkeypatch.setattr("common.process.available_cores", lambda: 8)
+    assert [cores(count, {}) for count in (1, 2, 16)] == [8, 4, 1]
+    assert cores(4, {"SLURM_CPUS_PER_TASK": "6"}) == 6  # promised to each
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
@@ -39,7 +36,7 @@ def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads == []
     monkeypatch.delenv("OMP_NUM_THREADS")
     set_up_process(DistConfig(), launched)
-    assert threads == [1]
+    assert threads == [4]
 
 
 def test_open_files() -> None:

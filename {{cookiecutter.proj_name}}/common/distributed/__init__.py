@@ -17,15 +17,16 @@ from common.distributed.collectives import (
 )
 from common.distributed.config import DistConfig
 from common.distributed.group import check_alike, finish, start
-from common.distributed.launch import Launch, read_launch, was_restarted
+from common.distributed.launch import Launch, read_launch
 from common.distributed.rank import Rank, find_rank
-from common.distributed.spawn import spawn
+from common.distributed.spawn import available_cores, spawn
 
 __all__ = [
     "DistConfig",
     "LaterMax",
     "Launch",
     "Rank",
+    "available_cores",
     "barrier",
     "check_alike",
     "find_rank",
@@ -40,5 +41,4 @@ __all__ = [
     "spawn",
     "start",
     "sum_over_ranks",
-    "was_restarted",
 ]

@@ -1,6 +1,7 @@
 """Joining the processes of a run into one group, and leaving it."""
 
 import os
+import secrets
 import socket
 import sys
 import time
@@ -21,6 +22,7 @@ from common.distributed.network import interface_towards
 from common.distributed.rank import Rank
 from common.errors import UserError
 
+_GO_HOME = "not all are here"
 _PATIENCE = 0.05  # seconds between two looks at who has arrived
 
 
@@ -40,7 +42,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
         # gloo offers its peers the address that this host's name stands for, which may be a loopback address.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     timeout = timedelta(seconds=config.timeout)
-    store = _meet(rank.launch, config.timeout)
+    store, round_number = _meet(rank.launch, config.timeout)
     dist.init_process_group(
         rank.backend,
         store=store,
@@ -49,7 +51,8 @@ def start(rank: Rank, config: DistConfig) -> Rank:
         timeout=timeout,
         device_id=rank.device if rank.backend == "nccl" else None,
     )
-    rank = replace(rank, control=dist.new_group(backend="gloo", timeout=timeout))
+    control = dist.new_group(backend="gloo", timeout=timeout)
+    rank = replace(rank, control=control, restarted=rank.restarted or round_number > 1)
     _check_devices(rank)
     return rank
 
@@ -83,46 +86,68 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def _meet(launch: Launch, timeout: int) -> Store:
-    """The store that all processes know, once all of them are there."""
-    store = PrefixStore(f"attempt {launch.attempt}", _open_store(launch, timeout))
-    store.set(f"here/{launch.rank}", f"{socket.gethostname()}, process {os.getpid()}")
-    if launch.rank != 0:
-        # Rank 0 counts a little longer than we wait for its word, so that its message is the one we all show.
-        try:
-            store.wait(["verdict"], timedelta(seconds=timeout + 10))
-        except dist.DistError as error:
-            raise UserError(f"rank 0 has gone while the processes were gathering: {error}") from error
-        if store.get("verdict"):
-            sys.exit(2)  # as for any mistake of the user's; rank 0 tells which
-        return store
-    verdict = _missing(store, launch, timeout)
-    store.set("verdict", verdict)
-    if verdict:
-        time.sleep(1)  # let the others read it: where rank 0 serves the store, it goes with us
-        raise UserError(verdict)
-    return store
+def _meet(launch: Launch, timeout: int) -> tuple[Store, int]:
+    """The store that all processes know, once all of them are there; and how often they have met in it, this included.
+
+    A launcher that starts dead processes again keeps its store, with what the dead have left in it; and torchrun's
+    count of restarts differs from host to host. So each process brings a word never used before, and rank 0 answers it.
+    """
+    store = _open_store(launch, timeout)
+    word = secrets.token_hex(8)
+    store.set(f"here/{launch.rank}", f"{word} {socket.gethostname()}, process {os.getpid()}")
+    if launch.rank == 0:
+        round_number = store.add("rounds", 1)
+        missing = _missing(store, launch, round_number, timeout)
+        if missing:
+            time.sleep(1)  # let the others read it: where rank 0 serves the store, it goes with us
+            raise UserError(missing)
+        return PrefixStore(f"round {round_number}", store), round_number
+    try:
+        # Rank 0 counts a little shorter, so that its message is the one that is shown.
+        store.wait([f"answer/{word}"], timedelta(seconds=timeout + 10))
+    except dist.DistError as error:
+        raise UserError(f"rank 0 has gone while the processes were gathering: {error}") from error
+    answer = store.get(f"answer/{word}").decode()
+    store.set(f"in/{answer}/{launch.rank}", "")
+    store.wait([f"all in/{answer}"], timedelta(seconds=timeout + 10))
+    if store.get(f"all in/{answer}").decode() == _GO_HOME:
+        sys.exit(2)  # as for any mistake of the user's; rank 0 tells which
+    return PrefixStore(f"round {answer}", store), int(answer)
 
 
-def _missing(store: Store, launch: Launch, timeout: int) -> str:
-    """Wait for every rank; after `timeout` seconds, a text that names those who are missing."""
-    waiting = list(range(launch.world_size))
+def _missing(store: Store, launch: Launch, round_number: int, timeout: int) -> str:
+    """Answer every rank that arrives; after `timeout` seconds, a text that names those who did not."""
+    answered: dict[str, int] = {}  # word -> rank
+    waiting = list(range(1, launch.world_size))
     until = time.monotonic() + timeout
     told = time.monotonic() + 30
-    while waiting := [rank for rank in waiting if not store.check([f"here/{rank}"])]:
+    while waiting := [rank for rank in waiting if not store.check([f"in/{round_number}/{rank}"])]:
+        for rank in waiting:
+            if store.check([f"here/{rank}"]):
+                word = store.get(f"here/{rank}").decode().split()[0]
+                if word not in answered:  # else a dead one's, or not yet read
+                    answered[word] = rank
+                    store.set(f"answer/{word}", str(round_number))
         names = ", ".join(map(str, waiting))
         if time.monotonic() > until:
-            arrived = [rank for rank in range(launch.world_size) if rank not in waiting]
-            there = "\n".join(f"  rank {rank}: {store.get(f'here/{rank}').decode()}" for rank in arrived[:16])
-            return (
-                f"rank {names} of {launch.world_size} did not arrive at {launch.address}:{launch.port} in {timeout} s "
-                f"(dist.timeout); did it start, and does it see this host? Arrived:\n{there}"
-            )
+            store.set(f"all in/{round_number}", _GO_HOME)
+            return _missing_text(store, launch, waiting, timeout)
         if time.monotonic() > told:
             told = time.monotonic() + 60
             logger.warning("still waiting for rank {} of {}", names, launch.world_size)
         time.sleep(_PATIENCE)
+    store.set(f"all in/{round_number}", "")
     return ""
+
+
+def _missing_text(store: Store, launch: Launch, missing: list[int], timeout: int) -> str:
+    arrived = [rank for rank in range(launch.world_size) if rank not in missing]
+    there = "\n".join(f"  rank {rank}: {store.get(f'here/{rank}').decode().partition(' ')[2]}" for rank in arrived[:16])
+    names = ", ".join(map(str, missing))
+    return (
+        f"rank {names} of {launch.world_size} did not arrive at {launch.address}:{launch.port} in {timeout} s "
+        f"(dist.timeout); did it start, and does it see this host? Arrived:\n{there}"
+    )
 
 
 def _open_store(launch: Launch, timeout: int) -> Store:

@@ -24,7 +24,7 @@ class Launch:
         local_world: processes on this process' host.
         address, port: where the processes find each other.
         served: the launcher itself listens there; otherwise rank 0 does.
-        attempt: how often the launcher has started all of them before.
+        lives: the process that started this one stays as long as the run. Not a shell in which somebody sets variables.
     """
 
     launcher: str
@@ -35,7 +35,7 @@ class Launch:
     address: str
     port: int
     served: bool = False
-    attempt: int = 0
+    lives: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size or not 0 <= self.local_rank < self.local_world:
@@ -62,6 +62,7 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Launch | No
         if found is None and launcher != "spawn":
             raise UserError(f"dist.launcher: {launcher}, but its variables are not set: it did not start this process")
         return found
+    _check_by_hand(environment)
     # Under Slurm, torchrun and mpirun start one helper per node by srun, and it starts the processes: theirs count.
     for reader in (_from_torchrun, _from_mpi, _from_slurm):
         found = reader(environment)
@@ -70,9 +71,26 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Launch | No
     return None
 
 
-def was_restarted(environment: Environment) -> bool:
-    """Whether the launcher starts this very job again: after a preemption (Slurm) or a failure (torchrun)."""
-    return any(_number(environment, name, 0) > 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+def _check_by_hand(environment: Environment) -> None:
+    """Refuse variables of torchrun that somebody has set, where Slurm says something else."""
+    slurm = _slurm_place(environment)
+    if slurm is None or not {"RANK", "WORLD_SIZE"} <= environment.keys():
+        return
+    by_hand = not any(name in environment for name in ("TORCHELASTIC_RUN_ID", SPAWNED))
+    rank, world_size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
+    if by_hand and slurm != (rank, world_size):
+        raise UserError(
+            f"RANK={rank} and WORLD_SIZE={world_size} contradict SLURM_PROCID={slurm[0]} of {slurm[1]} tasks; unset "
+            "the former, or choose with --dist.launcher torchrun or --dist.launcher slurm"
+        )
+
+
+def was_restarted(environment: Environment, launch: Launch | None) -> bool:
+    """Whether Slurm starts this very job again, or torchrun a single process. Of several, see `group.start`."""
+    by_torchrun = (
+        launch is not None and launch.world_size == 1 and _number(environment, "TORCHELASTIC_RESTART_COUNT", 0)
+    )
+    return bool(by_torchrun) or _number(environment, "SLURM_RESTART_COUNT", 0) > 0
 
 
 def _from_torchrun(environment: Environment) -> Launch | None:
@@ -87,13 +105,6 @@ def _from_torchrun(environment: Environment) -> Launch | None:
             "them, or take them away (unset) for a single process"
         )
     rank, world_size, local_rank = (_number(environment, name) for name in _TORCH[:3])
-    by_hand = not any(name in environment for name in ("TORCHELASTIC_RUN_ID", SPAWNED))
-    slurm = _slurm_place(environment)
-    if by_hand and slurm is not None and slurm != (rank, world_size):
-        raise UserError(
-            f"RANK={rank} and WORLD_SIZE={world_size} contradict SLURM_PROCID={slurm[0]} of {slurm[1]} tasks; unset "
-            "the former, or choose with --dist.launcher torchrun or --dist.launcher slurm"
-        )
     return Launch(
         "spawn" if SPAWNED in environment else "torchrun",
         rank,
@@ -103,7 +114,7 @@ def _from_torchrun(environment: Environment) -> Launch | None:
         environment["MASTER_ADDR"],
         _number(environment, "MASTER_PORT"),
         served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=_number(environment, "TORCHELASTIC_RESTART_COUNT", 0),
+        lives="TORCHELASTIC_RUN_ID" in environment or SPAWNED in environment,
     )
 
 
@@ -124,7 +135,6 @@ def _from_slurm(environment: Environment) -> Launch | None:
         # Where all tasks share a host, no name needs to be known to anybody.
         environment.get("MASTER_ADDR") or ("127.0.0.1" if local_world == world_size else _first_host(environment)),
         _number(environment, "MASTER_PORT", _port(*(environment.get(key, "") for key in keys))),
-        attempt=_number(environment, "SLURM_RESTART_COUNT", 0),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from common.distributed.config import DistConfig
-from common.distributed.launch import Launch, read_launch
+from common.distributed.launch import Launch, read_launch, was_restarted
 from common.errors import UserError
 
 _CPU = torch.device("cpu")
@@ -22,6 +22,7 @@ class Rank:
     Attributes:
         backend: what gradients travel by, "nccl" or "gloo"; "" for a single process.
         launch: what the launcher said; None for a single process.
+        restarted: the scheduler or launcher has started this very run before, which was cut off.
         control: process group on CPU for small exchanges, so that they never wait for the GPU.
         lifeline: tells when another process fails, see `common.lifeline`; None before it is there.
     """
@@ -32,6 +33,7 @@ class Rank:
     device: torch.device = _CPU
     backend: str = ""
     launch: Launch | None = None
+    restarted: bool = False
     control: Any = None
     lifeline: Any = None
 
@@ -60,8 +62,9 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
             is not the number of devices asked for.
     """
     launch = read_launch(environment, config.launcher)
+    restarted = was_restarted(environment, launch)
     if launch is None:
-        return Rank(device=_device(gpu_ids, 0, 1, environment))
+        return Rank(device=_device(gpu_ids, 0, 1, environment), restarted=restarted)
     if config.processes not in (None, launch.local_world):
         raise UserError(
             f"dist.processes: {config.processes}, but {launch.launcher} started {launch.local_world} on this host; "
@@ -75,6 +78,7 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
         device,
         backend="" if launch.world_size == 1 else _backend(config, device),
         launch=launch,
+        restarted=restarted,
     )
 
 

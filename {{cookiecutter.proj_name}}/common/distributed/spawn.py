@@ -47,7 +47,7 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     # Together they would start many times more threads than there are cores.
-    shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // count)))
     children: list[subprocess.Popen[bytes]] = []
     with _forwarding(children):
         for rank in range(count):
@@ -86,7 +86,7 @@ def _forwarding(children: list["subprocess.Popen[bytes]"]) -> Iterator[None]:
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
 
     def forward(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and _at_terminal():
+        if number == signal.SIGINT and (os.name == "nt" or _at_terminal()):
             return
         for child in children:
             if child.poll() is None:
@@ -104,9 +104,15 @@ def _forwarding(children: list["subprocess.Popen[bytes]"]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _at_terminal() -> bool:
     """Whether a Ctrl-C goes to the whole group of processes: we are in the foreground of a terminal."""
     try:
-        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError, AttributeError):
+        with open("/dev/tty") as terminal:  # not stdin, which may be a file
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
         return False

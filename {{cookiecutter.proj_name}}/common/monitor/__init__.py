@@ -75,6 +75,7 @@ class Monitor:
         self._device, self._workers, self._folder = rank.device, workers, None if run is None else run.folder
         self._pictures: Path | None = None
         self._wants_bar = run is not None and wants_bar(config.bar)
+        self.step: int | None = None  # optimizer steps done; None before training
         self._total: int | None = None
         self._epochs: int | None = None
         if run is not None:
@@ -88,6 +89,7 @@ class Monitor:
     def training(self, at: Position, total_steps: int | None, epochs: int | None = None) -> Iterator[None]:
         """Around the loop: starts the clock, shows the bar. The totals are None where they are not known."""
         self._total, self._epochs = total_steps, epochs
+        self.step = at.step
         self._status("running", at.step)
         self.bar = Bar(total_steps, at.step) if self._wants_bar else NullBar()
         self.clock.start()
@@ -100,6 +102,7 @@ class Monitor:
     def stepped(self, at: Position, samples: int) -> None:
         """An optimizer step on `samples` samples, of all processes, is done."""
         self.clock.stepped(samples)
+        self.step = at.step
         self.meter.stepped(at.step)
         if self._wants_bar:
             self.bar.step()
