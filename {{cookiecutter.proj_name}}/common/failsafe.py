@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -84,6 +85,8 @@ class Asked:
     save: bool
 
 
+_PAUSE = 0.2  # seconds between two questions whether to stop
+_FIRST = 100  # steps that ask each time, and the most that never ask
 _NOTHING = Asked(stop=0, save=False)
 
 
@@ -98,7 +101,9 @@ class Requests:
         self.rank = rank
         self.signal = 0
         self._asked: LaterMax | None = None
-        self._asked_to_save = False
+        self._wait = 0  # calls until the next question
+        self._calls = 0
+        self._start = 0.0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -125,19 +130,37 @@ class Requests:
             self.signal = number
 
     def agree(self, save: bool) -> Asked:
-        """Whether any process was told to stop, or wants to save (the last save is old). Asked once a step.
+        """Whether any process was told to stop, or wants to save (the last save is old). Called once a step.
 
-        With several processes the answer is that of the step before: then nobody has to wait for it, which would cost
-        2 % of a step of 10 ms.
+        Several processes ask one another about five times a second, and read the answer a step later, so that nobody
+        waits for it: an exchange in each step cost 6 % of steps of 10 ms, on as many cores as processes.
         """
         if self.rank.is_alone:
             return Asked(self.signal, save) if self.signal or save else _NOTHING
-        # The clock of one process is enough, and one request: the answer to it comes with the next step.
-        save = save and self.rank.is_main and not self._asked_to_save
-        self._asked_to_save = save
-        before, self._asked = self._asked, LaterMax(2 * self.signal + save, self.rank)
-        asked = 0 if before is None else before.read()
-        return Asked(asked // 2, asked % 2 == 1) if asked else _NOTHING
+        answer = _NOTHING
+        self._calls += 1
+        if self._asked is None:
+            self._wait -= 1
+        else:
+            stop, wanted, steps = self._asked.read()
+            self._asked, self._wait = None, steps - 1
+            if stop or wanted:
+                answer = Asked(stop, wanted == 1)
+        if self._wait <= 0:
+            # The clock of one process is enough: it says when to save, and after how many steps all ask again.
+            save = save and self.rank.is_main and not answer.save
+            self._asked = LaterMax([self.signal, int(save), self._steps_to_go()], self.rank)
+        return answer
+
+    def _steps_to_go(self) -> int:
+        """Steps until the next question. The first ones tell nothing about the pace, so then it is asked in each."""
+        if not self.rank.is_main:
+            return 1
+        if self._calls <= _FIRST:
+            self._start = time.monotonic()
+            return 1
+        seconds = (time.monotonic() - self._start) / (self._calls - _FIRST)
+        return max(1, min(_FIRST, int(_PAUSE / seconds)))
 
 
 def exit_code(number: int) -> int:

@@ -18,7 +18,10 @@ from common.distributed import DistConfig, Rank, find_rank, read_launch
 from common.distributed.hosts import expand_hosts
 from common.distributed.network import interface_towards, own_address
 from common.errors import UserError
+from common.period import Position
+from common.trainer import Trainer
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run
+from tests.ranks import start_ranks
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1",
@@ -358,6 +361,28 @@ def test_a_signal_to_the_starter(runs: Runs, number: signal.Signals) -> None:
     assert child.returncode == {signal.SIGTERM: 143, signal.SIGUSR1: 75}[number], told
     assert json.loads(status.read_text())["reason"] == number.name
     assert load(runs.root / "run")["position"]["step"] > 0
+
+
+def tell_rank_1(trainer: Trainer) -> None:
+    """A plug-in: one rank of several is told to stop, early or late."""
+    stepped, at = trainer.monitor.stepped, int(os.environ["TOLD_AT"])
+
+    def tell(position: Position, samples: int) -> None:
+        stepped(position, samples)
+        if trainer.rank.rank == 1 and position.step == at:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    trainer.monitor.stepped = tell  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.parametrize("at", [2, 230])
+def test_a_signal_to_one_rank(runs: Runs, at: int) -> None:
+    """R-46: all ranks save and stop at the same step, soon; also when they ask one another only now and then."""
+    words = ["--plugins", "[tests.test_launch:tell_rank_1]", "--progress.epoch", "500", "--progress.epoch_val", "-1"]
+    ended = start_ranks(runs.root, 2, runs.words(*LAUNCHED, *words), environment={"TOLD_AT": str(at)})
+    assert ended.codes == [75, 75], ended.texts
+    assert at < load(runs.root / "run")["position"]["step"] <= at + 102
+    assert json.loads((runs.root / "run" / "status.json").read_text())["reason"] == "SIGUSR1"
 
 
 def test_a_signal_before_the_first_step(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

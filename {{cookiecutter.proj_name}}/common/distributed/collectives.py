@@ -28,16 +28,17 @@ def max_over_ranks(value: int, rank: Rank) -> int:
 
 
 class LaterMax:
-    """The largest value of any process, asked for now and read later: nobody waits for the others meanwhile."""
+    """The largest values of any process, asked for now and read later: nobody waits for the others meanwhile."""
 
-    def __init__(self, value: int, rank: Rank) -> None:
-        self._tensor = torch.tensor([value])
+    def __init__(self, values: list[int], rank: Rank) -> None:
+        self._tensor = torch.tensor(values)
         self._work = dist.all_reduce(self._tensor, op=dist.ReduceOp.MAX, group=rank.control, async_op=True)
 
-    def read(self) -> int:
-        """Every process must have asked."""
+    def read(self) -> list[int]:
+        """One for each value. Every process must have asked."""
         self._work.wait()
-        return int(self._tensor.item())
+        values: list[int] = self._tensor.tolist()
+        return values
 
 
 def gather_objects(value: T, rank: Rank) -> list[T]:
