@@ -36,7 +36,7 @@ from common.session import Start, session  # noqa: E402
 from common.trainer import Settings, Trainer  # noqa: E402
 from custom.config import Config  # noqa: E402
 from custom.models.conv_model import ConvModel  # noqa: E402
-from loop import Alternating  # noqa: E402
+from loop import Alternating, bare_steps  # noqa: E402
 
 BATCH = 64
 SAMPLES = int(os.environ.get("BENCH_SAMPLES", "0"))  # set for the processes that measure
@@ -69,21 +69,8 @@ def bare_loop(segment: int, rank: Rank) -> Iterator[float]:
         model = DistributedDataParallel(model)
         sampler = DistributedSampler(data)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)
-    criterion = nn.CrossEntropyLoss()
     loader: DataLoader[Any] = DataLoader(data, batch_size=BATCH, sampler=sampler, shuffle=sampler is None)
-    batches = iter(loader)
-    while True:
-        start = time.perf_counter()
-        for _ in range(segment):
-            batch = next(batches, None)
-            if batch is None:
-                batches = iter(loader)
-                batch = next(batches)
-            optimizer.zero_grad()
-            loss = criterion(model(batch["image"]), batch["label"])
-            loss.backward()
-            optimizer.step()
-        yield (time.perf_counter() - start) / segment
+    yield from bare_steps(segment, model, optimizer, loader)
 
 
 def measure(number: int, world: int, port: int, options: argparse.Namespace, folder: str) -> None:
