@@ -102,22 +102,25 @@ def _meet(launch: Launch, timeout: int) -> tuple[Store, int]:
             time.sleep(1)  # let the others read it: where rank 0 serves the store, it goes with us
             raise UserError(missing)
         return PrefixStore(f"round {round_number}", store), round_number
+    patience = timedelta(
+        seconds=timeout + 10
+    )  # rank 0 counts a little shorter, so that it is its message that is shown
     try:
-        # Rank 0 counts a little shorter, so that its message is the one that is shown.
-        store.wait([f"answer/{word}"], timedelta(seconds=timeout + 10))
+        store.wait([f"answer/{word}"], patience)
+        answer = store.get(f"answer/{word}").decode()
+        store.set(f"in/{answer}/{launch.rank}", "")
+        store.wait([f"all in/{answer}"], patience)
+        verdict = store.get(f"all in/{answer}").decode()
     except dist.DistError as error:
         raise UserError(f"rank 0 has gone while the processes were gathering: {error}") from error
-    answer = store.get(f"answer/{word}").decode()
-    store.set(f"in/{answer}/{launch.rank}", "")
-    store.wait([f"all in/{answer}"], timedelta(seconds=timeout + 10))
-    if store.get(f"all in/{answer}").decode() == _GO_HOME:
+    if verdict == _GO_HOME:
         sys.exit(2)  # as for any mistake of the user's; rank 0 tells which
     return PrefixStore(f"round {answer}", store), int(answer)
 
 
 def _missing(store: Store, launch: Launch, round_number: int, timeout: int) -> str:
     """Answer every rank that arrives; after `timeout` seconds, a text that names those who did not."""
-    answered: dict[str, int] = {}  # word -> rank
+    answered: set[str] = set()  # words
     waiting = list(range(1, launch.world_size))
     until = time.monotonic() + timeout
     told = time.monotonic() + 30
@@ -126,7 +129,7 @@ def _missing(store: Store, launch: Launch, round_number: int, timeout: int) -> s
             if store.check([f"here/{rank}"]):
                 word = store.get(f"here/{rank}").decode().split()[0]
                 if word not in answered:  # else a dead one's, or not yet read
-                    answered[word] = rank
+                    answered.add(word)
                     store.set(f"answer/{word}", str(round_number))
         names = ", ".join(map(str, waiting))
         if time.monotonic() > until:
