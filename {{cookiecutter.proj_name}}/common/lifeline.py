@@ -26,6 +26,7 @@ from common.distributed.network import own_address
 from common.failure import Failure, position, tell_torchrun, vanished
 
 _LINGER = 2.0  # seconds between hearing of another's failure and ending: the launcher should see the culprit end first
+_LAST_LINE = 0.05  # seconds for a line that another thread is just writing
 _ANSWER = 5.0  # seconds to wait for rank 0's word; longer than it may be asking around
 _ASKING = 1.5  # seconds to wait for the other ranks' word on where they are
 _MOST_FROM_STRANGERS = 4096  # bytes from somebody who has not shown the token
@@ -98,6 +99,10 @@ class Lifeline(ABC):
 
     def _show(self, failure: Failure, aloud: bool) -> None:
         self._first = failure
+        # It is to be the last thing that is seen, and the main thread may be busy, and talkative, until the end.
+        logger.disable("")
+        logger.enable(__name__)
+        time.sleep(_LAST_LINE)
         with suppress(Exception):  # a full disk, say, must not keep this process alive
             self.tell(failure, aloud)
 

@@ -1,6 +1,7 @@
 """One rank fails, all end: within seconds, with a code that is not 0, and with its reason as the last thing shown."""
 
 import json
+import logging
 import os
 import re
 import socket
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from loguru import logger
 
 from common import distributed
 from common.distributed import Rank
@@ -76,6 +78,25 @@ def test_exception_in_a_loader(runs: Runs, worker: str) -> None:
     block = last_block(broken(runs, "never 0 train 0", *words).texts[0])
     assert "sample 77 of OneBadSample cannot be read: no such picture" in block
     assert re.search(r"at +tests/parts.py:\d+, in __getitem__", block)
+
+
+def talk(trainer: Trainer) -> None:
+    """A plug-in: rank 0 has a lot to say while rank 1 fails."""
+    if trainer.rank.is_main:
+        until = time.monotonic() + 20
+        while time.monotonic() < until:
+            logger.info("blah")
+            logging.getLogger("some.library").warning("blah")
+            time.sleep(0.001)
+    raise RuntimeError("rank 1 is wrong")
+
+
+def test_nothing_is_said_after_the_reason(runs: Runs) -> None:
+    """R-14: the first cause is the last thing shown, on the terminal and in the log, however busy rank 0 is."""
+    ended = broken(runs, "never 0 train 0", "--plugins", "[tests.test_fail_fast:talk]")
+    for text in (ended.texts[0], (runs.root / "run" / "train.log").read_text()):
+        assert "blah" in text
+        assert "RuntimeError: rank 1 is wrong" in last_block(text)
 
 
 def test_exception_in_one_ranks_validation(runs: Runs) -> None:
