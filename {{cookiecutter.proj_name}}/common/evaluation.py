@@ -1,7 +1,7 @@
 """One way to evaluate, for training and for `evaluate.py`: each sample once, the same digits on any number of ranks."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,16 +57,35 @@ class Measured:
         return counts.get("", counts)
 
 
+class BrokenOff(Exception):
+    """Signal `number` arrived on some process, so all of them left the evaluation."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class Evaluator:
     """Evaluates a bare model (never a DDP wrapper: a process without samples would hang the others).
 
     Args:
         in_step: whether every forward pass needs all processes (FSDP). One with fewer batches then goes on computing,
             for nothing, until all are done.
+        asked: tells the signal that asks this process to stop, 0 for none. An evaluation may take longer than what
+            comes after the signal will wait for. Looked at between two batches; with `in_step` only after the last.
     """
 
-    def __init__(self, task: Task, rank: Rank, precision: Precision, *, in_step: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        rank: Rank,
+        precision: Precision,
+        *,
+        in_step: bool = False,
+        asked: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.task = task
+        self.asked = asked
         self.rank = rank
         self.precision = precision
         self.in_step = in_step
@@ -81,6 +100,7 @@ class Evaluator:
 
         Raises:
             UserError: the data set is empty.
+            BrokenOff: a process was asked to stop.
         """
         if loader.size == 0:
             raise UserError(f"cannot evaluate: {type(loader.dataset).__name__} has no samples")
@@ -100,10 +120,14 @@ class Evaluator:
                 if len(pictures) < max_pictures:
                     pictures += self.task.pictures(output, batch, max_pictures - len(pictures))
                 place.done += 1
+                if not self.in_step and self.asked():
+                    break
             for _ in range(idle):
                 batch = self.task.prepare_batch(self.precision.cast_batch(loader.sample_batch()), self.rank.device)
                 with self.precision.autocast():
                     self.task.forward(model, batch)
+            if number := max_over_ranks(self.asked(), self.rank):
+                raise BrokenOff(number)
             values, samples = sums.means(self.rank)
             return Evaluation(values | metrics.compute(self.rank), samples, pictures)
 

@@ -1,6 +1,6 @@
 """What a run consists of, as named parts: the contents of a checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,13 +55,18 @@ class RunState:
             raise UserError(f"register_state: {name} is registered twice; give one of them another name")
         self.user_parts[name] = part
 
-    def state_dict(self, at: Position, values: Mapping[str, float]) -> dict[str, Any]:
-        """All of it, for a run that stands at `at` and measured `values` last. Every process must call this."""
+    def state_dict(self, at: Position, values: Mapping[str, float], owed: Collection[str] = ()) -> dict[str, Any]:
+        """All of it, for a run that stands at `at` and measured `values` last. Every process must call this.
+
+        Args:
+            owed: the splits whose evaluation belongs to `at` and was broken off.
+        """
         mine = random_state(self.rank.device)
         state = {
             "format": FORMAT,
             "position": at._asdict(),
             "values": dict(values),
+            "owed": sorted(owed),
             "model": self.model.state_dict(),
             **{name: part.state_dict() for name, part in self.parts.items()},
             "user": {name: part.state_dict() for name, part in self.user_parts.items()},
@@ -76,11 +81,11 @@ class RunState:
         """Take only the weights: the averaged ones where the checkpoint has them."""
         load_weights(self.model, averaged_state_dict(state["model"], state["ema"]), str(source))
 
-    def load_state_dict(self, state: Mapping[str, Any], source: Path) -> tuple[Position, dict[str, float]]:
+    def load_state_dict(self, state: Mapping[str, Any], source: Path) -> tuple[Position, dict[str, float], set[str]]:
         """Put everything back; the random streams last, since nothing may draw from them afterwards.
 
         Returns:
-            Where the run stood, and what it had measured last.
+            Where the run stood, what it had measured last, and the splits that it still had to measure there.
 
         Raises:
             UserError: the weights are another model's, or a part is missing.
@@ -99,7 +104,7 @@ class RunState:
             set_random_state(streams[self.rank.rank], self.rank.device)
         else:
             set_seed(mix(self.fingerprint["seed"], self.rank.rank, at.step))
-        return at, dict(state["values"])
+        return at, dict(state["values"]), set(state["owed"])
 
     def _load_user_parts(self, saved: Mapping[str, Any], source: Path) -> None:
         if missing := self.user_parts.keys() - saved.keys():

@@ -16,7 +16,7 @@ from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver
 from common.checkpoint.promise import fingerprint
 from common.data.loader import EvaluationLoader, Step, Stream
 from common.distributed import DistConfig, Rank, max_over_ranks, share_buffers
-from common.evaluation import Evaluator, Measured, evaluation_mode, write_evaluation
+from common.evaluation import BrokenOff, Evaluator, Measured, evaluation_mode, write_evaluation
 from common.failsafe import Requests, exit_code
 from common.finite import are_finite, not_finite
 from common.gradients import DebugConfig, log_gradients
@@ -91,7 +91,9 @@ class Trainer:
         self.raw_model, self.model, self.precision = self.strategy.bare, self.strategy.model, self.strategy.precision
         self.trainable = Trainable(self.raw_model)
         self.task.loss.modules().to(rank.device)
-        self.evaluator = Evaluator(task, rank, self.precision, in_step=self.strategy.in_step)
+        self.evaluator = Evaluator(
+            task, rank, self.precision, in_step=self.strategy.in_step, asked=lambda: self.requests.signal
+        )
         self.optimizer = build_optimizer(settings.optim, self.raw_model)
         self.computes_loss_itself = needs_closure(self.optimizer)  # such as LBFGS
         self.total_steps = total_steps(self.progress, stream.steps_per_epoch)
@@ -125,6 +127,7 @@ class Trainer:
         self.step: Step | None = None  # the one being taken, or just done
         self.last = False  # whether the step just done is the last one of the run
         self.values: dict[str, float] = {}  # of the last validation
+        self.owed: set[str] = set()  # evaluations of this step that a signal broke off
         self.reason = ""  # why training ends before its time
         self.signal = 0
         self.grad_norm: Tensor | None = None
@@ -141,6 +144,8 @@ class Trainer:
         with slow_and_telling, self.requests.listening(), watched, located(self.where):
             if self.progress.init_eval:
                 self.evaluate()
+            if self.owed:
+                self.catch_up()
             while not (self.over() or self.signal):
                 for step in self.stream.epoch(self.at):
                     self.monitor.loaded()
@@ -160,8 +165,8 @@ class Trainer:
                     asked = self.requests.agree(self.save_time_is_up())
                     if improved or due.save_numbered or due.save_latest or asked.save:
                         self.save(best=improved, numbered=due.save_numbered)
-                    if asked.stop or self.over():
-                        self.signal = asked.stop
+                    self.signal = self.signal or asked.stop
+                    if self.signal or self.over():
                         break
             return self.end()
 
@@ -254,7 +259,10 @@ class Trainer:
         if not self.val:
             return False
         self.check_finite()
-        result = self.measure(self.val, self.progress.max_samples_val if self.progress.save_progress_val else 0)
+        pictures = self.progress.max_samples_val if self.progress.save_progress_val else 0
+        result = self.measure("val", self.val, pictures)
+        if result is None:
+            return False
         self.values = result.values
         improved = self.best.update(result.values, self.at.step)
         self.monitor.evaluation("val", self.at, result, best=improved)
@@ -269,25 +277,44 @@ class Trainer:
         """Measure on the evaluation data, and leave the numbers and pictures in the run's eval folder."""
         if not self.evaluation:
             return
-        result = self.measure(self.evaluation, self.progress.max_samples_eval)
+        result = self.measure("eval", self.evaluation, self.progress.max_samples_eval)
+        if result is None:
+            return
         self.monitor.evaluation("eval", self.at, result)
         if self.rank.is_main:
             write_evaluation(self.run.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
-    def measure(self, data: Sequence[EvaluationLoader], max_pictures: int) -> Measured:
-        """Evaluate the averaged weights, or the weights themselves where none are averaged."""
+    def measure(self, split: str, data: Sequence[EvaluationLoader], max_pictures: int) -> Measured | None:
+        """Evaluate the averaged weights, or the weights themselves where none are averaged.
+
+        None when a signal broke it off; the split is owed then, and evaluated first when the run goes on.
+        """
+        result = None
         with self.ema.applied(self.raw_model):
             # Each rank's batch norm has seen other samples, and so has its average: all evaluate rank 0's.
             share_buffers(self.raw_model, self.rank)
-            result = self.evaluator.run(self.raw_model, data, max_pictures=max_pictures if self.rank.is_main else 0)
+            try:
+                result = self.evaluator.run(self.raw_model, data, max_pictures=max_pictures if self.rank.is_main else 0)
+            except BrokenOff as broken:
+                self.signal = broken.number
+                self.owed.add(split)
+                logger.info("the {} evaluation is broken off, and done when the run goes on", split)
         self.monitor.resumed_training()
         return result
+
+    def catch_up(self) -> None:
+        """Do the evaluations that a signal broke off, and what follows from them."""
+        owed, self.owed = self.owed, set()
+        improved = "val" in owed and self.validate()
+        if "eval" in owed:
+            self.evaluate()
+        self.save(best=improved)
 
     def save(self, *, best: bool = False, numbered: bool = False) -> None:
         """Save: `latest.pt`, and `best.pt` / `step_*.pt` where asked. Every process must call this."""
         self.check_finite()
         self.check_weights()
-        state = self.state.state_dict(self.at, self.values)
+        state = self.state.state_dict(self.at, self.values, self.owed)
         if self.rank.is_main:
             # Before the checkpoint: what it says was measured is on the disk when it is.
             self.monitor.saving(self.at, best=best, numbered=numbered)
@@ -310,7 +337,7 @@ class Trainer:
 
     def load_state_dict(self, state: Mapping[str, Any], source: Path) -> None:
         """Go on where the checkpoint stopped."""
-        at, self.values = self.state.load_state_dict(self.strategy.placed(state, source), source)
+        at, self.values, self.owed = self.state.load_state_dict(self.strategy.placed(state, source), source)
         self.at = self.before = resumed_position(at, self.stream.epoch_size)
         self.saved_step = self.at.step
         self.last = is_over(self.at, self.progress)

@@ -105,16 +105,24 @@ class NanGradient:
 
 
 class Signalled:
-    """A loss that sends its process a signal, as a person or a scheduler would: at the step the environment names."""
+    """A loss that sends its process a signal, as a person or a scheduler would.
+
+    The environment names the call, the signal, and optionally "eval" (calls of evaluations count, not of training)
+    and the rank.
+    """
 
     def __init__(self) -> None:
-        self.at, self.number = map(int, os.environ.get("SIGNAL_AT", "0 2").split())
+        at, number, *more = os.environ.get("SIGNAL_AT", "0 2").split()
+        self.at, self.number, self.training = int(at), int(number), "eval" not in more
         self.calls = 0
+        if more[1:] and os.environ["RANK"] != more[1]:
+            self.at = 0
 
     def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        self.calls += torch.is_grad_enabled()
-        if self.calls == self.at and torch.is_grad_enabled():
-            os.kill(os.getpid(), self.number)
+        if torch.is_grad_enabled() == self.training:
+            self.calls += 1
+            if self.calls == self.at:
+                os.kill(os.getpid(), self.number)
         return nn.functional.cross_entropy(output["logits"], batch["label"])
 
 

@@ -21,7 +21,7 @@ import train
 from common.trainer import Trainer
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, same
 from tests.parts import Killed
-from tests.ranks import several
+from tests.ranks import several, start_ranks
 
 STEPS = 10  # 2 epochs of 5 steps
 BASE = [
@@ -115,6 +115,58 @@ def test_a_resume_of_a_resume_inside_one_epoch(runs: Runs) -> None:
     cut(runs, "ema", 2, "--resume", "auto")
     cut(runs, "ema", 1, "--resume", "auto")
     assert differing(uncut, final(runs.train(*words("ema", "--resume", "auto"), name="cut"))) == []
+
+
+SIGNALLED = [
+    "--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}", "--progress.epoch_eval", "1",
+    "--dataset.val.eval_batch_size", "32", "--dataset.eval.eval_batch_size", "32",
+]  # fmt: skip
+
+
+def measured(folder: Path) -> list[Any]:
+    """What was measured and when, and the last state; without what the second save of the same step leaves behind."""
+    return [
+        [load(folder, name)[part] for name in ("latest", "best") for part in ("position", "values", "owed", "model")],
+        [(entry["step"], entry["values"]) for event in ("train", "val", "eval") for entry in metrics(folder, event)],
+        (load(folder)["best"], load(folder)["schedule"], load(folder)["random"]),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["plateau", "early-stop", "workers"])
+@pytest.mark.parametrize(
+    ("call", "step", "owed"),
+    [
+        (8, 4, ["val"]),  # the third batch of the second validation
+        (13, 5, ["eval"]),  # of the evaluation at the end of the first epoch
+        (28, 10, ["eval", "val"]),  # after the last step
+        (30, 10, ["eval", "val"]),  # the last batch of that
+    ],
+)
+def test_stopped_in_an_evaluation(
+    runs: Runs, kind: str, call: int, step: int, owed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-46, R-60: an evaluation may take longer than a scheduler waits; it is left at once, and made up for."""
+    uncut = runs.train(*words(kind, *SIGNALLED), name="uncut")
+    monkeypatch.setenv("SIGNAL_AT", f"{call} {signal.SIGUSR1.value} eval")
+    assert train.main(runs.words(*words(kind, *SIGNALLED), name="cut")) == 75
+    monkeypatch.delenv("SIGNAL_AT")
+    state = load(runs.root / "cut")
+    assert (state["position"]["step"], state["owed"]) == (step, owed)
+    assert "broken off" in (runs.root / "cut" / "train.log").read_text()
+    folder = runs.train(*words(kind, *SIGNALLED, "--resume", "auto"), name="cut")
+    assert same(measured(folder), measured(uncut))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_is_stopped_in_an_evaluation(runs: Runs, rank: int) -> None:
+    """R-46: the others leave it too, and save with it."""
+    argv = words("ema", *SIGNALLED)
+    several(runs, 2, runs.words(*argv, name="uncut"))
+    environment = {"SIGNAL_AT": f"4 {signal.SIGUSR1.value} eval {rank}"}
+    assert start_ranks(runs.root, 2, runs.words(*argv, name="cut"), environment=environment).codes == [75, 75]
+    assert load(runs.root / "cut")["owed"] == ["val"]
+    several(runs, 2, runs.words(*argv, "--resume", "auto", name="cut"))
+    assert same(measured(runs.root / "cut"), measured(runs.root / "uncut"))
 
 
 @pytest.mark.parametrize("worker", ["0", "2"])
