@@ -63,7 +63,7 @@ SMALL = [
     "--monitor.tensorboard", "false", "--loss", "{$REPLACE: true, hold: {type: HoldLoss}}",
 ]  # fmt: skip
 STEPS = 10
-UNDER_WAY = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED")
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 CONV = ["--model.width", "4"]  # with batch norm and dropout
 PLAIN = ["--model", "{$REPLACE: true, type: tests.parts.Plain}"]  # neither: ranks change nothing but rounding
 
@@ -128,9 +128,14 @@ class Project:
 
     def ends(self, name: str, state: str = "COMPLETED") -> None:
         """Wait until the job is over; it must be so in this state."""
-        job = self.jobs[name]
-        self.cluster.wait(f"the end of {name}", lambda: self._hurried(job) not in UNDER_WAY, patience=90)
-        assert self.cluster.state(job) == state, self.log(name)
+        job, seen = self.jobs[name], [""]
+
+        def is_over() -> bool:
+            seen.append(self._hurried(job))
+            return seen[-1] in OVER
+
+        self.cluster.wait(f"the end of {name}", is_over, patience=90)
+        assert seen[-1] == state, self.log(name)
 
     def _hurried(self, job: str) -> str:
         """The job's state. One that is in the queue again need not wait the two minutes that Slurm has it wait."""
@@ -274,8 +279,11 @@ def test_a_requeue_from_outside(project: Project, alone: dict[str, Any], hold: P
 
 @pytest.mark.parametrize("partition", ["low", "low_grace"])
 def test_preemption(project: Project, alone: dict[str, Any], hold: Path, partition: str) -> None:
-    """R-46: another job needs the place, now or within 30 s: saved, queued again, continued; bit-identical."""
-    job = project.submit(partition, *CONV, "--slurm.partition", partition, HOLD=str(hold))
+    """R-46: another job needs the place, now or within 30 s: saved, queued again, continued; bit-identical.
+
+    Slurm signals the loader's workers too.
+    """
+    job = project.submit(partition, *CONV, "--worker", "1", "--slurm.partition", partition, HOLD=str(hold))
     held(project, hold)
     urgent = ["sbatch", "--parsable", "--partition=high", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
     other = project.cluster.call(*urgent)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.data.loader import start_worker
+from common.data.workers import WorkerStart
 from common.distributed import DistConfig, Rank, read_launch
 from common.process import cores, raise_file_limit, set_up_process
 from tests.conftest import Runs, load, same
@@ -70,7 +70,9 @@ def test_opencv_gets_no_threads_in_workers(monkeypatch: pytest.MonkeyPatch) -> N
     stand_in: Any = types.ModuleType("cv2")
     stand_in.setNumThreads = seen.append
     monkeypatch.setitem(sys.modules, "cv2", stand_in)
-    monkeypatch.setattr("common.data.loader.die_with_parent", lambda: None)
-    monkeypatch.setattr("common.data.loader.signal.signal", lambda *_: None)
-    start_worker(0)
+    monkeypatch.setattr("common.data.workers.die_with_parent", lambda: None)
+    monkeypatch.setattr(
+        "common.data.workers.signal", types.SimpleNamespace(SIGTERM=15, SIG_DFL=0, SIG_IGN=1, signal=print)
+    )
+    WorkerStart()(0)
     assert seen == [0]

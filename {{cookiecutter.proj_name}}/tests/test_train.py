@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -331,27 +334,39 @@ def test_a_signal_saves_and_the_run_goes_on_exactly(
     assert same(load(cut)["model"], load(uncut)["model"])
 
 
-def test_ctrl_c_in_a_terminal(runs: Runs) -> None:
-    """The whole program, stopped by a real signal from outside."""
-    import subprocess
-    import time
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [
+        (signal.SIGINT, 130, ""),
+        (signal.SIGTERM, 143, ""),
+        (signal.SIGUSR1, 75, "--loader.start_method spawn"),
+        (signal.SIGTERM, 143, "--loader.start_method forkserver"),
+        (signal.SIGTERM, 143, "--dist.processes 2"),
+    ],
+)
+def test_a_signal_to_all_processes(runs: Runs, number: signal.Signals, code: int, words: str) -> None:
+    """CT-50, R-46: as a terminal and a scheduler send it, to the loader's workers too; they serve until all is saved.
 
-    words = runs.words("--progress.epoch", "100000", "--progress.epoch_val", "-1", "--worker", "1")
-    command = [sys.executable, "train.py", *words]
+    And then they are gone.
+    """
+    small = ["--progress.epoch", "100000", "--progress.epoch_val", "-1", "--worker", "2", *words.split()]
     child = subprocess.Popen(
-        command, cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        [sys.executable, "train.py", *runs.words(*small)],
+        cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     try:
         deadline = time.monotonic() + 60
         while not (runs.root / "run" / "checkpoints" / "latest.pt").is_file() and time.monotonic() < deadline:
             time.sleep(0.05)
-        os.killpg(child.pid, signal.SIGINT)
-        _, errors = child.communicate(timeout=60)
+        os.killpg(child.pid, number)
+        _, errors = child.communicate(timeout=60)  # until the last of them has closed it
     finally:
-        child.kill()
-    assert child.returncode == 130
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    assert child.returncode == code, errors
+    assert "Traceback" not in errors, errors
     assert "latest.pt" in errors.splitlines()[-1]
-    assert "Traceback" not in errors
+    assert json.loads((runs.root / "run" / "status.json").read_text())["reason"] == number.name
 
 
 def test_two_processes_equal_one(runs: Runs) -> None:

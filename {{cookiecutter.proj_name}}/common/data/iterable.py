@@ -10,9 +10,10 @@ from loguru import logger
 from torch.utils.data import DataLoader, IterableDataset
 
 from common.data.keyed import find_collate, seed_all
-from common.data.loader import LoaderConfig, Step, checked, start_worker
+from common.data.loader import LoaderConfig, Step, checked
 from common.data.move import batch_length
 from common.data.plan import Window
+from common.data.workers import WorkerStart, opened
 from common.distributed import Rank, max_over_ranks
 from common.errors import UserError
 from common.period import Position
@@ -82,7 +83,7 @@ class IterableStream:
             pin_memory=rank.device.type == "cuda" if config.pin_memory is None else config.pin_memory,
             prefetch_factor=config.prefetch if worker else None,
             timeout=config.timeout if worker else 0,
-            worker_init_fn=start_worker,
+            worker_init_fn=WorkerStart(),
             multiprocessing_context=config.start_method if worker else None,
             generator=torch.Generator().manual_seed(seed),
         )
@@ -142,12 +143,11 @@ class IterableStream:
         """An iterator of batches that stands at `at`."""
         read = at.sample // (self.batch_size * self.rank.world_size)
         self._batches.epoch, self._batches.number = at.epoch, 0
-        if self._restored:
-            self._restored = False
+        restored, self._restored = self._restored, False
+        if restored:
             self._batches.number = read
-            return map(checked, iter(self._loader))
-        batches = map(checked, iter(self._loader))
-        if read:
+        batches = map(checked, opened(self._loader))
+        if read and not restored:
             logger.warning("the data set cannot restore its place: reading {} batches again to come to it", read)
             for _ in range(read):
                 next(batches, None)

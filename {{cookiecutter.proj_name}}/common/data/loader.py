@@ -1,7 +1,5 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
-import signal
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -13,9 +11,9 @@ from torch.utils.data import DataLoader
 from common.config import Problem, section
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.plan import BatchKey, EpochPlan, Window, evaluation_keys
+from common.data.workers import WorkerStart, opened
 from common.distributed import Rank
 from common.errors import UserError
-from common.failsafe import die_with_parent
 from common.period import Position
 from common.registry import COLLATE_REGISTRY, DATASET_REGISTRY, RegisteredName
 
@@ -225,7 +223,7 @@ class TrainStream:
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
         self._keys.epoch, self._keys.sample = at.epoch, at.sample
-        batches = iter(self._loader)
+        batches = opened(self._loader)
         for window in self.plan.windows(at.epoch, at.step, at.sample):
             yield Step([checked(next(batches)) for _ in window.sizes], window)
         # Runs the iterator to its end, so that persistent workers are idle when the next epoch begins.
@@ -262,7 +260,7 @@ class EvaluationLoader:
         self._loader = _make_loader(dataset, self.keys, config, worker=worker, seed=seed, device=rank.device)
 
     def __iter__(self) -> Iterator[Any]:
-        return (checked(batch) for batch in self._loader)
+        return (checked(batch) for batch in opened(self._loader))
 
     def sample_batch(self) -> Any:
         """A batch of the first sample."""
@@ -282,7 +280,7 @@ def _make_loader(
         prefetch_factor=config.prefetch if worker else None,
         persistent_workers=config.persistent and worker > 0,
         timeout=config.timeout if worker else 0,
-        worker_init_fn=start_worker,
+        worker_init_fn=WorkerStart(),
         multiprocessing_context=config.start_method if worker else None,
         # Opening an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
         generator=torch.Generator().manual_seed(seed),
@@ -291,19 +289,6 @@ def _make_loader(
 
 def _same(batch: Any) -> Any:
     return batch
-
-
-def start_worker(_: int) -> None:
-    """What a loader's process does first."""
-    # Ctrl-C and Slurm's signals reach workers too; the loop decides what to do about them, workers just keep serving.
-    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
-    if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
-        sys.modules["cv2"].setNumThreads(0)
-    die_with_parent()
 
 
 def checked(batch: Any) -> Any:

@@ -1,0 +1,63 @@
+"""The loader's processes: what reaches them, and what does not."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from common.failsafe import die_with_parent
+
+# Whoever stops a run mostly signals all of its processes at once: a terminal, Slurm, torchrun, `kill -- -GROUP`.
+_FOR_THE_LOOP = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)}
+
+
+def opened(loader: DataLoader[Any]) -> Iterator[Any]:
+    """What `loader` reads. Its workers start with those signals held back, and so do Python's own servers of processes.
+
+    What arrives meanwhile reaches this process afterwards.
+    """
+    if loader.num_workers == 0 or not hasattr(signal, "pthread_sigmask"):
+        return iter(loader)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_LOOP)
+    try:
+        if (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
+            resource_tracker.ensure_running()  # a process; then it lets SIGTERM and SIGINT in, whatever was before
+            signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_LOOP)
+        return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class WorkerStart:
+    """What a loader's process does first. Made in the process that it is to serve."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+
+    def __call__(self, _: int) -> None:
+        # The loop decides what a signal means; workers go on serving, or it would fail for want of data.
+        for number in _FOR_THE_LOOP - {signal.SIGTERM}:
+            signal.signal(number, signal.SIG_IGN)
+        if hasattr(signal, "sigwaitinfo"):
+            signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM})
+            threading.Thread(target=self._wait_for_the_end, name="end", daemon=True).start()
+        else:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        torch.set_num_threads(1)
+        if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
+            sys.modules["cv2"].setNumThreads(0)
+        if os.getppid() == self.owner:  # and not Python's server of processes, which lives shorter or longer
+            die_with_parent()
+
+    def _wait_for_the_end(self) -> None:
+        """SIGTERM is how its owner ends a worker that does not listen, and no one else's."""
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != self.owner:
+            pass
+        os._exit(0)
