@@ -26,6 +26,7 @@ _COME_AGAIN = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, *_COME_AGAIN)
 _joined = False  # whether this process was one of several
 _early = 0  # a signal to come again that arrived before there was a loop to stop
+_ONCE = 1.0  # seconds in which a second Ctrl-C is still the first: sent to a group of processes, and handed on in it
 
 
 class TrainingError(UserError):
@@ -43,7 +44,7 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
         UserError: the processes did not find each other, or were started with different settings.
     """
     global _joined
-    for number in _COME_AGAIN:  # else it would end a process that is still starting
+    for number in _COME_AGAIN if _is_main_thread() else ():  # else it would end a process that is still starting
         signal.signal(number, _note_early)
     if rank.launch is not None and rank.launch.lives:
         die_with_parent()
@@ -59,6 +60,11 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
             rank.lifeline.fail(describe(error, rank))  # ends this process
         raise
     rank.lifeline.leave()
+
+
+def _is_main_thread() -> bool:
+    """Whether this is the only thread that Python lets listen to signals, and delivers them to."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def _note_early(number: int, frame: FrameType | None) -> None:
@@ -100,6 +106,7 @@ class Requests:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.signal = 0
+        self._since = 0.0  # when it came
         self._asked: LaterMax | None = None
         self._wait = 0  # calls until the next question
         self._calls = 0
@@ -109,8 +116,8 @@ class Requests:
     def listening(self) -> Iterator[None]:
         """Catch signals while training; afterwards the handlers are as they were."""
         global _early
-        if threading.current_thread() is not threading.main_thread():
-            yield  # Python delivers signals to the main thread only
+        if not _is_main_thread():
+            yield
             return
         before = {number: signal.signal(number, self._note) for number in _STOPPING}
         self.signal, _early = self.signal or _early, 0
@@ -124,10 +131,12 @@ class Requests:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:
-            raise KeyboardInterrupt
+            if time.monotonic() > self._since + _ONCE:
+                raise KeyboardInterrupt
+            return
         # Slurm's SIGTERM at the time limit follows its SIGUSR1, and must not make "come again" of it "go away".
         if self.signal not in _COME_AGAIN or number == signal.SIGINT:
-            self.signal = number
+            self.signal, self._since = number, time.monotonic()
 
     def agree(self, save: bool) -> Asked:
         """Whether any process was told to stop, or wants to save (the last save is old). Called once a step.

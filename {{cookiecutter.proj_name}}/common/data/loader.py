@@ -1,5 +1,7 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
+import atexit
+import multiprocessing
 import signal
 import sys
 from collections.abc import Iterator, Mapping
@@ -295,15 +297,22 @@ def _same(batch: Any) -> Any:
 
 def start_worker(_: int) -> None:
     """What a loader's process does first."""
-    # Ctrl-C and Slurm's signals reach workers too; the loop decides what to do about them, workers just keep serving.
-    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
+    # Ctrl-C, and what Slurm and torchrun send, goes to a whole group of processes, and so to workers too. The loop
+    # decides what to do about it, and could not save if its workers had gone; they just keep serving.
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
         sys.modules["cv2"].setNumThreads(0)
     die_with_parent()
+
+
+@atexit.register  # runs before multiprocessing's own, which would send SIGTERM and wait
+def _end_workers() -> None:
+    for worker in multiprocessing.active_children():
+        if worker.daemon:
+            worker.kill()
 
 
 def checked(batch: Any) -> Any:
