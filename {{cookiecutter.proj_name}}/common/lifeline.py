@@ -27,6 +27,8 @@ from common.failure import Failure, position, tell_torchrun, vanished
 
 _LINGER = 2.0  # seconds between hearing of another's failure and ending: the launcher should see the culprit end first
 _LAST_LINE = 0.05  # seconds for a line that another thread is just writing
+_SHOWING = 3.0  # seconds for showing a failure, before the others are told all the same
+_AT_MOST = 8.0  # seconds from hearing of a failure to the end, whatever blocks: a terminal that nobody reads, a disk
 _ANSWER = 5.0  # seconds to wait for rank 0's word; longer than it may be asking around
 _ASKING = 1.5  # seconds to wait for the other ranks' word on where they are
 _MOST_FROM_STRANGERS = 4096  # bytes from somebody who has not shown the token
@@ -99,17 +101,20 @@ class Lifeline(ABC):
 
     def _show(self, failure: Failure, aloud: bool) -> None:
         self._first = failure
+        _soon(_AT_MOST, os._exit, failure.code if failure.rank == self.rank.rank else 1)
         # It is to be the last thing that is seen, and the main thread may be busy, and talkative, until the end.
         logger.disable("")
         logger.enable(__name__)
         time.sleep(_LAST_LINE)
         with suppress(Exception):  # a full disk, say, must not keep this process alive
+            sys.stdout.flush()
             self.tell(failure, aloud)
+            _fall_silent()
 
     def _end_soon(self, failure: Failure) -> None:
         """End after another's failure, from a thread of its own: the main one may be waiting for ever."""
         if failure.rank != self.rank.rank:
-            threading.Timer(_LINGER, end, (1,)).start()
+            _soon(_LINGER, end, 1)
 
 
 class _Main(Lifeline):
@@ -144,10 +149,15 @@ class _Main(Lifeline):
                         failure.others.append(f"rank 0 is at {position()}")
                     self._tell_all(where=True)
                 return
+            late = _soon(_SHOWING, self._tell, failure)
             self._show(failure, aloud=True)
-            self._tell_all(failure=failure.to_dict())
+            late.cancel()
+            self._tell(failure)
             self._answered.set()
         self._end_soon(failure)
+
+    def _tell(self, failure: Failure) -> None:
+        self._tell_all(failure=failure.to_dict())
 
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -210,7 +220,7 @@ class _Member(Lifeline):
         messages: list[dict[str, Any]] | None = wire.early
         while messages is not None:
             for message in messages:
-                if "failure" in message:
+                if "failure" in message and not self._answered.is_set():
                     failure = Failure(**message["failure"])
                     self._show(failure, aloud=False)
                     self._answered.set()
@@ -310,6 +320,22 @@ def _close_in_workers(connected: socket.socket) -> None:
     """Keep a forked process (a loader's worker) from holding our end open after we have died."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=connected.close)
+
+
+def _soon(seconds: float, call: Callable[..., None], *arguments: Any) -> threading.Timer:
+    timer = threading.Timer(seconds, call, arguments)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _fall_silent() -> None:
+    """What is still said from here on, by whatever thread or library, and in whatever way, goes nowhere."""
+    logger.remove()
+    sys.stderr.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
 
 
 def end(code: int) -> None:

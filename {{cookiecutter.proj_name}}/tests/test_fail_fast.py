@@ -80,14 +80,24 @@ def test_exception_in_a_loader(runs: Runs, worker: str) -> None:
     assert re.search(r"at +tests/parts.py:\d+, in __getitem__", block)
 
 
+class Slow:
+    """Takes its time to become text, as a tensor on a busy device does."""
+
+    def __str__(self) -> str:
+        time.sleep(0.3)
+        return "blah, slowly"
+
+
 def talk(trainer: Trainer) -> None:
-    """A plug-in: rank 0 has a lot to say while rank 1 fails."""
+    """A plug-in: rank 0 has a lot to say, in every way, while rank 1 fails."""
     if trainer.rank.is_main:
         until = time.monotonic() + 20
         while time.monotonic() < until:
             logger.info("blah")
             logging.getLogger("some.library").warning("blah")
-            time.sleep(0.001)
+            print("blah", file=sys.stderr)
+            os.write(2, b"blah\n")  # as a library in C does
+            logger.info("{}", Slow())
     raise RuntimeError("rank 1 is wrong")
 
 
@@ -97,6 +107,44 @@ def test_nothing_is_said_after_the_reason(runs: Runs) -> None:
     for text in (ended.texts[0], (runs.root / "run" / "train.log").read_text()):
         assert "blah" in text
         assert "RuntimeError: rank 1 is wrong" in last_block(text)
+
+
+def lag(trainer: Trainer) -> None:
+    """A plug-in: rank 1 fails while rank 0 is still on its way to the first step."""
+    if trainer.rank.rank == 1:
+        raise RuntimeError("rank 1 is wrong")
+    time.sleep(1)
+
+
+def test_a_failed_run_does_not_begin_to_train(runs: Runs) -> None:
+    """R-14: what rank 0 does until it ends does not change what is on record."""
+    broken(runs, "never 0 train 0", "--plugins", "[tests.test_fail_fast:lag]")
+    status = json.loads((runs.root / "run" / "status.json").read_text())
+    assert (status["state"], status["reason"]) == ("failed", "rank 1: RuntimeError: rank 1 is wrong")
+
+
+def stop_reading() -> None:
+    """What rank 0 writes to its terminal is not read any more: it was paused, or what reads it is stuck."""
+    if os.environ["RANK"] == "0":
+        _, writer = os.pipe()
+        os.dup2(writer, 2)
+
+
+def fill(trainer: Trainer) -> None:
+    """A plug-in: rank 0 writes more than a terminal takes that nobody reads; then rank 1 fails."""
+    if trainer.rank.is_main:
+        logger.info("blah" * 100_000)
+    time.sleep(1 if trainer.rank.rank == 1 else 1000)
+    raise RuntimeError("rank 1 is wrong")
+
+
+def test_a_terminal_that_nobody_reads(runs: Runs) -> None:
+    """R-14: all end, also when the reason can be shown to nobody."""
+    words = runs.words(*SMALL, "--plugins", "[tests.test_fail_fast:fill]")
+    ended = start_ranks(runs.root, 3, words, setup=stop_reading, patience=60)
+    assert ended.codes == [1, 1, 1]
+    assert max(ended.seconds) - min(ended.seconds) < 10
+    assert "rank 1 is wrong" in (runs.root / "run" / "error_rank1.txt").read_text()
 
 
 def test_exception_in_one_ranks_validation(runs: Runs) -> None:

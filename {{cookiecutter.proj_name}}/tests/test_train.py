@@ -380,7 +380,7 @@ class Stuck(DigitsDataset):
 
 @pytest.mark.parametrize(("pause", "saved"), [(0.01, True), (1.1, False)])
 def test_ctrl_c_twice(runs: Runs, pause: float, saved: bool) -> None:
-    """CT-50: a second Ctrl-C leaves at once; one that is sent to a group, and handed on in it too, is still the first."""
+    """CT-50: a second Ctrl-C leaves at once; one that is sent to a group and handed on in it too is still the first."""
     words = ["--loss", f"{{$REPLACE: true, ce: {{type: tests.test_train.Interrupted, pause: {pause}}}}}"]
     assert runs.fail(*words, "--progress.epoch_val", "-1", "--best.metric", "ce") == 130
     assert (runs.root / "run" / "checkpoints" / "latest.pt").is_file() is saved
