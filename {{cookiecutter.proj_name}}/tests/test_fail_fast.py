@@ -279,6 +279,18 @@ def test_nowhere_to_meet(runs: Runs, change: dict[str, str], told: str) -> None:
     assert told in ended.texts[0]
 
 
+def test_somebody_else_where_rank_0_should_be(runs: Runs) -> None:
+    """D-46: another program has the port and never answers; torch's own timeout does not hold there."""
+    with socket.socket() as busy:
+        busy.bind(("", 0))
+        busy.listen()
+        port = {"MASTER_PORT": str(busy.getsockname()[1])}
+        words = runs.words(*SMALL, "--dist.timeout", "1")
+        ended = start_ranks(runs.root, 2, words, only=[1], environment=port, patience=40)
+    assert ended.codes == [2]
+    assert "is taken by another program" in ended.texts[0]
+
+
 def test_ranks_with_other_settings(runs: Runs) -> None:
     """R-14: two nodes with two versions of a file, say; which key differs is told before anything runs."""
     ended = start_ranks(runs.root, 2, runs.words(*SMALL), more={1: ["--optim.lr", "0.5"]})

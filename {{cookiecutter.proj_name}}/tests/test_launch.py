@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from common.errors import UserError
 from common.period import Position
 from common.trainer import Trainer
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run
-from tests.ranks import start_ranks
+from tests.ranks import free_port, start_ranks
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1",
@@ -291,11 +290,8 @@ def test_spawn_for_evaluation(runs: Runs, alone: Path) -> None:
 
 def two_agents(runs: Runs, words: list[str], *options: str, **variables: str) -> tuple[list[int], list[str]]:
     """torchrun on two nodes, here two agents on one that meet at a c10d rendezvous; codes, and what they told."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=x", *options]
-    agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "train.py", *words]
+    agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "train.py", *words]
     agents, outputs = [], [runs.root / f"agent{number}.txt" for number in (0, 1)]
     try:
         for output in outputs:

@@ -4,11 +4,13 @@ import os
 import secrets
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,8 @@ from common.errors import UserError
 
 _GO_HOME = "not all are here"
 _PATIENCE = 0.05  # seconds between two looks at who has arrived
+_SLACK = 5.0  # seconds that torch may take longer than it was told to
+T = TypeVar("T")
 
 
 def start(rank: Rank, config: DistConfig) -> Rank:
@@ -163,15 +167,17 @@ def _open_store(launch: Launch, timeout: int) -> Store:
             f"the host {launch.address!r}, where the processes are to meet, is not known here ({error}); "
             "set MASTER_ADDR to a name or address that every node can reach"
         ) from error
+    patience = timedelta(seconds=timeout)
+
+    def open_store() -> Store:
+        place = (launch.address, launch.port, launch.world_size)
+        return TCPStore(*place, is_master=serving, timeout=patience, wait_for_workers=False)
+
     try:
-        return TCPStore(
-            launch.address,
-            launch.port,
-            launch.world_size,
-            is_master=serving,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
-        )
+        # Where something else listens, and does not answer, torch waits for ever.
+        return _within(timeout + _SLACK, open_store)
+    except futures.TimeoutError as error:
+        raise UserError(f"port {where} is taken by another program; set MASTER_PORT to another") from error
     except dist.DistError as error:
         text = str(error).splitlines()[0]
         if "EADDRINUSE" in text or "address already in use" in text:
@@ -182,6 +188,20 @@ def _open_store(launch: Launch, timeout: int) -> Store:
             f"rank {launch.rank} could not reach rank 0 at {where} in {timeout} s (dist.timeout): has it started, and "
             f"does a firewall stand between? ({text})"
         ) from error
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """What `call` gives. Raises `futures.TimeoutError` when that takes longer; it is then left to itself."""
+    result: futures.Future[T] = futures.Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result.result(seconds)
 
 
 def _check_devices(rank: Rank) -> None:
