@@ -47,7 +47,7 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
     for number in _COME_AGAIN if _is_main_thread() else ():  # else it would end a process that is still starting
         signal.signal(number, _note_early)
     if rank.launch is not None and rank.launch.lives:
-        die_with_parent()
+        die_with_parent(rank.launch.starter)
     rank = distributed.start(rank, config)
     rank = replace(rank, lifeline=connect(rank))
     _joined = not rank.is_alone
@@ -72,15 +72,29 @@ def _note_early(number: int, frame: FrameType | None) -> None:
     _early = number
 
 
-def die_with_parent() -> None:
-    """End this process when the one that started it is killed: an orphan would go on training and saving (Linux)."""
+def die_with_parent(starter: int | None = None) -> None:
+    """End this process when the one that started it is killed: an orphan would go on training and saving (Linux).
+
+    Args:
+        starter: that process, where it is known; it may have been killed before this process came here.
+    """
     if not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
     set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it was killed before the call
+    if os.getppid() != parent or not (starter is None or _is_there(starter)):  # it was killed before the call
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 @dataclass(frozen=True)
