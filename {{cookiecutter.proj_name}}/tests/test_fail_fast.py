@@ -10,12 +10,14 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from loguru import logger
 
 from common import distributed
-from common.distributed import Rank
+from common.distributed import Rank, group
 from common.failure import Failure, describe
 from common.located import located
 from common.trainer import Trainer
@@ -254,6 +256,33 @@ def test_a_rank_that_never_arrives(runs: Runs) -> None:
     assert "rank 1 of 3 did not arrive" in ended.texts[0] and "(dist.timeout)" in ended.texts[0]
     assert re.search(r"rank 2: .+, process \d+", ended.texts[0])
     assert ended.texts[1] == ""  # said once
+
+
+def read_late() -> None:
+    """Rank 2 is so busy that it reads what was decided some seconds later."""
+    if os.environ["RANK"] != "2":
+        return
+    opened = group._open_store
+
+    def open_store(*arguments: Any) -> Any:
+        store = opened(*arguments)
+        get = store.get
+
+        def late(key: str) -> bytes:
+            time.sleep(3 if key.startswith("all in") else 0)
+            return get(key)
+
+        return SimpleNamespace(get=late, set=store.set, wait=store.wait)
+
+    setattr(group, "_open_store", open_store)  # noqa: B010 - to the type checker it is another function
+
+
+def test_a_late_reader_is_waited_for(runs: Runs) -> None:
+    """R-14: rank 0, which serves what the others read, stays until they have read it, so that it is told once."""
+    words = runs.words(*SMALL, "--dist.timeout", "2")
+    ended = start_ranks(runs.root, 3, words, only=[0, 2], setup=read_late)
+    assert ended.codes == [2, 2]
+    assert "rank 1 of 3 did not arrive" in ended.texts[0] and ended.texts[1] == ""
 
 
 def test_rank_0_never_arrives(runs: Runs) -> None:

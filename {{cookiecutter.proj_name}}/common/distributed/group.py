@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from common.errors import UserError
 
 _GO_HOME = "not all are here"
 _PATIENCE = 0.05  # seconds between two looks at who has arrived
-_SLACK = 5.0  # seconds that torch may take longer than it was told to
+_SLACK = 5.0  # seconds more for torch than it was told, and for the others to read that it is of no use to wait
 T = TypeVar("T")
 
 
@@ -103,7 +104,7 @@ def _meet(launch: Launch, timeout: int) -> tuple[Store, int]:
         round_number = store.add("rounds", 1)
         missing = _missing(store, launch, round_number, timeout)
         if missing:
-            time.sleep(1)  # let the others read it: where rank 0 serves the store, it goes with us
+            _wait_for_readers(store, launch, round_number)
             raise UserError(missing)
         return PrefixStore(f"round {round_number}", store), round_number
     patience = timedelta(
@@ -118,6 +119,7 @@ def _meet(launch: Launch, timeout: int) -> tuple[Store, int]:
     except dist.DistError as error:
         raise UserError(f"rank 0 has gone while the processes were gathering: {error}") from error
     if verdict == _GO_HOME:
+        store.set(f"read/{answer}/{launch.rank}", "")
         sys.exit(2)  # as for any mistake of the user's; rank 0 tells which
     return PrefixStore(f"round {answer}", store), int(answer)
 
@@ -145,6 +147,14 @@ def _missing(store: Store, launch: Launch, round_number: int, timeout: int) -> s
         time.sleep(_PATIENCE)
     store.set(f"all in/{round_number}", "")
     return ""
+
+
+def _wait_for_readers(store: Store, launch: Launch, round_number: int) -> None:
+    """Until those who are there know that they are not enough: where rank 0 serves the store, it goes with it."""
+    there = [rank for rank in range(1, launch.world_size) if store.check([f"in/{round_number}/{rank}"])]
+    if there:
+        with suppress(dist.DistError):
+            store.wait([f"read/{round_number}/{rank}" for rank in there], timedelta(seconds=_SLACK))
 
 
 def _missing_text(store: Store, launch: Launch, missing: list[int], timeout: int) -> str:
