@@ -178,7 +178,9 @@ def die_at_the_end(trainer: Trainer) -> None:
     if trainer.rank.rank == 1:
 
         def killed(rank: Rank) -> None:
-            time.sleep(2)  # the other one waits by then
+            until = time.monotonic() + 60
+            while '"finished"' not in trainer.run.status_file.read_text() and time.monotonic() < until:
+                time.sleep(0.01)
             os.kill(os.getpid(), 9)
 
         distributed.finish = killed
