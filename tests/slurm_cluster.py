@@ -6,6 +6,7 @@ Every daemon runs in the foreground as our own child, so that it can be ended by
 import ctypes
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -261,11 +262,11 @@ def _kill(pid: int) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports that nobody listens on, and that neither the kernel nor our jobs choose: a daemon finds its own again."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = 30000 + secrets.randbelow(2700)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            found.add(port)
+    return list(found)

@@ -140,12 +140,13 @@ class Pair:
     """A program started on both hosts."""
 
     processes: list[subprocess.Popen[str]]
+    outputs: list[Path]
 
     def wait(self, seconds: float) -> list[int]:
         return [each.wait(seconds) for each in self.processes]
 
     def texts(self) -> list[str]:
-        return [each.communicate()[1] for each in self.processes]
+        return [output.read_text() for output in self.outputs]
 
 
 Start = Callable[[Sequence[Sequence[str]], Sequence[dict[str, str]]], Pair]
@@ -157,19 +158,20 @@ def start(hosts: Hosts, project: Project) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def call(words: Sequence[Sequence[str]], variables: Sequence[dict[str, str]]) -> Pair:
-        for host in (0, 1):
-            started.append(
-                subprocess.Popen(
+        outputs = [hosts.folder / f"terminal{host}.txt" for host in (0, 1)]
+        for host, output in enumerate(outputs):
+            with output.open("w") as file:  # not a pipe, which would have to be read all the time
+                process = subprocess.Popen(
                     hosts.command(host, *words[host]),
                     cwd=project.root,
                     env={**ENVIRONMENT, **variables[host]},
-                    stderr=subprocess.PIPE,
+                    stderr=file,
                     text=True,
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,
                 )
-            )
-        return Pair(started)
+            started.append(process)
+        return Pair(started, outputs)
 
     yield call
     for each in started:
@@ -217,7 +219,7 @@ def test_a_killed_process_on_another_host(project: Project, hosts: Hosts, start:
     until(lambda: running(project, "killed"))
     os.killpg(pair.processes[1].pid, signal.SIGKILL)
     assert pair.processes[0].wait(15) == 1
-    told = pair.processes[0].communicate()[1]
+    told = pair.texts()[0]
     assert "rank 1 failed" in told
     assert f"on {hosts.names[1]}" in told
     assert "ended without a word" in told
@@ -231,4 +233,4 @@ def test_a_cut_cable(project: Project, hosts: Hosts, start: Start) -> None:
     hosts.unplug()
     codes = pair.wait(30)
     assert all(codes)
-    assert "dist.timeout" in pair.processes[0].communicate()[1]
+    assert "dist.timeout" in pair.texts()[0]

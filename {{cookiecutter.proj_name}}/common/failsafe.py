@@ -26,6 +26,7 @@ _COME_AGAIN = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, *_COME_AGAIN)
 _joined = False  # whether this process was one of several
 _early = 0  # a signal to come again that arrived before there was a loop to stop
+_ONCE = 1.0  # seconds in which a second Ctrl-C is still the first: sent to a group of processes, and handed on in it
 
 
 class TrainingError(UserError):
@@ -43,10 +44,10 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
         UserError: the processes did not find each other, or were started with different settings.
     """
     global _joined
-    for number in _COME_AGAIN:  # else it would end a process that is still starting
+    for number in _COME_AGAIN if _is_main_thread() else ():  # else it would end a process that is still starting
         signal.signal(number, _note_early)
     if rank.launch is not None and rank.launch.lives:
-        die_with_parent()
+        die_with_parent(rank.launch.starter)
     rank = distributed.start(rank, config)
     rank = replace(rank, lifeline=connect(rank))
     _joined = not rank.is_alone
@@ -61,20 +62,39 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
     rank.lifeline.leave()
 
 
+def _is_main_thread() -> bool:
+    """Whether this is the only thread that Python lets listen to signals, and delivers them to."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def _note_early(number: int, frame: FrameType | None) -> None:
     global _early
     _early = number
 
 
-def die_with_parent() -> None:
-    """End this process when the one that started it is killed: an orphan would go on training and saving (Linux)."""
+def die_with_parent(starter: int | None = None) -> None:
+    """End this process when the one that started it is killed: an orphan would go on training and saving (Linux).
+
+    Args:
+        starter: that process, where it is known; it may have been killed before this process came here.
+    """
     if not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
     set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it was killed before the call
+    if os.getppid() != parent or not (starter is None or _is_there(starter)):  # it was killed before the call
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 @dataclass(frozen=True)
@@ -100,6 +120,7 @@ class Requests:
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.signal = 0
+        self._since = 0.0  # when it came
         self._asked: LaterMax | None = None
         self._wait = 0  # calls until the next question
         self._calls = 0
@@ -109,8 +130,8 @@ class Requests:
     def listening(self) -> Iterator[None]:
         """Catch signals while training; afterwards the handlers are as they were."""
         global _early
-        if threading.current_thread() is not threading.main_thread():
-            yield  # Python delivers signals to the main thread only
+        if not _is_main_thread():
+            yield
             return
         before = {number: signal.signal(number, self._note) for number in _STOPPING}
         self.signal, _early = self.signal or _early, 0
@@ -124,10 +145,12 @@ class Requests:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:
-            raise KeyboardInterrupt
+            if time.monotonic() > self._since + _ONCE:
+                raise KeyboardInterrupt
+            return
         # Slurm's SIGTERM at the time limit follows its SIGUSR1, and must not make "come again" of it "go away".
         if self.signal not in _COME_AGAIN or number == signal.SIGINT:
-            self.signal = number
+            self.signal, self._since = number, time.monotonic()
 
     def agree(self, save: bool) -> Asked:
         """Whether any process was told to stop, or wants to save (the last save is old). Called once a step.

@@ -5,7 +5,6 @@ shows it and tells the others, who end within seconds, whatever they were waitin
 well, and a process that is merely busy or stopped keeps its connections: silence is never taken for death.
 """
 
-import json
 import os
 import secrets
 import selectors
@@ -24,9 +23,12 @@ from loguru import logger
 from common.distributed import Rank, from_main
 from common.distributed.network import own_address
 from common.failure import Failure, position, tell_torchrun, vanished
+from common.wire import Wire, close_in_workers
 
 _LINGER = 2.0  # seconds between hearing of another's failure and ending: the launcher should see the culprit end first
 _LAST_LINE = 0.05  # seconds for a line that another thread is just writing
+_SHOWING = 3.0  # seconds for showing a failure, before the others are told all the same
+_AT_MOST = 8.0  # seconds from hearing of a failure to the end, whatever blocks: a terminal that nobody reads, a disk
 _ANSWER = 5.0  # seconds to wait for rank 0's word; longer than it may be asking around
 _ASKING = 1.5  # seconds to wait for the other ranks' word on where they are
 _MOST_FROM_STRANGERS = 4096  # bytes from somebody who has not shown the token
@@ -99,17 +101,20 @@ class Lifeline(ABC):
 
     def _show(self, failure: Failure, aloud: bool) -> None:
         self._first = failure
+        _soon(_AT_MOST, os._exit, failure.code if failure.rank == self.rank.rank else 1)
         # It is to be the last thing that is seen, and the main thread may be busy, and talkative, until the end.
         logger.disable("")
         logger.enable(__name__)
         time.sleep(_LAST_LINE)
         with suppress(Exception):  # a full disk, say, must not keep this process alive
+            sys.stdout.flush()
             self.tell(failure, aloud)
+            _fall_silent()
 
     def _end_soon(self, failure: Failure) -> None:
         """End after another's failure, from a thread of its own: the main one may be waiting for ever."""
         if failure.rank != self.rank.rank:
-            threading.Timer(_LINGER, end, (1,)).start()
+            _soon(_LINGER, end, 1)
 
 
 class _Main(Lifeline):
@@ -118,7 +123,7 @@ class _Main(Lifeline):
     def __init__(self, rank: Rank, server: socket.socket, token: str) -> None:
         super().__init__(rank)
         self._server, self._token = server, token
-        self._members: dict[_Wire, dict[str, Any]] = {}
+        self._members: dict[Wire, dict[str, Any]] = {}
         self._deciding = threading.Lock()
         self._suspect: Failure | None = None  # what may only follow from another's end, or from its silence
         self._until = 0.0
@@ -144,8 +149,11 @@ class _Main(Lifeline):
                         failure.others.append(f"rank 0 is at {position()}")
                     self._tell_all(where=True)
                 return
+            told = failure.to_dict()
+            late = _soon(_SHOWING, lambda: self._tell_all(failure=told))
             self._show(failure, aloud=True)
-            self._tell_all(failure=failure.to_dict())
+            late.cancel()
+            self._tell_all(failure=told)
             self._answered.set()
         self._end_soon(failure)
 
@@ -156,7 +164,7 @@ class _Main(Lifeline):
                 for key, _ in selector.select(timeout=_ASKING / 3):
                     if key.fileobj is self._server:
                         with suppress(OSError):  # gone again already
-                            wire = _Wire(self._server.accept()[0])
+                            wire = Wire(self._server.accept()[0])
                             selector.register(wire.socket, selectors.EVENT_READ, wire)
                     elif not self._hear(key.data):
                         selector.unregister(key.fileobj)
@@ -165,7 +173,7 @@ class _Main(Lifeline):
                     suspect, self._suspect = self._suspect, None
                     self._report(replace(suspect, may_follow=False))
 
-    def _hear(self, wire: "_Wire") -> bool:
+    def _hear(self, wire: Wire) -> bool:
         """Take in what came; False when that was the last of it."""
         messages = wire.receive()
         for message in messages or ():
@@ -191,7 +199,7 @@ class _Main(Lifeline):
 class _Member(Lifeline):
     """Any other rank's end."""
 
-    def __init__(self, rank: Rank, wire: "_Wire | None") -> None:
+    def __init__(self, rank: Rank, wire: Wire | None) -> None:
         super().__init__(rank)
         self._wire = wire
         if wire is not None:
@@ -206,11 +214,11 @@ class _Member(Lifeline):
         if self._wire is not None:
             self._wire.send(failure=failure.to_dict())
 
-    def _listen(self, wire: "_Wire") -> None:
+    def _listen(self, wire: Wire) -> None:
         messages: list[dict[str, Any]] | None = wire.early
         while messages is not None:
             for message in messages:
-                if "failure" in message:
+                if "failure" in message and not self._answered.is_set():
                     failure = Failure(**message["failure"])
                     self._show(failure, aloud=False)
                     self._answered.set()
@@ -228,44 +236,6 @@ class _Member(Lifeline):
             self._end_soon(failure)
 
 
-class _Wire:
-    """Lines of JSON over a socket."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
-        self.peer = ("?", 0)  # host and process id of the other side
-        self.early: list[dict[str, Any]] = []  # what came together with the welcome
-        self._rest = b""
-        self._sending = threading.Lock()
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # firewalls forget a line that is silent
-        _close_in_workers(connected)
-
-    @property
-    def unread(self) -> int:
-        """Bytes that are not a whole message yet."""
-        return len(self._rest)
-
-    def send(self, **message: Any) -> None:
-        """Send, or do nothing when the other side has gone."""
-        with self._sending, suppress(OSError):
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have come, after waiting for a piece of one; None when the other side has gone."""
-        try:
-            data = self.socket.recv(1 << 16)
-        except OSError:
-            return None
-        if not data:
-            return None
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        messages = []
-        for line in lines:
-            with suppress(ValueError, RecursionError):  # somebody else who found our port
-                messages.append(json.loads(line))
-        return [message for message in messages if isinstance(message, dict)]
-
-
 def connect(rank: Rank) -> Lifeline | NoLifeline:
     """Tie all ranks together. Every process must call this, right after joining."""
     if rank.is_alone or rank.launch is None:
@@ -273,7 +243,7 @@ def connect(rank: Rank) -> Lifeline | NoLifeline:
     if rank.is_main:
         several_hosts = rank.launch.local_world < rank.world_size
         server = socket.create_server(("" if several_hosts else "127.0.0.1", 0), backlog=rank.world_size)
-        _close_in_workers(server)
+        close_in_workers(server)
         token = secrets.token_hex(16)
         hosts = ["127.0.0.1"]
         if several_hosts:
@@ -289,13 +259,13 @@ def connect(rank: Rank) -> Lifeline | NoLifeline:
     return _Member(rank, None)
 
 
-def _reach(address: str, port: int, /, **hello: Any) -> _Wire | None:
+def _reach(address: str, port: int, /, **hello: Any) -> Wire | None:
     """A connection to rank 0 at `address`; None when nobody, or somebody else, answers there."""
     try:
         connected = socket.create_connection((address, port), timeout=_CONNECT)
     except OSError:
         return None
-    wire = _Wire(connected)
+    wire = Wire(connected)
     wire.send(**hello)
     first, *wire.early = wire.receive() or [{}]
     if "welcome" not in first:
@@ -306,10 +276,20 @@ def _reach(address: str, port: int, /, **hello: Any) -> _Wire | None:
     return wire
 
 
-def _close_in_workers(connected: socket.socket) -> None:
-    """Keep a forked process (a loader's worker) from holding our end open after we have died."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=connected.close)
+def _soon(seconds: float, call: Callable[..., None], *arguments: Any) -> threading.Timer:
+    timer = threading.Timer(seconds, call, arguments)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _fall_silent() -> None:
+    """What is still said from here on, by whatever thread or library, and in whatever way, goes nowhere."""
+    logger.remove()
+    sys.stderr.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
 
 
 def end(code: int) -> None:

@@ -16,7 +16,7 @@ from common.lifeline import NoLifeline, print_failure
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.log import setup_log
 from common.provenance import environment_text, now
-from common.run import OpenRun, RunFolder, open_run, write_status
+from common.run import OpenRun, RunFolder, open_run
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,10 @@ class _Teller:
         # The log of a rank above 0 puts errors on the terminal; where rank 0 has told already, it should not.
         level = "WARNING" if not aloud else "CRITICAL" if failure.trace else "ERROR"
         logger.opt(depth=1).log(level, "{}", failure.text(details))
-        self.monitor.writer.record("end", state="failed", reason=failure.reason)
-        if self.run is not None:
-            write_status(self.run.folder, "failed", step=self.monitor.step, reason=failure.reason)
-            if not self.rank.is_alone:  # this process ends without coming by the end of `session`
-                self.monitor.close()
-                self.run.release()
+        self.monitor.fail(failure.reason)
+        if self.run is not None and not self.rank.is_alone:  # it ends without coming by the end of `session`
+            self.monitor.close()
+            self.run.release()
 
 
 def keep_error(failure: Failure, folder: RunFolder) -> None:

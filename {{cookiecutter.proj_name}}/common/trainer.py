@@ -141,7 +141,7 @@ class Trainer:
         self.raw_model.train()
         slow_and_telling = torch.autograd.set_detect_anomaly(self.settings.debug.debug_mode)
         watched = self.monitor.training(self.at, self.total_steps, self.progress.epoch)
-        with slow_and_telling, self.requests.listening(), watched, located(self.where):
+        with slow_and_telling, self.requests.listening(), watched, self.saver.writing(), located(self.where):
             if self.progress.init_eval:
                 self.evaluate()
             if self.owed:

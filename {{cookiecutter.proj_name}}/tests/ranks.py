@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import secrets
 import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import torch
 
 import evaluate
 import train
-from common.failsafe import reported
+from common.failsafe import die_with_parent, reported
 from common.lifeline import end
 from tests.conftest import Runs
 from tests.parts import Killed
@@ -51,11 +53,8 @@ def start_ranks(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["train", "evaluate", "tests.ranks", "common.parallel.fsdp"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     shared = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
-    shared |= {"MASTER_PORT": str(port), **(environment or {})}
+    shared |= {"MASTER_PORT": str(free_port()), **(environment or {})}
     ranks = range(world) if only is None else only
     outputs = [folder / f"terminal{rank}.txt" for rank in ranks]
     children = [
@@ -72,20 +71,32 @@ def start_ranks(
         for rank, output in zip(ranks, outputs, strict=True)
     ]
     start = time.monotonic()
-    for child in children:
-        child.start()
     seconds: dict[int, float] = {}
-    while len(seconds) < len(children) and time.monotonic() < start + patience:
-        for number, child in enumerate(children):
-            if number not in seconds and child.exitcode is not None:
-                seconds[number] = time.monotonic() - start
-        time.sleep(0.02)
-    for child in children:
-        child.kill()
-        child.join()
+    try:
+        for child in children:
+            child.start()
+        while len(seconds) < len(children) and time.monotonic() < start + patience:
+            for number, child in enumerate(children):
+                if number not in seconds and child.exitcode is not None:
+                    seconds[number] = time.monotonic() - start
+            time.sleep(0.02)
+    finally:
+        for child in children:
+            if child.pid is not None:
+                child.kill()
+                child.join()
     texts = [output.read_text() for output in outputs]
     ends = [seconds.get(number, float("inf")) for number in range(len(children))]
     return Ended([child.exitcode for child in children], texts, ends)
+
+
+def free_port() -> int:
+    """A port that nobody listens on, and below those that the kernel hands out: it stays free until it is used."""
+    while True:
+        port = 20000 + secrets.randbelow(10000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
 def several(runs: Runs, world: int, argv: list[str], *, program: str = "train", at: int = 0, setup: Any = None) -> None:
@@ -104,6 +115,7 @@ def refused(runs: Runs, world: int, argv: list[str], setup: Any = None) -> str:
 
 
 def _run(setup: Any, program: str, argv: list[str], environment: dict[str, str], output: str) -> None:
+    die_with_parent()  # the server ends with the tests, however they end
     os.environ.update(environment)
     torch.set_num_threads(1)
     # Else the loader's workers would be started the way this process was, by a server that first imports torch.

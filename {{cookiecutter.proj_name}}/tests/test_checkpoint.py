@@ -277,6 +277,24 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path) -> None:
     assert stage.copy({"a": weight})["a"] is first  # the memory is used again
 
 
+def test_a_failed_run_is_not_written_to_any_more(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is given free when the last checkpoint is on the disk; then the error is told, which comes last."""
+    original = CheckpointFolder.save
+
+    def save(self: CheckpointFolder, *arguments: Any, **named: Any) -> Any:
+        time.sleep(1)
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(CheckpointFolder, "save", save)
+    loss = "{$REPLACE: true, ce: {type: tests.parts.NotANumber, after: 6}}"
+    assert runs.fail("--loss", loss, "--progress.epoch_val", "-1", "--best.metric", "ce") == 2
+    folder = runs.root / "run"
+    assert not (folder / "run.lock").exists()
+    assert load(folder)["position"]["step"] == 5
+    log = (folder / "train.log").read_text()
+    assert log.index("saved latest.pt (step 5") < log.index("is not a finite number")
+
+
 def test_only_what_loads_safely_is_written(tmp_path: Path) -> None:
     """R-23: a NumPy number in a state is refused when it is saved, not when it is needed."""
     import numpy as np

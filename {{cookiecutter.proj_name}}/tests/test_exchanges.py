@@ -1,8 +1,11 @@
 """What processes tell each other; in a single process each exchange does nothing, so that nobody has to ask."""
 
 import json
+import multiprocessing
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +73,18 @@ def test_alike_at_the_start(runs: Runs) -> None:
     assert [path.name for path in runs.root.iterdir() if path.is_dir()] == ["run"]
     record = json.loads((runs.root / "run" / "run.json").read_text())["attempts"][0]
     assert (record["world_size"], record["seed"] >= 0) == (2, True)
+
+
+def test_ranks_end_with_their_test(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends a test, a Ctrl-C say, it leaves no process behind."""
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tests.ranks.time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        several(runs, 2, runs.words("--progress.epoch", "100000"))
+    assert multiprocessing.active_children() == []
 
 
 def test_one_process_asks_nobody() -> None:

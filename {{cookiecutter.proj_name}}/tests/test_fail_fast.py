@@ -10,12 +10,14 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from loguru import logger
 
 from common import distributed
-from common.distributed import Rank
+from common.distributed import Rank, group
 from common.failure import Failure, describe
 from common.located import located
 from common.trainer import Trainer
@@ -80,14 +82,24 @@ def test_exception_in_a_loader(runs: Runs, worker: str) -> None:
     assert re.search(r"at +tests/parts.py:\d+, in __getitem__", block)
 
 
+class Slow:
+    """Takes its time to become text, as a tensor on a busy device does."""
+
+    def __str__(self) -> str:
+        time.sleep(0.3)
+        return "blah, slowly"
+
+
 def talk(trainer: Trainer) -> None:
-    """A plug-in: rank 0 has a lot to say while rank 1 fails."""
+    """A plug-in: rank 0 has a lot to say, in every way, while rank 1 fails."""
     if trainer.rank.is_main:
         until = time.monotonic() + 20
         while time.monotonic() < until:
             logger.info("blah")
             logging.getLogger("some.library").warning("blah")
-            time.sleep(0.001)
+            print("blah", file=sys.stderr)
+            os.write(2, b"blah\n")  # as a library in C does
+            logger.info("{}", Slow())
     raise RuntimeError("rank 1 is wrong")
 
 
@@ -97,6 +109,44 @@ def test_nothing_is_said_after_the_reason(runs: Runs) -> None:
     for text in (ended.texts[0], (runs.root / "run" / "train.log").read_text()):
         assert "blah" in text
         assert "RuntimeError: rank 1 is wrong" in last_block(text)
+
+
+def lag(trainer: Trainer) -> None:
+    """A plug-in: rank 1 fails while rank 0 is still on its way to the first step."""
+    if trainer.rank.rank == 1:
+        raise RuntimeError("rank 1 is wrong")
+    time.sleep(1)
+
+
+def test_a_failed_run_does_not_begin_to_train(runs: Runs) -> None:
+    """R-14: what rank 0 does until it ends does not change what is on record."""
+    broken(runs, "never 0 train 0", "--plugins", "[tests.test_fail_fast:lag]")
+    status = json.loads((runs.root / "run" / "status.json").read_text())
+    assert (status["state"], status["reason"]) == ("failed", "rank 1: RuntimeError: rank 1 is wrong")
+
+
+def stop_reading() -> None:
+    """What rank 0 writes to its terminal is not read any more: it was paused, or what reads it is stuck."""
+    if os.environ["RANK"] == "0":
+        _, writer = os.pipe()
+        os.dup2(writer, 2)
+
+
+def fill(trainer: Trainer) -> None:
+    """A plug-in: rank 0 writes more than a terminal takes that nobody reads; then rank 1 fails."""
+    if trainer.rank.is_main:
+        logger.info("blah" * 100_000)
+    time.sleep(1 if trainer.rank.rank == 1 else 1000)
+    raise RuntimeError("rank 1 is wrong")
+
+
+def test_a_terminal_that_nobody_reads(runs: Runs) -> None:
+    """R-14: all end, also when the reason can be shown to nobody."""
+    words = runs.words(*SMALL, "--plugins", "[tests.test_fail_fast:fill]")
+    ended = start_ranks(runs.root, 3, words, setup=stop_reading, patience=60)
+    assert ended.codes == [1, 1, 1]
+    assert max(ended.seconds) - min(ended.seconds) < 10
+    assert "rank 1 is wrong" in (runs.root / "run" / "error_rank1.txt").read_text()
 
 
 def test_exception_in_one_ranks_validation(runs: Runs) -> None:
@@ -128,7 +178,9 @@ def die_at_the_end(trainer: Trainer) -> None:
     if trainer.rank.rank == 1:
 
         def killed(rank: Rank) -> None:
-            time.sleep(2)  # the other one waits by then
+            until = time.monotonic() + 60
+            while '"finished"' not in trainer.run.status_file.read_text() and time.monotonic() < until:
+                time.sleep(0.01)
             os.kill(os.getpid(), 9)
 
         distributed.finish = killed
@@ -208,6 +260,33 @@ def test_a_rank_that_never_arrives(runs: Runs) -> None:
     assert ended.texts[1] == ""  # said once
 
 
+def read_late() -> None:
+    """Rank 2 is so busy that it reads what was decided some seconds later."""
+    if os.environ["RANK"] != "2":
+        return
+    opened = group._open_store
+
+    def open_store(*arguments: Any) -> Any:
+        store = opened(*arguments)
+        get = store.get
+
+        def late(key: str) -> bytes:
+            time.sleep(3 if key.startswith("all in") else 0)
+            return get(key)
+
+        return SimpleNamespace(get=late, set=store.set, wait=store.wait)
+
+    setattr(group, "_open_store", open_store)  # noqa: B010 - to the type checker it is another function
+
+
+def test_a_late_reader_is_waited_for(runs: Runs) -> None:
+    """R-14: rank 0, which serves what the others read, stays until they have read it, so that it is told once."""
+    words = runs.words(*SMALL, "--dist.timeout", "2")
+    ended = start_ranks(runs.root, 3, words, only=[0, 2], setup=read_late)
+    assert ended.codes == [2, 2]
+    assert "rank 1 of 3 did not arrive" in ended.texts[0] and ended.texts[1] == ""
+
+
 def test_rank_0_never_arrives(runs: Runs) -> None:
     ended = start_ranks(runs.root, 2, runs.words(*SMALL, "--dist.timeout", "2"), only=[1])
     assert ended.codes == [2]
@@ -229,6 +308,18 @@ def test_nowhere_to_meet(runs: Runs, change: dict[str, str], told: str) -> None:
         )
     assert ended.codes == [2]
     assert told in ended.texts[0]
+
+
+def test_somebody_else_where_rank_0_should_be(runs: Runs) -> None:
+    """D-46: another program has the port and never answers; torch's own timeout does not hold there."""
+    with socket.socket() as busy:
+        busy.bind(("", 0))
+        busy.listen()
+        port = {"MASTER_PORT": str(busy.getsockname()[1])}
+        words = runs.words(*SMALL, "--dist.timeout", "1")
+        ended = start_ranks(runs.root, 2, words, only=[1], environment=port, patience=40)
+    assert ended.codes == [2]
+    assert "is taken by another program" in ended.texts[0]
 
 
 def test_ranks_with_other_settings(runs: Runs) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,14 +13,14 @@ import pytest
 import torch
 
 import train
-from common.distributed import DistConfig, Rank, find_rank, read_launch
+from common.distributed import DistConfig, Rank, find_rank, read_launch, spawn
 from common.distributed.hosts import expand_hosts
 from common.distributed.network import interface_towards, own_address
 from common.errors import UserError
 from common.period import Position
 from common.trainer import Trainer
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run
-from tests.ranks import start_ranks
+from tests.ranks import free_port, start_ranks
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1",
@@ -291,11 +290,8 @@ def test_spawn_for_evaluation(runs: Runs, alone: Path) -> None:
 
 def two_agents(runs: Runs, words: list[str], *options: str, **variables: str) -> tuple[list[int], list[str]]:
     """torchrun on two nodes, here two agents on one that meet at a c10d rendezvous; codes, and what they told."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=x", *options]
-    agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "train.py", *words]
+    agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "train.py", *words]
     agents, outputs = [], [runs.root / f"agent{number}.txt" for number in (0, 1)]
     try:
         for output in outputs:
@@ -349,11 +345,11 @@ def test_a_signal_to_the_starter(runs: Runs, number: signal.Signals) -> None:
         [sys.executable, "train.py", *words], cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )
     try:
-        status = runs.root / "run" / "status.json"
+        # A line of the log takes all ranks: by then each of them listens to signals.
+        status, measured = runs.root / "run" / "status.json", runs.root / "run" / "metrics.jsonl"
         until = time.monotonic() + 60
-        while time.monotonic() < until and not (status.exists() and "running" in status.read_text()):
+        while time.monotonic() < until and not (measured.exists() and '"train"' in measured.read_text()):
             time.sleep(0.05)
-        time.sleep(0.5)
         child.send_signal(number)
         told = child.communicate(timeout=60)[1]
     finally:
@@ -361,6 +357,46 @@ def test_a_signal_to_the_starter(runs: Runs, number: signal.Signals) -> None:
     assert child.returncode == {signal.SIGTERM: 143, signal.SIGUSR1: 75}[number], told
     assert json.loads(status.read_text())["reason"] == number.name
     assert load(runs.root / "run")["position"]["step"] > 0
+
+
+def test_a_signal_while_processes_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-46: one that comes when only some of them are there reaches all."""
+    program = tmp_path / "program.py"
+    program.write_text("import time\ntime.sleep(6)\n")
+    popen, started = subprocess.Popen, []
+
+    def start(*arguments: Any, **named: Any) -> Any:
+        started.append(popen(*arguments, **named))
+        if len(started) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert spawn(-1, DistConfig(processes=2), [str(program)]) == 128 + 15
+    assert [child.returncode for child in started] == [-15, -15]
+
+
+def test_the_starter_is_killed_at_once(runs: Runs) -> None:
+    """R-14: before its processes could ask the system to end with it; they end all the same, and wait for nobody."""
+    words = runs.words("--dist.processes", "2", "--progress.epoch", "100000")
+    starter = subprocess.Popen(
+        [sys.executable, "train.py", *words], cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.DEVNULL
+    )
+    children = Path(f"/proc/{starter.pid}/task/{starter.pid}/children")
+    there: list[str] = []
+    try:
+        until = time.monotonic() + 60
+        while len(there := children.read_text().split()) < 2 and time.monotonic() < until:
+            time.sleep(0.005)
+    finally:
+        starter.kill()
+        starter.wait()
+    until = time.monotonic() + 60
+    while (left := [pid for pid in there if Path("/proc", pid).exists()]) and time.monotonic() < until:
+        time.sleep(0.1)
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert (len(there), left) == (2, [])
 
 
 def tell_rank_1(trainer: Trainer) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -367,6 +368,54 @@ def test_a_signal_to_all_processes(runs: Runs, number: signal.Signals, code: int
     assert "Traceback" not in errors, errors
     assert "latest.pt" in errors.splitlines()[-1]
     assert json.loads((runs.root / "run" / "status.json").read_text())["reason"] == number.name
+
+
+class Interrupted:
+    """A loss that is interrupted twice in its third call."""
+
+    def __init__(self, pause: float) -> None:
+        self.pause, self.calls = pause, 0
+
+    def __call__(self, output: dict[str, Any], batch: dict[str, Any]) -> torch.Tensor:
+        self.calls += 1
+        for _ in range(2 if self.calls == 3 else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(self.pause)
+        return torch.nn.functional.cross_entropy(output["logits"], batch["label"])
+
+
+class Stuck(DigitsDataset):
+    """Never gives an item to a worker."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        while torch.utils.data.get_worker_info() is not None:
+            time.sleep(60)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("pause", "saved"), [(0.01, True), (1.1, False)])
+def test_ctrl_c_twice(runs: Runs, pause: float, saved: bool) -> None:
+    """CT-50: a second Ctrl-C leaves at once; one that is sent to a group and handed on in it too is still the first."""
+    words = ["--loss", f"{{$REPLACE: true, ce: {{type: tests.test_train.Interrupted, pause: {pause}}}}}"]
+    assert runs.fail(*words, "--progress.epoch_val", "-1", "--best.metric", "ce") == 130
+    assert (runs.root / "run" / "checkpoints" / "latest.pt").is_file() is saved
+
+
+def test_training_in_a_thread(runs: Runs) -> None:
+    """Signals reach the main thread only; where that is not ours, training does without them."""
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(train.main(runs.words("--progress.epoch", "1"))))
+    thread.start()
+    thread.join()
+    assert codes == [0]
+
+
+def test_a_worker_that_is_stuck_does_not_keep_the_program(runs: Runs) -> None:
+    """Given up after loader.timeout; it does not listen to anybody any more, and is ended all the same."""
+    words = ["--dataset.train", "{type: tests.test_train.Stuck}", "--worker", "1", "--loader.timeout", "2"]
+    done = run([sys.executable, "train.py", *runs.words(*words)])
+    assert done.returncode == 1
+    assert "DataLoader timed out after 2 seconds" in done.stderr
 
 
 def test_two_processes_equal_one(runs: Runs) -> None:

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import torch
@@ -91,6 +92,18 @@ class Saver:
             self._thread.join()
             self._thread = None
         self.check()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around training: the folder may be given free afterwards, also after an error, as nothing is being written.
+
+        But with other processes, which must end too, an error waits for nothing.
+        """
+        try:
+            yield
+        finally:
+            if self.rank.is_alone and self._thread is not None:
+                self._thread.join()
 
     def finish(self) -> None:
         """Wait, and refuse to end well without the last save. Raises like `save`."""

@@ -4,11 +4,14 @@ import os
 import secrets
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +27,8 @@ from common.errors import UserError
 
 _GO_HOME = "not all are here"
 _PATIENCE = 0.05  # seconds between two looks at who has arrived
+_SLACK = 5.0  # seconds more for torch than it was told, and for the others to read that it is of no use to wait
+T = TypeVar("T")
 
 
 def start(rank: Rank, config: DistConfig) -> Rank:
@@ -99,7 +104,7 @@ def _meet(launch: Launch, timeout: int) -> tuple[Store, int]:
         round_number = store.add("rounds", 1)
         missing = _missing(store, launch, round_number, timeout)
         if missing:
-            time.sleep(1)  # let the others read it: where rank 0 serves the store, it goes with us
+            _wait_for_readers(store, launch, round_number)
             raise UserError(missing)
         return PrefixStore(f"round {round_number}", store), round_number
     patience = timedelta(
@@ -114,6 +119,7 @@ def _meet(launch: Launch, timeout: int) -> tuple[Store, int]:
     except dist.DistError as error:
         raise UserError(f"rank 0 has gone while the processes were gathering: {error}") from error
     if verdict == _GO_HOME:
+        store.set(f"read/{answer}/{launch.rank}", "")
         sys.exit(2)  # as for any mistake of the user's; rank 0 tells which
     return PrefixStore(f"round {answer}", store), int(answer)
 
@@ -143,6 +149,14 @@ def _missing(store: Store, launch: Launch, round_number: int, timeout: int) -> s
     return ""
 
 
+def _wait_for_readers(store: Store, launch: Launch, round_number: int) -> None:
+    """Until those who are there know that they are not enough: where rank 0 serves the store, it goes with it."""
+    there = [rank for rank in range(1, launch.world_size) if store.check([f"in/{round_number}/{rank}"])]
+    if there:
+        with suppress(dist.DistError):
+            store.wait([f"read/{round_number}/{rank}" for rank in there], timedelta(seconds=_SLACK))
+
+
 def _missing_text(store: Store, launch: Launch, missing: list[int], timeout: int) -> str:
     arrived = [rank for rank in range(launch.world_size) if rank not in missing]
     there = "\n".join(f"  rank {rank}: {store.get(f'here/{rank}').decode().partition(' ')[2]}" for rank in arrived[:16])
@@ -163,15 +177,17 @@ def _open_store(launch: Launch, timeout: int) -> Store:
             f"the host {launch.address!r}, where the processes are to meet, is not known here ({error}); "
             "set MASTER_ADDR to a name or address that every node can reach"
         ) from error
+    patience = timedelta(seconds=timeout)
+
+    def open_store() -> Store:
+        place = (launch.address, launch.port, launch.world_size)
+        return TCPStore(*place, is_master=serving, timeout=patience, wait_for_workers=False)
+
     try:
-        return TCPStore(
-            launch.address,
-            launch.port,
-            launch.world_size,
-            is_master=serving,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
-        )
+        # Where something else listens, and does not answer, torch waits for ever.
+        return _within(timeout + _SLACK, open_store)
+    except futures.TimeoutError as error:
+        raise UserError(f"port {where} is taken by another program; set MASTER_PORT to another") from error
     except dist.DistError as error:
         text = str(error).splitlines()[0]
         if "EADDRINUSE" in text or "address already in use" in text:
@@ -182,6 +198,20 @@ def _open_store(launch: Launch, timeout: int) -> Store:
             f"rank {launch.rank} could not reach rank 0 at {where} in {timeout} s (dist.timeout): has it started, and "
             f"does a firewall stand between? ({text})"
         ) from error
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """What `call` gives. Raises `futures.TimeoutError` when that takes longer; it is then left to itself."""
+    result: futures.Future[T] = futures.Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result.result(seconds)
 
 
 def _check_devices(rank: Rank) -> None:

@@ -11,7 +11,7 @@ from common.distributed.hosts import expand_hosts
 from common.errors import UserError
 
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-SPAWNED = "TRAIN_SPAWNED"  # set by `spawn` for the processes it starts
+SPAWNED = "TRAIN_SPAWNED"  # set by `spawn` for the processes it starts: its own process id
 
 Environment = Mapping[str, str]
 
@@ -25,6 +25,7 @@ class Launch:
         address, port: where the processes find each other.
         served: the launcher itself listens there; otherwise rank 0 does.
         lives: the process that started this one stays as long as the run. Not a shell in which somebody sets variables.
+        starter: the process that started this one, where that was our own `spawn`.
     """
 
     launcher: str
@@ -36,6 +37,7 @@ class Launch:
     port: int
     served: bool = False
     lives: bool = True
+    starter: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size or not 0 <= self.local_rank < self.local_world:
@@ -115,6 +117,7 @@ def _from_torchrun(environment: Environment) -> Launch | None:
         _number(environment, "MASTER_PORT"),
         served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         lives="TORCHELASTIC_RUN_ID" in environment or SPAWNED in environment,
+        starter=_number(environment, SPAWNED) if SPAWNED in environment else None,
     )
 
 

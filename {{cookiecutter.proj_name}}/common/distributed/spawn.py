@@ -39,7 +39,7 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     shared = {
         **os.environ,
-        SPAWNED: "1",
+        SPAWNED: str(os.getpid()),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
@@ -49,15 +49,15 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     # Together they would start many times more threads than there are cores.
     shared.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // count)))
     children: list[subprocess.Popen[bytes]] = []
-    with _forwarding(children):
+    with _listening(children) as signals:
         for rank in range(count):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             children.append(subprocess.Popen([sys.executable, *argv], env={**shared, **place}))
-        return _wait(children)
+        return _wait(children, signals)
 
 
-def _wait(children: Sequence["subprocess.Popen[bytes]"]) -> int:
-    """Until all have ended; when one fails, the others have `_GRACE` seconds to follow."""
+def _wait(children: Sequence["subprocess.Popen[bytes]"], signals: list[int]) -> int:
+    """Until all have ended; when one fails, the others have `_GRACE` seconds to follow. Signals are handed on."""
     first: int | None = None
     until = float("inf")
     while None in (codes := [child.poll() for child in children]):
@@ -67,6 +67,10 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"]) -> int:
         if time.monotonic() > until:
             for child in children:
                 child.kill()
+        while signals:
+            number = signals.pop(0)
+            for child in children:
+                child.send_signal(number)  # which does nothing when it has ended
         time.sleep(_PATIENCE)
     if first is None:
         first = next((rank for rank, code in enumerate(codes) if code), 0)
@@ -80,21 +84,22 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"]) -> int:
 
 
 @contextmanager
-def _forwarding(children: list["subprocess.Popen[bytes]"]) -> Iterator[None]:
-    """Hand signals on to the processes, which know how to stop; a terminal has sent Ctrl-C to them already."""
+def _listening(children: Sequence["subprocess.Popen[bytes]"]) -> Iterator[list[int]]:
+    """Collect signals for the processes, which know how to stop; a terminal has sent Ctrl-C to them already.
+
+    They are handed on when all of the processes are there: one that was just being started would not get them.
+    """
     names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    arrived: list[int] = []
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and (os.name == "nt" or _at_terminal()):
-            return
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(number)
+    def note(number: int, frame: FrameType | None) -> None:
+        if not (number == signal.SIGINT and (os.name == "nt" or _at_terminal())):
+            arrived.append(number)
 
-    before = {number: signal.signal(number, forward) for number in numbers}
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
-        yield
+        yield arrived
     except BaseException:
         for child in children:
             child.kill()

@@ -1,5 +1,6 @@
 """What a run tells while it works: lines, numbers, pictures. The main process tells; the others have null parts."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
@@ -78,6 +79,8 @@ class Monitor:
         self.step: int | None = None  # optimizer steps done; None before training
         self._total: int | None = None
         self._epochs: int | None = None
+        self._recording = threading.Lock()  # a failure of another process is recorded by another thread
+        self._has_ended = False
         if run is not None:
             event = run.folder.event if config.tensorboard else None
             self.writer = Writer(
@@ -171,14 +174,21 @@ class Monitor:
         self._status(state, at.step, reason)
         self.close()
 
+    def fail(self, reason: str) -> None:
+        """The entry and status of a run that failed, unless it has ended before. From any thread."""
+        self.writer.record("end", state="failed", reason=reason)
+        self._status("failed", self.step, reason)
+
     def close(self) -> None:
         """Bring everything to the disk. Safe to call twice."""
         self.bar.close()
         self.writer.close()
 
-    def _status(self, state: State, step: int, reason: str = "") -> None:
-        if self._folder is not None:
-            write_status(self._folder, state, step=step, reason=reason)
+    def _status(self, state: State, step: int | None, reason: str = "") -> None:
+        with self._recording:
+            if self._folder is not None and not self._has_ended:
+                write_status(self._folder, state, step=step, reason=reason)
+                self._has_ended = state != "running"
 
 
 def _named_rates(rates: Sequence[float]) -> dict[str, float]:
