@@ -17,7 +17,7 @@ from common.distributed.collectives import (
     sum_over_ranks,
 )
 from common.distributed.config import DistConfig
-from common.distributed.group import check_alike, finish, start
+from common.distributed.group import check_alike, check_same, finish, start
 from common.distributed.launch import Launch, read_launch
 from common.distributed.rank import Rank, find_rank
 from common.distributed.spawn import available_cores, spawn
@@ -30,6 +30,7 @@ __all__ = [
     "available_cores",
     "barrier",
     "check_alike",
+    "check_same",
     "find_rank",
     "finish",
     "from_main",
