@@ -22,6 +22,7 @@ from common.process import set_up_process
 from common.registry import MODEL_REGISTRY, REGISTRIES
 from common.run import eval_dir, stored_config
 from common.seed import choose_seed, set_seed
+from common.session import ErrorFile, recorded
 from custom.build import PROJECT, build_evaluation
 from custom.config import EvalConfig
 from custom.task import ClassificationTask
@@ -43,17 +44,18 @@ def main(argv: list[str]) -> int:
     code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
     if code is not None:  # this process only started those that evaluate
         return code
-    place = distributed.find_rank(config.gpu_ids, config.dist)
+    place = distributed.find_rank(config.gpu_ids, config.dist, program="evaluate.py")
     set_up_process(config.dist, place)
-    with together(place, config.dist, resolved.values) as rank:
-        evaluate(config, rank)
+    path = Path(config.model_pt or which_checkpoint()).expanduser()
+    folder = eval_dir(config.dir, path, config.split, PROJECT)
+    with together(place, config.dist, resolved.values) as rank, recorded(ErrorFile(folder, rank), rank):
+        evaluate(config, path, folder, rank)
     return 0
 
 
-def evaluate(config: EvalConfig, rank: Rank) -> None:
+def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     """Build what the config names, measure, report."""
     setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
-    path = Path(config.model_pt or which_checkpoint()).expanduser()
     state = read_checkpoint(path)
     # A seed that the run drew: data that draw random numbers are then what they were in training.
     seed = choose_seed(config.dist, rank, drawn=state["about"].get("seed"))
@@ -70,7 +72,7 @@ def evaluate(config: EvalConfig, rank: Rank) -> None:
     pictures = config.progress.max_samples_eval if rank.is_main else 0
     result = Evaluator(task, rank, precision).run(model, loaders, max_pictures=pictures)
     if rank.is_main:
-        report(result, config, path, state["position"])
+        report(result, config, path, folder, state["position"])
 
 
 def check_command(argv: list[str]) -> None:
@@ -92,9 +94,8 @@ def which_checkpoint() -> NoReturn:
     raise UserError("model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt")
 
 
-def report(result: Measured, config: EvalConfig, path: Path, position: dict[str, int]) -> None:
-    """Print the numbers, and leave them in the evaluation folder with the pictures."""
-    folder = eval_dir(config.dir, path, config.split, PROJECT)
+def report(result: Measured, config: EvalConfig, path: Path, folder: Path, position: dict[str, int]) -> None:
+    """Print the numbers, and leave them in the evaluation's `folder` with the pictures."""
     about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
     write_evaluation(folder, result, **about)
     logger.info("{} of {}, epoch {epoch}, step {step}", config.split, path, **position)

@@ -22,7 +22,7 @@ from common.progress import Outcome
 from common.registry import REGISTRIES, import_path
 from common.run import RunFolder, stored_config
 from common.seed import choose_seed, mix, set_seed
-from common.session import Start, session
+from common.session import BeforeTheRun, Start, recorded, session
 from common.trainer import Settings, Trainer
 from custom.build import PROJECT, build_data, build_model, log_end, log_start
 from custom.config import Config
@@ -47,19 +47,21 @@ def main(argv: list[str]) -> int:
         return code
     place = distributed.find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, place)
-    with together(place, config.dist, resolved.values) as rank:
-        outcome = train(config, resolved.values, rank, [__file__, *argv])
+    folder = RunFolder.of(config.dir, config.name, PROJECT)
+    with (
+        together(place, config.dist, resolved.values) as rank,
+        recorded(BeforeTheRun(folder, rank, config.resume if config.progress.start_epoch else None), rank),
+    ):
+        outcome = train(config, folder, resolved.values, rank, [__file__, *argv])
     return outcome.exit_code
 
 
-def train(config: Config, values: dict[str, Any], rank: Rank, argv: list[str]) -> Outcome:
+def train(config: Config, folder: RunFolder, values: dict[str, Any], rank: Rank, argv: list[str]) -> Outcome:
     """Build everything that the config names, open the run's folder, train."""
-    folder = RunFolder.of(config.dir, config.name, PROJECT)
     # A job that its scheduler starts again goes on, without being told.
     resume = config.resume or ("auto" if rank.restarted else None)
     only_weights = config.progress.start_epoch == 0
     checkpoint = find_checkpoint(resume, folder.checkpoints, rank, whole=only_weights)
-    distributed.barrier(rank)  # every process has read it: the folder may be moved now
     resumed = None if only_weights else checkpoint
     # A seed that was drawn belongs to the run: the order of its samples follows from it.
     seed = choose_seed(config.dist, rank, drawn=None if resumed is None else resumed.seed)

@@ -169,6 +169,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def write_evaluation(folder: Path, result: Measured, **about: Any) -> None:
     """Leave `metrics.json` (full precision) in `folder`, and one PNG per picture; of sets with names in folders."""
     folder.mkdir(parents=True, exist_ok=True)
+    for file in folder.glob("error_rank*.txt"):  # of an attempt before this one
+        file.unlink(missing_ok=True)
     record = {**about, "samples": result.samples, "values": result.values}
     write_text(folder / "metrics.json", json.dumps(plain(record), indent=2, allow_nan=False) + "\n")
     for name, one in result.sets.items():

@@ -51,7 +51,7 @@ _HINTS = (
         "a worker ran out of memory, or of /dev/shm: fewer --worker, smaller items; --worker 0 shows the true error",
     ),
     (
-        r"Cannot re-initialize CUDA in forked|fork.*CUDA",
+        r"Cannot re-initialize CUDA in forked|fork.*CUDA|CUDA error: initialization error",
         "a worker touched the GPU: load on the CPU, or set loader.start_method: forkserver",
     ),
     (

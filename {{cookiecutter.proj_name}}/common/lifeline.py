@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from loguru import logger
@@ -38,10 +39,10 @@ Tell = Callable[[Failure, bool], None]
 """Shows a failure: in this process' log, and if the second argument says so, on the terminal."""
 
 
-def print_failure(failure: Failure, aloud: bool) -> None:
-    """How a failure is told before there is a log."""
+def print_failure(failure: Failure, aloud: bool, details: Path | None = None) -> None:
+    """How a failure is told before there is a log. `details`: the file that holds its traceback."""
     if aloud:
-        print(f"{'' if failure.is_boxed else 'error: '}{failure.text()}", file=sys.stderr)
+        print(f"{'' if failure.is_boxed else 'error: '}{failure.text(details)}", file=sys.stderr)
 
 
 class NoLifeline:

@@ -30,6 +30,10 @@ class LossSections:
             yield Problem(key, value, "must name at least one loss")
             return
         for name, section in value.items():
+            if name in ("loss", "sum", "names"):
+                yield Problem(
+                    f"{key}.{name}", section, "is a name of the weighted sum; choose another one, with a type"
+                )
             section = {} if section is None else section
             inputs = section.get("inputs") if isinstance(section, Mapping) else None
             mapped = tuple(inputs) if isinstance(inputs, Mapping) else ()

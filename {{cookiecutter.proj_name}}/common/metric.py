@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from loguru import logger
@@ -69,6 +69,16 @@ class MetricSections:
             if name in ("loss", "sum", "names"):
                 yield Problem(f"{key}.{name}", section, "is a name that the losses use; choose another one")
             yield from METRIC_REGISTRY.check(section or {}, f"{key}.{name}", default_type=name)
+
+
+def check_names(metrics: Iterable[str], losses: Container[str]) -> None:
+    """Raise `ValueError` for a metric that is called like a loss, whose value it would replace in every record."""
+    for metric in metrics:
+        if metric in losses:
+            raise ValueError(
+                f"metric.{metric}: there is a loss.{metric} too, and only one of the two values could be kept; call "
+                "one of them something else and name its type, as in my_name: {type: ...}"
+            )
 
 
 class MetricFactory:

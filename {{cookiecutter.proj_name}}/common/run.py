@@ -20,6 +20,8 @@ from common.lock import FolderLock, alone_in, check_free
 from common.provenance import GitState, describe, git_state, is_copy, job_script, now
 
 _JOB = re.compile(r"code(_\d+)?|slurm")  # what a submission leaves in a run's folder, see common/submission.py
+# What a start leaves that failed before there was a run, see common/session.py.
+_FAILED_START = re.compile(r"train(\.rank\d+)?\.log|error_rank\d+\.txt|status\.json")
 State = Literal["running", "stopped", "failed", "finished"]
 
 
@@ -77,6 +79,12 @@ class RunFolder:
         """The run folder that a checkpoint file lies in; its own folder when it was moved out of one."""
         folder = checkpoint.resolve().parent
         return cls(folder.parent if folder.name == "checkpoints" else folder)
+
+    def is_meant_by(self, resume: str | None) -> bool:
+        """Whether a run that is to `resume` so goes on in this folder."""
+        if resume is None:
+            return False
+        return resume == "auto" or Path(resume).expanduser().resolve().is_relative_to(self.root.resolve())
 
     @property
     def name(self) -> str:
@@ -263,8 +271,8 @@ def archive(folder: RunFolder, running: Path | None = None) -> None:
     of_job = running is not None and is_copy(running) and running.resolve().parent in places
     found = [path for path in folder.root.iterdir() if path != folder.lock_file]
     moved = [path for path in found if not (of_job and _JOB.fullmatch(path.name))]
-    if not moved:
-        return
+    if not folder.record_file.exists() and all(_FAILED_START.fullmatch(path.name) for path in moved):
+        return  # no run yet
     attempts = _attempts(folder)
     try:
         start = datetime.fromisoformat(attempts[0]["time"])

@@ -10,11 +10,13 @@ from loguru import logger
 
 from common.checkpoint import CheckpointFolder, Found
 from common.distributed import Rank, barrier
+from common.errors import UserError
 from common.failure import Failure, describe
 from common.files import write_text
-from common.lifeline import NoLifeline, print_failure
+from common.lifeline import NoLifeline, Tell, print_failure
+from common.lock import check_free
 from common.monitor import Monitor, MonitorConfig
-from common.monitor.log import setup_log
+from common.monitor.log import add_to_log, setup_log
 from common.provenance import environment_text, now
 from common.run import OpenRun, RunFolder, open_run
 
@@ -32,9 +34,22 @@ class Start:
 
 
 @contextmanager
+def recorded(tell: Tell, rank: Rank) -> Iterator[None]:
+    """Inside, errors are told by `tell`, which leaves them in files, until a `session` has a better place for them."""
+    rank.lifeline.tell = tell
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if rank.is_alone:
+            rank.lifeline.tell(describe(error, rank), False)  # who catches it says it aloud
+        raise
+
+
+@contextmanager
 def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, project: Path) -> Iterator[Monitor]:
     """Open the run; inside, everything is logged. An error shows in the log, in `status.json` and in the exit code."""
     lifeline = rank.lifeline or NoLifeline()
+    barrier(rank)  # none has made a mistake until here, and all have read their checkpoint: the folder may be moved
     with ExitStack() as at_the_end:
         run = _open(folder, rank, start, project)
         if run is not None:
@@ -57,7 +72,6 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
 
 def _set_up(config: MonitorConfig, folder: RunFolder, rank: Rank, run: OpenRun | None, start: Start) -> Monitor:
     barrier(rank)  # the folder is there now
-    folder.error_file(rank.rank).unlink(missing_ok=True)  # of an attempt before this one
     setup_log(
         config.log_level,
         config.levels,
@@ -109,10 +123,66 @@ def keep_error(failure: Failure, folder: RunFolder) -> None:
         write_text(folder.error_file(failure.rank), f"{now()}\n{failure.text()}\n")
 
 
+@dataclass(frozen=True)
+class BeforeTheRun:
+    """Tells of a failure that comes before the run is open: on the terminal, and in the folder it would have had.
+
+    A folder is made only for an error, not for a mistake in the configuration. One that another process uses is left
+    alone. An earlier run's, which this start would move away, gets the error and keeps its status.
+
+    Attributes:
+        resume: what this start was asked to go on with.
+    """
+
+    folder: RunFolder
+    rank: Rank
+    resume: str | None
+
+    def __call__(self, failure: Failure, aloud: bool) -> None:
+        written = False
+        with suppress(OSError, UserError):  # it cannot be written, or somebody else writes there
+            written = self._write(failure)
+        print_failure(failure, aloud, self.folder.error_file(failure.rank) if written and failure.trace else None)
+
+    def _write(self, failure: Failure) -> bool:
+        folder, is_new = self.folder, not self.folder.root.is_dir()
+        goes_on = self.rank.restarted or folder.is_meant_by(self.resume)
+        of_ours = not is_new and (goes_on or not folder.record_file.exists())
+        if not (failure.trace or of_ours):
+            return False
+        check_free(folder.lock_file)
+        folder.root.parent.mkdir(exist_ok=True)
+        folder.root.mkdir(exist_ok=True)
+        if failure.rank == self.rank.rank:
+            keep_error(failure, folder)
+        details = folder.error_file(failure.rank) if failure.trace else None
+        text = f"{now()} {failure.text(details)}\n"
+        add_to_log(folder.log_file(self.rank.rank), text, "a start that failed before the run was open")
+        if self.rank.is_main and (is_new or of_ours):
+            write_status(folder, "failed", reason=failure.reason)
+        return True
+
+
+@dataclass(frozen=True)
+class ErrorFile:
+    """Tells of a failure on the terminal, and leaves its traceback in `folder`, as `error_rank<k>.txt`."""
+
+    folder: Path
+    rank: Rank
+
+    def __call__(self, failure: Failure, aloud: bool) -> None:
+        if failure.trace and failure.rank == self.rank.rank:
+            with suppress(OSError):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            keep_error(failure, RunFolder(self.folder))
+        details = RunFolder(self.folder).error_file(failure.rank) if failure.trace else None
+        print_failure(failure, aloud, details)
+
+
 def _open(folder: RunFolder, rank: Rank, start: Start, project: Path) -> OpenRun | None:
     if not rank.is_main:
         return None
-    return open_run(
+    run = open_run(
         folder,
         resume=start.resumed is not None,
         resolved_values=start.values,
@@ -121,3 +191,6 @@ def _open(folder: RunFolder, rank: Rank, start: Start, project: Path) -> OpenRun
         world_size=rank.world_size,
         project=project,
     )
+    for file in folder.root.glob("error_rank*.txt"):  # of an attempt before this one
+        file.unlink(missing_ok=True)
+    return run

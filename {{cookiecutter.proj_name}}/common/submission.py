@@ -110,9 +110,7 @@ def goes_on(resume: str | None, start_epoch: int, folder: RunFolder) -> bool:
     Raises:
         UserError: a new run is to begin with weights of the run whose folder it would take.
     """
-    if resume is None:
-        return False
-    own = resume == "auto" or Path(resume).expanduser().resolve().is_relative_to(folder.root.resolve())
+    own = folder.is_meant_by(resume)
     if own and start_epoch == 0:
         raise UserError("progress.start_epoch 0 begins a new run; give it another --name than the one it starts from")
     return own

@@ -13,7 +13,7 @@ from common.data.iterable import IterableStream
 from common.data.loader import EvaluationLoader, Stream, TrainStream, build_dataset, is_map_style
 from common.data.plan import EpochPlan
 from common.data.sets import label, sets_of
-from common.distributed import Rank
+from common.distributed import Rank, check_same
 from common.errors import UserError
 from common.located import located
 from common.parallel import check_patterns
@@ -61,6 +61,7 @@ def build_stream(config: Config, rank: Rank, seed: int) -> Stream:
         config.dataset.train, "train", data_dir(config.dir, PROJECT), limit=config.debug.max_samples
     )
     check_classes(config, dataset, "train")
+    check_size(dataset, "train", rank)
     if not is_map_style(dataset):
         return IterableStream(
             dataset,
@@ -96,6 +97,7 @@ def build_set(
     with located(lambda: f"in building dataset.{label(split, name)}"):
         dataset = build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
     check_classes(config, dataset, label(split, name))
+    check_size(dataset, label(split, name), rank)
     return EvaluationLoader(
         dataset,
         config.loader,
@@ -119,6 +121,12 @@ def check_classes(config: Config, dataset: Any, split: str) -> None:
             f"model.classes: {classes}, but dataset.{split} has {len(names)} ({shown}); "
             f"use --model.classes {len(names)}"
         )
+
+
+def check_size(dataset: Any, name: str, rank: Rank) -> None:
+    """Refuse processes that see other data than rank 0, such as a copy that broke off: samples go by number."""
+    size = len(dataset) if is_map_style(dataset) else None
+    check_same({f"samples of dataset.{name}": size}, rank, "sees other data than rank 0")
 
 
 def check_same_classes(data: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from common.data.sets import EvaluationSection, sets_of
 from common.distributed import DistConfig
 from common.gradients import DebugConfig
 from common.loss import LossSections
-from common.metric import MetricSections
+from common.metric import MetricSections, check_names
 from common.monitor import MonitorConfig
 from common.optim import OptimConfig
 from common.optim.precision import PrecisionConfig
@@ -106,6 +106,7 @@ class Config:
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def __post_init__(self) -> None:
+        check_names(self.metric, self.loss)
         check_measured(self.best.metric, ["loss", *self.loss, *self.metric], sets_of(self.dataset.val))
         if self.early_stop.patience and self.dataset.val is None:
             raise ValueError("early_stop.patience needs dataset.val: without validation nothing can be compared")

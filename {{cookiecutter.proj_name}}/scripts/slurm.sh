@@ -27,6 +27,7 @@ time=${TRAIN_TIME:-2:00:00}
 partition=${TRAIN_PARTITION:-}
 account=${TRAIN_ACCOUNT:-}
 qos=${TRAIN_QOS:-}
+array=${TRAIN_ARRAY:-}
 signal_seconds=${TRAIN_SIGNAL_SECONDS:-120}
 
 # Your cluster: more lines for Slurm, as in "#SBATCH --constraint=a100".
@@ -74,7 +75,7 @@ set_option() {
     esac
 }
 
-array='' dry_run='' tasks_given='' look=''
+dry_run='' tasks_given='' look=''
 left=$#
 while [ "$left" -gt 0 ]; do
     word=$1
@@ -112,7 +113,7 @@ esac
 
 inside=${SLURM_JOB_ID:-}
 if [ -n "$inside" ]; then
-    [ -z "$array" ] || fail "--slurm.array: job $inside is one allocation; submit an array from outside of it"
+    [ -z "$array" ] || fail "--slurm.array $array: job $inside is one allocation; submit an array from outside of it"
 elif [ -z "$dry_run" ] && ! command -v sbatch >/dev/null; then
     fail "there is no sbatch on the PATH, so this is no cluster with Slurm; train here with scripts/gpu.sh or" \
         "scripts/cpu.sh, or look at what would be submitted with --dry-run"

@@ -211,7 +211,7 @@ def test_devices(gpus: Any) -> None:
     ("seen", "wanted", "told"),
     [
         (4, [0, 1, 2], ["3 device(s), but 2 process(es)", "--nproc-per-node=3", "--gpu_ids 0,1"]),
-        (1, [0], ["1 device(s), but 2 process(es)", "which has 1; start 1 at most"]),
+        (1, [0], ["1 device(s), but 2 process(es)", "where 1 can be seen", "--nproc-per-node=1"]),
         (2, [0, 5], ["device 5, but there are 2 (0 to 1)"]),
         (2, [0, 0], ["different device numbers"]),
         (2, [0, -1], ["different device numbers"]),

@@ -94,6 +94,16 @@ def test_the_job_file_of_a_dry_run(script: Script, tmp_path: Path, cluster: Path
     assert cluster.read_text() == ""
 
 
+def test_an_array_by_environment(script: Script, tmp_path: Path) -> None:
+    """CT-15: TRAIN_ARRAY is the option's default like the other variables; an empty option is no array."""
+    done = script("--dry-run", TRAIN_ARRAY="0-4%2")
+    assert directives(done.stdout)["array"] == '"0-4%2"', done.stderr
+    assert (tmp_path / "words").read_text().splitlines()[-4:] == ["--dry-run", "--array", "0-4%2", "--"]
+    assert directives(script("--slurm.array", "7", "--dry-run", TRAIN_ARRAY="0-4").stdout)["array"] == '"7"'
+    assert "array" not in directives(script("--slurm.array=", "--dry-run", TRAIN_ARRAY="0-4").stdout)
+    assert "0-4: job 5 is one allocation" in script(TRAIN_ARRAY="0-4", SLURM_JOB_ID="5").stderr
+
+
 def test_options_go_before_variables_and_these_before_the_defaults(script: Script, tmp_path: Path) -> None:
     """CT-15: each setting has an option and an environment variable; config words are passed on untouched."""
     variables = {"TRAIN_PARTITION": "old", "TRAIN_CPUS": "8", "TRAIN_ACCOUNT": "phys", "TRAIN_TIME": "1-12"}

@@ -9,6 +9,7 @@ import torch
 from loguru import logger
 from torch.utils.data import DataLoader, IterableDataset
 
+from common.data.fork import check_fork
 from common.data.keyed import find_collate, seed_all
 from common.data.loader import LoaderConfig, Step, checked
 from common.data.move import batch_length
@@ -72,6 +73,7 @@ class IterableStream:
         seed: int,
     ) -> None:
         self.dataset, self.rank, self.accumulate, self.batch_size = dataset, rank, accumulate, batch_size
+        check_fork(dataset, config.start_method, worker)
         self._batches = _Batches(dataset, batch_size, find_collate(dataset, config.collate), seed)
         self._has_state = callable(getattr(dataset, "state_dict", None)) and worker == 0
         self._state: dict[str, Any] = {}

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch.utils.data import DataLoader
 
 from common.config import Problem, section
+from common.data.fork import check_fork
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.plan import BatchKey, EpochPlan, Window, evaluation_keys
 from common.data.workers import WorkerStart, opened
@@ -270,6 +271,7 @@ class EvaluationLoader:
 def _make_loader(
     dataset: SizedDataset, keys: Any, config: LoaderConfig, *, worker: int, seed: int, device: torch.device
 ) -> DataLoader[Any]:
+    check_fork(dataset, config.start_method, worker)
     batches: Any = KeyedBatches(dataset, find_collate(dataset, config.collate), seed)
     return DataLoader(
         batches,

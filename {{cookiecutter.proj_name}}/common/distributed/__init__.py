@@ -11,12 +11,13 @@ from common.distributed.collectives import (
     gather_objects,
     gather_tensors,
     gather_to_main,
+    main_first,
     max_over_ranks,
     share_buffers,
     sum_over_ranks,
 )
 from common.distributed.config import DistConfig
-from common.distributed.group import check_alike, finish, start
+from common.distributed.group import check_alike, check_same, finish, start
 from common.distributed.launch import Launch, read_launch
 from common.distributed.rank import Rank, find_rank
 from common.distributed.spawn import available_cores, spawn
@@ -29,12 +30,14 @@ __all__ = [
     "available_cores",
     "barrier",
     "check_alike",
+    "check_same",
     "find_rank",
     "finish",
     "from_main",
     "gather_objects",
     "gather_tensors",
     "gather_to_main",
+    "main_first",
     "max_over_ranks",
     "read_launch",
     "share_buffers",

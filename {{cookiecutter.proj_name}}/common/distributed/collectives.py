@@ -1,5 +1,8 @@
 """The few exchanges between processes that we need. In a single process each does nothing, so nobody has to ask."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -91,6 +94,26 @@ def barrier(rank: Rank) -> None:
     """Wait for every process."""
     if not rank.is_alone:
         dist.barrier(group=rank.control)
+
+
+@contextmanager
+def main_first(rank: Rank) -> Iterator[None]:
+    """Let rank 0 of the run go through the block alone, then all others at once; nobody leaves it before all have.
+
+    For what one process leaves on disk and all read: a download, an archive to unpack. Every process must come by. They
+    wait as long as it takes, not only `dist.timeout`; an error inside, on any of them, ends all as everywhere.
+    """
+    if rank.is_alone:
+        yield
+        return
+    patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+    if not rank.is_main:
+        dist.barrier(group=patient)
+    yield
+    if rank.is_main:
+        dist.barrier(group=patient)
+    dist.barrier(group=patient)
+    dist.destroy_process_group(patient)
 
 
 def share_buffers(model: nn.Module, rank: Rank) -> None:

@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from contextlib import suppress
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from loguru import logger
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from common.distributed.code import code_of
 from common.distributed.collectives import gather_objects
 from common.distributed.config import DistConfig
 from common.distributed.launch import Launch
@@ -26,6 +28,7 @@ from common.distributed.rank import Rank
 from common.errors import UserError
 
 _GO_HOME = "not all are here"
+_SHOWN = 20  # differences in a message
 _PATIENCE = 0.05  # seconds between two looks at who has arrived
 _SLACK = 5.0  # seconds more for torch than it was told, and for the others to read that it is of no use to wait
 T = TypeVar("T")
@@ -71,16 +74,30 @@ def finish(rank: Rank) -> None:
 
 
 def check_alike(values: Mapping[str, Any], rank: Rank) -> None:
-    """Refuse processes that were started with other settings than rank 0, by name. Every process must call this."""
-    everyone = [dict(_leaves(settings)) for settings in gather_objects(dict(values), rank)]
+    """Refuse processes with other settings, another PyTorch or other code than rank 0. Every process must call this.
+
+    Raises:
+        UserError: with the settings, versions or files that differ.
+    """
+    if rank.is_alone:
+        return
+    check_same(values, rank, "was started with another configuration than rank 0")
+    check_same({"torch": str(torch.__version__)}, rank, "has other software than rank 0")
+    code = code_of()
+    if len(set(gather_objects(zlib.crc32(repr(code).encode()), rank))) > 1:
+        check_same(code, rank, "runs other code than rank 0; checksums of the files")
+
+
+def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
+    """Refuse a process whose values are not those of rank 0, by name. Every process must call this."""
+    everyone = [dict(_leaves(own)) for own in gather_objects(dict(values), rank)]
     first = everyone[0]
     for number, other in enumerate(everyone):
         differing = [key for key in {**first, **other} if first.get(key) != other.get(key)]
         if differing:
-            lines = "\n".join(
-                f"  {key}: {first.get(key)!r} on rank 0, {other.get(key)!r} on rank {number}" for key in differing
-            )
-            raise UserError(f"rank {number} was started with another configuration than rank 0:\n{lines}")
+            lines = [f"  {key}: {first.get(key)!r} on rank 0, {other.get(key)!r} on rank {number}" for key in differing]
+            more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+            raise UserError("\n".join([f"rank {number} {complaint}:", *lines[:_SHOWN], *more]))
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """This process among those of the run: one small value, found once and passed in."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,12 +50,15 @@ class Rank:
         return f"rank {self.rank} of {self.world_size} on {self.device}"
 
 
-def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str] = os.environ) -> Rank:
+def find_rank(
+    gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str] = os.environ, program: str = "train.py"
+) -> Rank:
     """Work out this process' `Rank` from the launcher's variables and the wanted devices. Starts nothing.
 
     Args:
         gpu_ids: -1 computes on CPU; otherwise the CUDA device(s) of this host to use, one process each; "all": every
             one that can be seen.
+        program: what was started, for the command that a refusal advises.
 
     Raises:
         UserError: the launcher's variables contradict each other, a device does not exist, or the number of processes
@@ -64,13 +67,13 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
     launch = read_launch(environment, config.launcher)
     restarted = was_restarted(environment, launch)
     if launch is None:
-        return Rank(device=_device(gpu_ids, 0, 1, environment), restarted=restarted)
+        return Rank(device=_device(gpu_ids, None, environment, program), restarted=restarted)
     if config.processes not in (None, launch.local_world):
         raise UserError(
             f"dist.processes: {config.processes}, but {launch.launcher} started {launch.local_world} on this host; "
             "leave it out, the launcher decides"
         )
-    device = _device(gpu_ids, launch.local_rank, launch.local_world, environment)
+    device = _device(gpu_ids, launch, environment, program)
     return Rank(
         launch.rank,
         launch.local_rank,
@@ -82,12 +85,12 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
     )
 
 
-def processes_wanted(gpu_ids: GpuIds, config: DistConfig) -> int:
+def processes_wanted(gpu_ids: GpuIds, config: DistConfig, program: str) -> int:
     """How many processes this host should have. Raises `UserError` when `dist.processes` contradicts the devices."""
     devices = wanted_devices(gpu_ids)
     if devices == [-1]:
         return config.processes or 1
-    _check_exist(devices)
+    _check_exist(devices, None, program)
     if config.processes not in (None, len(devices)):
         raise UserError(
             f"dist.processes: {config.processes}, but gpu_ids {gpu_ids} names {len(devices)} device(s), and each needs "
@@ -111,7 +114,8 @@ def wanted_devices(gpu_ids: GpuIds) -> list[int]:
     return numbers
 
 
-def _device(gpu_ids: GpuIds, local_rank: int, local_world: int, environment: Mapping[str, str]) -> torch.device:
+def _device(gpu_ids: GpuIds, launch: Launch | None, environment: Mapping[str, str], program: str) -> torch.device:
+    local_rank, local_world = (0, 1) if launch is None else (launch.local_rank, launch.local_world)
     wanted = wanted_devices(gpu_ids)
     if wanted == [-1]:
         return _CPU
@@ -119,33 +123,54 @@ def _device(gpu_ids: GpuIds, local_rank: int, local_world: int, environment: Map
     if count == 1 and local_world > 1 and "SLURM_JOB_ID" in environment and len(wanted) in (1, local_world):
         # Each task was given one GPU of its own, and sees it as number 0; `check_devices` finds out if not.
         return torch.device("cuda", 0)
-    _check_exist(wanted)
+    _check_exist(wanted, launch, program)
     if len(wanted) != local_world:
-        raise UserError(_right_command(wanted, local_world, count))
+        said = f"gpu_ids: {_ids(wanted)} is {len(wanted)} device(s), but {local_world} process(es) were started here"
+        # Several devices and no launcher: `spawn` would have started processes, had it been allowed to.
+        advice = _advice(wanted, launch, program if launch is not None else f"{program} --dist.launcher auto")
+        if local_world > count:
+            raise UserError(f"{said}, where {count} can be seen; start one per device:{advice}")
+        keep = f"\n  or keep the {local_world} process(es) and name their devices: --gpu_ids {_ids(range(local_world))}"
+        raise UserError(f"{said}; there must be one per device:{advice}{keep}")
     return torch.device("cuda", wanted[local_rank])
 
 
-def _check_exist(devices: list[int]) -> None:
-    ids = ",".join(map(str, devices))
+def _check_exist(devices: list[int], launch: Launch | None, program: str) -> None:
     if not torch.cuda.is_available():
-        raise UserError(f"gpu_ids: {ids} asks for CUDA, but PyTorch sees none here; use --gpu_ids -1 for the CPU")
+        raise UserError(
+            f"gpu_ids: {_ids(devices)} asks for CUDA, but PyTorch sees none here; use --gpu_ids -1 for the CPU"
+        )
     count = torch.cuda.device_count()
     if max(devices) >= count:
-        raise UserError(f"gpu_ids: {ids} asks for device {max(devices)}, but there are {count} (0 to {count - 1})")
+        there = list(range(min(count, len(devices))))
+        raise UserError(
+            f"gpu_ids: {_ids(devices)} asks for device {max(devices)}, but there are {count} (0 to {count - 1}):"
+            f"{_advice(there, launch, program)}"
+        )
 
 
-def _right_command(wanted: list[int], local_world: int, count: int) -> str:
-    ids = ",".join(map(str, wanted))
-    said = f"gpu_ids: {ids} is {len(wanted)} device(s), but {local_world} process(es) were started on this host"
-    if local_world > count:
-        return f"{said}, which has {count}; start {count} at most, one per device"
-    more = ",".join(map(str, range(local_world)))
-    return (
-        f"{said}; there must be one per device:\n"
-        f"  python train.py --gpu_ids {ids} ...    (starts its processes itself)\n"
-        f"  torchrun --standalone --nproc-per-node={len(wanted)} train.py --gpu_ids {ids} ...\n"
-        f"  or keep the {local_world} process(es) and name their devices: --gpu_ids {more}"
-    )
+def _advice(devices: list[int], launch: Launch | None, program: str) -> str:
+    """How to start one process for each of `devices`, on as many hosts as now: a line for each way, indented."""
+    call, count = f"{program} --gpu_ids {_ids(devices)} ...", len(devices)
+    hosts = 1 if launch is None else -(-launch.world_size // launch.local_world)
+    by_itself = f"python {call}    (starts its processes itself)" if count > 1 else f"python {call}"
+    ways = {
+        "torchrun": [
+            f"torchrun {f'--nnodes={hosts} ...' if hosts > 1 else '--standalone'} --nproc-per-node={count} {call}"
+        ],
+        "mpi": [f"mpirun -n {count * hosts} python {call}"],
+        "slurm": [f"srun --nodes={hosts} --ntasks-per-node={count} --gpus-per-node={count} python {call}"],
+    }
+    lines = ways.get("" if launch is None else launch.launcher, [])
+    if launch is not None and launch.launcher == "slurm" and program == "train.py":
+        lines.append(f"sh scripts/slurm.sh --slurm.nodes {hosts} --slurm.gpus {count} --config ...    (queues it)")
+    elif hosts == 1:
+        lines.append(by_itself)
+    return "".join(f"\n  {line}" for line in lines)
+
+
+def _ids(devices: Iterable[int]) -> str:
+    return ",".join(map(str, devices))
 
 
 def _backend(config: DistConfig, device: torch.device) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -32,7 +33,7 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     """
     if config.launcher not in ("auto", "spawn") or read_launch(os.environ, config.launcher) is not None:
         return None
-    count = processes_wanted(gpu_ids, config)
+    count = processes_wanted(gpu_ids, config, Path(argv[0]).name)
     if count == 1:
         return None
     # Listens on a port that nobody else has, and goes on listening when rank 0 has died.

@@ -66,13 +66,18 @@ def _open_file(file: Path | None, level: str, banner: str, options: dict[str, An
         _early = early
         logger.add(lambda message: early.append(str(message)), level=level, format=_FILE, **options)
         return
-    text = "".join(_early or ())
+    add_to_log(file, "", banner)
+    _early = None
+    logger.add(file, level=level, format=_FILE, encoding="utf-8", **options)
+
+
+def add_to_log(file: Path, text: str, banner: str) -> None:
+    """Append `text` to a log that is not open, after what was logged before there was a run folder."""
+    text = "".join(_early or ()) + text
     if file.exists() and file.stat().st_size > 0:
         text = f"\n{f' {banner} ':=^100}\n{text}"
     with file.open("a", encoding="utf-8") as stream:
         stream.write(text)
-    _early = None
-    logger.add(file, level=level, format=_FILE, encoding="utf-8", **options)
 
 
 def _coloured(stream: TextIO) -> bool:
