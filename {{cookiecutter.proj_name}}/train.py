@@ -20,7 +20,7 @@ from common.optim.precision import build_precision
 from common.process import set_up_process
 from common.progress import Outcome
 from common.registry import REGISTRIES, import_path
-from common.run import RunFolder, stored_config
+from common.run import RunFolder, stored_config, was_opened_by
 from common.seed import choose_seed, mix, set_seed
 from common.session import BeforeTheRun, Start, recorded, session
 from common.trainer import Settings, Trainer
@@ -58,8 +58,9 @@ def main(argv: list[str]) -> int:
 
 def train(config: Config, folder: RunFolder, values: dict[str, Any], rank: Rank, argv: list[str]) -> Outcome:
     """Build everything that the config names, open the run's folder, train."""
-    # A job that its scheduler starts again goes on, without being told.
-    resume = config.resume or ("auto" if rank.restarted else None)
+    # What its scheduler starts again goes on, without being told; but not with a run that others have left here.
+    goes_on = distributed.from_main(rank.restarted and was_opened_by(folder, rank.launched_as), rank)
+    resume = config.resume or ("auto" if goes_on else None)
     only_weights = config.progress.start_epoch == 0
     checkpoint = find_checkpoint(resume, folder.checkpoints, rank, whole=only_weights)
     resumed = None if only_weights else checkpoint

@@ -205,6 +205,7 @@ def open_run(
     seed: int,
     world_size: int,
     project: Path,
+    launched_as: Sequence[str] = (),
 ) -> OpenRun:
     """Make the folder ours and write down how the run was started. For the main process only.
 
@@ -218,7 +219,7 @@ def open_run(
         lock = _take(folder, resume, project)
         try:
             git = git_state(project)
-            attempt = describe(project, argv, seed, world_size, git)
+            attempt = describe(project, argv, seed, world_size, git) | {"launched_as": list(launched_as)}
             return _write_record(folder, lock, attempt, dict(resolved_values), git, project)
         except BaseException:
             lock.release()
@@ -226,6 +227,12 @@ def open_run(
     except OSError as error:
         place = f"the run's folder {folder.root} cannot be written"
         raise UserError(f"{place}: {error}; choose another place with --dir.expr_dir") from error
+
+
+def was_opened_by(folder: RunFolder, launched_as: Sequence[str]) -> bool:
+    """Whether this very launch, see `Rank.launched_as`, has opened the run: a start of it before this one."""
+    attempts = _attempts(folder)
+    return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(launched_as)
 
 
 def write_status(folder: RunFolder, state: State, *, step: int | None = None, reason: str = "") -> None:

@@ -18,7 +18,7 @@ from common.lock import check_free
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.log import add_to_log, setup_log
 from common.provenance import environment_text, now
-from common.run import OpenRun, RunFolder, open_run
+from common.run import OpenRun, RunFolder, open_run, was_opened_by, write_status
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,8 @@ class BeforeTheRun:
 
     def _write(self, failure: Failure) -> bool:
         folder, is_new = self.folder, not self.folder.root.is_dir()
-        goes_on = self.rank.restarted or folder.is_meant_by(self.resume)
+        by_itself = self.rank.restarted and was_opened_by(folder, self.rank.launched_as)
+        goes_on = by_itself or folder.is_meant_by(self.resume)
         of_ours = not is_new and (goes_on or not folder.record_file.exists())
         if not (failure.trace or of_ours):
             return False
@@ -190,6 +191,7 @@ def _open(folder: RunFolder, rank: Rank, start: Start, project: Path) -> OpenRun
         seed=start.seed,
         world_size=rank.world_size,
         project=project,
+        launched_as=rank.launched_as,
     )
     for file in folder.root.glob("error_rank*.txt"):  # of an attempt before this one
         file.unlink(missing_ok=True)

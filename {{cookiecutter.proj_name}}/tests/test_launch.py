@@ -20,6 +20,7 @@ from common.errors import UserError
 from common.period import Position
 from common.trainer import Trainer
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run
+from tests.parts import Plain
 from tests.ranks import free_port, start_ranks
 
 TORCHRUN = {
@@ -335,6 +336,40 @@ def test_elastic_goes_on_by_itself(runs: Runs) -> None:
     assert done.returncode == 0, done.stderr
     assert "resuming" in done.stderr and len(list(runs.root.glob("run*"))) == 1
     assert [entry["step"] for entry in metrics(runs.root / "run", "val")] == [5, 10, 15, 20]
+
+
+def unready() -> Plain:
+    """A model that ends its process once, before there is a run."""
+    marker = Path(os.environ["DIES_ONCE"])
+    if os.environ["RANK"] == "0" and not marker.exists():
+        marker.touch()
+        os._exit(1)
+    return Plain()
+
+
+def test_a_restart_takes_no_other_run(runs: Runs) -> None:
+    """R-46: it died before it had a run; what lies there under its name is an earlier one, which is finished."""
+    words = runs.words("--batch_size", "16", "--model", "{type: tests.test_launch.unready}")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    environment = {**ENVIRONMENT, "DIES_ONCE": str(runs.root / "died")}
+    for kept in (1, 2):
+        done = run([*launcher, "train.py", *words], env=environment)
+        assert done.returncode == 0, done.stderr
+        (runs.root / "died").unlink(missing_ok=True)
+        assert "resuming" not in done.stderr
+        assert len(list(runs.root.glob("run*"))) == kept
+        assert [entry["step"] for entry in metrics(runs.root / "run", "val")] == [5, 10]
+
+
+def test_a_job_that_is_queued_again_takes_no_other_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-46: nor does a job of Slurm take what another one, or a person, has left; its own it goes on with."""
+    runs.train("--progress.epoch", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    folder = runs.train("--progress.epoch", "1")
+    assert "resuming" not in (folder / "train.log").read_text() and len(list(runs.root.glob("run*"))) == 2
+    runs.train("--progress.epoch", "2")
+    assert "resuming" in (folder / "train.log").read_text() and len(list(runs.root.glob("run*"))) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

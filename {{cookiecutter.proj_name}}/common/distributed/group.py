@@ -50,7 +50,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
         # gloo offers its peers the address that this host's name stands for, which may be a loopback address.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     timeout = timedelta(seconds=config.timeout)
-    store, round_number = _meet(rank.launch, config.timeout)
+    store, round_number, known_as = _meet(rank.launch, config.timeout)
     dist.init_process_group(
         rank.backend,
         store=store,
@@ -60,7 +60,8 @@ def start(rank: Rank, config: DistConfig) -> Rank:
         device_id=rank.device if rank.backend == "nccl" else None,
     )
     control = dist.new_group(backend="gloo", timeout=timeout)
-    rank = replace(rank, control=control, restarted=rank.restarted or round_number > 1)
+    restarted = rank.restarted or round_number > 1
+    rank = replace(rank, control=control, restarted=restarted, launched_as=(*rank.launched_as, *known_as))
     _check_devices(rank)
     return rank
 
@@ -108,8 +109,8 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def _meet(launch: Launch, timeout: int) -> tuple[Store, int]:
-    """The store that all processes know, once all of them are there; and how often they have met in it, this included.
+def _meet(launch: Launch, timeout: int) -> tuple[Store, int, list[str]]:
+    """The store that all processes know, once all are there; how often they have met in it; its name, on rank 0.
 
     A launcher that starts dead processes again keeps its store, with what the dead have left in it; and torchrun's
     count of restarts differs from host to host. So each process brings a word never used before, and rank 0 answers it.
@@ -123,7 +124,8 @@ def _meet(launch: Launch, timeout: int) -> tuple[Store, int]:
         if missing:
             _wait_for_readers(store, launch, round_number)
             raise UserError(missing)
-        return PrefixStore(f"round {round_number}", store), round_number
+        name = store.compare_set("name", "", secrets.token_hex(8)).decode()
+        return PrefixStore(f"round {round_number}", store), round_number, [f"store {name}"]
     patience = timedelta(
         seconds=timeout + 10
     )  # rank 0 counts a little shorter, so that it is its message that is shown
@@ -138,7 +140,7 @@ def _meet(launch: Launch, timeout: int) -> tuple[Store, int]:
     if verdict == _GO_HOME:
         store.set(f"read/{answer}/{launch.rank}", "")
         sys.exit(2)  # as for any mistake of the user's; rank 0 tells which
-    return PrefixStore(f"round {answer}", store), int(answer)
+    return PrefixStore(f"round {answer}", store), int(answer), []
 
 
 def _missing(store: Store, launch: Launch, round_number: int, timeout: int) -> str:

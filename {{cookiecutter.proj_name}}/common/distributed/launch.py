@@ -95,6 +95,14 @@ def was_restarted(environment: Environment, launch: Launch | None) -> bool:
     return bool(by_torchrun) or _number(environment, "SLURM_RESTART_COUNT", 0) > 0
 
 
+def names(environment: Environment, launch: Launch | None) -> tuple[str, ...]:
+    """What this very launch is called, in every start of it. Of several processes, see also `group.start`."""
+    found = [f"job {environment['SLURM_JOB_ID']}"] if "SLURM_JOB_ID" in environment else []
+    if launch is not None and launch.world_size == 1 and "TORCHELASTIC_RUN_ID" in environment:
+        found.append(f"torchrun {environment['TORCHELASTIC_RUN_ID']} by process {os.getppid()}")
+    return tuple(found)
+
+
 def _from_torchrun(environment: Environment) -> Launch | None:
     """The variables of torchrun, which `spawn` sets too, and which can be set by hand."""
     found = [name for name in _TORCH if name in environment]

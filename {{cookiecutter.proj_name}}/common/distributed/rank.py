@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from common.distributed.config import DistConfig
-from common.distributed.launch import Launch, read_launch, was_restarted
+from common.distributed.launch import Launch, names, read_launch, was_restarted
 from common.errors import UserError
 
 _CPU = torch.device("cpu")
@@ -22,7 +22,8 @@ class Rank:
     Attributes:
         backend: what gradients travel by, "nccl" or "gloo"; "" for a single process.
         launch: what the launcher said; None for a single process.
-        restarted: the scheduler or launcher has started this very run before, which was cut off.
+        restarted: the scheduler or launcher has started this very program before, and it was cut off.
+        launched_as: names of this launch, the same in every start of it; all of them are known to rank 0 only.
         control: process group on CPU for small exchanges, so that they never wait for the GPU.
         lifeline: tells when another process fails, see `common.lifeline`; None before it is there.
     """
@@ -34,6 +35,7 @@ class Rank:
     backend: str = ""
     launch: Launch | None = None
     restarted: bool = False
+    launched_as: tuple[str, ...] = ()
     control: Any = None
     lifeline: Any = None
 
@@ -65,9 +67,9 @@ def find_rank(
             is not the number of devices asked for.
     """
     launch = read_launch(environment, config.launcher)
-    restarted = was_restarted(environment, launch)
+    restarted, launched_as = was_restarted(environment, launch), names(environment, launch)
     if launch is None:
-        return Rank(device=_device(gpu_ids, None, environment, program), restarted=restarted)
+        return Rank(device=_device(gpu_ids, None, environment, program), restarted=restarted, launched_as=launched_as)
     if config.processes not in (None, launch.local_world):
         raise UserError(
             f"dist.processes: {config.processes}, but {launch.launcher} started {launch.local_world} on this host; "
@@ -82,6 +84,7 @@ def find_rank(
         backend="" if launch.world_size == 1 else _backend(config, device),
         launch=launch,
         restarted=restarted,
+        launched_as=launched_as,
     )
 
 
