@@ -20,7 +20,7 @@ from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
 from common.process import set_up_process
 from common.registry import MODEL_REGISTRY, REGISTRIES
-from common.run import eval_dir, stored_config
+from common.run import eval_dir, started_anew, stored_config
 from common.seed import choose_seed, set_seed
 from common.session import ErrorFile, recorded
 from custom.build import PROJECT, build_evaluation
@@ -32,13 +32,14 @@ def main(argv: list[str]) -> int:
     """Measure one checkpoint on the sets of a split: tables, metrics.json and pictures. Returns the exit code."""
     setup_log()
     check_command(argv)
+    stored = stored_config(argv, "--model_pt")
     resolved = parse(
         EvalConfig,
-        argv,
+        started_anew(argv, stored),
         prog="evaluate.py",
         description=__doc__ or "",
         registries=REGISTRIES,
-        default=stored_config(argv, "--model_pt"),
+        default=stored,
     )
     config = resolved.config
     code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
@@ -97,10 +98,13 @@ def which_checkpoint() -> NoReturn:
 def report(result: Measured, config: EvalConfig, path: Path, folder: Path, position: dict[str, int]) -> None:
     """Print the numbers, and leave them in the evaluation's `folder` with the pictures."""
     about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
-    write_evaluation(folder, result, **about)
     logger.info("{} of {}, epoch {epoch}, step {step}", config.split, path, **position)
     for name, one in result.sets.items():
-        print(f"{name}:\n{table(one)}" if name else table(one))
+        print(f"{name}:\n{table(one)}" if name else table(one), flush=True)
+    try:
+        write_evaluation(folder, result, **about)
+    except OSError as error:
+        raise UserError(f"the evaluation's folder {folder} cannot be written: {error}; see --dir.eval_dir") from error
     pictures = sum(len(one.pictures) for one in result.sets.values())
     logger.info("metrics.json and {} pictures are in {}", pictures, folder)
 

@@ -20,7 +20,7 @@ from common.optim.precision import build_precision
 from common.process import set_up_process
 from common.progress import Outcome
 from common.registry import REGISTRIES, import_path
-from common.run import RunFolder, stored_config, was_opened_by
+from common.run import RunFolder, started_anew, stored_config, was_opened_by
 from common.seed import choose_seed, mix, set_seed
 from common.session import BeforeTheRun, Start, recorded, session
 from common.trainer import Settings, Trainer
@@ -32,13 +32,14 @@ from custom.task import ClassificationTask
 def main(argv: list[str]) -> int:
     """Read the config and train as it says. Returns the exit code."""
     setup_log()
+    stored = stored_config(argv, "--resume")
     resolved = parse(
         Config,
-        argv,
+        started_anew(argv, stored) if distributed.is_launched() else argv,
         prog="train.py",
         description=__doc__ or "",
         registries=REGISTRIES,
-        default=stored_config(argv, "--resume"),
+        default=stored,
         debug_overlay=PROJECT / "configs" / "debug.yaml",
     )
     config = resolved.config

@@ -1,8 +1,12 @@
-"""Small files that are whole or not there at all. Checkpoints have their own writer, see `common.checkpoint`."""
+"""Small files that are whole or not there at all, and files that grow. Checkpoints have their own writer."""
 
 import os
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from loguru import logger
 
 
 def write_text(path: Path, text: str) -> None:
@@ -28,3 +32,45 @@ def write_bytes(path: Path, data: bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+class Appender:
+    """Appends text (UTF-8) to a file, to which it goes at once: it can be followed, and a killed process loses nothing.
+
+    What the disk does not take is kept, and written before what comes next: one that is full for an hour costs nothing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+        self._unwritten = b""
+
+    def write(self, text: str) -> None:
+        """Append `text`, or keep it. Never raises `OSError`."""
+        was_stuck = bool(self._unwritten)
+        self._unwritten += text.encode(errors="surrogateescape")
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError as error:
+            if not was_stuck:  # not by the log, which may be this very file
+                print(f"warning: {self.path} cannot be written ({error}); what is to come is kept", file=sys.stderr)
+
+    def close(self) -> None:
+        """Close it. Safe to call twice."""
+        if not self._file.closed:
+            self.write("")
+            self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+
+@contextmanager
+def dispensable(what: str) -> Iterator[None]:
+    """Inside, a file that cannot be written costs a warning, not the run: it can be done without."""
+    try:
+        yield
+    except OSError as error:
+        logger.warning("{} cannot be written: {}", what, error)

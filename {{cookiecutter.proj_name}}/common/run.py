@@ -167,6 +167,14 @@ def stored_config(argv: Sequence[str], option: str) -> Path | None:
     return file if file.is_file() else None
 
 
+def started_anew(argv: Sequence[str], stored: Path | None) -> list[str]:
+    """`argv` without what only the `stored` config says about how that run was started, where that is what is read."""
+    if stored is None or any(option_value(argv, option) is not None for option in ("--config", "--configs", "-c")):
+        return list(argv)
+    usual = {"--dist.processes": "null", "--dist.launcher": "auto"}
+    return [*argv, *(word for pair in usual.items() if option_value(argv, pair[0]) is None for word in pair)]
+
+
 @dataclass(frozen=True)
 class OpenRun:
     """A run folder that this process may write to until `release`.

@@ -95,6 +95,7 @@ def frozen(values: Mapping[str, Any], folder: RunFolder, project: Path, gpus: in
     if task is not None:
         here["name"] = task_folder(folder, task).name
     here["gpu_ids"] = list(range(gpus)) if gpus else -1
+    here["dist"] = {**here["dist"], "processes": None, "launcher": "auto"}  # srun starts them
     here["resume"] = here["resume"] or "auto"  # the job itself may be started several times
     return here
 

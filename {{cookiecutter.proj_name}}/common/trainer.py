@@ -18,6 +18,7 @@ from common.data.loader import EvaluationLoader, Step, Stream
 from common.distributed import DistConfig, Rank, max_over_ranks, share_buffers
 from common.evaluation import BrokenOff, Evaluator, Measured, evaluation_mode, write_evaluation
 from common.failsafe import Requests, exit_code
+from common.files import dispensable
 from common.finite import are_finite, not_finite
 from common.gradients import DebugConfig, log_gradients
 from common.located import located
@@ -282,7 +283,8 @@ class Trainer:
             return
         self.monitor.evaluation("eval", self.at, result)
         if self.rank.is_main:
-            write_evaluation(self.run.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
+            with dispensable("the evaluation's folder"):  # its numbers are in metrics.jsonl too
+                write_evaluation(self.run.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
     def measure(self, split: str, data: Sequence[EvaluationLoader], max_pictures: int) -> Measured | None:
         """Evaluate the averaged weights, or the weights themselves where none are averaged.

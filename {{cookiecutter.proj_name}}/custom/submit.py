@@ -24,6 +24,8 @@ def main(argv: list[str]) -> int:
     """Prepare one job, or an array of them. Returns the exit code."""
     setup_log()
     options, words = read_options(argv)
+    if count := option_value(words, "--dist.processes"):
+        raise UserError(f"--dist.processes {count}: under Slurm, srun starts the processes; use --slurm.tasks {count}")
     tasks: list[int | None] = [None] if options.array is None else [*array_tasks(options.array)]
     resolved = {task: resolve(words_of_task(words, task)) for task in tasks}
     folder, config = common_folder(resolved), resolved[tasks[0]].config

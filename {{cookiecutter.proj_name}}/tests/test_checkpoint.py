@@ -1,8 +1,10 @@
 """Checkpoints that cannot be lost, and files of weights."""
 
 import errno
+import json
 import os
 import random
+import re
 import resource
 import signal
 import subprocess
@@ -26,6 +28,8 @@ from common.checkpoint import (
 )
 from common.checkpoint.saver import Stage
 from common.errors import UserError
+from common.period import Position
+from common.trainer import Trainer
 from tests.conftest import PROJECT, Runs, load, metrics, run, same
 
 KILLS = 100
@@ -251,6 +255,43 @@ def test_training_survives_a_disk_that_is_full_for_a_while(runs: Runs, monkeypat
     folder = runs.train("--progress.epoch", "4", "--progress.epoch_val", "-1")
     assert "checkpoint not written: No space left on device" in (folder / "train.log").read_text()
     assert load(folder)["position"]["epoch"] == 4
+
+
+def full_for_a_while(trainer: Trainer) -> None:
+    """A plug-in: between the third and the fifteenth step, nothing grows beyond 100 bytes."""
+    stepped, unlimited = trainer.monitor.stepped, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limited(position: Position, samples: int) -> None:
+        stepped(position, samples)
+        if position.step in (3, 15):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100 if position.step == 3 else unlimited[0], unlimited[1]))
+
+    trainer.monitor.stepped = limited  # type: ignore[assignment, method-assign]
+
+
+def test_nothing_is_lost_while_the_disk_is_full(runs: Runs) -> None:
+    """Pictures and evaluations' folders are left out with a word; log, numbers and checkpoints come when they can."""
+    small = [
+        "--progress.epoch", "4", "--monitor.tensorboard", "true", "--progress.local_progress", "true",
+        "--progress.iter_save_progress", "2", "--progress.epoch_eval", "1", "--checkpoint.failures", "100",
+    ]  # fmt: skip
+    uncut = runs.train(*small, name="uncut")
+    plugin = ["--plugins", "[tests.test_checkpoint:full_for_a_while]"]
+    done = run([sys.executable, "train.py", *runs.words(*small, *plugin)])
+    assert done.returncode == 0, done.stderr
+    assert "Logging error" not in done.stderr
+    # TensorBoard's own thread says why it ends, once for each of the saves in between.
+    assert done.stderr.count("Traceback") <= 3
+    for told in ("train.log cannot be written", "a picture cannot be written", "TensorBoard's files cannot be written"):
+        assert told in done.stderr, done.stderr
+    folder = runs.root / "run"
+    for event in ("train", "val", "eval"):
+        assert [entry["values"] for entry in metrics(folder, event)] == [e["values"] for e in metrics(uncut, event)]
+    shown = [line[9:] for line in done.stderr.splitlines() if re.match(r"\d\d:\d\d:\d\d ", line)]
+    log = (folder / "train.log").read_text()
+    assert all(line in log for line in shown)
+    assert same(load(uncut)["model"], load(folder)["model"])
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
 
 
 def test_a_run_does_not_end_well_without_its_last_save(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import evaluate
 import train
 from common.distributed import DistConfig, Rank, find_rank, read_launch, spawn
 from common.distributed.hosts import expand_hosts
@@ -21,7 +22,8 @@ from common.period import Position
 from common.trainer import Trainer
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run
 from tests.parts import Plain
-from tests.ranks import free_port, start_ranks
+from tests.ranks import free_port, several, start_ranks
+from custom import submit
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1",
@@ -336,6 +338,25 @@ def test_elastic_goes_on_by_itself(runs: Runs) -> None:
     assert done.returncode == 0, done.stderr
     assert "resuming" in done.stderr and len(list(runs.root.glob("run*"))) == 1
     assert [entry["step"] for entry in metrics(runs.root / "run", "val")] == [5, 10, 15, 20]
+
+
+def test_a_run_is_evaluated_and_resumed_by_others(runs: Runs) -> None:
+    """R-64: how a run was started is not asked of those who use its own config afterwards."""
+    folder = runs.root / "run"
+    several(runs, 2, runs.words("--dist.processes", "2", "--progress.epoch", "1"))
+    best = ["--model_pt", str(folder / "checkpoints" / "best.pt")]
+    several(runs, 3, best, program="evaluate")
+    assert evaluate.main(best) == 0  # in this very process
+    several(runs, 1, ["--resume", str(folder), "--progress.epoch", "2", "--batch_size", "64"])
+    assert [entry["step"] for entry in metrics(folder, "val")] == [3, 6]
+
+
+def test_processes_that_nobody_would_start(runs: Runs) -> None:
+    """R-64: refused, with what would be right."""
+    with pytest.raises(UserError, match=r"--dist.launcher spawn starts them"):
+        train.main(runs.words("--dist.processes", "2", "--dist.launcher", "none"))
+    with pytest.raises(UserError, match=r"srun starts the processes; use --slurm.tasks 2"):
+        submit.main(["--dry-run", "--", *runs.words("--dist.processes", "2")])
 
 
 def unready() -> Plain:

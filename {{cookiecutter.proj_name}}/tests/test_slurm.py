@@ -274,9 +274,10 @@ def test_a_requeued_job_keeps_the_code_it_runs_from(project: Path, cluster: Path
     run = project / "experiments" / "default"
     write_status(RunFolder(run), "running", step=0)
     (run / "train.log").write_text("first")
+    (run / "run.json").write_text('{"attempts": []}')
     done = run_job(run / "slurm" / "job.sh", SLURM_RESTART_COUNT="1")
     assert done.returncode == 0, done.stderr
     (moved,) = run.parent.glob("default_*")
-    assert sorted(path.name for path in moved.iterdir()) == ["status.json", "train.log"]
+    assert sorted(path.name for path in moved.iterdir()) == ["run.json", "status.json", "train.log"]
     assert load(run)["position"]["step"] == 10
     assert len((run / "slurm" / "starts.jsonl").read_text().splitlines()) == 1

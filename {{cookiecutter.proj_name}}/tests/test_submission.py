@@ -216,7 +216,7 @@ def test_paths_in_a_config_keep_their_meaning(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     values = {
-        "name": "x", "resume": "experiments/old/", "gpu_ids": -1,
+        "name": "x", "resume": "experiments/old/", "gpu_ids": -1, "dist": {"processes": 2},
         "dir": {"expr_dir": "runs", "data_dir": None, "eval_dir": "out"},
         "init_from": {"path": "./experiments/old/checkpoints/best.pt"},
         "dataset": {"train": {"files": ["data/list.txt", "custom/labels.txt", "a/b"], "number": 3}},

@@ -18,7 +18,7 @@ from common.distributed.collectives import (
 )
 from common.distributed.config import DistConfig
 from common.distributed.group import check_alike, check_same, finish, start
-from common.distributed.launch import Launch, read_launch
+from common.distributed.launch import Launch, is_launched, read_launch
 from common.distributed.rank import Rank, find_rank
 from common.distributed.spawn import available_cores, spawn
 
@@ -37,6 +37,7 @@ __all__ = [
     "gather_objects",
     "gather_tensors",
     "gather_to_main",
+    "is_launched",
     "main_first",
     "max_over_ranks",
     "read_launch",

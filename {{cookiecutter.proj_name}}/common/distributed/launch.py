@@ -47,6 +47,12 @@ class Launch:
             )
 
 
+def is_launched(environment: Environment = os.environ) -> bool:
+    """Whether a launcher that is not our own has started this process, whatever the config says about it."""
+    launch = read_launch(environment)
+    return launch is not None and launch.launcher != "spawn"
+
+
 def read_launch(environment: Environment, launcher: str = "auto") -> Launch | None:
     """Find this process' place; None for a process that stands alone.
 

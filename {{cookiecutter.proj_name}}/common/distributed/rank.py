@@ -69,11 +69,16 @@ def find_rank(
     launch = read_launch(environment, config.launcher)
     restarted, launched_as = was_restarted(environment, launch), names(environment, launch)
     if launch is None:
+        if config.launcher == "none" and config.processes not in (None, 1):
+            raise UserError(
+                f"dist.processes: {config.processes}, but dist.launcher: none makes this process stand alone; "
+                "--dist.launcher spawn starts them, whatever the environment says"
+            )
         return Rank(device=_device(gpu_ids, None, environment, program), restarted=restarted, launched_as=launched_as)
     if config.processes not in (None, launch.local_world):
         raise UserError(
             f"dist.processes: {config.processes}, but {launch.launcher} started {launch.local_world} on this host; "
-            "leave it out, the launcher decides"
+            "the launcher decides: leave it out, or --dist.processes null"
         )
     device = _device(gpu_ids, launch, environment, program)
     return Rank(

@@ -15,6 +15,7 @@ from torch import Tensor
 from common.config import section
 from common.data.sets import label
 from common.distributed import Rank, sum_over_ranks
+from common.files import dispensable
 from common.monitor.bar import Bar, NullBar, wants_bar
 from common.monitor.clock import Clock, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, number, train_line
@@ -159,7 +160,8 @@ class Monitor:
             seen.add(name)
             self.writer.image(at.step, f"{split}/{name}", picture.image)
             if self._pictures is not None:
-                save_png(progress_path(self._pictures, split, name, current_epoch(at), at.step), picture.image)
+                with dispensable("a picture"):
+                    save_png(progress_path(self._pictures, split, name, current_epoch(at), at.step), picture.image)
 
     def saving(self, at: Position, *, best: bool, numbered: bool) -> None:
         """A checkpoint is about to be written. Everything that was measured up to it goes to the disk first."""
@@ -187,7 +189,8 @@ class Monitor:
     def _status(self, state: State, step: int | None, reason: str = "") -> None:
         with self._recording:
             if self._folder is not None and not self._has_ended:
-                write_status(self._folder, state, step=step, reason=reason)
+                with dispensable("status.json"):
+                    write_status(self._folder, state, step=step, reason=reason)
                 self._has_ended = state != "running"
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from loguru import logger
 
+from common.files import Appender
+
 if TYPE_CHECKING:
     from loguru import Record
 
@@ -68,7 +70,7 @@ def _open_file(file: Path | None, level: str, banner: str, options: dict[str, An
         return
     add_to_log(file, "", banner)
     _early = None
-    logger.add(file, level=level, format=_FILE, encoding="utf-8", **options)
+    logger.add(Appender(file).write, level=level, format=_FILE, **options)
 
 
 def add_to_log(file: Path, text: str, banner: str) -> None:

@@ -5,12 +5,15 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from loguru import logger
 from numpy.typing import NDArray
+
+from common.files import Appender
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -43,11 +46,11 @@ class Writer:
         """
         if resume_step is not None:
             _drop_after(metrics_file, resume_step)
-        # A line at a time reaches the file: it can be followed, and a killed process loses nothing.
-        self._file: TextIO = metrics_file.open("a", encoding="utf-8", buffering=1)
+        self._file = Appender(metrics_file)
         self._event = event
         self._resume_step = resume_step
         self._board: SummaryWriter | None = None
+        self._pausing = False  # TensorBoard, see `_board_may_fail`
         self._waiting: list[tuple[Summary, int, float]] = []
         self.record("run", schema=SCHEMA, run=run_id, attempt=attempt, resume_step=resume_step)
 
@@ -72,7 +75,8 @@ class Writer:
     def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
         """Write a picture (H, W, 3), RGB, to TensorBoard."""
         if (board := self._tensorboard()) is not None:
-            board.add_image(tag, image, step, dataformats="HWC")
+            with self._board_may_fail():
+                board.add_image(tag, image, step, dataformats="HWC")
 
     def record(self, event: str, **fields: Any) -> None:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""
@@ -82,28 +86,42 @@ class Writer:
 
     def flush(self) -> None:
         """See to it that everything written so far is in the files. Call it with every checkpoint."""
-        self._file.flush()
+        self._file.write("")
         self._hand_over()
         if self._board is not None:
-            self._board.flush()
+            with self._board_may_fail():
+                self._board.flush()
+        else:
+            self._pausing = False
 
     def close(self) -> None:
         self._file.close()
         self._hand_over()
         if self._board is not None:
-            self._board.close()
+            with self._board_may_fail():
+                self._board.close()
             self._board = None
         self._event = None
 
+    @contextmanager
+    def _board_may_fail(self) -> Iterator[None]:
+        """TensorBoard's thread ends when it cannot write, on a full disk, say. A new file is tried at the next save."""
+        try:
+            yield
+        except OSError as error:
+            logger.warning("TensorBoard's files cannot be written: {}; metrics.jsonl will have the numbers", error)
+            self._board, self._resume_step, self._pausing = None, None, True
+
     def _hand_over(self) -> None:
         if self._board is not None and self._board.file_writer is not None:
-            for summary, step, moment in self._waiting:
-                self._board.file_writer.add_summary(summary, step, moment)
+            with self._board_may_fail():
+                for summary, step, moment in self._waiting:
+                    self._board.file_writer.add_summary(summary, step, moment)
         self._waiting = []
 
     def _tensorboard(self) -> "SummaryWriter | None":
         """TensorBoard's writer, made when it is first needed: importing it would delay the first step."""
-        if self._board is None and self._event is not None:
+        if self._board is None and self._event is not None and not self._pausing:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:
@@ -112,7 +130,8 @@ class Writer:
                 self._event = None
                 return None
             purge = None if self._resume_step is None else self._resume_step + 1
-            self._board = SummaryWriter(str(self._event), purge_step=purge, max_queue=1000)
+            with self._board_may_fail():
+                self._board = SummaryWriter(str(self._event), purge_step=purge, max_queue=1000)
         return self._board
 
 
