@@ -110,12 +110,8 @@ def restore(trainer: Trainer, checkpoint: Found | None, config: Config) -> None:
         logger.info("starting from the weights of {}", checkpoint.path)
         return
     about, old, new = checkpoint.state["about"], checkpoint.state["fingerprint"], trainer.state.fingerprint
-    safe, grave = check_changes(
-        list(changes(about["config"], trainer.state.about["config"])),
-        window=new["samples per step"],
-        old_window=old["samples per step"],
-        allowed=config.allow_changes,
-    )
+    found = list(changes(about["config"], trainer.state.about["config"]))
+    safe, grave = check_changes(found, old, new, allowed=config.allow_changes, elastic=trainer.rank.restarted)
     if any(change.key == "optim.optim_type" for change in grave):
         raise UserError("optim.optim_type: another optimizer cannot go on; use its weights: --progress.start_epoch 0")
     trainer.load_state_dict(checkpoint.state, checkpoint.path)

@@ -24,6 +24,7 @@ EXIT_COME_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a sch
 # Slurm sends one of these before the time limit, if asked to (--signal), and they mean nothing else to a program.
 _COME_AGAIN = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
 _STOPPING = (signal.SIGINT, signal.SIGTERM, *_COME_AGAIN)
+_HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal is closed, or the connection to it lost
 _joined = False  # whether this process was one of several
 _early = 0  # a signal to come again that arrived before there was a loop to stop
 _ONCE = 1.0  # seconds in which a second Ctrl-C is still the first: sent to a group of processes, and handed on in it
@@ -60,6 +61,13 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
             rank.lifeline.fail(describe(error, rank))  # ends this process
         raise
     rank.lifeline.leave()
+
+
+def stopping_signals() -> list[int]:
+    """Those that a run is stopped by. Under nohup, a hang-up is not one of them."""
+    if _HANG_UP is None or signal.getsignal(_HANG_UP) == signal.SIG_IGN:
+        return list(_STOPPING)
+    return [*_STOPPING, _HANG_UP]
 
 
 def _is_main_thread() -> bool:
@@ -111,7 +119,7 @@ _NOTHING = Asked(stop=0, save=False)
 
 
 class Requests:
-    """Turns signals (SIGINT, SIGTERM, SIGUSR1, SIGUSR2) into a request that the loop looks at between two steps.
+    """Turns signals (`stopping_signals`) into a request that the loop looks at between two steps.
 
     The handler only notes the signal: saving inside a handler would interrupt anything, a save included. A second
     Ctrl-C leaves at once.
@@ -128,19 +136,23 @@ class Requests:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Catch signals while training; afterwards the handlers are as they were."""
+        """Catch signals while training; afterwards the handlers are as they were.
+
+        But not where a launcher waits for this process to end: it hands on what its group got, and the second of two
+        may come while everything is being closed.
+        """
         global _early
         if not _is_main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._note) for number in _STOPPING}
+        before = {number: signal.signal(number, self._note) for number in stopping_signals()}
         self.signal, _early = self.signal or _early, 0
         try:
             yield
             if self._asked is not None:
                 self._asked.read()
         finally:
-            for number, handler in before.items():
+            for number, handler in before.items() if self.rank.launch is None else ():
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

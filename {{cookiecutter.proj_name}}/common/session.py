@@ -18,7 +18,7 @@ from common.lock import check_free
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.log import add_to_log, setup_log
 from common.provenance import environment_text, now
-from common.run import OpenRun, RunFolder, open_run, was_opened_by, write_status
+from common.run import OpenRun, RunFolder, open_run, read_status, was_opened_by, write_status
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,21 @@ class _Teller:
         level = "WARNING" if not aloud else "CRITICAL" if failure.trace else "ERROR"
         logger.opt(depth=1).log(level, "{}", failure.text(details))
         self.monitor.fail(failure.reason)
+        if aloud and not self.rank.is_main and failure.rank == 0:
+            self._speak_for_rank_0(failure)
         if self.run is not None and not self.rank.is_alone:  # it ends without coming by the end of `session`
             self.monitor.close()
             self.run.release()
+
+    def _speak_for_rank_0(self, failure: Failure) -> None:
+        """It ended without a word: what it would have left, in files that are there if the folder is shared."""
+        status = read_status(self.folder)
+        if status is None or status["state"] != "running":
+            return
+        with suppress(OSError):
+            keep_error(failure, self.folder)
+            add_to_log(self.folder.log_file(0), f"{now()} {failure.text()}\n", "told by another process")
+            write_status(self.folder, "failed", step=self.monitor.step, reason=failure.reason)
 
 
 def keep_error(failure: Failure, folder: RunFolder) -> None:

@@ -169,6 +169,9 @@ def test_a_rank_that_goes(runs: Runs, how: str, told: str, rank: int) -> None:
     speaker = 1 if rank == 0 and how != "sys.exit" else 0
     block = last_block(ended.texts[speaker])
     assert f"rank {rank} failed" in block and told in block
+    status = json.loads((runs.root / "run" / "status.json").read_text())
+    assert (status["state"], status["reason"].startswith(f"rank {rank}: ")) == ("failed", True)
+    assert told in (runs.root / "run" / "train.log").read_text()
     if rank == 1:
         assert f"rank 1: {'the' if how == 'sys.exit' else 'the process'}" in (runs.root / "run/status.json").read_text()
 

@@ -343,6 +343,7 @@ def test_a_signal_saves_and_the_run_goes_on_exactly(
         (signal.SIGUSR1, 75, "--loader.start_method spawn"),
         (signal.SIGTERM, 143, "--loader.start_method forkserver"),
         (signal.SIGTERM, 143, "--dist.processes 2"),
+        (signal.SIGHUP, 129, "--dist.processes 2"),
     ],
 )
 def test_a_signal_to_all_processes(runs: Runs, number: signal.Signals, code: int, words: str) -> None:
@@ -416,6 +417,18 @@ def test_a_worker_that_is_stuck_does_not_keep_the_program(runs: Runs) -> None:
     done = run([sys.executable, "train.py", *runs.words(*words)])
     assert done.returncode == 1
     assert "DataLoader timed out after 2 seconds" in done.stderr
+
+
+def test_a_hang_up_under_nohup(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terminal is closed; who said nohup wants the run to go on."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    monkeypatch.setenv("SIGNAL_AT", f"3 {int(signal.SIGHUP)}")
+    words = ["--loss", "{$REPLACE: true, entropy: {type: tests.parts.Signalled}}", "--best.metric", "entropy"]
+    try:
+        folder = runs.train(*words)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert load(folder)["position"]["epoch"] == 2
 
 
 def test_two_processes_equal_one(runs: Runs) -> None:

@@ -50,20 +50,22 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") ->
 
 
 def check_changes(
-    found: list[Change], *, window: int, old_window: int, allowed: bool
+    found: list[Change], old: Mapping[str, Any], new: Mapping[str, Any], *, allowed: bool, elastic: bool = False
 ) -> tuple[list[Change], list[Change]]:
     """Split changes into those taken as a matter of course and those that alter what is trained.
 
     Args:
-        window, old_window: samples per optimizer step over all ranks, now and in the checkpoint. While they are equal,
-            batch size, accumulation and number of ranks may be traded against each other.
+        old, new: fingerprints. While a step has as many samples as before, over all ranks, batch size, accumulation
+            and number of ranks may be traded against each other.
         allowed: `allow_changes` of the config.
+        elastic: the launcher itself goes on with another number of ranks; that is taken, and told.
 
     Raises:
         UserError: something that alters the training has changed, and `allowed` is false.
     """
     safe: list[Change] = []
     grave: list[Change] = []
+    window, old_window = new["samples per step"], old["samples per step"]
     for change in found:
         by_pattern = any(fnmatchcase(change.key, pattern) for pattern in SAFE)
         traded = change.key in _BATCH and window == old_window
@@ -75,6 +77,15 @@ def check_changes(
             "  Take the old values (--resume FOLDER without --config uses the run's own config), or say that it is\n"
             "  meant: --allow_changes true. For a new run from these weights: --progress.start_epoch 0."
         )
+    if window != old_window and not any(change.key in _BATCH for change in grave):
+        grave.append(Change("samples per step", old_window, window))
+        if not (allowed or elastic):
+            raise UserError(
+                f"the run cannot go on as it began, on {new['ranks']} processes instead of {old['ranks']}:\n"
+                f"{grave[-1]}\n"
+                f"  batch_size * optim.accumulate * processes must stay {old_window}: change --batch_size or\n"
+                "  --optim.accumulate with the number of processes, or say that it is meant: --allow_changes true."
+            )
     return safe, grave
 
 

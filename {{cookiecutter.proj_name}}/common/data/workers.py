@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 from common.failsafe import die_with_parent
 
 # Whoever stops a run mostly signals all of its processes at once: a terminal, Slurm, torchrun, `kill -- -GROUP`.
-_FOR_THE_LOOP = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)}
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+_FOR_THE_LOOP = {getattr(signal, name) for name in _NAMES if hasattr(signal, name)}
 
 
 def opened(loader: DataLoader[Any]) -> Iterator[Any]:

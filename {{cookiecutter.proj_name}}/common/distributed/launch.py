@@ -128,7 +128,7 @@ def _from_torchrun(environment: Environment) -> Launch | None:
         world_size,
         _number(environment, "LOCAL_WORLD_SIZE", world_size),
         environment["MASTER_ADDR"],
-        _number(environment, "MASTER_PORT"),
+        _given_port(environment),
         served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         lives="TORCHELASTIC_RUN_ID" in environment or SPAWNED in environment,
         starter=_number(environment, SPAWNED) if SPAWNED in environment else None,
@@ -151,7 +151,7 @@ def _from_slurm(environment: Environment) -> Launch | None:
         local_world,
         # Where all tasks share a host, no name needs to be known to anybody.
         environment.get("MASTER_ADDR") or ("127.0.0.1" if local_world == world_size else _first_host(environment)),
-        _number(environment, "MASTER_PORT", _port(*(environment.get(key, "") for key in keys))),
+        _given_port(environment, _port(*(environment.get(key, "") for key in keys))),
     )
 
 
@@ -197,7 +197,13 @@ def _from_mpi(environment: Environment) -> Launch | None:
         ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     )
     for names in families:
-        if all(name in environment for name in names):
+        found = [name for name in names if name in environment]
+        if found and found[0] == names[0] and len(found) < len(names) and "SLURM_JOB_ID" not in environment:
+            raise UserError(
+                f"the variables {', '.join(found)} are set, but not {', '.join(set(names) - set(found))}: an mpirun"
+                " that is not known here? Start with torchrun, or unset them for a single process"
+            )
+        if len(found) == len(names):
             rank, world_size, local_rank, local_world = (_number(environment, name) for name in names)
             break
     else:
@@ -220,13 +226,20 @@ def _from_mpi(environment: Environment) -> Launch | None:
         world_size,
         local_world,
         environment.get("MASTER_ADDR", "127.0.0.1"),
-        _number(environment, "MASTER_PORT", _port(job)),
+        _given_port(environment, _port(job)),
     )
 
 
 def _port(*job: str) -> int:
     """A port that the processes of one job agree on without talking, below those that the kernel hands out."""
     return 10000 + zlib.crc32("/".join(job).encode()) % 20000
+
+
+def _given_port(environment: Environment, default: int | None = None) -> int:
+    port = _number(environment, "MASTER_PORT", default)
+    if not 0 < port < 1 << 16:
+        raise UserError(f"MASTER_PORT: {port} is no port; those go from 1 to 65535")
+    return port
 
 
 def _number(environment: Environment, name: str, default: int | None = None) -> int:

@@ -90,8 +90,9 @@ def _listening(children: Sequence["subprocess.Popen[bytes]"]) -> Iterator[list[i
 
     They are handed on when all of the processes are there: one that was just being started would not get them.
     """
-    names = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # nohup
     arrived: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
