@@ -286,8 +286,8 @@ def archive(folder: RunFolder, running: Path | None = None) -> None:
     of_job = running is not None and is_copy(running) and running.resolve().parent in places
     found = [path for path in folder.root.iterdir() if path != folder.lock_file]
     moved = [path for path in found if not (of_job and _JOB.fullmatch(path.name))]
-    if not folder.record_file.exists() and all(_FAILED_START.fullmatch(path.name) for path in moved):
-        return  # no run yet
+    if not moved or _is_no_run_yet(folder, moved):
+        return
     attempts = _attempts(folder)
     try:
         start = datetime.fromisoformat(attempts[0]["time"])
@@ -306,6 +306,16 @@ def archive(folder: RunFolder, running: Path | None = None) -> None:
     else:
         folder.root.rename(target)
     logger.info("an earlier run named {} is now {}", folder.name, target)
+
+
+def _is_no_run_yet(folder: RunFolder, found: Sequence[Path]) -> bool:
+    """Whether all that lies there is what a start left that failed before the run was open."""
+    if folder.record_file.exists() or not all(_FAILED_START.fullmatch(path.name) for path in found):
+        return False
+    try:
+        return (read_status(folder) or {}).get("state") == "failed"
+    except (ValueError, AttributeError):
+        return False  # somebody else's file
 
 
 def _attempts(folder: RunFolder) -> list[dict[str, Any]]:
