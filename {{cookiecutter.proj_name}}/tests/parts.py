@@ -212,7 +212,9 @@ class Breaks(Plain):
 
 
 def go_wrong(how: str) -> None:
-    """End, or go on wrongly, in one of many ways."""
+    """End, or go on wrongly, in one of many ways. A file that the environment names then tells when that was."""
+    if "BROKE" in os.environ:
+        Path(os.environ["BROKE"]).touch()
     if how == "raise":
         raise RuntimeError("a mistake in the model")
     if how == "exit":
