@@ -137,6 +137,30 @@ def test_who_wins() -> None:
     assert read_launch({**SLURM, **TORCHRUN}, "none") is None
 
 
+LEFT_OVER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node9", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "RANK=1 and WORLD_SIZE=2 contradict SLURM_PROCID=2 of 3"),
+        (["--dist.launcher", "mpi"], "dist.launcher: mpi, but its variables are not set"),
+        (["--dist.launcher", "slurm", "--dist.processes", "5"], "dist.processes: 5, but slurm started 1"),
+        (["--dist.launcher", "torchrun", "--dist.processes", "5"], "dist.processes: 5, but torchrun started 2"),
+        (["--dist.launcher", "none", "--progress.max_steps", "1"], None),
+    ],
+)
+def test_the_setting_wins(runs: Runs, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str | None) -> None:
+    """CT-14, R-64: dist.launcher on the command line, against variables that are there, or left over."""
+    for name, value in {**SLURM, **LEFT_OVER}.items():
+        monkeypatch.setenv(name, value)
+    if told is None:
+        assert json.loads((runs.train(*words) / "run.json").read_text())["attempts"][0]["world_size"] == 1
+    else:
+        with pytest.raises(UserError, match=told):
+            runs.train(*words)
+
+
 @pytest.mark.parametrize(
     ("variables", "launcher", "told"),
     [
