@@ -224,6 +224,8 @@ def go_wrong(how: str) -> None:
     if how == "kill":
         os.kill(os.getpid(), 9)
     if how == "memory":
+        torch.empty(1 << 62, dtype=torch.uint8)
+    if how == "memory_of_CUDA":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
     if how == "hang":
         time.sleep(1000)

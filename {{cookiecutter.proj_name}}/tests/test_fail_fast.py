@@ -4,20 +4,23 @@ import json
 import logging
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from loguru import logger
 
-from common import distributed
+from common import debug, distributed
 from common.distributed import Rank
 from common.failure import Failure, describe
 from common.located import located
+from common.period import Position
 from common.trainer import Trainer
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, run
 from tests.ranks import SOON, Ended, failed, start_ranks
@@ -166,10 +169,16 @@ def test_strangers_and_workers_do_not_deafen_it(runs: Runs) -> None:
     assert "rank 1 failed" in last_block(ended.texts[0])
 
 
-def test_out_of_memory(runs: Runs) -> None:
-    """R-14: with what helps against it."""
-    block = last_block(broken(runs, "memory 1 train 3").texts[0])
-    assert "out of memory" in block and "smaller batch_size" in block and "rank 1" in block
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("memory_of_CUDA", "CUDA out of memory"), ("memory", "DefaultCPUAllocator: can't allocate memory")],
+    ids=["GPU", "CPU"],
+)
+def test_out_of_memory(runs: Runs, how: str, told: str) -> None:
+    """R-14: with what helps against it. On the CPU it is real: a tensor that no machine has room for."""
+    block = last_block(broken(runs, f"{how} 1 train 3").texts[0])
+    assert told in block and "smaller batch_size" in block and "rank 1 failed" in block
+    assert re.search(r"during +training step 1, epoch 1, of train samples", block)
 
 
 def test_a_rank_that_hangs(runs: Runs) -> None:
@@ -341,3 +350,71 @@ def test_quitting_the_debugger_ends_all(tmp_path: Path) -> None:
     done = debugged(tmp_path, "quit\\n")
     assert done.returncode == 2
     assert "ended in the debugger" in done.stderr and "has" not in done.stdout
+
+
+def stop_here(trainer: Trainer) -> None:
+    """A plug-in: the debugger in rank 1, between two steps."""
+    stepped = trainer.monitor.stepped
+
+    def tell(position: Position, samples: int) -> None:
+        stepped(position, samples)
+        if position.step == 2:
+            debug.breakpoint(rank=1)
+
+    trainer.monitor.stepped = tell  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"), [("p position.step, 40 + position.step\\ncontinue\\n", 0), ("quit\\n", 2)], ids=["go on", "quit"]
+)
+def test_breakpoint_in_training(runs: Runs, typed: str, code: int) -> None:
+    """R-03: in train.py, in the second of the two processes that it starts; the other waits beyond dist.timeout."""
+    words = [*SMALL, "--plugins", "[tests.test_fail_fast:stop_here]", "--dist.processes", "2", "--dist.timeout", "3"]
+    command = shlex.join([sys.executable, "train.py", *runs.words(*words)])
+    log = shlex.quote(str(runs.root / "told"))
+    wait = f"until grep -qs 'rank 1 stops here' {log}; do sleep 0.1; done; sleep {4 if code == 0 else 0}"
+    done = run(["sh", "-c", f"({wait}; printf '{typed}') | {command} 2>{log}"])
+    told = (runs.root / "told").read_text()
+    assert done.returncode == code, told
+    state = json.loads((runs.root / "run" / "status.json").read_text())
+    if code == 0:
+        assert "(2, 42)" in done.stdout
+        assert (state["state"], state["step"]) == ("finished", 10)
+    else:
+        assert (state["state"], state["reason"]) == ("failed", "rank 1: ended in the debugger, by quit")
+
+
+def test_torchrun_is_killed(runs: Runs) -> None:
+    """R-14: nobody is left to look after its processes, and they end too."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+    words = [*SMALL, "--plugins", "[tests.test_fail_fast:tell_pid]", "--progress.epoch", "100000"]
+    words = [*launcher, *runs.words(*words, "--progress.epoch_val", "-1")]
+    child = subprocess.Popen(words, cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    try:
+        running = [runs.root / "run" / f"pid{rank}" for rank in (0, 1)]
+        until(lambda: all(file.exists() and file.read_text() for file in running), seconds=60)
+        processes = [int(file.read_text()) for file in running]
+    finally:
+        child.kill()
+        child.wait()
+    until(lambda: not any(alive(process) for process in processes), seconds=SOON)
+
+
+def tell_pid(trainer: Trainer) -> None:
+    """A plug-in that tells who it is."""
+    (trainer.run.root / f"pid{trainer.rank.rank}").write_text(str(os.getpid()))
+
+
+def alive(process: int) -> bool:
+    """Whether it runs: one that has ended may be in the table until somebody asks for its code."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"it did not happen in {seconds:.0f} s"
+        time.sleep(0.05)
