@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -374,9 +375,12 @@ def test_a_task_of_an_array_goes_on(project: Project, hold: Path) -> None:
         assert len((project.run(f"tasks/task_{task}") / "slurm" / "starts.jsonl").read_text().splitlines()) == starts
 
 
-def test_gpus_are_asked_for_and_seen(project: Project) -> None:
+def test_gpus_are_asked_for_and_seen(project: Project, tmp_path: Path) -> None:
     """R-64, CT-13: Slurm grants the GPUs; a PyTorch that cannot use them says so, and the job is not queued again."""
-    project.submit("gpus", *CONV, "--slurm.gpus", "2", "--slurm.nodes", "2")
+    blind = tmp_path / "python"  # these GPUs are not real, even where there are real ones
+    blind.write_text(f'#!/bin/sh\nCUDA_VISIBLE_DEVICES= exec {shlex.quote(sys.executable)} "$@"\n')
+    blind.chmod(0o755)
+    project.submit("gpus", *CONV, "--slurm.gpus", "2", "--slurm.nodes", "2", PYTHON=str(blind))
     project.ends("gpus", "FAILED")
     assert "gpu_ids: 0,1 asks for CUDA, but PyTorch sees none here" in project.log("gpus")
     job = project.jobs["gpus"]
