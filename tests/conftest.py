@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from real import REPORT
+from real import NOT_RUN, REPORT
 from support import Render, fresh, hook_text
 
 
@@ -14,6 +14,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what really ran: a stand-in proves little, and a skipped test nothing."""
     for ran in REPORT:
         terminalreporter.write_line(f"really ran: {ran}")
+    for test in NOT_RUN:
+        terminalreporter.write_line(f"not run: {test}")
 
 
 @pytest.fixture(scope="session")

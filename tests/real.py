@@ -6,8 +6,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 import pytest
+import torch
 
 REPORT: list[str] = []  # what really ran, for the end of the test report
+NOT_RUN: list[str] = []  # what could not, and why
 
 
 def need(packages: Mapping[str, Sequence[str]]) -> None:
@@ -28,6 +30,15 @@ def need(packages: Mapping[str, Sequence[str]]) -> None:
         done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             _without(f"apt-get {' '.join(command)} failed: {done.stderr.strip()[-300:]}")
+
+
+def need_gpus(count: int) -> None:
+    """Have so many GPUs, or skip the test with the reason. Nobody can install one, so REQUIRE_REAL asks for none."""
+    there = torch.cuda.device_count()
+    if there < count:
+        reason = "no GPU" if there == 0 else f"{there} GPU, and it needs {count}"
+        NOT_RUN.append(f"{os.environ['PYTEST_CURRENT_TEST'].rpartition(' ')[0]}: {reason}")
+        pytest.skip(f"not run: {reason}")
 
 
 def _without(reason: str) -> None:

@@ -84,14 +84,17 @@ def test_mpirun(project: Project, family: str) -> None:
 
 
 @pytest.mark.parametrize("family", MPIRUN)
-def test_a_failure_under_mpirun(project: Project, family: str) -> None:
-    """R-14: whatever one process of several dies of, mpirun ends, and not with 0."""
+def test_a_failure_under_mpirun(project: Project, family: str, tmp_path: Path) -> None:
+    """R-14: whatever one process of several dies of, mpirun ends within 10 s, and not with 0."""
     package, command = MPIRUN[family]
     need({package: command[:1]})
     variable = "OMPI_COMM_WORLD_RANK" if family == "open-mpi" else "PMI_RANK"
     script = f'export RANK=${variable}; exec "$@"'
     words = project.words("failing", 16, "--model", "{type: tests.parts.Breaks}", "--dist.launcher", "mpi")
-    done = run([*command, "sh", "-c", script, "sh", *words], project.root, BREAKS="raise 1 train 5")
+    broke = tmp_path / "broke"
+    variables = {"BREAKS": "raise 1 train 5", "BROKE": str(broke)}
+    done = run([*command, "sh", "-c", script, "sh", *words], project.root, **variables)
+    assert time.time() - broke.stat().st_mtime < 10
     assert done.returncode != 0
     assert "rank 1 failed" in done.stderr + done.stdout
 

@@ -1,8 +1,10 @@
 """scripts/slurm.sh of a rendered project on a real Slurm: what is killed, preempted or out of time goes on exactly."""
 
+import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -53,6 +55,8 @@ class HoldLoss:
             until = time.monotonic() + 120
             while time.monotonic() < until and not (place / "go").exists():
                 time.sleep(0.05)
+            if (place / f"raise{os.environ['SLURM_PROCID']}").exists():
+                raise RuntimeError("this process is to fail")
         if (place / "slow").exists():
             time.sleep(1)
         return torch.nn.functional.cross_entropy(output["logits"], batch["label"])
@@ -266,6 +270,29 @@ def test_a_signal_saves_and_the_job_goes_on_exactly(project: Project, pair: dict
     assert differing(pair, project.final("cut")) == []
 
 
+# As Slurm writes them: it never puts text behind the last bracket. In more than two, its order is another one.
+NODE_LISTS = [
+    "a", "a1,b2", " a , b ", "x-y-ib,z.example.org", "a1,a1", "n[0-0]", "n[08-11]", "n[098-101]", "n[007-10]",
+    "n[1-02]", "n[00-2]", "a[001-003,7],b", "n[3,1-2]", "b[2-3],a[1,1-2]", "10.0.0.[8-10]", "rack[1-2]n[03-04]",
+    "n[1-2][1-2]", "[1-3]", "n[099999999998-099999999999]",
+]  # fmt: skip
+COMPRESSED = ["n1,n2,n3,n10", "a01,a02,a3,b", "r1n1,r1n2,r2n1,r2n2", "n9,n10,n011", "gpu-a100-1,gpu-a100-2,login"]
+
+
+def test_node_lists(project: Project) -> None:
+    """CT-15, R-46: expanded without scontrol as by it; also what it makes of names itself."""
+    call = project.cluster.call
+    lists = NODE_LISTS + [call("scontrol", "show", "hostlist", names) for names in COMPRESSED]
+    script = "import sys; from common.distributed.hosts import expand_hosts as e; print([e(x) for x in sys.argv[1:]])"
+    done = project.call(sys.executable, "-c", script, *lists, "n[1-2]n[1-2]n[1-2]")
+    assert done.returncode == 0, done.stderr
+    *ours, triple = ast.literal_eval(done.stdout)
+    for text, hosts in zip(lists, ours, strict=True):
+        assert hosts == call("scontrol", "show", "hostnames", text).split(), text
+    theirs = call("scontrol", "show", "hostnames", "n[1-2]n[1-2]n[1-2]").split()
+    assert (triple[0], sorted(triple)) == (theirs[0], sorted(theirs))
+
+
 def test_a_requeue_from_outside(project: Project, alone: dict[str, Any], hold: Path) -> None:
     """R-46: an administrator takes the machine: the same job starts again and goes on exactly."""
     job = project.submit("requeued", *CONV, HOLD=str(hold))
@@ -356,9 +383,12 @@ def test_a_task_of_an_array_goes_on(project: Project, hold: Path) -> None:
         assert len((project.run(f"tasks/task_{task}") / "slurm" / "starts.jsonl").read_text().splitlines()) == starts
 
 
-def test_gpus_are_asked_for_and_seen(project: Project) -> None:
+def test_gpus_are_asked_for_and_seen(project: Project, tmp_path: Path) -> None:
     """R-64, CT-13: Slurm grants the GPUs; a PyTorch that cannot use them says so, and the job is not queued again."""
-    project.submit("gpus", *CONV, "--slurm.gpus", "2", "--slurm.nodes", "2")
+    blind = tmp_path / "python"  # these GPUs are not real, even where there are real ones
+    blind.write_text(f'#!/bin/sh\nCUDA_VISIBLE_DEVICES= exec {shlex.quote(sys.executable)} "$@"\n')
+    blind.chmod(0o755)
+    project.submit("gpus", *CONV, "--slurm.gpus", "2", "--slurm.nodes", "2", PYTHON=str(blind))
     project.ends("gpus", "FAILED")
     assert "gpu_ids: 0,1 asks for CUDA, but PyTorch sees none here" in project.log("gpus")
     job = project.jobs["gpus"]
@@ -387,14 +417,28 @@ def test_nodes_without_scontrol(project: Project, hold: Path) -> None:
     assert (project.run("bare") / "code_1").is_dir()
 
 
-def test_a_killed_process_ends_the_job(project: Project, hold: Path) -> None:
-    """R-46: soon, as failed, not queued again; the log says which process it was."""
-    job = project.submit("killed", *CONV, "--slurm.nodes", "2", "--batch_size", "16", HOLD=str(hold))
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [("killed", "the process ended without a word"), ("raised", "RuntimeError: this process is to fail")],
+    ids=["killed", "raised"],
+)
+def test_a_process_that_fails_ends_the_job(project: Project, hold: Path, how: str, told: str) -> None:
+    """R-14, R-46: all within 10 s, with its reason; as failed, not queued again."""
+    job = project.submit(how, *CONV, "--slurm.nodes", "2", "--batch_size", "16", HOLD=str(hold))
     held(project, hold, processes=2)
-    os.kill(int((hold / "here1").read_text()), 9)
-    project.ends("killed", "FAILED")
-    assert "n2: task 1: Killed" in project.log("killed")
-    assert project.status("killed")["state"] == "failed"
+    processes = [int((hold / f"here{rank}").read_text()) for rank in (0, 1)]
+    if how == "killed":
+        os.kill(processes[1], 9)
+    else:
+        (hold / "raise1").touch()
+        (hold / "go").touch()
+    project.cluster.wait("their end", lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), patience=10)
+    project.ends(how, "FAILED")
+    log, status = project.log(how), project.status(how)
+    assert re.search(rf"=+ rank 1 failed =+\n +{told}", log), log
+    assert f"n2: task 1: {'Killed' if how == 'killed' else 'Exited with exit code 1'}" in log
+    assert status["state"] == "failed"
+    assert status["reason"].startswith(f"rank 1: {told}")
     assert project.cluster.field(job, "Restarts") == "0"
 
 

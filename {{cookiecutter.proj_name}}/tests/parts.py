@@ -212,7 +212,9 @@ class Breaks(Plain):
 
 
 def go_wrong(how: str) -> None:
-    """End, or go on wrongly, in one of many ways."""
+    """End, or go on wrongly, in one of many ways. A file that the environment names then tells when that was."""
+    if "BROKE" in os.environ:
+        Path(os.environ["BROKE"]).touch()
     if how == "raise":
         raise RuntimeError("a mistake in the model")
     if how == "exit":
@@ -222,6 +224,8 @@ def go_wrong(how: str) -> None:
     if how == "kill":
         os.kill(os.getpid(), 9)
     if how == "memory":
+        torch.empty(1 << 62, dtype=torch.uint8)
+    if how == "memory_of_CUDA":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
     if how == "hang":
         time.sleep(1000)

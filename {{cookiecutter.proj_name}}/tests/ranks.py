@@ -21,6 +21,8 @@ from common.lifeline import end
 from tests.conftest import Runs
 from tests.parts import Killed
 
+SOON = 10.0  # seconds that everybody else may take to end after one has failed
+_PATIENCE = 100.0  # seconds for the ranks to end, well or not; what takes longer hangs
 _PROGRAMS = {"train": train.main, "evaluate": evaluate.main}
 
 
@@ -42,10 +44,11 @@ def start_ranks(
     environment: Mapping[str, str] | None = None,
     only: list[int] | None = None,
     more: Mapping[int, list[str]] | None = None,
-    patience: float = 100.0,
     setup: Any = None,
 ) -> Ended:
     """Run a program in `world` processes with torchrun's variables, in `folder`; `only`: the others never come.
+
+    A rank that does not end by itself fails the test: its code would be that of a kill, and look like a good answer.
 
     Args:
         more: further words for some of the ranks.
@@ -75,7 +78,7 @@ def start_ranks(
     try:
         for child in children:
             child.start()
-        while len(seconds) < len(children) and time.monotonic() < start + patience:
+        while len(seconds) < len(children) and time.monotonic() < start + _PATIENCE:
             for number, child in enumerate(children):
                 if number not in seconds and child.exitcode is not None:
                     seconds[number] = time.monotonic() - start
@@ -86,8 +89,16 @@ def start_ranks(
                 child.kill()
                 child.join()
     texts = [output.read_text() for output in outputs]
-    ends = [seconds.get(number, float("inf")) for number in range(len(children))]
-    return Ended([child.exitcode for child in children], texts, ends)
+    hung = [rank for number, rank in enumerate(ranks) if number not in seconds]
+    assert not hung, f"killed after {_PATIENCE:.0f} s: rank {hung}\n" + "\n".join(texts)
+    return Ended([child.exitcode for child in children], texts, [seconds[number] for number in range(len(children))])
+
+
+def failed(ended: Ended) -> Ended:
+    """What all that fails has in common: nobody ends well, and when the first one ends, the others soon do."""
+    assert all(ended.codes), f"some rank ended well: {ended.codes}"
+    assert max(ended.seconds) - min(ended.seconds) < SOON
+    return ended
 
 
 def free_port() -> int:
@@ -108,7 +119,7 @@ def several(runs: Runs, world: int, argv: list[str], *, program: str = "train", 
 
 def refused(runs: Runs, world: int, argv: list[str], setup: Any = None) -> str:
     """Run on `world` ranks, which must end soon with a mistake of the user; what they wrote to the terminal."""
-    ended = start_ranks(runs.root, world, argv, setup=setup)
+    ended = failed(start_ranks(runs.root, world, argv, setup=setup))
     # 2: a mistake that this rank has found; 1: it was ended, since another one was quicker to tell.
     assert 2 in ended.codes and set(ended.codes) <= {1, 2}, "\n".join(ended.texts)
     return "\n".join(ended.texts)

@@ -25,7 +25,7 @@ from common.located import located, with_notes
 from common.loss import LossSums
 from common.metric import GatheredMetric, Metric, MetricFactory
 from tests.conftest import PROJECT, Runs, load, metrics
-from tests.ranks import several, start_ranks
+from tests.ranks import failed, several, start_ranks
 from custom.config import Config, EvalConfig
 from custom.datasets.digits_dataset import DigitsDataset
 from custom.metric.confusion_metric import ConfusionMatrix
@@ -344,7 +344,7 @@ def test_an_error_on_one_rank_says_where(runs: Runs, told: bool) -> None:
     broken = f"{{type: {HERE}.BrokenAt, count: 43, at: 37, eval_batch_size: 7, told: {str(told).lower()}}}"
     words = ["--dataset.val", f"{{$REPLACE: true, first: {digits(5, 8)}, second: {broken}}}", "--progress.epoch", "1"]
     argv = runs.words(*words, "--best.metric", "first.loss", "--debug.max_samples", "0")
-    ended = start_ranks(runs.root, 2, argv)
+    ended = failed(start_ranks(runs.root, 2, argv))
     assert ended.codes == [1, 2 if told else 1]
     log = (runs.root / "run" / "train.log").read_text()  # rank 0 tells it
     assert "in the evaluation on val.second, batch 6 of 7, samples 35 to 41" in log

@@ -139,6 +139,30 @@ def test_who_wins() -> None:
     assert read_launch({**SLURM, **TORCHRUN}, "none") is None
 
 
+LEFT_OVER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node9", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "RANK=1 and WORLD_SIZE=2 contradict SLURM_PROCID=2 of 3"),
+        (["--dist.launcher", "mpi"], "dist.launcher: mpi, but its variables are not set"),
+        (["--dist.launcher", "slurm", "--dist.processes", "5"], "dist.processes: 5, but slurm started 1"),
+        (["--dist.launcher", "torchrun", "--dist.processes", "5"], "dist.processes: 5, but torchrun started 2"),
+        (["--dist.launcher", "none", "--progress.max_steps", "1"], None),
+    ],
+)
+def test_the_setting_wins(runs: Runs, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str | None) -> None:
+    """CT-14, R-64: dist.launcher on the command line, against variables that are there, or left over."""
+    for name, value in {**SLURM, **LEFT_OVER}.items():
+        monkeypatch.setenv(name, value)
+    if told is None:
+        assert json.loads((runs.train(*words) / "run.json").read_text())["attempts"][0]["world_size"] == 1
+    else:
+        with pytest.raises(UserError, match=told):
+            runs.train(*words)
+
+
 @pytest.mark.parametrize(
     ("variables", "launcher", "told"),
     [
@@ -393,8 +417,7 @@ def test_a_job_that_is_queued_again_takes_no_other_run(runs: Runs, monkeypatch: 
     assert "resuming" in (folder / "train.log").read_text() and len(list(runs.root.glob("run*"))) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_the_starter(runs: Runs, number: signal.Signals) -> None:
+def test_a_signal_to_the_starter(runs: Runs) -> None:
     """R-46: the process that started the others hands signals on; they save, and it ends with their code."""
     words = runs.words("--dist.processes", "2", "--progress.epoch", "5000", "--progress.epoch_val", "-1")
     child = subprocess.Popen(
@@ -406,12 +429,12 @@ def test_a_signal_to_the_starter(runs: Runs, number: signal.Signals) -> None:
         until = time.monotonic() + 60
         while time.monotonic() < until and not (measured.exists() and '"train"' in measured.read_text()):
             time.sleep(0.05)
-        child.send_signal(number)
+        child.send_signal(signal.SIGUSR1)
         told = child.communicate(timeout=60)[1]
     finally:
         child.kill()
-    assert child.returncode == {signal.SIGTERM: 143, signal.SIGUSR1: 75}[number], told
-    assert json.loads(status.read_text())["reason"] == number.name
+    assert child.returncode == 75, told
+    assert json.loads(status.read_text())["reason"] == "SIGUSR1"
     assert load(runs.root / "run")["position"]["step"] > 0
 
 

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from common.errors import UserError
 from common.trainer import Trainer
@@ -216,3 +218,32 @@ def test_options_of_ddp(runs: Runs) -> None:
     several(runs, 2, runs.words(*words))
     assert load(runs.root / "run")["position"]["epoch"] == 1
     assert "synchronises batch norm on CUDA only" in refused(runs, 2, runs.words("--dist.sync_bn", "true"))
+
+
+def count_exchanges(trainer: Trainer) -> None:
+    """A plug-in that leaves a byte for each exchange of gradients."""
+    file = (trainer.run.root / f"exchanges{trainer.rank.rank}").open("wb", buffering=0)
+    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+    scatter = getattr(dist, name)  # what FSDP calls; it has another name since PyTorch 2.13
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        file.write(b"x")
+        return scatter(*arguments, **options)
+
+    def hook(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+        file.write(b"x")
+        return allreduce_hook(group, bucket)
+
+    if isinstance(trainer.model, nn.parallel.DistributedDataParallel):
+        trainer.model.register_comm_hook(None, hook)
+    else:
+        setattr(dist, name, counted)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_gradients_are_exchanged_once_a_step(runs: Runs, strategy: str) -> None:
+    """CT-18: not for every micro-batch of a window. There are 5 of them, in windows of 3 and 2."""
+    words = [*PLAIN, "--optim.accumulate", "3", "--batch_size", "16", "--dist.strategy", strategy]
+    several(runs, 2, runs.words(*words, "--plugins", "[tests.test_parallel:count_exchanges]"))
+    assert load(runs.root / "run")["position"]["step"] == 2
+    assert [(runs.root / "run" / f"exchanges{rank}").read_bytes() for rank in (0, 1)] == [b"xx", b"xx"]

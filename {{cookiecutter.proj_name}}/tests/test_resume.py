@@ -127,6 +127,7 @@ def measured(folder: Path) -> list[Any]:
     """What was measured and when, and the last state; without what the second save of the same step leaves behind."""
     return [
         [load(folder, name)[part] for name in ("latest", "best") for part in ("position", "values", "owed", "model")],
+        [load(folder)[part] for part in ("optimizer", "ema")],
         [(entry["step"], entry["values"]) for event in ("train", "val", "eval") for entry in metrics(folder, event)],
         (load(folder)["best"], load(folder)["schedule"], load(folder)["random"]),
     ]

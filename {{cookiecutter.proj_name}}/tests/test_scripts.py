@@ -1,5 +1,6 @@
-"""The shell scripts, with a stand-in for Python that only prints how it was called."""
+"""The shell scripts: as a user runs them, and with a stand-in for Python that only prints how it was called."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import ENVIRONMENT, run
+from tests.conftest import ENVIRONMENT, Runs, run
 
 ROOT = Path(__file__).resolve().parent.parent
 SHELL = shutil.which("dash") or shutil.which("sh")
@@ -52,6 +53,19 @@ def test_no_gpu_is_said_and_fails() -> None:
     done = run([SHELL or "sh", "scripts/gpu.sh"], env={**ENVIRONMENT, "PYTHON": sys.executable})
     assert done.returncode == 2
     assert "gpu_ids: all" in done.stderr and "--gpu_ids -1" in done.stderr
+
+
+def test_train_and_evaluate_as_a_user_does(runs: Runs) -> None:
+    """CT-12, D-32: cpu.sh, then eval.sh with what it has left, for real; `best.pt` as seen from where the user is."""
+    environment = {**ENVIRONMENT, "PYTHON": sys.executable, "PYTHONPATH": ""}
+    words = runs.words("--progress.epoch", "1")
+    done = run([SHELL or "sh", str(ROOT / "scripts" / "cpu.sh"), *words], env=environment, cwd=runs.root)
+    assert done.returncode == 0, done.stderr
+    best = runs.root / "run" / "checkpoints" / "best.pt"
+    done = run([SHELL or "sh", str(ROOT / "scripts" / "eval.sh"), best.name], env=environment, cwd=best.parent)
+    assert done.returncode == 0, done.stderr
+    assert "Accuracy" in done.stdout
+    assert json.loads((runs.root / "run" / "eval" / "best" / "metrics.json").read_text())["samples"] == 160
 
 
 def test_eval_finds_a_relative_checkpoint_from_where_the_user_stands(call, tmp_path: Path) -> None:

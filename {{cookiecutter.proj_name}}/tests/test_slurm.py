@@ -240,6 +240,19 @@ def test_a_submitted_job_trains_what_was_submitted(project: Path, cluster: Path)
     assert len(calls_of(cluster, "srun")) == 1
 
 
+def test_a_dry_run_leaves_nothing(project: Path, cluster: Path) -> None:
+    """CT-15: with the real preparation: the job file as it would be queued, and no file or folder of it."""
+    before = sorted(project.rglob("*"))
+    done = submit_in(project, "--name", "dry", "--slurm.nodes", "2", "--slurm.tasks", "3", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    asked = directives(done.stdout)
+    assert (asked["job-name"], asked["nodes"], asked["ntasks-per-node"]) == ('"dry"', "2", "3")
+    assert asked["chdir"].endswith('/experiments/dry/slurm"')
+    assert subprocess.run([SHELL, "-n"], input=done.stdout, text=True, check=False).returncode == 0
+    assert sorted(project.rglob("*")) == before
+    assert cluster.read_text() == ""
+
+
 def test_a_mistake_in_the_config_is_told_at_once(project: Path, cluster: Path) -> None:
     """R-46: on the machine where one types, not hours later; nothing is moved, copied or queued."""
     done = submit_in(project, "--optim.lrr", "0.1")

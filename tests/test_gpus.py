@@ -1,0 +1,131 @@
+"""The rendered project on real GPUs, where there are any: one, and two with nccl between them."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from real import REPORT, need_gpus
+from support import Render
+
+pytestmark = pytest.mark.slow
+
+# No dropout and no batch norm: then only rounding depends on the device, and on how many processes share a step.
+SMALL = [
+    "--config", "configs/default.yaml", "--debug.max_samples", "160", "--progress.epoch", "2",
+    "--progress.epoch_eval", "-1", "--monitor.tensorboard", "false",
+]  # fmt: skip
+PLAIN = ["--model", "{$REPLACE: true, type: tests.parts.Plain}"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+@dataclass(frozen=True)
+class Project:
+    """A rendered project."""
+
+    root: Path
+
+    def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHON": sys.executable, **variables}
+        return subprocess.run(
+            command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=300,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+
+    def train(self, name: str, batch_size: int, *words: str, start: tuple[str, ...] = (sys.executable,)) -> str:
+        """Train to a good end; what the log says."""
+        done = self.run(*start, "train.py", *SMALL, "--name", name, "--batch_size", str(batch_size), *words)
+        assert done.returncode == 0, done.stderr
+        return (self.root / "experiments" / name / "train.log").read_text()
+
+    def state(self, name: str) -> dict[str, Any]:
+        file = self.root / "experiments" / name / "checkpoints" / "latest.pt"
+        return dict(torch.load(file, weights_only=True, map_location="cpu"))
+
+    def assert_same(self, first: str, second: str, tolerance: float) -> None:
+        weights = self.state(second)["model"]
+        for key, value in self.state(first)["model"].items():
+            assert (value - weights[key]).abs().max() < tolerance, key
+
+
+@pytest.fixture(scope="module")
+def project(render: Render, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project(Path(shutil.copytree(render(), tmp_path_factory.mktemp("gpus") / "project")))
+
+
+def test_one_gpu_trains_as_the_cpu_does(project: Project) -> None:
+    """CT-13, R-64: by gpu.sh; equal weights, within 1e-4; evaluate.py finds the same number on both."""
+    need_gpus(1)
+    project.train("cpu", 32, *PLAIN, "--gpu_ids", "-1")
+    done = project.run("sh", "scripts/gpu.sh", *SMALL, *PLAIN, "--name", "gpu", "--batch_size", "32", GPUS="0")
+    assert done.returncode == 0, done.stderr
+    assert "on cuda:0" in done.stderr
+    project.assert_same("cpu", "gpu", 1e-4)
+    tables = []
+    for ids in ("0", "-1"):
+        best = project.root / "experiments" / "gpu" / "checkpoints" / "best.pt"
+        done = project.run(sys.executable, "evaluate.py", "--model_pt", str(best), "--gpu_ids", ids)
+        assert done.returncode == 0, done.stderr
+        tables.append(re.search(r"Accuracy +([\d.]+)", done.stdout))
+    assert tables[0] is not None
+    assert tables[1] is not None
+    assert tables[0][1] == tables[1][1]
+    REPORT.append(f"one GPU ({torch.cuda.get_device_name(0)}): the same weights as the CPU")
+
+
+def test_more_processes_than_gpus(project: Project) -> None:
+    """R-64: refused, not shared."""
+    need_gpus(1)
+    count = torch.cuda.device_count() + 1
+    launcher = [*TORCHRUN[:-1], f"--nproc-per-node={count}"]
+    done = project.run(*launcher, "train.py", *SMALL, "--gpu_ids", "all")
+    assert done.returncode != 0
+    assert f"{count} process(es) were started on this host" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+def test_two_gpus_train_as_one_does(project: Project, launcher: str) -> None:
+    """CT-16, TP-12, TP-03: nccl, one process on each; equal weights at one global batch, within 1e-5."""
+    need_gpus(2)
+    project.train("one", 32, *PLAIN, "--gpu_ids", "0", "--resume", "auto")
+    start = (sys.executable,) if launcher == "spawn" else tuple(TORCHRUN)
+    log = project.train(launcher, 16, *PLAIN, "--gpu_ids", "0,1", start=start)
+    assert "rank 0 of 2 on cuda:0" in log
+    project.assert_same("one", launcher, 1e-5)
+    REPORT.append(f"two GPUs by {launcher}, nccl")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--dist.sync_bn", "true"],
+        [*PLAIN, "--dist.strategy", "fsdp", "--prepare.fsdp.cpu_offload", "true"],
+        [*PLAIN, "--dist.strategy", "fsdp", "--precision.mode", "bf16"],
+    ],
+    ids=["sync_bn", "fsdp, offload", "fsdp, bf16"],
+)
+def test_what_two_gpus_can(project: Project, words: list[str], request: pytest.FixtureRequest) -> None:
+    """CT-18, R-36: batch norm over both; weights shared out between both."""
+    need_gpus(2)
+    name = re.sub(r"\W+", "_", request.node.name)
+    assert "finished at epoch 2" in project.train(name, 16, "--gpu_ids", "0,1", *words)
+
+
+def test_a_failure_on_two_gpus(project: Project, tmp_path: Path) -> None:
+    """R-14: nobody waits for nccl."""
+    need_gpus(2)
+    broke = tmp_path / "broke"
+    words = ["--model", "{$REPLACE: true, type: tests.parts.Breaks}", "--gpu_ids", "0,1", "--name", "failing"]
+    variables = {"BREAKS": "raise 1 train 5", "BROKE": str(broke)}
+    done = project.run(sys.executable, "train.py", *SMALL, *words, **variables)
+    assert time.time() - broke.stat().st_mtime < 10
+    assert done.returncode == 1
+    assert "rank 1 failed" in done.stderr
