@@ -182,9 +182,13 @@ def stack(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 class DiesOnce:
-    """Cross entropy that ends rank 1 in its 12th training call as a kill would, in the first of all runs."""
+    """Cross entropy that ends rank 1 in its 12th training call as a kill would, in the first of all runs.
 
-    def __init__(self) -> None:
+    With `node`, its launcher too, as a machine that loses its power does.
+    """
+
+    def __init__(self, node: bool = False) -> None:
+        self.node = node
         self.calls = 0
 
     def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
@@ -192,6 +196,8 @@ class DiesOnce:
         marker = Path(os.environ["DIES_ONCE"])
         if self.calls == 12 and os.environ["RANK"] == "1" and not marker.exists():
             marker.touch()
+            if self.node:
+                os.kill(os.getppid(), 9)
             os.kill(os.getpid(), 9)
         return nn.functional.cross_entropy(output["logits"], batch["label"])
 

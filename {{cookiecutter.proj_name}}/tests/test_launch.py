@@ -20,7 +20,7 @@ from common.distributed.network import interface_towards, own_address
 from common.errors import UserError
 from common.period import Position
 from common.trainer import Trainer
-from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run
+from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from tests.parts import Plain
 from tests.ranks import free_port, several, start_ranks
 from custom import submit
@@ -315,15 +315,19 @@ def test_spawn_for_evaluation(runs: Runs, alone: Path) -> None:
     assert done.stdout.count("Accuracy") == 1 and "samples           90" in done.stdout
 
 
-def two_agents(runs: Runs, words: list[str], *options: str, **variables: str) -> tuple[list[int], list[str]]:
+def two_agents(
+    runs: Runs, words: list[str], *options: str, nodes: str = "2", **variables: str
+) -> tuple[list[int], list[str]]:
     """torchrun on two nodes, here two agents on one that meet at a c10d rendezvous; codes, and what they told."""
-    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=x", *options]
-    agent += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "train.py", *words]
+    agent = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-id=x"]
+    agent += [*options, "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
     agents, outputs = [], [runs.root / f"agent{number}.txt" for number in (0, 1)]
     try:
-        for output in outputs:
+        for number, output in enumerate(outputs):
+            # The first one holds the meeting place. It waits a second for more nodes, where there may be more.
+            command = [*agent, f"--rdzv-conf=is_host={number == 0},last_call_timeout=1", "train.py", *words]
             with output.open("w") as file:
-                agents.append(subprocess.Popen(agent, cwd=PROJECT, env={**ENVIRONMENT, **variables}, stderr=file))
+                agents.append(subprocess.Popen(command, cwd=PROJECT, env={**ENVIRONMENT, **variables}, stderr=file))
         codes = [each.wait(110) for each in agents]
     finally:
         for each in agents:
@@ -362,6 +366,23 @@ def test_elastic_goes_on_by_itself(runs: Runs) -> None:
     assert done.returncode == 0, done.stderr
     assert "resuming" in done.stderr and len(list(runs.root.glob("run*"))) == 1
     assert [entry["step"] for entry in metrics(runs.root / "run", "val")] == [5, 10, 15, 20]
+    again = ["uncut" if word == "run" else word for word in words]
+    assert start_ranks(runs.root, 2, again, environment={"DIES_ONCE": str(runs.root / "died")}).codes == [0, 0]
+    assert same(load(runs.root / "run")["model"], load(runs.root / "uncut")["model"])
+
+
+def test_elastic_with_a_node_less(runs: Runs) -> None:
+    """R-46: one of two nodes is lost for good; the other goes on alone, and the log says what that changes."""
+    words = runs.words(
+        "--progress.epoch", "3", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce, node: true}}",
+        "--batch_size", "16", "--dist.timeout", "30",
+    )  # fmt: skip
+    codes, texts = two_agents(runs, words, "--max-restarts=2", nodes="1:2", DIES_ONCE=str(runs.root / "died"))
+    assert codes == [0, -9], texts
+    assert "samples per step 32 -> 16" in texts[0] and "neither bit-exact nor sample-exact" in texts[0]
+    assert len(list(runs.root.glob("run*"))) == 1
+    # The second epoch had begun with both, but what was done of it since the last save is done again.
+    assert [entry["step"] for entry in metrics(runs.root / "run", "val")] == [5, 15, 25]
 
 
 def test_a_run_is_evaluated_and_resumed_by_others(runs: Runs) -> None:

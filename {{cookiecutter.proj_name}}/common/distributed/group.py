@@ -43,7 +43,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
     """
     if rank.device.type == "cuda":
         torch.cuda.set_device(rank.device)
-    if rank.is_alone or rank.launch is None:
+    if rank.launch is None or (rank.is_alone and not rank.launch.served):
         return rank
     several_hosts = rank.launch.local_world < rank.world_size
     if several_hosts and (name := interface_towards(rank.launch.address)):
@@ -51,6 +51,10 @@ def start(rank: Rank, config: DistConfig) -> Rank:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     timeout = timedelta(seconds=config.timeout)
     store, round_number, known_as = _meet(rank.launch, config.timeout)
+    restarted = rank.restarted or round_number > 1
+    rank = replace(rank, restarted=restarted, launched_as=(*rank.launched_as, *known_as))
+    if rank.is_alone:  # it may be what is left of several
+        return rank
     dist.init_process_group(
         rank.backend,
         store=store,
@@ -59,9 +63,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
         timeout=timeout,
         device_id=rank.device if rank.backend == "nccl" else None,
     )
-    control = dist.new_group(backend="gloo", timeout=timeout)
-    restarted = rank.restarted or round_number > 1
-    rank = replace(rank, control=control, restarted=restarted, launched_as=(*rank.launched_as, *known_as))
+    rank = replace(rank, control=dist.new_group(backend="gloo", timeout=timeout))
     _check_devices(rank)
     return rank
 
