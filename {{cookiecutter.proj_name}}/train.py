@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     stored = stored_config(argv, "--resume")
     resolved = parse(
         Config,
-        started_anew(argv, stored) if distributed.is_launched() else argv,
+        started_anew(argv, stored, by_launcher=True),
         prog="train.py",
         description=__doc__ or "",
         registries=REGISTRIES,

@@ -147,18 +147,6 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def launcher() -> str:
-    """What started this process: torchrun, spawn, mpi, slurm or python."""
-    known = {
-        "TORCHELASTIC_RUN_ID": "torchrun",
-        "TRAIN_SPAWNED": "spawn",
-        "OMPI_COMM_WORLD_RANK": "mpi",
-        "PMI_RANK": "mpi",
-        "SLURM_PROCID": "slurm",
-    }
-    return next((name for variable, name in known.items() if variable in os.environ), "python")
-
-
 def describe(project: Path, argv: Sequence[str], seed: int, world_size: int, git: GitState) -> dict[str, Any]:
     """One attempt's entry in `run.json`; plain values only."""
     return {
@@ -168,7 +156,6 @@ def describe(project: Path, argv: Sequence[str], seed: int, world_size: int, git
         "working_directory": str(Path.cwd()),
         "seed": seed,
         "world_size": world_size,
-        "launcher": launcher(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "git": {

@@ -14,6 +14,7 @@ from loguru import logger
 from pydantic import Field
 
 from common.config import dump, option_value, section
+from common.distributed import is_launched
 from common.errors import UserError
 from common.files import write_bytes, write_text
 from common.lock import FolderLock, alone_in, check_free
@@ -167,9 +168,15 @@ def stored_config(argv: Sequence[str], option: str) -> Path | None:
     return file if file.is_file() else None
 
 
-def started_anew(argv: Sequence[str], stored: Path | None) -> list[str]:
-    """`argv` without what only the `stored` config says about how that run was started, where that is what is read."""
-    if stored is None or any(option_value(argv, option) is not None for option in ("--config", "--configs", "-c")):
+def started_anew(argv: Sequence[str], stored: Path | None, *, by_launcher: bool = False) -> list[str]:
+    """`argv` without what only the `stored` config says about how that run was started, where that is what is read.
+
+    Args:
+        by_launcher: only if a launcher has started this process: otherwise a run is resumed as it was started.
+    """
+    given = {name: option_value(argv, name) for name in ("--config", "--configs", "-c", "--dist.launcher")}
+    launcher = given.pop("--dist.launcher")
+    if stored is None or any(given.values()) or (by_launcher and not is_launched(launcher)):
         return list(argv)
     usual = {"--dist.processes": "null", "--dist.launcher": "auto"}
     return [*argv, *(word for pair in usual.items() if option_value(argv, pair[0]) is None for word in pair)]
@@ -213,6 +220,7 @@ def open_run(
     seed: int,
     world_size: int,
     project: Path,
+    launcher: str = "python",
     launched_as: Sequence[str] = (),
 ) -> OpenRun:
     """Make the folder ours and write down how the run was started. For the main process only.
@@ -227,7 +235,8 @@ def open_run(
         lock = _take(folder, resume, project)
         try:
             git = git_state(project)
-            attempt = describe(project, argv, seed, world_size, git) | {"launched_as": list(launched_as)}
+            attempt = describe(project, argv, seed, world_size, git)
+            attempt |= {"launcher": launcher, "launched_as": list(launched_as)}
             return _write_record(folder, lock, attempt, dict(resolved_values), git, project)
         except BaseException:
             lock.release()

@@ -329,6 +329,9 @@ class Trainer:
         if self.saved_step != self.at.step:
             self.save()
         self.saver.finish()
+        self.stream.close()
+        for data in (*self.val, *self.evaluation):
+            data.close()
         name = signal.Signals(self.signal).name if self.signal else self.reason or "finished"
         return Outcome(name, self.at, self.values, self.saver.folder.latest, exit_code(self.signal))
 

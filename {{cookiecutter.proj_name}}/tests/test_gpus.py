@@ -85,9 +85,9 @@ def test_the_device_is_set_before_the_group(monkeypatch: pytest.MonkeyPatch) -> 
     }  # fmt: skip
     place = Rank(1, 1, 2, torch.device("cuda", 3), "nccl", read_launch(environment))
 
-    def meet(*_: Any) -> tuple[None, int]:
+    def meet(*_: Any) -> tuple[None, int, list[str]]:
         order.append("meet")
-        return None, 1
+        return None, 1, []
 
     def init(backend: str, **options: Any) -> None:
         order.append((backend, options["rank"], options["device_id"]))

@@ -1,5 +1,6 @@
 """What is set in each process, and in the processes that read data."""
 
+import multiprocessing
 import sys
 import types
 from typing import Any
@@ -21,6 +22,12 @@ def test_ways_to_start_workers(runs: Runs, method: str) -> None:
     words = ["--worker", "1", "--loader.start_method", method, "--progress.epoch", "1", "--progress.epoch_val", "-1"]
     folder = runs.train(*words, name=method)
     assert same(load(plain)["model"], load(folder)["model"])
+
+
+def test_workers_end_with_the_run(runs: Runs) -> None:
+    """MM-76: at once, and not when Python collects what is left of it: that took 5 s for each."""
+    runs.train("--worker", "2", "--progress.epoch_eval", "1")
+    assert not multiprocessing.active_children()
 
 
 def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ def test_signals_during_a_save(
             saves.append("signalled")
             for number in numbers:
                 os.kill(os.getpid(), number)
+                time.sleep(1.1)  # a Ctrl-C that comes sooner is the same one
         sync(file)
 
     monkeypatch.setattr(os, "fsync", signalled)
@@ -88,6 +89,7 @@ def interrupt_twice(trainer: Trainer) -> None:
         stepped(position, samples)
         if position.step == 3:
             os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.1)  # one that comes sooner is the same one
             os.kill(os.getpid(), signal.SIGINT)
 
     trainer.monitor.stepped = tell  # type: ignore[assignment, method-assign]

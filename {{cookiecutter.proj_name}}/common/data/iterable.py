@@ -163,6 +163,9 @@ class IterableStream:
         state = {"dataset": self.dataset.state_dict(), "number": self._batches.number} if self._has_state else {}
         return found, state
 
+    def close(self) -> None:
+        """Nothing will be read any more."""
+
     def state_dict(self) -> dict[str, Any]:
         """The data set's own state after the last step; empty between epochs, and for one that has none."""
         return self._state

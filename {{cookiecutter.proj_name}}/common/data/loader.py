@@ -12,7 +12,7 @@ from common.config import Problem, section
 from common.data.fork import check_fork
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.plan import BatchKey, EpochPlan, Window, evaluation_keys
-from common.data.workers import WorkerStart, opened
+from common.data.workers import WorkerStart, end_workers, opened
 from common.distributed import Rank
 from common.errors import UserError
 from common.period import Position
@@ -158,6 +158,9 @@ class Stream(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
 
+    def close(self) -> None:
+        """Nothing will be read any more: end the processes that read."""
+
 
 class TrainStream:
     """The training data, epoch by epoch, from any position.
@@ -230,6 +233,10 @@ class TrainStream:
         # Runs the iterator to its end, so that persistent workers are idle when the next epoch begins.
         next(batches, None)
 
+    def close(self) -> None:
+        """Nothing will be read any more: end the processes that read."""
+        end_workers(self._loader)
+
 
 class EvaluationLoader:
     """This process' share of a data set: in order, every sample of the whole set on exactly one process.
@@ -266,6 +273,10 @@ class EvaluationLoader:
     def sample_batch(self) -> Any:
         """A batch of the first sample."""
         return checked(self._loader.dataset.__getitems__((0, [0])))  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Nothing will be read any more: end the processes that read."""
+        end_workers(self._loader)
 
 
 def _make_loader(

@@ -47,10 +47,13 @@ class Launch:
             )
 
 
-def is_launched(environment: Environment = os.environ) -> bool:
-    """Whether a launcher that is not our own has started this process, whatever the config says about it."""
-    launch = read_launch(environment)
-    return launch is not None and launch.launcher != "spawn"
+def is_launched(launcher: str | None, environment: Environment = os.environ) -> bool:
+    """Whether a launcher that is not our own has started this process. `launcher`: what the command line says, if so.
+
+    Raises as `read_launch`.
+    """
+    launch = read_launch(environment, launcher if launcher in _READERS else "auto")
+    return launcher != "none" and launch is not None and launch.launcher != "spawn"
 
 
 def read_launch(environment: Environment, launcher: str = "auto") -> Launch | None:
@@ -64,9 +67,8 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Launch | No
     """
     if launcher == "none":
         return None
-    readers = {"spawn": _from_torchrun, "torchrun": _from_torchrun, "mpi": _from_mpi, "slurm": _from_slurm}
     if launcher != "auto":
-        found = readers[launcher](environment)
+        found = _READERS[launcher](environment)
         if found is None and launcher != "spawn":
             raise UserError(f"dist.launcher: {launcher}, but its variables are not set: it did not start this process")
         return found
@@ -247,3 +249,6 @@ def _number(environment: Environment, name: str, default: int | None = None) -> 
     if not text.lstrip("-").isdigit():
         raise UserError(f"the variable {name} should be a whole number, not {text!r}; which program set it?")
     return int(text)
+
+
+_READERS = {"spawn": _from_torchrun, "torchrun": _from_torchrun, "mpi": _from_mpi, "slurm": _from_slurm}
