@@ -1,6 +1,8 @@
 """What is set in each process, and in the processes that read data."""
 
 import multiprocessing
+import signal
+import subprocess
 import sys
 import types
 from typing import Any
@@ -13,6 +15,7 @@ from common.distributed import DistConfig, Rank, read_launch
 from common.process import cores, raise_file_limit, set_up_process
 from tests.conftest import Runs, load, same
 from tests.test_launch import TORCHRUN
+from custom.datasets.digits_dataset import DigitsDataset
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -28,6 +31,22 @@ def test_workers_end_with_the_run(runs: Runs) -> None:
     """MM-76: at once, and not when Python collects what is left of it: that took 5 s for each."""
     runs.train("--worker", "2", "--progress.epoch_eval", "1")
     assert not multiprocessing.active_children()
+
+
+class Decoded(DigitsDataset):
+    """Has a program read one of its items, and ends it, as those that read videos do."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 7:
+            program = subprocess.Popen(["sleep", "100"])
+            program.terminate()
+            assert program.wait(20) == -signal.SIGTERM
+        return super().__getitem__(index)
+
+
+def test_programs_of_a_data_set(runs: Runs) -> None:
+    """MM-76: that workers do not heed SIGTERM is not handed on to what they start."""
+    runs.train("--worker", "1", "--dataset.train", "{type: tests.test_process.Decoded}", "--progress.epoch", "1")
 
 
 def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +97,6 @@ def test_opencv_gets_no_threads_in_workers(monkeypatch: pytest.MonkeyPatch) -> N
     stand_in.setNumThreads = seen.append
     monkeypatch.setitem(sys.modules, "cv2", stand_in)
     monkeypatch.setattr("common.data.workers.die_with_parent", lambda: None)
-    monkeypatch.setattr(
-        "common.data.workers.signal", types.SimpleNamespace(SIGTERM=15, SIG_DFL=0, SIG_IGN=1, signal=print)
-    )
+    monkeypatch.setattr("common.data.workers.signal", types.SimpleNamespace(SIGTERM=15, SIG_IGN=1, signal=print))
     WorkerStart()(0)
     assert seen == [0]

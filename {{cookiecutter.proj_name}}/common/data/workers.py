@@ -1,10 +1,10 @@
 """The loader's processes: what reaches them, and what does not."""
 
+import atexit
 import multiprocessing
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from typing import Any
@@ -54,19 +54,20 @@ class WorkerStart:
         # The loop decides what a signal means; workers go on serving, or it would fail for want of data.
         for number in _FOR_THE_LOOP - {signal.SIGTERM}:
             signal.signal(number, signal.SIG_IGN)
-        if hasattr(signal, "sigwaitinfo"):
-            signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM})
-            threading.Thread(target=self._wait_for_the_end, name="end", daemon=True).start()
-        else:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # By a handler: what is ignored or held back stays so in programs that a data set starts, and may want to end.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        if hasattr(signal, "pthread_sigmask"):
+            signal.siginterrupt(signal.SIGTERM, False)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
         torch.set_num_threads(1)
         if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
             sys.modules["cv2"].setNumThreads(0)
         if os.getppid() == self.owner:  # and not Python's server of processes, which lives shorter or longer
             die_with_parent()
 
-    def _wait_for_the_end(self) -> None:
-        """SIGTERM is how its owner ends a worker that does not listen, and no one else's."""
-        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != self.owner:
-            pass
-        os._exit(0)
+
+@atexit.register  # so it runs before what multiprocessing has registered, which would send SIGTERM and wait
+def _end_those_that_do_not_listen() -> None:
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
