@@ -72,6 +72,8 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
 
     pictures = config.progress.max_samples_eval if rank.is_main else 0
     result = Evaluator(task, rank, precision).run(model, loaders, max_pictures=pictures)
+    for loader in loaders:
+        loader.close()
     if rank.is_main:
         report(result, config, path, folder, state["position"])
 

@@ -81,10 +81,11 @@ def test_ranks_end_with_their_test(runs: Runs, monkeypatch: pytest.MonkeyPatch) 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
+    before = set(multiprocessing.active_children())
     monkeypatch.setattr("tests.ranks.time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupt))
     with pytest.raises(KeyboardInterrupt):
         several(runs, 2, runs.words("--progress.epoch", "100000"))
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= before
 
 
 def test_one_process_asks_nobody() -> None:

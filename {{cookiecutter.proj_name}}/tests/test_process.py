@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import evaluate
 from common.data.workers import WorkerStart
 from common.distributed import DistConfig, Rank, read_launch
 from common.process import cores, raise_file_limit, set_up_process
@@ -29,8 +30,10 @@ def test_ways_to_start_workers(runs: Runs, method: str) -> None:
 
 def test_workers_end_with_the_run(runs: Runs) -> None:
     """MM-76: at once, and not when Python collects what is left of it: that took 5 s for each."""
-    runs.train("--worker", "2", "--progress.epoch_eval", "1")
-    assert not multiprocessing.active_children()
+    before = set(multiprocessing.active_children())
+    folder = runs.train("--worker", "2", "--progress.epoch_eval", "1")
+    assert evaluate.main(["--model_pt", str(folder / "checkpoints" / "best.pt")]) == 0
+    assert set(multiprocessing.active_children()) <= before
 
 
 class Decoded(DigitsDataset):
