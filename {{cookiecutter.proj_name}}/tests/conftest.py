@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 from loguru import logger
+from torch.utils.data import DataLoader
 
 import evaluate
 import train
+from common.data.workers import end_workers, opened
 from common.monitor import log
 
 PROJECT = Path(train.__file__).resolve().parent
@@ -41,6 +43,21 @@ def _in_the_project(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.autograd.set_detect_anomaly(False)
+
+
+@pytest.fixture(autouse=True)
+def _no_workers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those of runs that a test has cut off: a later test would wait for them, 5 s each, when they are collected."""
+    loaders: list[DataLoader[Any]] = []
+
+    def noted(loader: DataLoader[Any]) -> Iterator[Any]:
+        loaders.append(loader)
+        return opened(loader)
+
+    monkeypatch.setattr("common.data.loader.opened", noted)
+    yield
+    for loader in loaders:
+        end_workers(loader)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from common.failsafe import die_with_parent
 
@@ -41,7 +42,9 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
     Left to the garbage collection, they would be waited for, 5 s each: it closes their queues before they are told.
     """
-    loader._iterator = None
+    iterator, loader._iterator = loader._iterator, None
+    if isinstance(iterator, _MultiProcessingDataLoaderIter):
+        iterator._shutdown_workers()
 
 
 class WorkerStart:
