@@ -50,7 +50,7 @@ test-project: setup  ## the project's own tests, as it lies in the template
 
 test-template: setup  ## answers, hooks, and the tests of rendered projects
 	@echo "== tests of the template, and of rendered projects"
-	@"$(BIN)/python" -m pytest -q -p no:cacheprovider
+	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) --dist loadfile
 
 constraints: setup  ## write the versions that are installed now to constraints.txt
 	@{ sed -n '/^#/p' constraints.txt; "$(BIN)/python" -m pip freeze --disable-pip-version-check \

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"really ran: {ran}")
     for test in NOT_RUN:
         terminalreporter.write_line(f"not run: {test}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """With several test processes, each hands on what it has to say."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput |= {"ran": REPORT, "not_run": NOT_RUN}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """And here it arrives."""
+    told = getattr(node, "workeroutput", {})
+    REPORT.extend(told.get("ran", ()))
+    NOT_RUN.extend(told.get("not_run", ()))
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,12 @@
 """Real programs that tests need and a machine may lack: installed where we may, reported where we may not."""
 
+import fcntl
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,10 +29,12 @@ def need(packages: Mapping[str, Sequence[str]]) -> None:
     if shutil.which("apt-get") is None:
         _without(f"{', '.join(missing)} are not installed, and there is no apt-get to install them")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *missing]):
-        done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            _without(f"apt-get {' '.join(command)} failed: {done.stderr.strip()[-300:]}")
+    with Path(tempfile.gettempdir(), "installing_for_tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another test process may be installing
+        for command in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *missing]):
+            done = subprocess.run(["apt-get", *command], env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                _without(f"apt-get {' '.join(command)} failed: {done.stderr.strip()[-300:]}")
 
 
 def need_gpus(count: int) -> None:

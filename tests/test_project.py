@@ -16,7 +16,8 @@ ANSWERS = pytest.mark.parametrize("answers", [{}, NON_DEFAULT], ids=["default", 
 
 def run(project: Path, *command: str) -> None:
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.pop("PYTEST_ADDOPTS", None)  # those of the outer run are not the project's
+    for name in [name for name in environment if name.startswith("PYTEST_")]:  # the outer run's, not the project's
+        del environment[name]
     done = subprocess.run(
         command, cwd=project, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
