@@ -23,7 +23,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/.ruff_cache
 export MYPY_CACHE_DIR := $(CURDIR)/.mypy_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint test-project test-template constraints
+.PHONY: help setup demo test check lint test-project test-template constraints
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,9 @@ demo: setup  ## render a project into DEMO_DIR, train it on the CPU, evaluate it
 
 test: lint test-project test-template  ## everything that must be right: style, types, the project here, and rendered ones
 	@echo "== all tests passed"
+
+check: lint test-project  ## what is worth running every day: all but real clusters and the tests of rendered projects
+	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -m "not slow"
 
 lint: setup  ## style and types, of the template and of the project inside it
 	@echo "== style and types: the template"
