@@ -81,7 +81,7 @@ def check_changes(
         grave.append(Change("samples per step", old_window, window))
         if not (allowed or elastic):
             raise UserError(
-                f"the run cannot go on as it began, on {new['ranks']} processes instead of {old['ranks']}:\n"
+                f"the run cannot go on as it began, on {new['ranks']} process(es) instead of {old['ranks']}:\n"
                 f"{grave[-1]}\n"
                 f"  batch_size * optim.accumulate * processes must stay {old_window}: change --batch_size or\n"
                 "  --optim.accumulate with the number of processes, or say that it is meant: --allow_changes true."
