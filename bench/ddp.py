@@ -31,7 +31,7 @@ from common.best import BestTracker  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.distributed import Rank, barrier  # noqa: E402
 from common.failsafe import Requests, together  # noqa: E402
-from common.run import RunFolder  # noqa: E402
+from common.places import RunFolder  # noqa: E402
 from common.session import Start, session  # noqa: E402
 from common.trainer import Settings, Trainer  # noqa: E402
 from custom.config import Config  # noqa: E402

@@ -23,7 +23,7 @@ from common.config import resolve  # noqa: E402
 from common.data.loader import Step, TrainStream  # noqa: E402
 from common.distributed import Rank  # noqa: E402
 from common.period import Position  # noqa: E402
-from common.run import RunFolder  # noqa: E402
+from common.places import RunFolder  # noqa: E402
 from common.session import Start, session  # noqa: E402
 from common.trainer import Settings, Trainer  # noqa: E402
 from custom.config import Config  # noqa: E402

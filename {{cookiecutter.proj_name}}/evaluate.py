@@ -18,9 +18,10 @@ from common.metric import MetricFactory
 from common.monitor.log import setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
+from common.places import eval_dir
 from common.process import set_up_process
 from common.registry import MODEL_REGISTRY, REGISTRIES
-from common.run import eval_dir, started_anew, stored_config
+from common.run import started_anew, stored_config
 from common.seed import choose_seed, set_seed
 from common.session import ErrorFile, recorded
 from custom.build import PROJECT, build_evaluation

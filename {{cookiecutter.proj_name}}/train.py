@@ -17,10 +17,11 @@ from common.loss import LossFactory
 from common.metric import MetricFactory
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
+from common.places import RunFolder
 from common.process import set_up_process
 from common.progress import Outcome
 from common.registry import REGISTRIES, import_path
-from common.run import RunFolder, started_anew, stored_config, was_opened_by
+from common.run import started_anew, stored_config, was_opened_by
 from common.seed import choose_seed, mix, set_seed
 from common.session import BeforeTheRun, Start, recorded, session
 from common.trainer import Settings, Trainer

@@ -17,8 +17,9 @@ from common.lifeline import NoLifeline, Tell, print_failure
 from common.lock import check_free
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.log import add_to_log, setup_log
+from common.places import RunFolder
 from common.provenance import environment_text, now
-from common.run import OpenRun, RunFolder, open_run, read_status, was_opened_by, write_status
+from common.run import OpenRun, open_run, read_status, was_opened_by, write_status
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from common.distributed.rank import GpuIds
 from common.errors import UserError
 from common.files import write_text
 from common.lock import alone_in, check_free, holder_of
-from common.run import RunFolder, archive
+from common.places import RunFolder
+from common.run import archive
 from common.snapshot import code_files, snapshot
 
 _TASK = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")

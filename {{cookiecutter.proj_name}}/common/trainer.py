@@ -35,8 +35,8 @@ from common.optim.precision import Precision
 from common.parallel import PrepareConfig, prepare
 from common.parallel.freeze import Trainable
 from common.period import Period, Position, resumed_position
+from common.places import RunFolder
 from common.progress import Outcome, ProgressConfig, Rhythm, is_over, total_steps
-from common.run import RunFolder
 from common.settle import settle_buckets
 from common.state import RunState
 from common.task import Task

@@ -17,9 +17,9 @@ from common.distributed import Rank, check_same
 from common.errors import UserError
 from common.located import located
 from common.parallel import check_patterns
+from common.places import data_dir
 from common.progress import Outcome
 from common.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
-from common.run import data_dir
 from common.trainer import Trainer
 from custom.config import Config
 

@@ -22,9 +22,9 @@ from common.monitor import MonitorConfig
 from common.optim import OptimConfig
 from common.optim.precision import PrecisionConfig
 from common.parallel import PrepareConfig
+from common.places import DirConfig
 from common.progress import ProgressConfig
 from common.registry import MODEL_REGISTRY, Registered
-from common.run import DirConfig
 import custom.datasets
 import custom.loss
 import custom.metric

@@ -13,8 +13,9 @@ from common.config import Resolved, option_value, parse
 from common.errors import UserError
 from common.failsafe import reported
 from common.monitor.log import setup_log
+from common.places import RunFolder
 from common.registry import REGISTRIES
-from common.run import RunFolder, stored_config
+from common.run import stored_config
 from common.submission import array_tasks, frozen, goes_on, gpus_per_node, prepare, words_of_task
 from custom.build import PROJECT
 from custom.config import Config

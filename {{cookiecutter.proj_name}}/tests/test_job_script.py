@@ -9,7 +9,8 @@ import pytest
 
 from common import provenance
 from common.lock import FolderLock
-from common.run import DirConfig, OpenRun, RunFolder, open_run
+from common.places import DirConfig, RunFolder
+from common.run import OpenRun, open_run
 from tests.conftest import TRAIN
 
 

@@ -21,7 +21,8 @@ from common.monitor.meter import Reading
 from common.monitor.pictures import Picture, labelled
 from common.monitor.writer import read_metrics
 from common.period import Position
-from common.run import DirConfig, OpenRun, RunFolder, open_run, read_status
+from common.places import DirConfig, RunFolder
+from common.run import OpenRun, open_run, read_status
 
 pytestmark = pytest.mark.usefixtures("restored_log")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from common import failsafe, requeue
-from common.run import RunFolder, read_status, write_status
+from common.places import RunFolder
+from common.run import read_status, write_status
 from tests.conftest import calls_of
 
 

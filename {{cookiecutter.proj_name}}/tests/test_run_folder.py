@@ -15,7 +15,8 @@ from loguru import logger
 from common import provenance
 from common.errors import UserError
 from common.lock import FolderLock
-from common.run import DirConfig, OpenRun, RunFolder, data_dir, eval_dir, open_run, read_status, write_status
+from common.places import DirConfig, RunFolder, data_dir, eval_dir
+from common.run import OpenRun, open_run, read_status, write_status
 
 PROJECT = Path(__file__).parents[1]
 

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from common.period import Position
-from common.run import RunFolder, read_status
+from common.places import RunFolder
+from common.run import read_status
 from common.trainer import Trainer
 from tests.conftest import ENVIRONMENT, Runs, load, run, same
 from tests.ranks import failed, several, start_ranks

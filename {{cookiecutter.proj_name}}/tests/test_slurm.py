@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from common import snapshot
-from common.run import RunFolder, write_status
+from common.places import RunFolder
+from common.run import write_status
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, load, same
 
 SHELL = shutil.which("dash") or "sh"

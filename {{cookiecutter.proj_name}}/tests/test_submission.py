@@ -14,8 +14,9 @@ import yaml
 from common import snapshot, submission
 from common.errors import UserError
 from common.lock import FolderLock
+from common.places import RunFolder
 from common.provenance import GitState
-from common.run import RunFolder, archive
+from common.run import archive
 from tests.conftest import PROJECT, Runs
 from custom import submit
 
