@@ -18,6 +18,15 @@ CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 # Never ours to touch when a project is rendered over one that is in use.
 PRIVATE = CACHES | {".git", ".venv", "venv", "experiments"}
 
+# The operators and all that stands on them, file by file: a folder of the same name may hold the user's own.
+OPS = {
+    ".": [".clang-format", "configs/ops.yaml", "scripts/install_ops.sh", "custom/models/saturating_model.py"],
+    "common/ops": ["__init__.py", "__main__.py", "build.py", "compare.py", "library.py", "load.py", "toolchain.py"],
+    "custom/ops": ["__init__.py", "add_matrix.py", "scale_exp.py", "README.md"],
+    "custom/ops/src": ["add_matrix.cpp", "add_matrix.cu", "kernels.h", "launch.cuh", "scale_exp.cpp", "scale_exp.cu"],
+    "tests/ops": ["__init__.py", "conftest.py", "test_build.py", "test_operators.py", "test_training.py"],
+}
+
 TEXT_SUFFIXES = {"", ".cfg", ".ini", ".json", ".md", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 TEXT_SUFFIXES |= {".py", ".cpp", ".cu", ".cuh", ".h"}
 
@@ -39,11 +48,22 @@ def drop_unwanted(root, answers):
     """Removes whole files only, and folders only when that leaves them empty."""
     if answers["license"] == "none":
         (root / "LICENSE").unlink(missing_ok=True)
+    if answers["ops"] == "no":
+        for folder, names in OPS.items():
+            for name in names:
+                (root / folder / name).unlink(missing_ok=True)
+        drop_empty(
+            root / "custom" / "ops" / "src", root / "custom" / "ops", root / "common" / "ops", root / "tests" / "ops"
+        )
     if answers["ci"] == "none":
         (root / ".github" / "workflows" / "ci.yml").unlink(missing_ok=True)
-        for folder in (root / ".github" / "workflows", root / ".github"):
-            if folder.is_dir() and not any(folder.iterdir()):
-                folder.rmdir()
+        drop_empty(root / ".github" / "workflows", root / ".github")
+
+
+def drop_empty(*folders):
+    for folder in folders:
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def drop_caches(root):

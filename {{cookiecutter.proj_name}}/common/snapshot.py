@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 from common.errors import UserError
 from common.files import write_text
 from common.provenance import SNAPSHOT, git_files, git_state
@@ -70,10 +72,15 @@ def code_files(project: Path, leave_out: Sequence[Path]) -> Iterator[Path]:
 
 
 def _imported(project: Path) -> Iterator[str]:
-    """The files in `project` that were imported to check the configuration, but not those of a virtual environment."""
+    """The files in `project` that were imported to check the configuration, but not those of a virtual environment.
+
+    Libraries of operators count, each with the record of its build beside it.
+    """
     environments = [path.parent for path in project.glob("*/pyvenv.cfg")]
-    for module in list(sys.modules.values()):
-        file = Path(getattr(module, "__file__", None) or "/")
+    files = [Path(getattr(module, "__file__", None) or "/") for module in list(sys.modules.values())]
+    for library in map(Path, torch.ops.loaded_libraries):
+        files += [library, library.with_suffix(".json")]
+    for file in files:
         if file.is_relative_to(project) and not any(file.is_relative_to(place) for place in environments):
             yield str(file.relative_to(project))
 

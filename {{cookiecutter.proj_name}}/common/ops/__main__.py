@@ -1,0 +1,28 @@
+"""Build the operators in a folder: python -m common.ops FOLDER. What is current is left as it is.
+
+FORCE_CUDA=1 compiles CUDA where there is no GPU, FORCE_CUDA=0 leaves it out, TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX" names
+the GPUs, CXX and CUDA_HOME the compilers, OPS_BUILD_DIR another folder for the library.
+"""
+
+import sys
+from pathlib import Path
+
+from common.ops.build import build
+from common.ops.toolchain import BuildError
+
+
+def main(arguments: list[str]) -> int:
+    """Build, and say what was built. Returns the exit code."""
+    if len(arguments) != 1 or not Path(arguments[0], "src").is_dir():
+        print(f"{__doc__}\nFOLDER must hold the sources in src/, as custom/ops does.", file=sys.stderr)
+        return 2
+    try:
+        print(build(Path(arguments[0])))
+    except (BuildError, ImportError, OSError) as error:
+        print(f"error: {arguments[0]} was not built:\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

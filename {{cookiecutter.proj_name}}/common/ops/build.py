@@ -1,0 +1,82 @@
+"""Compile a folder of operators: C++ always, CUDA where it can be.
+
+The compilers are called directly: PyTorch's build helper refuses to compile CUDA where PyTorch was built without it.
+The sources are written against PyTorch's stable ABI, and so need nothing but its headers and its CPU library.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from common.config import place
+from common.files import write_text
+from common.ops.library import Record, build_folder, find, library_path, record_now
+from common.ops.toolchain import BuildError, Cuda, compile_command, find_compiler, find_cuda, link_command
+
+
+def build(folder: Path) -> str:
+    """Build the library of the operators in `folder` unless it is current. Returns what was built, in words.
+
+    Raises:
+        BuildError: there is no compiler, a source does not compile, or CUDA is asked for and cannot be had.
+    """
+    start = time.monotonic()
+    compiler, cuda = find_compiler(), find_cuda()
+    record = record_now(folder, cuda.architectures)
+    library, found = library_path(folder, record), find(folder)
+    done = "up to date"
+    if isinstance(found, str) or found[0] != library:
+        _make(folder, record, library, compiler, cuda)
+        done = f"built in {time.monotonic() - start:.1f} s"
+    cpp = " ".join(name for name in record.sources if name.endswith(".cpp"))
+    cu = " ".join(name for name in record.sources if name.endswith(".cu"))
+    gpu = f"{cu} for {', '.join(cuda.architectures)}" if cuda.nvcc else f"none: {cuda.why_not}"
+    return f"{place(folder)}: {done} for PyTorch {record.torch}\n  C++   {cpp}\n  CUDA  {gpu}\n  {place(library)}"
+
+
+def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda) -> None:
+    """Compile, link, and put the library in its place, whole; then remove the ones before it."""
+    target = build_folder(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    sources = [folder / "src" / name for name in record.sources if name.endswith((".cpp", ".cu"))]
+    with tempfile.TemporaryDirectory(dir=target) as temporary:
+        objects = [Path(temporary, f"{source.name}.o") for source in sources]
+        commands = [compile_command(*pair, compiler, cuda) for pair in zip(sources, objects, strict=True)]
+        # From this file editors know the include paths; clangd looks for it in `build` by itself.
+        entries = [
+            {"directory": str(Path.cwd()), "file": str(source), "arguments": command}
+            for source, command in zip(sources, commands, strict=True)
+        ]
+        write_text(target / "compile_commands.json", json.dumps(entries, indent=1))
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            list(pool.map(_run, commands))
+        linked = Path(temporary, library.name)
+        _run(link_command(objects, linked, compiler, cuda))
+        linked.replace(library)
+    # The record comes last: a library without one does not count.
+    write_text(library.with_suffix(".json"), json.dumps(asdict(record), indent=1))
+    for old in target.glob(f"{library.name.rpartition('-')[0]}-*"):
+        if old.stem != library.stem:
+            old.unlink()
+
+
+def _run(command: list[str]) -> None:
+    """Run a compiler and show its warnings. When it fails, its first complaint is the error; a file has the rest."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        print(done.stderr, end="", file=sys.stderr)
+        return
+    said = (done.stderr + done.stdout).splitlines()
+    first = next((at for at, line in enumerate(said) if re.search(r"\berror\b|undefined reference", line)), 0)
+    log = Path(command[command.index("-o") + 1]).parents[1] / "errors.txt"
+    write_text(log, "\n".join([shlex.join(command), "", *said, ""]))
+    without = " FORCE_CUDA=0 builds the rest without CUDA." if "nvcc" in command[0] else ""
+    raise BuildError("\n".join([*said[first : first + 5], f"Everything it said: {place(log)}.{without}"]))

@@ -1,0 +1,88 @@
+"""The compiled library of a folder of operators: where it lies, what it was made from, and whether that is still so."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+CPP, CUDA = {".cpp", ".h"}, {".cu", ".cuh"}
+# -fno-math-errno: a function that sets errno cannot be computed for a whole vector register.
+FLAGS = ["-O3", "-std=c++20", "-fPIC", "-Wall", "-fno-math-errno"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a library was made from; stands as JSON beside it."""
+
+    torch: str  # version of PyTorch
+    machine: str  # such as x86_64
+    architectures: list[str]  # of GPUs, such as 8.0 or 9.0+PTX; empty: CPU only
+    sources: dict[str, str]  # file -> checksum
+    flags: list[str]
+
+    @property
+    def name(self) -> str:
+        """Eight digits that change with anything the library was made from."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
+
+
+def record_now(folder: Path, architectures: list[str]) -> Record:
+    """What a library built now, for these GPUs, would be made from."""
+    wanted = CPP | CUDA if architectures else CPP
+    files = [file for file in sorted((folder / "src").glob("*")) if file.suffix in wanted]
+    sources = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return Record(torch_version(), platform.machine(), architectures, sources, FLAGS)
+
+
+def build_folder(folder: Path) -> Path:
+    """Where the library of `folder` lies: `build` in it, or what OPS_BUILD_DIR names."""
+    return Path(os.environ.get("OPS_BUILD_DIR") or folder / "build")
+
+
+def library_path(folder: Path, record: Record) -> Path:
+    """Where a library with this record lies: two that differ in anything never share a name."""
+    return build_folder(folder) / f"{folder.parent.name}_{folder.name}-{record.name}.so"
+
+
+def find(folder: Path) -> tuple[Path, Record] | str:
+    """The library of `folder` with its record if it is current; else the reason why there is none, in words."""
+    newest: Record | None = None
+    for file in sorted(build_folder(folder).glob(f"{folder.parent.name}_{folder.name}-*.json"), key=os.path.getmtime):
+        try:
+            newest = Record(**json.loads(file.read_text()))
+        except (ValueError, TypeError):
+            continue  # cut off while it was written, or of another version of this module
+        if newest == record_now(folder, newest.architectures) and library_path(folder, newest).is_file():
+            return library_path(folder, newest), newest
+    if newest is None:
+        return "nothing is built"
+    return f"the build is out of date ({_difference(newest, record_now(folder, newest.architectures))})"
+
+
+def _difference(old: Record, new: Record) -> str:
+    if old.torch != new.torch:
+        return f"made for PyTorch {old.torch}, and this is {new.torch}"
+    if old.machine != new.machine:
+        return f"made for {old.machine}, and this is {new.machine}"
+    if old.flags != new.flags:
+        return "made with other compiler flags"
+    names = sorted(name for name in {*old.sources, *new.sources} if old.sources.get(name) != new.sources.get(name))
+    return f"{', '.join(names)} changed since" if names else "its library is missing"
+
+
+def torch_folder() -> Path:
+    """Where PyTorch is installed. Raises `ImportError` when it is not."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ImportError("PyTorch is not installed: python -m pip install -r requirements.txt")
+    return Path(spec.origin).parent
+
+
+def torch_version() -> str:
+    """PyTorch's version, such as 2.13.0+cpu, without the two seconds that importing it takes."""
+    found = re.search(r"__version__ = '(.+?)'", (torch_folder() / "version.py").read_text())
+    return found[1] if found else "unknown"

@@ -1,0 +1,78 @@
+"""add_matrix(a, b) = a + b for matrices: the smallest operator, to copy when yours has no settings.
+
+`python custom/ops/add_matrix.py [ROWS COLUMNS]` compares what is built with the reference: values, gradients, times.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def reference(a: Tensor, b: Tensor) -> Tensor:
+    """The operator in plain PyTorch: what the C++ and CUDA kernels must agree with, and what runs without them."""
+    return a + b
+
+
+# The decorator's job, done by a call so that `reference` stays an ordinary function. It defines the operator
+# torch.ops.custom_ops.add_matrix with the schema of the signature, and `reference` as its kernel on every device that
+# has no better one; the kernels in src/ are registered for CPU and CUDA under the same name when the library is loaded.
+operator = torch.library.custom_op("custom_ops::add_matrix", reference, mutates_args=())
+
+
+@operator.register_fake
+def _shape(a: Tensor, b: Tensor) -> Tensor:
+    """What comes out, without computing it: torch.compile and torch.export call this with tensors that hold no data."""
+    return torch.empty_like(a)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """The gradient of a sum is that of each term; None for an input that needs none."""
+    return (grad if ctx.needs_input_grad[0] else None, grad if ctx.needs_input_grad[1] else None)
+
+
+operator.register_autograd(_backward)
+
+
+def add_matrix(a: Tensor, b: Tensor) -> Tensor:
+    """Add two matrices of one size; nothing is broadcast.
+
+    Args:
+        a: (N, M), float16, bfloat16, float32 or float64.
+        b: (N, M), on the same device. Its dtype is that of `a`; under autocast, the wider of the two is used for both.
+
+    Returns:
+        a + b, (N, M). Half precision is added in float32 and rounded once.
+
+    Raises:
+        ValueError: an argument breaks one of these rules.
+    """
+    if torch.is_autocast_enabled(a.device.type):
+        wider = torch.promote_types(a.dtype, b.dtype)
+        a, b = a.to(wider), b.to(wider)
+    if a.dim() != 2 or a.shape != b.shape:
+        raise ValueError(f"add_matrix takes two matrices of one size, not {tuple(a.shape)} and {tuple(b.shape)}")
+    if a.dtype not in DTYPES or a.dtype != b.dtype:
+        raise ValueError(
+            f"add_matrix takes two matrices of one floating-point dtype, not {a.dtype} and {b.dtype}; use .to() on one"
+        )
+    if a.device != b.device:
+        raise ValueError(f"add_matrix takes two matrices on one device, not {a.device} and {b.device}")
+    return operator(a, b)
+
+
+if __name__ == "__main__":  # as a script; a module of the project finds the library loaded by custom/ops/__init__.py
+    import sys
+    from pathlib import Path
+
+    folder = Path(__file__).resolve().parent
+    sys.path.insert(0, str(folder.parents[1]))  # the project, where common/ lies
+    from common.ops import load
+    from common.ops.compare import compare
+
+    rows, columns = (int(size) for size in sys.argv[1:3] or (1024, 1024))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(f"add_matrix: {load(folder)}")
+    print(compare(add_matrix, reference, [torch.randn(rows, columns, device=device) for _ in "ab"]))

@@ -1,0 +1,111 @@
+"""scale_exp(x, scale, shift) = scale * exp(-x) + shift: the whole story, with a backward kernel of its own.
+
+`python custom/ops/scale_exp.py [SIZE ...]` compares what is built with the reference: values, gradients, times.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def reference(x: Tensor, scale: float, shift: float) -> Tensor:
+    """The operator in plain PyTorch: what the C++ and CUDA kernels must agree with, and what runs without them."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))  # half precision is for storage, not for arithmetic
+    return (scale * torch.exp(-wide) + shift).to(x.dtype)
+
+
+def reference_backward(grad: Tensor, x: Tensor, scale: float) -> Tensor:
+    """The gradient for x: d/dx (scale * exp(-x) + shift) = -scale * exp(-x).
+
+    It would be cheaper to save the output y and use shift - y, but where |shift| is much larger than scale * exp(-x)
+    that difference has no correct digit left.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (-scale * torch.exp(-wide) * grad).to(x.dtype)
+
+
+# Two operators, each with its kernels: the backward pass is one launch, too. See add_matrix.py for what this does.
+operator = torch.library.custom_op("custom_ops::scale_exp", reference, mutates_args=())
+operator_backward = torch.library.custom_op("custom_ops::scale_exp_backward", reference_backward, mutates_args=())
+
+
+@operator.register_fake
+def _shape(x: Tensor, scale: float, shift: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@operator_backward.register_fake
+def _shape_backward(grad: Tensor, x: Tensor, scale: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
+    """Called only where a gradient will be wanted; without one, the forward pass keeps nothing alive."""
+    x, ctx.scale, _ = inputs
+    ctx.save_for_backward(x)  # tensors here, so that they are freed with the graph; numbers are plain attributes
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    (x,) = ctx.saved_tensors
+    return operator_backward(grad, x, ctx.scale), None, None  # a gradient for each input; numbers have none
+
+
+operator.register_autograd(_backward, setup_context=_save)
+
+
+def _save_backward(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+    grad, x, ctx.scale = inputs
+    ctx.save_for_backward(grad, x)
+
+
+def _double_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    """By the same kernel again: it is linear in `grad`, and for x only the sign of its derivative differs."""
+    grad_output, x = ctx.saved_tensors
+    return (
+        operator_backward(grad, x, ctx.scale) if ctx.needs_input_grad[0] else None,
+        operator_backward(grad * grad_output, x, -ctx.scale) if ctx.needs_input_grad[1] else None,
+        None,
+    )
+
+
+operator_backward.register_autograd(_double_backward, setup_context=_save_backward)
+
+
+def scale_exp(x: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:
+    """scale * exp(-x) + shift, element by element.
+
+    Args:
+        x: any shape and strides; float16, bfloat16, float32 or float64.
+        scale: a number, not a tensor: it is not trained. For one that is, multiply outside.
+        shift: a number as well.
+
+    Returns:
+        A tensor like x. Half precision is computed in float32 and rounded once.
+
+    Raises:
+        ValueError: an argument breaks one of these rules.
+    """
+    if x.dtype not in DTYPES:
+        raise ValueError(f"scale_exp takes a floating-point tensor, not {x.dtype}; convert it with x.float()")
+    for name, value in (("scale", scale), ("shift", shift)):
+        if not isinstance(value, (int, float)):
+            raise ValueError(f"scale_exp: {name} must be a number, not {type(value).__name__}")
+    return operator(x, float(scale), float(shift))
+
+
+if __name__ == "__main__":  # as a script; a module of the project finds the library loaded by custom/ops/__init__.py
+    import sys
+    from pathlib import Path
+
+    folder = Path(__file__).resolve().parent
+    sys.path.insert(0, str(folder.parents[1]))  # the project, where common/ lies
+    from common.ops import load
+    from common.ops.compare import compare
+
+    shape = [int(size) for size in sys.argv[1:] or (1024, 1024)]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(f"scale_exp: {load(folder)}")
+    print(compare(scale_exp, reference, [torch.randn(shape, device=device)], scale=2.0, shift=1.0))

@@ -1,0 +1,61 @@
+// add_matrix on the GPU: out[i][j] = a[i][j] + b[i][j], one thread for each element, on a grid of two dimensions.
+#include <torch/headeronly/core/TensorAccessor.h>
+
+#include "launch.cuh"
+
+namespace {
+
+using ops::Tensor;
+
+// A matrix as a kernel sees it: pointer, sizes and strides in one value that is copied to the GPU with the other
+// arguments. x[i][j] then finds its element whatever the strides are, so a transposed or sliced input needs no copy.
+// __restrict__ promises that no other argument points to the same memory.
+template <typename scalar_t>
+using Matrix =
+    torch::headeronly::HeaderOnlyGenericPackedTensorAccessor<scalar_t, 2, torch::headeronly::RestrictPtrTraits>;
+
+template <typename scalar_t>
+__global__ void add_matrix_kernel(const Matrix<const scalar_t> a, const Matrix<const scalar_t> b,
+                                  Matrix<scalar_t> out) {
+  using compute_t = ops::compute_t<scalar_t>;
+  // int64_t before the product: 32 bits overflow at 2^31 elements. x runs along a row, so that the 32 threads which run
+  // in step read 32 neighbours.
+  const int64_t first_row = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
+  const int64_t first_column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t row_stride = static_cast<int64_t>(gridDim.y) * blockDim.y;
+  const int64_t column_stride = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = first_row; i < out.size(0); i += row_stride) {
+    for (int64_t j = first_column; j < out.size(1); j += column_stride) {
+      out[i][j] = static_cast<scalar_t>(static_cast<compute_t>(a[i][j]) + static_cast<compute_t>(b[i][j]));
+    }
+  }
+}
+
+template <typename scalar_t>
+void launch(const Tensor& a, const Tensor& b, Tensor& out) {
+  const dim3 threads(32, 8);
+  const auto blocks = [](int64_t elements, int64_t threads) {
+    return static_cast<unsigned>(std::min<int64_t>((elements + threads - 1) / threads, 65535));  // the limit of grid.y
+  };
+  const dim3 grid(blocks(a.size(1), threads.x), blocks(a.size(0), threads.y));
+  add_matrix_kernel<scalar_t><<<grid, threads, 0, ops::current_stream(a)>>>(
+      Matrix<const scalar_t>(a.const_data_ptr<scalar_t>(), a.sizes().data(), a.strides().data()),
+      Matrix<const scalar_t>(b.const_data_ptr<scalar_t>(), b.sizes().data(), b.strides().data()),
+      Matrix<scalar_t>(out.mutable_data_ptr<scalar_t>(), out.sizes().data(), out.strides().data()));
+}
+
+Tensor add_matrix(const Tensor& a, const Tensor& b) {
+  STD_TORCH_CHECK(a.dim() == 2 && ops::same_sizes(a, b), "add_matrix: a and b must be matrices of one size");
+  STD_TORCH_CHECK(a.scalar_type() == b.scalar_type(), "add_matrix: a and b must have one dtype");
+  STD_TORCH_CHECK(a.get_device_index() == b.get_device_index(), "add_matrix: a and b must be on one GPU");
+  const torch::stable::accelerator::DeviceGuard guard(a.get_device_index());
+  Tensor out = torch::stable::empty_like(a);
+  if (out.numel() == 0) return out;  // a grid of no blocks is an error
+  DISPATCH_FLOATING(a.scalar_type(), "add_matrix", [&] { launch<scalar_t>(a, b, out); });
+  ops::check_launch("add_matrix");
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(custom_ops, CUDA, m) { m.impl("add_matrix", TORCH_BOX(&add_matrix)); }
