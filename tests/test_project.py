@@ -14,8 +14,8 @@ JOBS = os.environ.get("JOBS", "2")  # tests at a time
 ANSWERS = pytest.mark.parametrize("answers", [{}, NON_DEFAULT], ids=["default", "spinlab"])
 
 
-def run(project: Path, *command: str) -> None:
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+def run(project: Path, *command: str, **variables: str) -> None:
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **variables}
     for name in [name for name in environment if name.startswith("PYTEST_")]:  # the outer run's, not the project's
         del environment[name]
     done = subprocess.run(
@@ -60,6 +60,18 @@ def test_own_tests(copy: Render) -> None:
 
 
 @pytest.mark.slow
+def test_operators_under_another_name(copy: Render) -> None:
+    """CT-69, D-09: they are found, built and loaded where `custom/` is called otherwise; style and types are clean."""
+    project = copy(custom_name="spinlab")
+    run(project, sys.executable, "-m", "ruff", "check", "--no-cache", ".")
+    run(project, sys.executable, "-m", "mypy")
+    run(project, "sh", "scripts/install_ops.sh", PYTHON=sys.executable)
+    run(project, sys.executable, "spinlab/ops/add_matrix.py", "64", "64")
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS]
+    run(project, *pytest_, "tests/ops", "-k", "not without")
+
+
+@pytest.mark.slow
 def test_own_tests_with_default_answers(copy: Render) -> None:
     """D-09: a sample. All of them ran where the template lies, whose files are these, byte by byte."""
     files = [f"tests/test_{name}.py" for name in ("reference", "registry", "structure", "scripts", "train")]
@@ -74,6 +86,14 @@ def test_shell_scripts_are_clean(render: Render) -> None:
     scripts = sorted(str(path) for path in (render() / "scripts").glob("*.sh"))
     assert scripts
     run(render(), shellcheck, *scripts)
+
+
+def test_c_and_cuda_are_formatted(render: Render) -> None:
+    """CT-69: by the file that pre-commit's clang-format reads."""
+    beside = Path(sys.executable).with_name("clang-format")
+    sources = sorted(str(path) for path in (render() / "custom" / "ops" / "src").iterdir())
+    assert sources
+    run(render(), str(beside), "--dry-run", "-Werror", *sources)
 
 
 def test_pre_commit_configuration_is_valid(render: Render) -> None:

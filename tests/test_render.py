@@ -41,18 +41,33 @@ def test_default_answers_give_every_file_of_the_template(render: Render) -> None
 
 
 def test_other_answers_drop_and_rename_files(render: Render) -> None:
-    """CT-66, CT-67: the licence and the workflow go, `custom/` is called `spinlab/`, all else stays."""
-    dropped = {"LICENSE", ".github/workflows/ci.yml"}
+    """CT-66, CT-67, XP-02: licence, workflow and operators go, `custom/` is called `spinlab/`, all else stays."""
+    dropped = {"LICENSE", ".github/workflows/ci.yml", *operators()}
     expected = {re.sub(r"^custom/", "spinlab/", path) for path in files(TEMPLATE).keys() - dropped}
     project = render(**NON_DEFAULT)
     assert files(project).keys() == expected
     assert not (project / ".github").exists()
     assert not (project / "custom").exists()
+    assert list(project.rglob("ops")) == []
+
+
+def operators() -> set[str]:
+    """Every file of the template that is there for operators alone."""
+    whole = (".clang-format", "configs/ops.yaml", "scripts/install_ops.sh", "custom/models/saturating_model.py")
+    return {path for path in files(TEMPLATE) if "/ops/" in path or path in whole}
+
+
+def test_nothing_else_speaks_of_the_operators(render: Render) -> None:
+    """XP-02: without them, no file imports them or names one of their files."""
+    for path, file in files(render(ops="no")).items():
+        left = re.search(rb"install_ops|ops\.yaml|custom[./]ops|common[./]ops|scale_exp|saturating", file.read_bytes())
+        assert left is None or path == ".gitignore", f"{path}: {left}"
 
 
 def test_each_option_works_alone(render: Render) -> None:
     assert files(TEMPLATE).keys() - files(render(license="none")).keys() == {"LICENSE"}
     assert files(TEMPLATE).keys() - files(render(ci="none")).keys() == {".github/workflows/ci.yml"}
+    assert files(TEMPLATE).keys() - files(render(ops="no")).keys() == operators()
     assert (render(custom_name="spinlab") / "LICENSE").is_file()
 
 

@@ -85,11 +85,17 @@ ASKED = {
     "CT-59": "pictures of training and validation, in TensorBoard and as files",
     "CT-60": "few methods for a project to fill in",
     "CT-61": "one step of training is one method, to be changed",
+    "CT-62": "a sample operator in C++ and CUDA: the smallest, on matrices, with accessors and a grid of two dimensions",
+    "CT-63": "a sample operator with settings and a backward kernel of its own, for all that PyTorch does with operators",
     "CT-64": "a generator that checks the names, and never renders over a project",
     "CT-65": "documentation travels with the project",
     "CT-66": "the user's package can have another name, in every file",
     "CT-67": "the project's licence is the user's choice and in the user's name",
     "CT-68": "renaming leaves everything outside the project alone",
+    "CT-69": "one command builds the operators: optional, again only when needed, with a remedy when it fails",
+    "CT-70": "operator and reference are compared: values, gradients, times, finite differences",
+    "CT-71": "an operator saves nothing and computes no gradient without need",
+    "CT-72": "text that teaches how a kernel is written",
     "CT-73": "tests run on a CPU, with two processes where needed",
     "CT-74": "a schedule can be drawn",
     "CT-87": "the test part is kept out of choosing",
@@ -168,7 +174,11 @@ ASKED = {
     "BS-16": "losses in the log are over all processes",
     "BS-17": "the log line has the rates of all groups, the time for a step and for data, and the time left",
     "BS-19": "versions are in the record",
+    "AN-17": "one build for several operators",
     "AN-21": "asking for more GPUs than processes is refused",
+    "KW-01": "a new operator is one C++ file and one CUDA file",
+    "KW-02": "editors know the include paths",
+    "XP-02": "C++ without CUDA, and Python without either, give the same numbers",
     "XP-03": "the commit is in the run's record",
     "PN-16": "one path of code with and without mixed precision",
     "PN-17": "gradients are unscaled before they are clipped",
@@ -229,6 +239,7 @@ ASKED = {
     "D-03": "a save inside an epoch must not lose the rest of it",
     "D-04": "a kill while saving must leave a checkpoint that loads",
     "D-05": "a resume must bring back random streams, schedule and best value",
+    "D-08": "the CUDA sources that ship must compile",
     "D-09": "a renamed project must still run its tests",
     "D-10": "the tests that ship must pass",
     "D-11": "paths must be known on every process",
@@ -274,6 +285,8 @@ ASKED = {
     "D-51": "a look at gradients must not disturb",
     "D-52": "checkpoints must not pile up",
     "D-53": "the optimizer gets what is trained, matched by name",
+    "D-54": "kernels: device, stream, errors, precision, sizes; an old build must not be loaded in silence",
+    "D-55": "comparing must work without a GPU, for any size",
     "D-57": "small values keep their digits",
     "D-58": "the recorded config is the one that was used, and stays",
     "D-59": "an interrupted run must not end with code 0",
@@ -318,10 +331,10 @@ def rows_of_tests(repo: Path = REPO) -> dict[str, list[str]]:
     """Every row id in a docstring of a test, and those tests as `folder/file.py::name`, in the order of the files."""
     found: dict[str, list[str]] = {}
     for folder in (Path(PROJECT, "tests"), Path("tests")):
-        for file in sorted((repo / folder).glob("test_*.py")):
+        for file in sorted((repo / folder).rglob("test_*.py")):
             for name, text in _docstrings(file):
                 for row in dict.fromkeys(ROW.findall(text)):
-                    found.setdefault(row, []).append(f"{(folder / file.name).as_posix()}::{name}")
+                    found.setdefault(row, []).append(f"{file.relative_to(repo).as_posix()}::{name}")
     return found
 
 

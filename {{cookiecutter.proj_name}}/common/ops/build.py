@@ -16,8 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from common.config import place
-from common.files import write_text
 from common.ops.library import Record, build_folder, find, library_path, record_now
 from common.ops.toolchain import BuildError, Cuda, compile_command, find_compiler, find_cuda, link_command
 
@@ -39,7 +37,7 @@ def build(folder: Path) -> str:
     cpp = " ".join(name for name in record.sources if name.endswith(".cpp"))
     cu = " ".join(name for name in record.sources if name.endswith(".cu"))
     gpu = f"{cu} for {', '.join(cuda.architectures)}" if cuda.nvcc else f"none: {cuda.why_not}"
-    return f"{place(folder)}: {done} for PyTorch {record.torch}\n  C++   {cpp}\n  CUDA  {gpu}\n  {place(library)}"
+    return f"{folder}: {done} for PyTorch {record.torch}\n  C++   {cpp}\n  CUDA  {gpu}\n  {library}"
 
 
 def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda) -> None:
@@ -55,14 +53,15 @@ def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda
             {"directory": str(Path.cwd()), "file": str(source), "arguments": command}
             for source, command in zip(sources, commands, strict=True)
         ]
-        write_text(target / "compile_commands.json", json.dumps(entries, indent=1))
+        (target / "compile_commands.json").write_text(json.dumps(entries, indent=1))
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             list(pool.map(_run, commands))
         linked = Path(temporary, library.name)
         _run(link_command(objects, linked, compiler, cuda))
+        written = Path(temporary, "record.json")
+        written.write_text(json.dumps(asdict(record), indent=1))
         linked.replace(library)
-    # The record comes last: a library without one does not count.
-    write_text(library.with_suffix(".json"), json.dumps(asdict(record), indent=1))
+        written.replace(library.with_suffix(".json"))  # last: a library without its record does not count
     for old in target.glob(f"{library.name.rpartition('-')[0]}-*"):
         if old.stem != library.stem:
             old.unlink()
@@ -77,6 +76,6 @@ def _run(command: list[str]) -> None:
     said = (done.stderr + done.stdout).splitlines()
     first = next((at for at, line in enumerate(said) if re.search(r"\berror\b|undefined reference", line)), 0)
     log = Path(command[command.index("-o") + 1]).parents[1] / "errors.txt"
-    write_text(log, "\n".join([shlex.join(command), "", *said, ""]))
+    log.write_text("\n".join([shlex.join(command), "", *said, ""]))
     without = " FORCE_CUDA=0 builds the rest without CUDA." if "nvcc" in command[0] else ""
-    raise BuildError("\n".join([*said[first : first + 5], f"Everything it said: {place(log)}.{without}"]))
+    raise BuildError("\n".join([*said[first : first + 5], f"Everything it said: {log}.{without}"]))

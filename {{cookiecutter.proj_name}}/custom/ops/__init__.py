@@ -5,7 +5,7 @@
 
 from pathlib import Path
 
-from common.ops import load
+from common.ops.load import load
 from custom.ops.add_matrix import add_matrix
 from custom.ops.scale_exp import scale_exp
 

@@ -13,7 +13,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def reference(a: Tensor, b: Tensor) -> Tensor:
     """The operator in plain PyTorch: what the C++ and CUDA kernels must agree with, and what runs without them."""
-    return a + b
+    return (a + b).contiguous()
 
 
 # The decorator's job, done by a call so that `reference` stays an ordinary function. It defines the operator
@@ -25,7 +25,7 @@ operator = torch.library.custom_op("custom_ops::add_matrix", reference, mutates_
 @operator.register_fake
 def _shape(a: Tensor, b: Tensor) -> Tensor:
     """What comes out, without computing it: torch.compile and torch.export call this with tensors that hold no data."""
-    return torch.empty_like(a)
+    return a.new_empty(a.shape)
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -44,7 +44,7 @@ def add_matrix(a: Tensor, b: Tensor) -> Tensor:
         b: (N, M), on the same device. Its dtype is that of `a`; under autocast, the wider of the two is used for both.
 
     Returns:
-        a + b, (N, M). Half precision is added in float32 and rounded once.
+        a + b, (N, M), contiguous. Half precision is added in float32 and rounded once.
 
     Raises:
         ValueError: an argument breaks one of these rules.
@@ -69,8 +69,8 @@ if __name__ == "__main__":  # as a script; a module of the project finds the lib
 
     folder = Path(__file__).resolve().parent
     sys.path.insert(0, str(folder.parents[1]))  # the project, where common/ lies
-    from common.ops import load
     from common.ops.compare import compare
+    from common.ops.load import load
 
     rows, columns = (int(size) for size in sys.argv[1:3] or (1024, 1024))
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -22,8 +22,9 @@ void run(const Tensor& a, const Tensor& b, Tensor& out) {
 Tensor add_matrix(const Tensor& a, const Tensor& b) {
   STD_TORCH_CHECK(a.dim() == 2 && ops::same_sizes(a, b), "add_matrix: a and b must be matrices of one size");
   STD_TORCH_CHECK(a.scalar_type() == b.scalar_type(), "add_matrix: a and b must have one dtype");
-  Tensor out = torch::stable::empty_like(a);
-  const Tensor x = ops::in_layout_of(a, out), y = ops::in_layout_of(b, out);
+  // Row after row, whatever the strides: a copy where it is needed, and then plain arrays.
+  const Tensor x = torch::stable::contiguous(a), y = torch::stable::contiguous(b);
+  Tensor out = torch::stable::empty_like(x);
   DISPATCH_FLOATING(a.scalar_type(), "add_matrix", [&] { run<scalar_t>(x, y, out); });
   return out;
 }

@@ -49,7 +49,7 @@ Tensor add_matrix(const Tensor& a, const Tensor& b) {
   STD_TORCH_CHECK(a.scalar_type() == b.scalar_type(), "add_matrix: a and b must have one dtype");
   STD_TORCH_CHECK(a.get_device_index() == b.get_device_index(), "add_matrix: a and b must be on one GPU");
   const torch::stable::accelerator::DeviceGuard guard(a.get_device_index());
-  Tensor out = torch::stable::empty_like(a);
+  Tensor out = torch::stable::new_empty(a, a.sizes());
   if (out.numel() == 0) return out;  // a grid of no blocks is an error
   DISPATCH_FLOATING(a.scalar_type(), "add_matrix", [&] { launch<scalar_t>(a, b, out); });
   ops::check_launch("add_matrix");

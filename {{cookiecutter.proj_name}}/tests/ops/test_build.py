@@ -1,0 +1,164 @@
+"""scripts/install_ops.sh: from nothing, again, after an edit, without a compiler, with a mistake in a source."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ENVIRONMENT, PROJECT
+from tests.ops.conftest import has_compiler, install
+
+WITHOUT = pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler on the PATH")
+PACKAGE = Path("custom/ops").parts[0]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of what a build needs, to be edited."""
+    ignore = shutil.ignore_patterns("__pycache__", "build")
+    for folder in ("common", PACKAGE, "scripts"):
+        shutil.copytree(PROJECT / folder, tmp_path / folder, ignore=ignore)
+    for source in (tmp_path / PACKAGE / "ops" / "src").iterdir():
+        if not source.name.startswith(("kernels", "add_matrix", "launch")):
+            source.unlink()  # one operator is enough, and compiles in half the time
+    return tmp_path
+
+
+def script(project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**ENVIRONMENT, "PYTHON": sys.executable, "PYTHONPATH": "", "FORCE_CUDA": "0", **environment}
+    variables.pop("OPS_BUILD_DIR", None)
+    command = [shutil.which("dash") or "sh", str(project / "scripts" / "install_ops.sh")]
+    return subprocess.run(command, cwd="/", env=variables, capture_output=True, text=True, timeout=300, check=False)
+
+
+def status(project: Path) -> str:
+    """What a training would log, in a process of its own."""
+    code = "from custom.ops import implementation; print(implementation)"
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(project)}
+    environment.pop("OPS_BUILD_DIR", None)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr + done.stdout
+
+
+@WITHOUT
+def test_from_nothing_twice_and_after_an_edit(project: Path) -> None:
+    """CT-69, D-54: what is current is left alone; an edited source is noticed, never loaded, and built again."""
+    folder = project / PACKAGE / "ops"
+    assert "Python reference (nothing is built; sh scripts/install_ops.sh builds" in status(project)
+    done = script(project)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert (
+        "built in" in done.stdout
+        and "C++   add_matrix.cpp\n" in done.stdout
+        and "CUDA  none: FORCE_CUDA=0" in done.stdout
+    )
+    (library,) = (folder / "build").glob("*.so")
+    before = library.stat().st_mtime_ns
+    assert f"C++ on the CPU, Python reference on a GPU ({PACKAGE}/ops/build/{library.name})" in status(project)
+
+    done = script(project)
+    assert done.returncode == 0 and "up to date" in done.stdout
+    assert library.stat().st_mtime_ns == before
+
+    source = folder / "src" / "add_matrix.cpp"
+    source.write_text(source.read_text() + "// edited\n")
+    assert "the build is out of date (add_matrix.cpp changed since)" in status(project)
+    done = script(project)
+    assert done.returncode == 0 and "built in" in done.stdout
+    (newer,) = (folder / "build").glob("*.so")
+    assert newer.name != library.name and "C++ on the CPU" in status(project)
+    names = sorted(each.suffix for each in (folder / "build").iterdir())
+    assert names == [".json", ".json", ".so"], (
+        "the library, its record, and compile_commands.json; nothing else is left"
+    )
+
+    newer.write_bytes(b"not a library")
+    assert "cannot be loaded; the Python reference runs" in status(project)
+    newer.unlink()
+    assert "out of date (its library is missing)" in status(project)
+
+
+@WITHOUT
+def test_a_mistake_in_a_source(project: Path) -> None:
+    """CT-69, KW-02: the compiler's first error, the line it is about, and where the rest is. Editors know the paths."""
+    source = project / PACKAGE / "ops" / "src" / "add_matrix.cpp"
+    line = source.read_text().splitlines().index("Tensor add_matrix(const Tensor& a, const Tensor& b) {") + 1
+    source.write_text(source.read_text().replace("Tensor out = torch::stable::empty_like(x);", "Tensor out = empty(x;"))
+    done = script(project)
+    assert done.returncode == 1
+    first = done.stderr.splitlines()[1]
+    assert f"add_matrix.cpp:{line + 5}" in first and "error:" in first
+    assert "empty(x;" in done.stderr and "Traceback" not in done.stderr
+    errors = project / PACKAGE / "ops" / "build" / "errors.txt"
+    assert f"Everything it said: {PACKAGE}/ops/build/errors.txt" in done.stderr
+    assert first in errors.read_text()
+    assert list(errors.parent.glob("*.so")) == []
+    (entry,) = json.loads((errors.parent / "compile_commands.json").read_text())
+    include = entry["arguments"][entry["arguments"].index("-isystem") + 1]
+    assert Path(include, "torch", "csrc", "stable", "tensor.h").is_file()
+    assert Path(entry["directory"], entry["file"]).samefile(source)
+
+
+@WITHOUT
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_a_job_on_a_cluster_has_the_build(project: Path) -> None:
+    """R-48: git ignores what is built; the copy of the code that a queued job runs has it all the same."""
+    (project / "train.py").touch()
+    shutil.copy(PROJECT / ".gitignore", project)
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    assert script(project).returncode == 0
+    code = (
+        "import pathlib, custom.ops; from common.snapshot import snapshot;"
+        "snapshot(pathlib.Path.cwd(), pathlib.Path.cwd().with_name('copy'), [])"
+    )
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "OPS_BUILD_DIR"}
+    subprocess.run([sys.executable, "-c", code], cwd=project, env={**environment, "PYTHONPATH": ""}, check=True)
+    copy = project.with_name("copy")
+    names = {path.suffix for path in (copy / PACKAGE / "ops" / "build").iterdir()}
+    assert names == {".so", ".json"}
+    assert "C++ on the CPU" in status(copy)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"PATH": "/nowhere"}, "there is no C++ compiler on the PATH. Install one"),
+        ({"CXX": "g++-of-tomorrow"}, "CXX=g++-of-tomorrow is not on the PATH"),
+        ({"FORCE_CUDA": "1", "CUDA_HOME": "/nowhere"}, "FORCE_CUDA=1, but there is no nvcc; install the CUDA toolkit"),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, variables: dict[str, str], words: str) -> None:
+    """CT-69, XP-02: with an empty PATH too, and nothing is left behind."""
+    done = install(OPS_BUILD_DIR=str(tmp_path / "build"), **variables)
+    assert done.returncode == 1
+    if "CUDA_HOME" not in variables or has_compiler():
+        assert words in done.stderr
+    assert not (tmp_path / "build").exists()
+
+
+def test_without_pytorch() -> None:
+    """CT-69: one line instead of a traceback."""
+    done = call(sys.executable, "-S", "-c", "from common.ops.library import torch_folder; torch_folder()")
+    remedy = "python -m pip install -r requirements.txt"
+    assert done.stderr.splitlines()[-1] == f"ImportError: PyTorch is not installed: {remedy}"
+
+
+def test_arguments_are_refused() -> None:
+    done = call("sh", "scripts/install_ops.sh", "--cuda")
+    assert done.returncode == 2 and "--cuda: it takes no arguments" in done.stderr
+    done = call("sh", "scripts/install_ops.sh", "--help")
+    assert done.returncode == 0 and "FORCE_CUDA=1" in done.stdout and "set -eu" not in done.stdout
+    done = install(PROJECT / "scripts")
+    assert done.returncode == 2 and "FOLDER must hold the sources in src/" in done.stderr
+
+
+def call(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": ""}
+    return subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
