@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from common.best import BestTracker
 from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver
-from common.checkpoint.promise import fingerprint
+from common.checkpoint.guarantee import fingerprint
 from common.data.loader import EvaluationLoader, Step, Stream
 from common.distributed import DistConfig, Rank, max_over_ranks, share_buffers
 from common.evaluation import BrokenOff, Evaluator, Measured, evaluation_mode, write_evaluation
