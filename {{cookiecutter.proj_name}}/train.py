@@ -8,7 +8,7 @@ from loguru import logger
 from common import distributed
 from common.best import BestTracker
 from common.checkpoint import Found, find_checkpoint
-from common.checkpoint.promise import changes, check_changes, promise
+from common.checkpoint.guarantee import changes, check_changes, resume_guarantee
 from common.config import parse
 from common.distributed import Rank
 from common.errors import UserError
@@ -112,15 +112,15 @@ def restore(trainer: Trainer, checkpoint: Found | None, config: Config) -> None:
         return
     about, old, new = checkpoint.state["about"], checkpoint.state["fingerprint"], trainer.state.fingerprint
     found = list(changes(about["config"], trainer.state.about["config"]))
-    safe, grave = check_changes(found, old, new, allowed=config.allow_changes, elastic=trainer.rank.restarted)
-    if any(change.key == "optim.optim_type" for change in grave):
+    safe, breaking = check_changes(found, old, new, allowed=config.allow_changes, elastic=trainer.rank.restarted)
+    if any(change.key == "optim.optim_type" for change in breaking):
         raise UserError("optim.optim_type: another optimizer cannot go on; use its weights: --progress.start_epoch 0")
     trainer.load_state_dict(checkpoint.state, checkpoint.path)
     at = trainer.at
     logger.info("resuming {} at epoch {}, sample {}, step {}", checkpoint.path, at.epoch, at.sample, at.step)
-    if safe or grave:
-        logger.info("changed since then:\n{}", "\n".join(map(str, safe + grave)))
-    logger.info("{}", promise(old, new, safe, grave))
+    if safe or breaking:
+        logger.info("changed since then:\n{}", "\n".join(map(str, safe + breaking)))
+    logger.info("{}", resume_guarantee(old, new, safe, breaking))
 
 
 def build_ingredients(config: Config, rank: Rank, seed: int) -> dict[str, Any]:

@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 from common import distributed
 from common.distributed import DistConfig, LaterMax, Rank
 from common.errors import UserError
-from common.failure import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USER_ERROR, describe
+from common.failure import EXIT_ERROR, EXIT_INTERRUPTED, describe, report_to_torchrun
 from common.lifeline import connect, end, print_failure
-from common.located import with_notes
 
 EXIT_COME_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
 
@@ -31,7 +30,13 @@ _ONCE = 1.0  # seconds in which a second Ctrl-C is still the first: sent to a gr
 
 
 class TrainingError(UserError):
-    """Training cannot go on, for a reason that a traceback would only hide (a loss that is not a number, ...)."""
+    """Training cannot go on, for a reason that a traceback would only hide (a loss that is not a number, ...).
+
+    Attributes:
+        elsewhere: another rank has the cause and reports it too; this one waits for that report.
+    """
+
+    elsewhere = False
 
 
 @contextmanager
@@ -219,9 +224,6 @@ def reported() -> Iterator[None]:
     """Around a whole program: an error is told in a way that helps, and the exit code is never 0."""
     try:
         yield
-    except UserError as error:
-        print(f"error: {with_notes(error)}", file=sys.stderr)
-        sys.exit(EXIT_USER_ERROR)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
@@ -229,6 +231,8 @@ def reported() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_ERROR)
     except Exception as error:  # noqa: BLE001 - whatever it is
+        failure = describe(error, Rank())
         with suppress(BrokenPipeError):
-            print_failure(describe(error, Rank()), True)
-        sys.exit(EXIT_ERROR)
+            print_failure(failure, True)
+        report_to_torchrun(failure.text())
+        sys.exit(failure.code)

@@ -146,7 +146,8 @@ class Failure:
 def describe(error: BaseException, rank: Rank) -> Failure:
     """What is to be told of `error`, raised on `rank`."""
     if isinstance(error, UserError):
-        return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, with_notes(error))
+        elsewhere = getattr(error, "elsewhere", False)
+        return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, with_notes(error), may_follow=elsewhere)
     if isinstance(error, KeyboardInterrupt):
         return Failure(rank.rank, rank.world_size, EXIT_INTERRUPTED, "interrupted: left at once, without saving")
     if isinstance(error, SystemExit):
@@ -180,14 +181,17 @@ def position() -> str:
     return _innermost("".join(traceback.format_stack(frame)))[1]
 
 
-def tell_torchrun(failure: Failure) -> None:
-    """Leave the failure where torchrun looks for it, so that its own summary names the right rank and reason."""
+def report_to_torchrun(text: str) -> None:
+    """Leave the reason where torchrun looks for it: its own summary is the last thing on the terminal.
+
+    Of several processes, torchrun shows the one that left its reason first as the root cause.
+    """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path is None:
+    if not path:
         return
-    more = {"py_callstack": failure.trace, "timestamp": str(int(time.time()))}
+    more = {"py_callstack": text, "timestamp": str(int(time.time()))}  # it prints py_callstack, and not the message
     with suppress(OSError):
-        Path(path).write_text(json.dumps({"message": {"message": failure.title, "extraInfo": more}}))
+        Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": more}}))
 
 
 def hint(title: str) -> str:

@@ -6,14 +6,25 @@ import torch
 from torch import Tensor
 
 from common.checkpoint import CheckpointFolder
+from common.data.loader import Stream
+from common.distributed import Rank
 from common.failsafe import TrainingError
 from common.sharded import local
+from common.whereabouts import bad_step
 
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether every number of every tensor is finite, of sharded ones those that are here. Waits for the device."""
     norms = torch._foreach_norm([local(tensor.detach()) for tensor in tensors])
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+
+
+def bad_loss(step: int, here: bool, stream: Stream, folder: CheckpointFolder, rank: Rank) -> TrainingError:
+    """The error for a loss of `step` that is not a number; `here`: on this rank. Every process must call this."""
+    where = bad_step(stream, step, here, rank)
+    error = not_finite(f"the loss of step {step} is not a finite number ({where})", folder)
+    error.elsewhere = not here
+    return error
 
 
 def not_finite(what: str, folder: CheckpointFolder) -> TrainingError:

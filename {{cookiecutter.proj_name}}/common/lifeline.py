@@ -23,7 +23,7 @@ from loguru import logger
 
 from common.distributed import Rank, from_main
 from common.distributed.network import own_address
-from common.failure import Failure, position, tell_torchrun, vanished
+from common.failure import Failure, position, report_to_torchrun, vanished
 from common.wire import Wire, close_in_workers
 
 _LINGER = 2.0  # seconds between hearing of another's failure and ending: the launcher should see the culprit end first
@@ -56,6 +56,7 @@ class NoLifeline:
     def fail(self, failure: Failure) -> None:
         """Tell it. There is nobody else to end."""
         self.tell(failure, True)
+        report_to_torchrun(failure.text())
 
     def leave(self) -> None:
         """There is nobody to take leave of."""
@@ -80,11 +81,10 @@ class Lifeline(ABC):
         self._answered.wait(_ANSWER)
         if not self._answered.is_set():
             self._show(failure, aloud=True)
-        follows = self._first is not None and self._first.rank != self.rank.rank
-        if follows:
-            time.sleep(_LINGER)
-        else:
-            tell_torchrun(failure)
+        first = self._first or failure  # as rank 0 has shown it: with the places of the other ranks
+        if first.rank != self.rank.rank:
+            time.sleep(_AT_MOST)  # `_end_soon` ends this process before
+        report_to_torchrun(first.text())
         end(1 if failure.may_follow else failure.code)
 
     @property
@@ -115,7 +115,11 @@ class Lifeline(ABC):
     def _end_soon(self, failure: Failure) -> None:
         """End after another's failure, from a thread of its own: the main one may be waiting for ever."""
         if failure.rank != self.rank.rank:
-            _soon(_LINGER, end, 1)
+            _soon(_LINGER, self._follow, failure)
+
+    def _follow(self, first: Failure) -> None:
+        report_to_torchrun(f"ended because another process failed: {first.reason}")
+        end(1)
 
 
 class _Main(Lifeline):

@@ -21,7 +21,10 @@ _GIT_TIMEOUT = 5.0  # seconds for each of at most two calls; a hanging network d
 SNAPSHOT = ".snapshot.json"  # in a copy of the code: the git state of what it was copied from
 _MAX_DIFF = 10 * 2**20  # bytes; more is somebody's data, not code
 # Variables that change results and hold no secrets. The environment as a whole is never recorded: it holds tokens.
-_REPEATED = ("OMP_NUM_THREADS", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED")
+RESULT_VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "MKL_CBWR", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO",
+)  # fmt: skip
+_REPEATED = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", *RESULT_VARIABLES)  # the first two show in torch's settings
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class RunState:
     Args:
         model: bare, so that no name ever carries a wrapper's prefix.
         parts: everything else that is saved, by name.
-        fingerprint: see `common.checkpoint.promise`.
+        fingerprint: see `common.checkpoint.guarantee`.
         about: plain values (the config) that a checkpoint carries along.
     """
 

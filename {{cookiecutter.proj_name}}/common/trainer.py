@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from common.best import BestTracker
 from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver
-from common.checkpoint.promise import fingerprint
+from common.checkpoint.guarantee import fingerprint
 from common.data.loader import EvaluationLoader, Step, Stream
 from common.distributed import DistConfig, Rank, max_over_ranks, share_buffers
 from common.evaluation import BrokenOff, Evaluator, Measured, evaluation_mode, write_evaluation
 from common.failsafe import Requests, exit_code
 from common.files import dispensable
-from common.finite import are_finite, not_finite
+from common.finite import are_finite, bad_loss, not_finite
 from common.gradients import DebugConfig, log_gradients
 from common.located import located
 from common.monitor import Monitor
@@ -40,7 +40,7 @@ from common.progress import Outcome, ProgressConfig, Rhythm, is_over, total_step
 from common.settle import settle_buckets
 from common.state import RunState
 from common.task import Task
-from common.whereabouts import bad_step, whereabouts
+from common.whereabouts import whereabouts
 
 
 @dataclass(frozen=True)
@@ -236,8 +236,7 @@ class Trainer:
     def check_finite(self) -> None:
         """Stop at a loss that is not a number, before it reaches a checkpoint. Every process must call this."""
         if bad := max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank):
-            where = bad_step(self.stream, bad, self.monitor.meter.bad_here == bad, self.rank)
-            raise not_finite(f"the loss of step {bad} is not a finite number ({where})", self.saver.folder)
+            raise bad_loss(bad, self.monitor.meter.bad_here == bad, self.stream, self.saver.folder, self.rank)
 
     def check_weights(self) -> None:
         """The same for weights: a finite loss can have a gradient that is none. Every process must call this."""

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader
 
 import evaluate
 import train
+from common import snapshot
 from common.data.workers import end_workers, opened
 from common.monitor import log
 
@@ -154,6 +156,14 @@ def restored_log() -> Iterator[None]:
     logger.configure(patcher=lambda record: None)
     logging.root.handlers[:], warnings.showwarning = handlers, show
     logging.root.setLevel(level)
+
+
+def copy_of_project(folder: Path) -> Path:
+    """The project's code in another folder, where a test may edit it."""
+    for name in snapshot.code_files(PROJECT, [PROJECT / "experiments"]):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(PROJECT / name, folder / name)
+    return folder
 
 
 @pytest.fixture

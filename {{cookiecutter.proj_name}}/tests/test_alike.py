@@ -1,7 +1,6 @@
 """Processes that cannot work together, since they are not alike: refused at the start, with what differs."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -11,9 +10,8 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from common import snapshot
 from common.distributed.code import code_of
-from tests.conftest import ENVIRONMENT, PROJECT, Runs
+from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project
 from tests.ranks import refused
 from custom.datasets.digits_dataset import DigitsDataset
 
@@ -47,10 +45,7 @@ def test_torch(runs: Runs) -> None:
 
 def test_code(runs: Runs) -> None:
     """R-14: two copies of the project on two hosts, one of which was edited."""
-    copy = runs.root / "copy"
-    for name in snapshot.code_files(PROJECT, [PROJECT / "experiments"]):
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(PROJECT / name, copy / name)
+    copy = copy_of_project(runs.root / "copy")
     with (copy / "custom" / "task.py").open("a") as file:
         file.write("# edited\n")
     with socket.socket() as probe:

@@ -20,6 +20,7 @@ from loguru import logger
 
 from common import debug, distributed
 from common.distributed import Rank, group
+from common.errors import UserError
 from common.failure import Failure, describe
 from common.located import located
 from common.period import Position
@@ -340,14 +341,47 @@ def test_ranks_with_other_settings(runs: Runs) -> None:
     assert "optim.lr: 0.001 on rank 0, 0.5 on rank 1" in text
 
 
-def test_the_culprit_under_torchrun(runs: Runs) -> None:
-    """R-14: torchrun's own summary, which comes after ours, names the same rank."""
+def refuse(trainer: Trainer) -> None:
+    """A plug-in: rank 1 finds a mistake of the user's."""
+    if trainer.rank.rank == 1:
+        raise UserError("rank 1 has no table of weights")
+
+
+NAN = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"]
+
+
+@pytest.mark.parametrize(
+    ("how", "words", "rank", "shown"),
+    [
+        ("raise 1 train 5", [], "1", r"Traceback.*= rank 1 failed =.*a mistake in the model.*during +training"),
+        ("never 0 train 0", ["--plugins", "[tests.test_fail_fast:refuse]"], "1", r"traceback : rank 1 has no table of"),
+        ("never 0 train 0", NAN, "1", r"the loss of step 3 is not a finite number \(rank 1, of train samples"),
+        # The rank that gives up is named first; which one it waited for, only the text can say.
+        ("hang 1 train 4", ["--dist.timeout", "3"], "0", r"[Tt]imed out.*rank 1 is at tests/parts.py:\d+, in go_wrong"),
+        ("kill 1 train 5", [], "1", r"Signal 9 \(SIGKILL\) received"),
+        ("exit 1 train 5", [], "0", r"rank 1: the process ended without a word"),
+        ("never 0 train 0", ["--optim.lrr", "3"], "[01]", r"unknown key; did you mean optim.lr\?"),
+    ],
+    ids=["exception", "user", "nan", "hang", "kill", "exit", "config"],
+)
+def test_the_culprit_under_torchrun(runs: Runs, how: str, words: list[str], rank: str, shown: str) -> None:
+    """R-14: torchrun's own summary, which comes after ours, has the reason, and the rank where it lies."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
-    done = launched(runs, [*launcher, *runs.words(*SMALL)], "raise 1 train 5")
+    command = [*launcher, *runs.words(*SMALL, *words)]
+    done = run(command, env={**ENVIRONMENT, "BREAKS": how}) if words else launched(runs, command, how)
     assert done.returncode == 1
-    assert "rank 1 failed" in done.stderr
-    assert re.search(r"Root Cause.*rank +: 1 ", done.stderr.replace("\n", " ")), done.stderr
-    assert "a mistake in the model" in done.stderr[done.stderr.index("Root Cause") :]
+    others, cause = done.stderr[done.stderr.index("Failures:") :].split("Root Cause")
+    assert re.search(rf"rank +: {rank} ", cause), cause
+    assert re.search(shown, cause, re.DOTALL), cause
+    assert "To enable traceback" not in others + cause
+
+
+def test_one_process_under_torchrun(runs: Runs) -> None:
+    """TP-01: the same box for a run that has no other processes."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "train.py"]
+    done = run([*launcher, *runs.words(*SMALL)], env={**ENVIRONMENT, "BREAKS": "raise 0 train 5"})
+    assert done.returncode == 1
+    assert re.search(r"=== failed =.*a mistake in the model", done.stderr.split("Root Cause")[1], re.DOTALL)
 
 
 def test_spawned_processes_end(runs: Runs) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +19,9 @@ import common.data.loader
 import common.state
 import common.trainer
 import train
+from common.checkpoint import write_checkpoint
 from common.trainer import Trainer
-from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, same
+from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project, load, metrics, run, same
 from tests.parts import Killed
 from tests.ranks import several, start_ranks
 
@@ -313,6 +315,70 @@ def test_without(runs: Runs, ingredient: str, monkeypatch: pytest.MonkeyPatch) -
     assert differing(uncut, final(runs.train(*words(kind, "--resume", "auto"), name="cut")))
 
 
+# What the log says that a resume keeps.
+
+
+def guarantee(folder: Path) -> str:
+    """The line of the log that says how exact the last resume was."""
+    return re.findall(r"this resume .*", (folder / "train.log").read_text())[-1]
+
+
+def test_changed_code(runs: Runs) -> None:
+    """R-33: of the engine and of any package beside it: named, and nothing is claimed that the new code may break."""
+    copy = copy_of_project(runs.root / "copy")
+    command, environment = [sys.executable, "train.py"], {**ENVIRONMENT, "PYTHONPATH": ""}
+    assert run([*command, *runs.words("--progress.epoch", "1")], cwd=copy, env=environment).returncode == 0
+    (copy / "my_layers").mkdir()
+    (copy / "my_layers" / "__init__.py").touch()
+    for name in ("common/loss.py", "custom/task.py"):
+        with (copy / name).open("a") as file:
+            file.write("# edited\n")
+    (copy / "custom" / "metric" / "curve_metric.py").unlink()
+    assert run([*command, *runs.words("--resume", "auto")], cwd=copy, env=environment).returncode == 0
+    told = guarantee(runs.root / "run")
+    changed = re.findall(r"not guaranteed to be bit-exact or sample-exact, since the code changed: (.*); state", told)
+    files = ["common/loss.py", "custom/metric/curve_metric.py (gone)", "custom/task.py", "my_layers/__init__.py (new)"]
+    assert changed == [", ".join(sorted(files))]
+
+
+CHANGES = {
+    r"threads 1 -> 2": lambda patch: torch.set_num_threads(2),
+    r"environment.MKL_CBWR unset -> COMPATIBLE": lambda patch: patch.setenv("MKL_CBWR", "COMPATIBLE"),
+    r"numpy [\d.]+ -> 9.9": lambda patch: patch.setattr("numpy.__version__", "9.9"),
+    r"cpu \w+ -> Z80": lambda patch: patch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "Z80"),
+    r"libraries none -> _C\.\S*so": lambda patch: torch.ops.load_library(torch._C.__file__),
+}
+
+
+@pytest.mark.parametrize("shown", CHANGES)
+def test_changed_surroundings(runs: Runs, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-33: what makes other last digits is named, and bit-exactness not claimed."""
+    monkeypatch.setattr(torch.ops, "loaded_libraries", set())
+    runs.train("--progress.epoch", "1")
+    CHANGES[shown](monkeypatch)
+    assert re.search(rf"sample-exact, not bit-exact \({shown}\)", guarantee(runs.train("--resume", "auto")))
+
+
+def test_another_cut_of_the_batches(runs: Runs) -> None:
+    """R-33: as many samples in a step, but the gradients are added in another order."""
+    runs.train("--batch_size", "12", "--progress.epoch", "1")
+    folder = runs.train("--batch_size", "3", "--optim.accumulate", "4", "--resume", "auto")
+    assert "sample-exact, not bit-exact (batch_size 12 -> 3; optim.accumulate 1 -> 4" in guarantee(folder)
+
+
+def test_a_checkpoint_that_records_less(runs: Runs) -> None:
+    """One of an earlier version is resumed, and nothing claimed of what it does not record."""
+    folder = runs.train("--progress.epoch", "1")
+    state = load(folder)
+    for entry in ("code", "numpy", "libraries"):
+        del state["fingerprint"][entry]
+    write_checkpoint(state, folder / "checkpoints" / "latest.pt")
+    runs.train("--resume", "auto")
+    assert load(folder)["position"]["epoch"] == 2
+    assert "since the checkpoint does not record the code" in guarantee(folder)
+    assert "not in the checkpoint: numpy, libraries" in guarantee(folder)
+
+
 # Several processes.
 
 
@@ -349,12 +415,12 @@ def test_without_settling_the_buckets(runs: Runs) -> None:
 
 
 def test_another_number_of_processes(runs: Runs) -> None:
-    """2 ranks, then 1: the samples of the epoch not seen yet, each once, and the log says what is promised."""
+    """2 ranks, then 1: the samples of the epoch not seen yet, each once, and the log says what is guaranteed."""
     several(runs, 2, runs.words(*words("plain", "--batch_size", "16")), at=5)
     seen = load(runs.root / "run")["position"]
     assert (seen["step"], seen["sample"]) == (2, 64)
     folder = runs.train(*words("plain", "--batch_size", "32", "--resume", "auto", "--progress.epoch", "1"))
     assert load(folder)["position"]["step"] == 5
     log = (folder / "train.log").read_text()
-    assert "this resume is sample-exact, not bit-exact (ranks 2 -> 1)" in log
+    assert "this resume is sample-exact, not bit-exact (ranks 2 -> 1; batch_size 16 -> 32)" in log
     assert "random streams of the ranks (dropout) start anew" in log

@@ -1,7 +1,7 @@
 """Checkpoints: a mapping of named parts in one atomic file, and what resuming from one means.
 
 `file` reads and writes one, `shards` what several processes write together, `read` gives either, `folder` keeps those
-of a run, `saver` writes beside training, `weights` fills models, `promise` says how exact a resume is.
+of a run, `saver` writes beside training, `weights` fills models, `guarantee` says how exact a resume is.
 `python -m common.checkpoint FILE` shows what is in one.
 """
 

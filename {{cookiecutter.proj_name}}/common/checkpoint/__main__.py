@@ -52,7 +52,8 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
         f"  average    {'of the weights, ' + str(state['ema']['updates']) + ' updates' if state['ema'] else 'none'}",
         f"  parts      {', '.join(state)}",
     ]
-    lines += [f"  {key:<24} {value}" for key, value in state["fingerprint"].items()]
+    shown = {**state["fingerprint"], "code": f"{len(state['fingerprint'].get('code', ()))} files"}
+    lines += [f"  {key:<24} {value}" for key, value in shown.items()]
     config = state["about"].get("config", {})
     lines.append(
         f"  run {config.get('name', '?')}, model {config.get('model', {}).get('type', '?')} (--config shows all)"

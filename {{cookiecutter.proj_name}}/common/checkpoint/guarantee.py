@@ -1,15 +1,20 @@
 """What a resume keeps: which changes of the config it takes, and how exactly it goes on."""
 
+import os
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from common.distributed import Rank
+from common.distributed.code import code_of
 from common.errors import UserError
+from common.provenance import RESULT_VARIABLES
 
 # Keys that say how a run is carried out, not what it computes: a resume takes new values of these without a word.
 SAFE = (
@@ -25,6 +30,7 @@ SAFE = (
 _RHYTHM = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val.*", "metric", "metric.*")
 # Together these make the samples of one optimizer step; see `check_changes`.
 _BATCH = ("batch_size", "optim.accumulate")
+_SHOWN = 10  # changed files in a message
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,16 @@ class Change:
     key: str
     old: Any
     new: Any
+
+    @property
+    def as_file(self) -> str:
+        """Of a change in `code`."""
+        suffix = " (new)" if self.old is None else " (gone)" if self.new is None else ""
+        return self.key.removeprefix("code.") + suffix
+
+    @property
+    def arrow(self) -> str:
+        return f"{self.key} {self.old} -> {self.new}"
 
     def __str__(self) -> str:
         return f"  {self.key}: {self.old!r} in the checkpoint, {self.new!r} now"
@@ -64,33 +80,33 @@ def check_changes(
         UserError: something that alters the training has changed, and `allowed` is false.
     """
     safe: list[Change] = []
-    grave: list[Change] = []
+    breaking: list[Change] = []
     window, old_window = new["samples per step"], old["samples per step"]
     for change in found:
         by_pattern = any(fnmatchcase(change.key, pattern) for pattern in SAFE)
         traded = change.key in _BATCH and window == old_window
-        (safe if by_pattern or traded else grave).append(change)
-    if grave and not allowed:
-        lines = "\n".join(map(str, grave))
+        (safe if by_pattern or traded else breaking).append(change)
+    if breaking and not allowed:
+        lines = "\n".join(map(str, breaking))
         raise UserError(
             f"the run cannot go on as it began, since this changes what is trained:\n{lines}\n"
             "  Take the old values (--resume FOLDER without --config uses the run's own config), or say that it is\n"
             "  meant: --allow_changes true. For a new run from these weights: --progress.start_epoch 0."
         )
-    if window != old_window and not any(change.key in _BATCH for change in grave):
-        grave.append(Change("samples per step", old_window, window))
+    if window != old_window and not any(change.key in _BATCH for change in breaking):
+        breaking.append(Change("samples per step", old_window, window))
         if not (allowed or elastic):
             raise UserError(
                 f"the run cannot go on as it began, on {new['ranks']} process(es) instead of {old['ranks']}:\n"
-                f"{grave[-1]}\n"
+                f"{breaking[-1]}\n"
                 f"  batch_size * optim.accumulate * processes must stay {old_window}: change --batch_size or\n"
                 "  --optim.accumulate with the number of processes, or say that it is meant: --allow_changes true."
             )
-    return safe, grave
+    return safe, breaking
 
 
 class Data(Protocol):
-    """What the promise depends on, of the training data."""
+    """What the guarantee depends on, of the training data."""
 
     @property
     def window(self) -> int:
@@ -106,12 +122,15 @@ class Data(Protocol):
 
 
 def fingerprint(rank: Rank, data: Data, seed: int, model: str) -> dict[str, Any]:
-    """Everything that decides the bits of a run besides its config and code. `model`: how it was prepared."""
+    """Everything besides the config that decides the bits of a run. `model`: how it was prepared."""
     on_gpu = rank.device.type == "cuda"
     return {
         "torch": str(torch.__version__),
+        "numpy": np.__version__,
         "cuda": torch.version.cuda or "none",
+        "cudnn": torch.backends.cudnn.version() if on_gpu else "not used",
         "device": torch.cuda.get_device_name(rank.device) if on_gpu else f"cpu ({platform.machine()})",
+        "cpu": torch.backends.cpu.get_cpu_capability(),
         "ranks": rank.world_size,
         "model": model,
         "threads": torch.get_num_threads(),
@@ -121,31 +140,59 @@ def fingerprint(rank: Rank, data: Data, seed: int, model: str) -> dict[str, Any]
         "seed": seed,
         "samples per epoch": data.epoch_size,
         "data position restored": data.restores_its_place,
+        "libraries": ", ".join(sorted(Path(path).name for path in torch.ops.loaded_libraries)) or "none",
+        "environment": {name: os.environ.get(name, "unset") for name in RESULT_VARIABLES},
+        "code": code_of(),
     }
 
 
-def promise(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[Change], grave: list[Change]) -> str:
+def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[Change], breaking: list[Change]) -> str:
     """What holds, for the log: bit-exact, sample-exact, or neither, and why. Takes what `check_changes` gives."""
-    different = [f"{key} {old.get(key)} -> {new[key]}" for key in new if old.get(key) != new[key]]
+    known = [key for key in new if key in old]  # a checkpoint of an earlier version has fewer entries
+    differing = list(changes({key: old[key] for key in known}, {key: new[key] for key in known}))
+    code = _code_changes([change for change in differing if change.key.startswith("code.")], safe, "code" in known)
+    different = [change.arrow for change in differing if not change.key.startswith("code.")]
     order = [text for text in different if text.startswith(("seed", "samples per epoch"))]
-    order += [f"{change.key} {change.old} -> {change.new}" for change in grave]
+    order += [change.arrow for change in breaking]
     if not new["data position restored"]:
         order.append("an iterable data set that cannot restore its place is read again from the start of the epoch")
     if order:
-        return "this resume is neither bit-exact nor sample-exact: " + "; ".join(order)
-    rhythm = [change.key for change in safe if any(fnmatchcase(change.key, pattern) for pattern in _RHYTHM)]
-    since = ""
-    if rhythm:
-        since = (
-            f". With {', '.join(rhythm)} changed, a run that had the new values from its start may differ: in when and "
-        )
-        since += "what it measured, and in a learning rate that follows the run's length or its validation"
+        return "this resume is neither bit-exact nor sample-exact: " + "; ".join(order + code)
+    different += [change.arrow for change in safe if change.key in _BATCH]
+    if unknown := [key for key in new if key not in (*known, "code")]:
+        different.append(f"not in the checkpoint: {', '.join(unknown)}")
     if not new["device"].startswith("cpu") and not new["deterministic"]:
         different.append("CUDA without dist.deterministic strict")
     if "compiled" in new["model"]:
         different.append("torch.compile, whose code depends on the shapes that came first")
+    since = _when_and_what(safe)
+    if code:
+        besides = f"; besides: {'; '.join(different)}" if different else ""
+        return (
+            f"this resume is not guaranteed to be bit-exact or sample-exact, since {code[0]}; state and place in the "
+            f"data are those of the checkpoint{besides}{since}"
+        )
     if not different:
         return f"this resume is bit-exact: weights and metrics will be those of a run that was never stopped{since}"
-    ranks = old.get("ranks") != new["ranks"]
-    streams = "; the random streams of the ranks (dropout) start anew" if ranks else ""
+    streams = "; the random streams of the ranks (dropout) start anew" if old.get("ranks") != new["ranks"] else ""
     return f"this resume is sample-exact, not bit-exact ({'; '.join(different)}): every sample once{streams}{since}"
+
+
+def _code_changes(files: list[Change], safe: list[Change], known: bool) -> list[str]:
+    """One text that names the changed code, of the project's packages and of plug-ins; none without a change."""
+    if not known:
+        return ["the checkpoint does not record the code"]
+    names = sorted(change.as_file for change in files) + [change.arrow for change in safe if change.key == "plugins"]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return [f"the code changed: {', '.join(names[:_SHOWN])}{more}"] if names else []
+
+
+def _when_and_what(safe: list[Change]) -> str:
+    """A sentence on changed keys that decide when and what a run measures; empty without any."""
+    rhythm = [change.key for change in safe if any(fnmatchcase(change.key, pattern) for pattern in _RHYTHM)]
+    if not rhythm:
+        return ""
+    return (
+        f". With {', '.join(rhythm)} changed, a run that had the new values from its start may differ: in when and "
+        "what it measured, and in a learning rate that follows the run's length or its validation"
+    )
