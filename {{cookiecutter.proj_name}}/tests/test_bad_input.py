@@ -79,6 +79,62 @@ def test_every_mistake_at_once_with_file_and_line(told: Told, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+MANY = """\
+batch_size: 0
+optim:
+  optim_type: SGD
+  args: {momentm: 0.9, dampning: 1}
+  clip_warmup: 0
+  lr_scheduler:
+    type: cosin
+    tmax: 0
+best: {metric: Acuracy}
+model: {type: ConvModle}
+"""
+
+
+def test_no_mistake_hides_another(tmp_path: Path) -> None:
+    """D-22, R-16: rules of a section and of those around it, wrong types, a file that does not import: one message."""
+    project = tmp_path / "project"
+    shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("experiments", "tests", "__pycache__", ".*cache*"))
+    folder = project / Path(MODEL_REGISTRY.where("ConvModel").split(":")[0]).parent
+    (folder / "broken_model.py").write_text("x = 1\ndef f(:\n")
+    (folder / "half_model.py").write_text("import no_such_thing\n")
+    (project / "mine.yaml").write_text(f"$BASE: configs/default.yaml\n{MANY}")
+    done = run([sys.executable, "train.py", "--config", "mine.yaml"], cwd=project)
+    text = " ".join(done.stderr.split())
+    assert done.returncode == 2 and "Traceback" not in text
+    for part in (
+        "10 problems",
+        "batch_size = 0 (mine.yaml:2) must be",
+        "optim.args.momentm = 0.9 (mine.yaml:5)", "did you mean momentum?",
+        "optim.args.dampning = 1 (mine.yaml:5)", "did you mean dampening?",
+        "optim.clip_warmup = 0 (mine.yaml:6)",
+        "optim.lr_scheduler.type = 'cosin' (mine.yaml:8)", "did you mean cosine?",
+        "optim.lr_scheduler.tmax = 0 (mine.yaml:9)",
+        "best.metric = 'Acuracy' (mine.yaml:10)", "did you mean Accuracy?",
+        "model.type = 'ConvModle' (mine.yaml:11)", "did you mean ConvModel?",
+        "models/broken_model.py:2) cannot be imported: SyntaxError",
+        "models/half_model.py:1) cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'",
+    ):  # fmt: skip
+        assert part in text, (part, done.stderr)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--optim.optim_type", "SDG", "--optim.args", "{momentum: 0.9}"],
+        ["--optim.optim_type", "SDG", "--optim.args", "{momentum: 0.9}", "--optim.weight_decay", "0.1"],
+        ["--optim.optim_type", "SGD", "--optim.args", "{momentm: 0.9, nesterov: true}"],
+        ["--optim.lr_scheduler", "{type: torch.optim.lr_scheduler.StepLr, args: {step_size: 3}}"],
+        ["--early_stop.patience", "x", "--dataset.val", "null"],
+    ],
+)
+def test_a_mistake_is_not_reported_for_what_follows_from_it(told: Told, words: list[str]) -> None:
+    """D-22: what is right beside a wrong key is not judged by that key's default."""
+    assert "has 1 problem:" in told(*words)
+
+
 def test_missing_file(told: Told) -> None:
     """D-42: a missing config is an error, with the name that was meant."""
     text = told("--config", "configs/defualt.yaml")
