@@ -14,7 +14,7 @@ import evaluate
 import train
 from common.failsafe import reported
 from common.registry import MODEL_REGISTRY
-from tests.conftest import PROJECT, Runs, load, run
+from tests.conftest import CONFIG, PROJECT, Runs, load, run
 
 Told = Callable[..., str]
 
@@ -71,7 +71,7 @@ def test_misspelt_key(told: Told) -> None:
 def test_every_mistake_at_once_with_file_and_line(told: Told, tmp_path: Path) -> None:
     """D-21, D-24, R-09: a wrong type, a bad value and an unknown key in one message, before anything is built."""
     config = tmp_path / "mine.yaml"
-    config.write_text(f"$BASE: {PROJECT}/configs/default.yaml\nworker: many\noptim:\n  lr: -1\n  clip_tipe: norm\n")
+    config.write_text(f"$BASE: {CONFIG}\nworker: many\noptim:\n  lr: -1\n  clip_tipe: norm\n")
     text = told("--config", str(config))
     assert "3 problems" in text
     for part in ("mine.yaml:2", "mine.yaml:4", "mine.yaml:5", "many", "did you mean optim.clip_type?"):
@@ -100,7 +100,7 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
     folder = project / Path(MODEL_REGISTRY.where("ConvModel").split(":")[0]).parent
     (folder / "broken_model.py").write_text("x = 1\ndef f(:\n")
     (folder / "half_model.py").write_text("import no_such_thing\n")
-    (project / "mine.yaml").write_text(f"$BASE: configs/default.yaml\n{MANY}")
+    (project / "mine.yaml").write_text(f"$BASE: {CONFIG}\n{MANY}")
     done = run([sys.executable, "train.py", "--config", "mine.yaml"], cwd=project)
     text = " ".join(done.stderr.split())
     assert done.returncode == 2 and "Traceback" not in text

@@ -18,7 +18,7 @@ import torch
 
 import train
 from common.registry import DATASET_REGISTRY
-from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
+from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from custom.datasets.digits_dataset import DigitsDataset
 
 Evaluated = Callable[..., dict[str, Any]]
@@ -26,7 +26,7 @@ Evaluated = Callable[..., dict[str, Any]]
 
 def test_the_default_config_reads_digits(tmp_path: Path) -> None:
     """The default run, as the README gives it, reaches 97 % on the test part."""
-    done = run([sys.executable, "train.py", "--config", "configs/default.yaml", "--dir.expr_dir", str(tmp_path)])
+    done = run([sys.executable, "train.py", "--config", str(CONFIG), "--dir.expr_dir", str(tmp_path)])
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "default"
     assert metrics(folder, "eval")[-1]["values"]["Accuracy"] >= 0.97
@@ -291,7 +291,7 @@ def test_collate_of_ones_own(runs: Runs) -> None:
 
 def test_debug_and_the_shipped_configs(runs: Runs) -> None:
     """R-03: --debug lays configs/debug.yaml over any config; anomaly detection, gradients, every step a line."""
-    code = train.main(["--config", "configs/default.yaml", "--debug", "--dir.expr_dir", str(runs.root)])
+    code = train.main(["--config", str(CONFIG), "--debug", "--dir.expr_dir", str(runs.root)])
     assert code == 0
     log = (runs.root / "debug" / "train.log").read_text()
     assert log.count("largest |gradient|") == 8 == len(metrics(runs.root / "debug", "train"))
