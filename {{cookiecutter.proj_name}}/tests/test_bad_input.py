@@ -15,6 +15,7 @@ import train
 from common.failsafe import reported
 from common.registry import MODEL_REGISTRY
 from tests.conftest import CONFIG, PROJECT, Runs, load, run
+from custom.datasets.digits_dataset import DigitsDataset
 
 Told = Callable[..., str]
 
@@ -133,6 +134,12 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
 def test_a_mistake_is_not_reported_for_what_follows_from_it(told: Told, words: list[str]) -> None:
     """D-22: what is right beside a wrong key is not judged by that key's default."""
     assert "has 1 problem:" in told(*words)
+
+
+@pytest.mark.parametrize("key", ["progress.epoch_val", "optim.lr_scheduler.warmup", "optim.clip_warmup"])
+def test_a_period_that_is_none(told: Told, key: str) -> None:
+    text = told(f"--{key}", "1/0epoch")
+    assert f"1 problem: {key} = '1/0epoch' (command line" in text and '"0.5epoch"' in text
 
 
 def test_missing_file(told: Told) -> None:
@@ -323,6 +330,8 @@ def test_a_run_folder_that_cannot_be_made(told: Told, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "file" in told("--dir.expr_dir", str(tmp_path / "file"))
     assert "name: 'a/b' cannot name a folder" in told("--name", "a/b")
+    text = told("--name", "é" * 150)
+    assert "300 bytes" in text and "at most 200" in text
 
 
 def test_splits_with_other_classes(told: Told, tmp_path: Path) -> None:
@@ -335,6 +344,17 @@ def test_splits_with_other_classes(told: Told, tmp_path: Path) -> None:
     data = f"{{train: {part}{train_folder}}}, val: {part}{val_folder}}}, eval: null}}"
     text = told("--dataset", data, "--model.in_channels", "3")
     assert "dataset.val has the classes bird, dog, but dataset.train has cat, dog" in text
+    years = "{type: tests.test_bad_input.Years}"
+    text = told("--dataset.train", years, "--dataset.val", years)
+    assert "dataset.val has the classes 2001, 2002, but dataset.train has 1999, 2000" in text
+
+
+class Years(DigitsDataset):
+    """Its classes have numbers for names."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        super().__init__(data_dir, mode)
+        self.classes = (1999, 2000) if mode == "train" else (2001, 2002)
 
 
 def test_pictures_of_every_kind(tmp_path: Path) -> None:
