@@ -354,7 +354,7 @@ class Years(DigitsDataset):
 
     def __init__(self, data_dir: Path, mode: str) -> None:
         super().__init__(data_dir, mode)
-        self.classes = (1999, 2000) if mode == "train" else (2001, 2002)
+        self.classes = (1999, 2000) if mode == "train" else (2001, 2002)  # type: ignore[assignment]
 
 
 def test_pictures_of_every_kind(tmp_path: Path) -> None:
