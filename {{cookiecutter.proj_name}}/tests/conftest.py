@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import warnings
@@ -27,6 +28,11 @@ PROJECT = Path(train.__file__).resolve().parent
 CONFIG = PROJECT / "tests" / "base.yaml"
 # One thread: sums do not depend on the machine, and processes do not fight for cores.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
+# What nohup, or a shell's &, has set to be ignored would be ignored by every program that a test starts.
+for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, usual)
+
 SMALL = {
     "--config": str(CONFIG),
     "--model.width": "4",
