@@ -34,7 +34,7 @@ def unread(data_dir: Path, mode: str) -> DigitsDataset:
 
 
 class Late(DigitsDataset):
-    """Takes longer than anybody waits."""
+    """Takes longer than loader.timeout."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         time.sleep(3)
