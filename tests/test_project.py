@@ -1,12 +1,14 @@
 """Rendered projects are linted, type-checked and tested with their own settings, by their own commands."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from support import NON_DEFAULT, Render
 
@@ -76,6 +78,77 @@ def test_own_tests_with_default_answers(copy: Render) -> None:
     """D-09: a sample. All of them ran where the template lies, whose files are these, byte by byte."""
     files = [f"tests/test_{name}.py" for name in ("reference", "registry", "structure", "scripts", "train")]
     run(copy(), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS, *files)
+
+
+@pytest.mark.slow
+def test_own_tests_after_what_the_readme_advises(copy: Render) -> None:
+    """D-09: new configs, model, metric and loss, other defaults, a key of one's own, other pictures: no test is red."""
+    project = copy(**NON_DEFAULT)
+    follow_the_readme(project, project / NON_DEFAULT["custom_name"])
+    tests = [f"tests/test_{name}.py" for name in ("reference", "names", "scripts", "bad_input", "train")]
+    chosen = "reference or names or scripts or mistake or measured or digits or debug or pictures"
+    run(project, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS, *tests, "-k", chosen)
+
+
+def test_own_tests_start_from_the_shipped_defaults(render: Render) -> None:
+    """After a change of a config class: tests/base.yaml is configs/default.yaml without comments."""
+    shipped, tested = ((render() / path).read_text() for path in ("configs/default.yaml", "tests/base.yaml"))
+    assert yaml.safe_load(tested) == yaml.safe_load(shipped)
+
+
+LOSS = """import torch
+from torch import Tensor
+
+from common.registry import LOSS_REGISTRY
+
+
+@LOSS_REGISTRY.register()
+def margin(output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    return torch.nn.functional.multi_margin_loss(output["logits"], batch["label"])
+"""
+SECTION = """@section
+class MixConfig:
+    alpha: Annotated[float, Field(ge=0, description="how strongly; 0: off")] = 0.0
+
+
+@section
+class Config:
+"""
+
+
+def follow_the_readme(project: Path, yours: Path) -> None:
+    """Do each kind of thing that the project's README invites to."""
+    readme = (project / "README.md").read_text()
+    for path in ("models/wide_model.py", "metric/median_metric.py", "photos.yaml", "shifted.yaml", "long.yaml"):
+        path = f"configs/{path}" if path.endswith(".yaml") else f"{yours.name}/{path}"
+        shown = re.search(rf"^```\w+\n(# {re.escape(path)}.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+        assert shown, path
+        (project / path).write_text(shown[1])
+    (yours / "loss" / "margin_loss.py").write_text(LOSS)
+    monitor = "    monitor: MonitorConfig = field(default_factory=MonitorConfig)\n"
+    edit(
+        yours / "config.py",
+        ("@section\nclass Config:\n", SECTION),
+        (monitor, f"{monitor}    mix: MixConfig = field(default_factory=MixConfig)\n"),
+        ('forward pass")] = 64', 'forward pass")] = 48'),
+        ('"width": 32', '"width": 24'),
+        ('{"Accuracy": {"k": 1}}', '{"Accuracy": {"k": 1}, "top2": {"type": "Accuracy", "k": 2}}'),
+    )
+    run(project, sys.executable, "-m", f"{yours.name}.reference")
+    edit(yours / "task.py", ('f"{label} -> {prediction}"', 'f"is {label}, seen as {prediction}"'))
+    best = (
+        ("  metric: loss ", "  metric: top2 "),
+        ("  mode: min                         # whether", "  mode: max  # whether"),
+    )
+    edit(project / "configs" / "default.yaml", *best, ("  epoch: 40 ", "  epoch: 12 "), ("  lr: 0.001 ", "  lr: 3e-3 "))
+
+
+def edit(file: Path, *changes: tuple[str, str]) -> None:
+    text = file.read_text()
+    for old, new in changes:
+        assert text.count(old) == 1, (file, old)
+        text = text.replace(old, new)
+    file.write_text(text)
 
 
 def test_shell_scripts_are_clean(render: Render) -> None:

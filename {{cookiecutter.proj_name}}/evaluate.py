@@ -4,8 +4,6 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from loguru import logger
-
 from common import distributed
 from common.checkpoint import load_weights, read_checkpoint
 from common.config import option_value, parse
@@ -15,7 +13,7 @@ from common.evaluation import Evaluator, Measured, table, write_evaluation
 from common.failsafe import leave, reported, together
 from common.loss import LossFactory
 from common.metric import MetricFactory
-from common.monitor.log import setup_log
+from common.monitor.log import logger, setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
 from common.places import eval_dir

@@ -3,8 +3,6 @@
 import sys
 from typing import Any
 
-from loguru import logger
-
 from common import distributed
 from common.best import BestTracker
 from common.checkpoint import Found, find_checkpoint
@@ -15,7 +13,7 @@ from common.errors import UserError
 from common.failsafe import leave, reported, together
 from common.loss import LossFactory
 from common.metric import MetricFactory
-from common.monitor.log import setup_log
+from common.monitor.log import logger, setup_log
 from common.optim.precision import build_precision
 from common.places import RunFolder
 from common.process import set_up_process

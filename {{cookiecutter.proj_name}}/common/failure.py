@@ -38,6 +38,7 @@ _HINTS = (
         _WITHOUT_A_WORD,
         "it was killed (by a person, by the scheduler, for want of memory: see dmesg), or something called os._exit",
     ),
+    (r"DataLoader timed out", "a batch took longer than loader.timeout: raise it, or use more --worker"),
     (
         r"timed? ?out",
         "a process was late: look at where each one is; if it had honest work to do, raise dist.timeout",

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,17 +45,19 @@ class Appender:
         self.path = path
         self._file = path.open("ab", buffering=0)
         self._unwritten = b""
+        self._writing = threading.RLock()  # a signal handler may write in the middle of a write
 
     def write(self, text: str) -> None:
-        """Append `text`, or keep it. Never raises `OSError`."""
-        was_stuck = bool(self._unwritten)
-        self._unwritten += text.encode(errors="surrogateescape")
-        try:
-            while self._unwritten:
-                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
-        except OSError as error:
-            if not was_stuck:  # not by the log, which may be this very file
-                print(f"warning: {self.path} cannot be written ({error}); what is to come is kept", file=sys.stderr)
+        """Append `text`, or keep it; from any thread. Never raises `OSError`."""
+        with self._writing:
+            was_stuck = bool(self._unwritten)
+            self._unwritten += text.encode(errors="surrogateescape")
+            try:
+                while self._unwritten:
+                    self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+            except OSError as error:
+                if not was_stuck:  # not by the log, which may be this very file
+                    print(f"warning: {self.path} cannot be written ({error}); what is to come is kept", file=sys.stderr)
 
     def close(self) -> None:
         """Close it. Safe to call twice."""

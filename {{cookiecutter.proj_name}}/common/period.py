@@ -10,7 +10,7 @@ from common.config import Problem
 from common.errors import UserError
 
 Unit = Literal["step", "epoch"]
-_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?|\d+/\d+)\s*(step|epoch)s?\s*")
+_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?|\d+/0*[1-9]\d*)\s*(step|epoch)s?\s*")
 
 
 class Position(NamedTuple):

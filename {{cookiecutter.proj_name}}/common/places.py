@@ -56,8 +56,8 @@ class RunFolder:
                 f"name: {name!r} cannot name a folder: it must not be empty, '.' or '..', begin with '-',"
                 f" or hold a slash or a control character; to put runs elsewhere use --dir.expr_dir"
             )
-        if len(name.encode(errors="surrogateescape")) > 200:
-            raise UserError(f"name: {name[:20]!r}... has {len(name)} characters; file systems allow about 200")
+        if (size := len(name.encode(errors="surrogateescape"))) > 200:
+            raise UserError(f"name: {name[:20]!r}... takes {size} bytes; shorten it to at most 200")
         return cls(_below(project, config.expr_dir, "experiments") / name)
 
     @classmethod

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from common.config import ABSENT, Problem, nearest, place
+from common.config import ABSENT, ConfigError, Origin, Problem, nearest, place
 from common.config.arguments import check_arguments, fit_arguments, parameter_names, signature_of
 from common.errors import UserError
 
@@ -50,6 +50,7 @@ class Registry:
         self.call = call
         self.searched: list[str] = []
         self._to_scan: list[tuple[str, str]] = []
+        self._broken: list[Problem] = []
         self._where_to_add = where_to_add
         self._entries: dict[str, _Entry] = {}
 
@@ -77,22 +78,20 @@ class Registry:
         self._where_to_add = self._where_to_add or f"{package.replace('.', '/')}/<name>{suffix}.py"
         self._to_scan.append((package, suffix))
 
-    def _import_files(self) -> None:
+    def import_files(self) -> list[Problem]:
+        """Import the files to scan, the first time. Returns a problem for each that does not import."""
         while self._to_scan:
             package, suffix = self._to_scan.pop()
             for folder in map(Path, importlib.import_module(package).__path__):
                 for file in sorted(folder.rglob(f"*{suffix}.py")):
                     self.searched.append(place(file))
-                    try:
-                        importlib.import_module(".".join((package, *file.relative_to(folder).with_suffix("").parts)))
-                    except UserError:
-                        raise
-                    except Exception as error:
-                        raise UserError(f"{_blame(error, file)}: {type(error).__name__}: {error}") from error
+                    name = ".".join((package, *file.relative_to(folder).with_suffix("").parts))
+                    self._broken += _import_problems(name, file)
+        return self._broken
 
     def get(self, name: str) -> Callable[..., Any]:
         """What is registered as `name`, or what stands at an import path, "pkg.module.Class" or "pkg.module:Class"."""
-        self._import_files()
+        self.import_files()
         if name in self._entries:
             return self._entries[name].target
         if "." in name or ":" in name:
@@ -134,7 +133,7 @@ class Registry:
         if not isinstance(section, Mapping):
             yield Problem(key, section, f"must be a section: type names a {self.kind}, the rest are its arguments")
             return
-        self._import_files()
+        yield from self.import_files()
         name = section.get("type", default_type)
         if name is None and (typo := nearest("type", map(str, section))):
             yield Problem(f"{key}.{typo}", section[typo], "unknown key", f"did you mean {key}.type?")
@@ -160,8 +159,9 @@ class Registry:
         return str(self._entries[name]) if name in self._entries else file_of(target)
 
     def table(self) -> str:
-        """Every entry: name, file:line, signature."""
-        self._import_files()
+        """Every entry: name, file:line, signature. Raises `ConfigError` when a file does not import."""
+        if broken := self.import_files():
+            raise ConfigError(broken)
         rows = [(name, str(entry), signature_of(entry.target)) for name, entry in sorted(self._entries.items())]
         widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
         lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
@@ -192,9 +192,11 @@ class RegisteredName:
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         """One problem when there is no such entry; null (off) has none."""
+        if value is None:
+            return
+        yield from self.registry.import_files()
         try:
-            if value is not None:
-                self.registry.get(value)
+            self.registry.get(value)
         except UserError as error:
             yield Problem(key, value, str(error))
 
@@ -243,12 +245,20 @@ def _attribute(module: Any, path: str, name: str) -> Callable[..., Any]:
     return found
 
 
-def _blame(error: Exception, file: Path) -> str:
+def _import_problems(name: str, file: Path) -> Iterator[Problem]:
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001 - a user's file can raise anything
+        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        yield Problem("", ABSENT, f"cannot be imported: {said}", "correct or remove the file", _blame(error, file))
+
+
+def _blame(error: Exception, file: Path) -> Origin:
     """The file that failed to import, and the line in it that was running."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{place(error.filename)}:{error.lineno}"
+        return Origin(place(error.filename), error.lineno)
     lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
-    return f"{place(file)}:{lines[-1]}" if lines else place(file)
+    return Origin(place(file), lines[-1] if lines else None)
 
 
 MODEL_REGISTRY = Registry("model")

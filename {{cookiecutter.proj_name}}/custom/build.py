@@ -136,8 +136,8 @@ def check_same_classes(data: Mapping[str, Any]) -> None:
         if classes != next(iter(named.values())):
             first = next(iter(named))
             raise UserError(
-                f"dataset.{split} has the classes {', '.join(classes)}, but dataset.{first} has "
-                f"{', '.join(named[first])}; every folder needs the same ones, if need be empty"
+                f"dataset.{split} has the classes {', '.join(map(str, classes))}, but dataset.{first} has "
+                f"{', '.join(map(str, named[first]))}; every folder needs the same ones, if need be empty"
             )
 
 

@@ -1,6 +1,12 @@
-"""Writes configs/default.yaml and configs/schema.json from the config's classes: python -m custom.reference"""
+"""Writes configs/default.yaml and configs/schema.json from the config's classes: python -m custom.reference
 
+A configs/default.yaml that was edited by hand is left alone, and the difference shown.
+"""
+
+import difflib
+import hashlib
 import json
+import sys
 
 from common.config import json_schema
 from common.config.reference import commented_yaml
@@ -11,18 +17,50 @@ _HEADER = """yaml-language-server: $schema=schema.json
 Every key there is, with its default. Written by python -m custom.reference, from the classes in custom/config.py.
 Your own configs begin with "$BASE: default.yaml" and hold only what differs.
 """
+_CHECKSUM = "# Checksum of what was written, to notice edits: "
+_EDITED = """error: {} was edited by hand, so it is left as it is; above is what would change (-: what it has now).
+Make these changes by hand; or move your edits into a config of your own, which begins with "$BASE: default.yaml", and
+write this one anew: python -m custom.reference --force"""
 
 
 def files() -> dict[str, str]:
     """The text of each generated file, by its path in the project."""
+    reference = commented_yaml(Config, Config(), _HEADER)
     return {
-        "configs/default.yaml": commented_yaml(Config, Config(), _HEADER),
+        "configs/default.yaml": f"{reference}\n{_CHECKSUM}{_checksum(reference)}\n",
         # That of evaluate.py, which knows every key of training and two more.
         "configs/schema.json": json.dumps(json_schema(EvalConfig), indent=2) + "\n",
     }
 
 
-if __name__ == "__main__":
+def is_edited(text: str) -> bool:
+    """Whether a default.yaml differs from what was written: then it is its owner's."""
+    reference, _, checksum = text.rpartition(f"\n{_CHECKSUM}")
+    return checksum.strip() != _checksum(reference)
+
+
+def _checksum(reference: str) -> str:
+    """Without the header, so that renaming the packages it names is no edit."""
+    header = [f"# {line}" for line in _HEADER.splitlines()]
+    body = [line for line in reference.splitlines() if line not in header]
+    return hashlib.sha256("\n".join(body).encode()).hexdigest()[:16]
+
+
+def main() -> int:
+    """Write the files. Returns the exit code: 1 when an edited one is left as it is."""
+    code = 0
     for name, text in files().items():
-        (PROJECT / name).write_text(text)
-        print(f"wrote {name}")
+        path = PROJECT / name
+        old = path.read_text() if path.exists() else text
+        if name.endswith(".yaml") and is_edited(old) and "--force" not in sys.argv:
+            print("".join(difflib.unified_diff(old.splitlines(True), text.splitlines(True), name, "from the classes")))
+            print(_EDITED.format(name), file=sys.stderr)
+            code = 1
+        else:
+            path.write_text(text)
+            print(f"wrote {name}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,7 +14,8 @@ import evaluate
 import train
 from common.failsafe import reported
 from common.registry import MODEL_REGISTRY
-from tests.conftest import PROJECT, Runs, load, run
+from tests.conftest import CONFIG, PROJECT, Runs, load, run
+from custom.datasets.digits_dataset import DigitsDataset
 
 Told = Callable[..., str]
 
@@ -71,12 +72,74 @@ def test_misspelt_key(told: Told) -> None:
 def test_every_mistake_at_once_with_file_and_line(told: Told, tmp_path: Path) -> None:
     """D-21, D-24, R-09: a wrong type, a bad value and an unknown key in one message, before anything is built."""
     config = tmp_path / "mine.yaml"
-    config.write_text(f"$BASE: {PROJECT}/configs/default.yaml\nworker: many\noptim:\n  lr: -1\n  clip_tipe: norm\n")
+    config.write_text(f"$BASE: {CONFIG}\nworker: many\noptim:\n  lr: -1\n  clip_tipe: norm\n")
     text = told("--config", str(config))
     assert "3 problems" in text
     for part in ("mine.yaml:2", "mine.yaml:4", "mine.yaml:5", "many", "did you mean optim.clip_type?"):
         assert part in text
     assert not (tmp_path / "run").exists()
+
+
+MANY = """\
+batch_size: 0
+optim:
+  optim_type: SGD
+  args: {momentm: 0.9, dampning: 1}
+  clip_warmup: 0
+  lr_scheduler:
+    type: cosin
+    tmax: 0
+best: {metric: Acuracy}
+model: {type: ConvModle}
+"""
+
+
+def test_no_mistake_hides_another(tmp_path: Path) -> None:
+    """D-22, R-16: rules of a section and of those around it, wrong types, a file that does not import: one message."""
+    project = tmp_path / "project"
+    shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("experiments", "tests", "__pycache__", ".*cache*"))
+    folder = project / Path(MODEL_REGISTRY.where("ConvModel").split(":")[0]).parent
+    (folder / "broken_model.py").write_text("x = 1\ndef f(:\n")
+    (folder / "half_model.py").write_text("import no_such_thing\n")
+    (project / "mine.yaml").write_text(f"$BASE: {CONFIG}\n{MANY}")
+    done = run([sys.executable, "train.py", "--config", "mine.yaml"], cwd=project)
+    text = " ".join(done.stderr.split())
+    assert done.returncode == 2 and "Traceback" not in text
+    for part in (
+        "10 problems",
+        "batch_size = 0 (mine.yaml:2) must be",
+        "optim.args.momentm = 0.9 (mine.yaml:5)", "did you mean momentum?",
+        "optim.args.dampning = 1 (mine.yaml:5)", "did you mean dampening?",
+        "optim.clip_warmup = 0 (mine.yaml:6)",
+        "optim.lr_scheduler.type = 'cosin' (mine.yaml:8)", "did you mean cosine?",
+        "optim.lr_scheduler.tmax = 0 (mine.yaml:9)",
+        "best.metric = 'Acuracy' (mine.yaml:10)", "did you mean Accuracy?",
+        "model.type = 'ConvModle' (mine.yaml:11)", "did you mean ConvModel?",
+        "models/broken_model.py:2) cannot be imported: SyntaxError",
+        "models/half_model.py:1) cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'",
+    ):  # fmt: skip
+        assert part in text, (part, done.stderr)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--optim.optim_type", "SDG", "--optim.args", "{momentum: 0.9}"],
+        ["--optim.optim_type", "SDG", "--optim.args", "{momentum: 0.9}", "--optim.weight_decay", "0.1"],
+        ["--optim.optim_type", "SGD", "--optim.args", "{momentm: 0.9, nesterov: true}"],
+        ["--optim.lr_scheduler", "{type: torch.optim.lr_scheduler.StepLr, args: {step_size: 3}}"],
+        ["--early_stop.patience", "x", "--dataset.val", "null"],
+    ],
+)
+def test_a_mistake_is_not_reported_for_what_follows_from_it(told: Told, words: list[str]) -> None:
+    """D-22: what is right beside a wrong key is not judged by that key's default."""
+    assert "has 1 problem:" in told(*words)
+
+
+@pytest.mark.parametrize("key", ["progress.epoch_val", "optim.lr_scheduler.warmup", "optim.clip_warmup"])
+def test_a_period_that_is_none(told: Told, key: str) -> None:
+    text = told(f"--{key}", "1/0epoch")
+    assert f"1 problem: {key} = '1/0epoch' (command line" in text and '"0.5epoch"' in text
 
 
 def test_missing_file(told: Told) -> None:
@@ -267,6 +330,8 @@ def test_a_run_folder_that_cannot_be_made(told: Told, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "file" in told("--dir.expr_dir", str(tmp_path / "file"))
     assert "name: 'a/b' cannot name a folder" in told("--name", "a/b")
+    text = told("--name", "é" * 150)
+    assert "300 bytes" in text and "at most 200" in text
 
 
 def test_splits_with_other_classes(told: Told, tmp_path: Path) -> None:
@@ -279,6 +344,17 @@ def test_splits_with_other_classes(told: Told, tmp_path: Path) -> None:
     data = f"{{train: {part}{train_folder}}}, val: {part}{val_folder}}}, eval: null}}"
     text = told("--dataset", data, "--model.in_channels", "3")
     assert "dataset.val has the classes bird, dog, but dataset.train has cat, dog" in text
+    years = "{type: tests.test_bad_input.Years}"
+    text = told("--dataset.train", years, "--dataset.val", years)
+    assert "dataset.val has the classes 2001, 2002, but dataset.train has 1999, 2000" in text
+
+
+class Years(DigitsDataset):
+    """Its classes have numbers for names."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        super().__init__(data_dir, mode)
+        self.classes = (1999, 2000) if mode == "train" else (2001, 2002)  # type: ignore[assignment]
 
 
 def test_pictures_of_every_kind(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import evaluate
 import train
 from common.config import resolve
 from common.registry import COLLATE_REGISTRY, MODEL_REGISTRY
-from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
+from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from tests.parts import stack
 import custom
 from custom.config import Config
@@ -27,14 +27,14 @@ def test_values_and_their_origins_are_printed(runs: Runs, tmp_path: Path, capsys
     """R-17, QQ-05, CT-02: --print-config names file and line of every value, through two bases; nothing is started."""
     (tmp_path / "slow.yaml").write_text("optim:\n  lr: 1e-5\n")
     mine = tmp_path / "mine.yaml"
-    mine.write_text(f"$BASE: ['{PROJECT / 'configs' / 'default.yaml'}', slow.yaml]\nworker: 1\n")
+    mine.write_text(f"$BASE: ['{CONFIG}', slow.yaml]\nworker: 1\n")
     assert runs.fail("--config", str(mine), "--model.width=6", "--print-config") == 0
     shown = capsys.readouterr().out
     places = {line.split("  # ")[0].strip(): line.split("  # ")[1] for line in shown.splitlines() if "  # " in line}
     assert places["lr: 1.0e-05"] == f"{tmp_path / 'slow.yaml'}:2"
     assert places["worker: 1"] == f"{mine}:2"
     assert places["width: 6"] == "command line: --model.width=6"
-    assert places["patience: 10"].startswith("configs/default.yaml:")
+    assert places["patience: 10"].startswith("tests/base.yaml:")
     assert not (tmp_path / "run").exists()
     (tmp_path / "printed.yaml").write_text(shown)
     printed = resolve(Config, [tmp_path / "printed.yaml"]).config
@@ -84,7 +84,7 @@ def test_what_a_run_leaves_and_where(runs: Runs, tmp_path: Path, monkeypatch: py
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     relative = os.path.relpath(runs.root, PROJECT)
-    words = ["--config", str(PROJECT / "configs/default.yaml"), "--dir.expr_dir", relative, "--dir.data_dir", "data"]
+    words = ["--config", str(CONFIG), "--dir.expr_dir", relative, "--dir.data_dir", "data"]
     folder = runs.train(*words, "--progress.epoch", "1", "--progress.epoch_eval", "1", "--monitor.tensorboard", "true")
     assert {path.name for path in folder.iterdir()} >= {
         "config.yaml", "run.json", "git.diff", "job.sh", "train.log", "metrics.jsonl", "status.json",
@@ -98,7 +98,7 @@ def test_the_record_of_a_run(runs: Runs) -> None:
     """CT-09, D-58: the resolved config, command, seed, versions, code; a resume adds to it and changes nothing."""
     words = ["--dist.random_seed", "null", "--batch_size", "40"]
     folder = runs.train(*words, "--progress.epoch", "1")
-    resolved = resolve(Config, ["configs/default.yaml"], runs.words(*words, "--progress.epoch", "1")[2:])
+    resolved = resolve(Config, [CONFIG], runs.words(*words, "--progress.epoch", "1")[2:])
     first = (folder / "config.yaml").read_bytes()
     assert yaml.safe_load(first) == resolved.values  # the seed that was drawn is no part of it
     runs.train(*words, "--resume", "auto")
@@ -110,7 +110,7 @@ def test_the_record_of_a_run(runs: Runs) -> None:
     assert "commit" in attempts[0]["git"]
     assert isinstance(attempts[0]["seed"], int)
     command = shlex.split(attempts[0]["command"])
-    assert [Path(command[1]).name, *command[2:4]] == ["train.py", "--config", "configs/default.yaml"]
+    assert [Path(command[1]).name, *command[2:4]] == ["train.py", "--config", str(CONFIG)]
 
 
 def test_job_script_repeats_the_run(runs: Runs, tmp_path: Path) -> None:
@@ -192,6 +192,6 @@ def test_help_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
             program.main(["--help"])
         assert stop.value.code == 0
         shown = capsys.readouterr().out
-        resolved = resolve(Config, ["configs/default.yaml"])
+        resolved = resolve(Config, [CONFIG])
         closed = [key for key in resolved.origins if key.split(".")[0] not in ("model", "loss", "metric", "dataset")]
         assert [key for key in [*(f"--{key}" for key in closed), *keys] if f"  {key}  " not in shown] == []

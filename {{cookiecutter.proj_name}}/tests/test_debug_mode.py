@@ -10,7 +10,7 @@ import yaml
 import train
 from common import distributed
 from common.distributed import DistConfig
-from tests.conftest import PROJECT, Runs
+from tests.conftest import CONFIG, Runs
 
 BUSY = "gpu_ids: [0, 1]\ndist: {processes: 2}\nworker: 2\ncheckpoint: {background: true}\n"
 
@@ -19,7 +19,7 @@ BUSY = "gpu_ids: [0, 1]\ndist: {processes: 2}\nworker: 2\ncheckpoint: {backgroun
 def busy(tmp_path: Path) -> Path:
     """A config for two processes, with workers and background saves."""
     path = tmp_path / "busy.yaml"
-    path.write_text(f"$BASE: {PROJECT}/configs/default.yaml\n{BUSY}")
+    path.write_text(f"$BASE: {CONFIG}\n{BUSY}")
     return path
 
 

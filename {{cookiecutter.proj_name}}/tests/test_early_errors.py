@@ -3,10 +3,12 @@
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 import train
 from common.failsafe import reported
@@ -29,6 +31,14 @@ def unmade() -> Plain:
 def unread(data_dir: Path, mode: str) -> DigitsDataset:
     unmade()
     return DigitsDataset(data_dir, mode)
+
+
+class Late(DigitsDataset):
+    """Takes longer than loader.timeout."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        time.sleep(3)
+        return super().__getitem__(index)
 
 
 def failed(runs: Runs, *words: str, program: str = "train", world: int = 2) -> Ended:
@@ -80,6 +90,14 @@ def test_one_process_cannot_build(runs: Runs, capsys: pytest.CaptureFixture[str]
     assert not (folder / "error_rank0.txt").exists() and status(folder)["state"] == "finished"
     log = (folder / "train.log").read_text()
     assert log.index("no such layer") < log.index("started again") < log.index("finished at epoch")
+
+
+def test_a_worker_that_is_late(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """What helps against it is the loader's own limit, and not that of waiting for other processes."""
+    words = ["--dataset.train", "{type: tests.test_early_errors.Late}", "--worker", "1", "--loader.timeout", "1"]
+    assert alone(runs, *words) == 1
+    text = capsys.readouterr().err
+    assert "timed out after 1 seconds" in text and "loader.timeout" in text and "dist.timeout" not in text
 
 
 def test_an_earlier_run_stays_where_it_is(runs: Runs) -> None:

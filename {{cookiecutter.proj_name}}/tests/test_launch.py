@@ -307,6 +307,25 @@ def test_spawn(runs: Runs, alone: Path, world: int) -> None:
     assert (record["launcher"], record["world_size"]) == ("spawn", world)
 
 
+def note_python(trainer: Trainer) -> None:
+    """A plug-in: how Python was started."""
+    found = [sys.flags.optimize, sys._xoptions.get("mine"), sys.stdout.write_through, sys.warnoptions]
+    (trainer.run.root / f"python{trainer.rank.rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("flags", [["-uO", "-X", "mine=1", "-Wignore:x", "-W", "ignore:y"], []])
+def test_spawn_starts_python_as_it_was_started(runs: Runs, flags: list[str]) -> None:
+    """TP-12: what the interpreter was told holds for the processes that train, and not only for their starter."""
+    plugin = "[tests.test_launch:note_python]"
+    words = runs.words("--dist.processes", "2", "--progress.epoch", "1", "--plugins", plugin)
+    environment = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("PYTHONUNBUFFERED")}
+    done = run([sys.executable, *flags, "train.py", *words], env=environment)
+    assert done.returncode == 0, done.stderr
+    expected = [1, "1", True, ["ignore:x", "ignore:y"]] if flags else [0, None, False, []]
+    for rank in range(2):
+        assert json.loads((runs.root / "run" / f"python{rank}.json").read_text()) == expected
+
+
 def test_spawn_for_evaluation(runs: Runs, alone: Path) -> None:
     """R-02: evaluate.py starts its processes in the same way."""
     command = [sys.executable, "evaluate.py", "--model_pt", str(alone / "checkpoints" / "latest.pt")]

@@ -4,7 +4,7 @@ import pytest
 
 from common.config import resolve
 from common.errors import UserError
-from tests.conftest import Runs, metrics
+from tests.conftest import CONFIG, Runs, metrics
 from custom.config import Config
 
 CROSS = "{type: CrossEntropyLoss}"
@@ -23,7 +23,7 @@ CROSS = "{type: CrossEntropyLoss}"
 def test_clashes(words: list[str], key: str) -> None:
     """MM-68: refused with the rest of the config, before anything is built."""
     with pytest.raises(UserError) as error:
-        resolve(Config, ["configs/default.yaml"], words)
+        resolve(Config, [CONFIG], words)
     assert "1 problem:" in str(error.value) and f"\n  {key}" in str(error.value), error.value
 
 

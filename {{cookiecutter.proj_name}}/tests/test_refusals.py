@@ -9,6 +9,7 @@ import torch
 import evaluate
 import train
 from common.failsafe import reported
+from tests.conftest import CONFIG
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI_", "PMIX_")
 TORCHRUN = {
@@ -41,7 +42,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
         main = train.main if program == "train.py" else evaluate.main
         with pytest.raises(SystemExit) as ended, reported():
-            main(["--config", "configs/default.yaml", *words])
+            main(["--config", str(CONFIG), *words])
         assert ended.value.code == 2
         return capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,30 @@ def test_no_gpu_is_said_and_fails() -> None:
     done = run([SHELL or "sh", "scripts/gpu.sh"], env={**ENVIRONMENT, "PYTHON": sys.executable})
     assert done.returncode == 2
     assert "gpu_ids: all" in done.stderr and "--gpu_ids -1" in done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "scripts").glob("*.sh")))
+def test_scripts_can_be_run_by_name(name: str) -> None:
+    assert os.access(ROOT / "scripts" / name, os.X_OK)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["scripts/slurm.sh", "--config", "configs/default.yaml", "--dry-run"],
+        ["scripts/cpu.sh"],
+        ["scripts/eval.sh", "best.pt"],
+    ],
+)
+def test_python_without_the_dependencies(words: list[str], tmp_path: Path) -> None:
+    """One line that says what is missing, for which Python, and how to install it."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')  # without site-packages
+    python.chmod(0o755)
+    done = run([SHELL or "sh", *words], env={**ENVIRONMENT, "PYTHON": str(python), "PYTHONPATH": ""})
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "torch" in done.stderr and f"{sys.executable} -m pip install -r" in done.stderr
 
 
 def test_train_and_evaluate_as_a_user_does(runs: Runs) -> None:

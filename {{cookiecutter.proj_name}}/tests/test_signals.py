@@ -1,7 +1,9 @@
 """Signals at bad moments: in the middle of a save, to the process that started the others, twice."""
 
 import os
+import shlex
 import signal
+import subprocess
 import sys
 import time
 
@@ -51,6 +53,14 @@ def test_signals_during_a_save(
     assert read_status(RunFolder(runs.root / "cut"))["state"] == ("failed" if at_once else "stopped")
     assert not list((runs.root / "cut" / "checkpoints").glob("*.tmp"))
     assert same(measured(runs.train(*words("ema", "--resume", "auto"), name="cut")), uncut)
+
+
+def test_tests_under_nohup() -> None:
+    """What a terminal's end or a Ctrl-C does can be tested from a session that is itself shielded from both."""
+    say = "import tests.conftest, signal; print([signal.getsignal(n) for n in (1, 2)])"
+    shielded = f"trap '' INT; exec nohup {shlex.quote(sys.executable)} -c {shlex.quote(say)}"
+    done = run(["sh", "-c", shielded], stdin=subprocess.DEVNULL)
+    assert "SIG_DFL" in done.stdout and "default_int_handler" in done.stdout, done.stdout + done.stderr
 
 
 def stop_us(trainer: Trainer) -> None:

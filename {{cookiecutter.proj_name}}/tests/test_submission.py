@@ -17,7 +17,7 @@ from common.lock import FolderLock
 from common.places import RunFolder
 from common.provenance import GitState
 from common.run import archive
-from tests.conftest import PROJECT, Runs
+from tests.conftest import CONFIG, Runs
 from custom import submit
 
 
@@ -99,7 +99,7 @@ def test_the_gpus_of_a_job(prepared: Callable[..., list[str]], tmp_path: Path, m
         ([], ["--gpu_ids", "0"], "1", [0]),
         (["--gpus", "0"], ["--config", str(tmp_path / "two.yaml")], "0", -1),
     ]:
-        (tmp_path / "two.yaml").write_text(f"$BASE: {PROJECT}/configs/default.yaml\ngpu_ids: [0, 1]\n")
+        (tmp_path / "two.yaml").write_text(f"$BASE: {CONFIG}\ngpu_ids: [0, 1]\n")
         assert prepared(*options, words=words)[2] == count
         assert frozen() == ids
     assert prepared("--gpus", "2", words=["--gpu_ids", "all"])[2] == "2"

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import common.optim.optimizer
 import train
 from common.registry import DATASET_REGISTRY
-from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
+from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from custom.datasets.digits_dataset import DigitsDataset
 
 Evaluated = Callable[..., dict[str, Any]]
@@ -26,7 +28,7 @@ Evaluated = Callable[..., dict[str, Any]]
 
 def test_the_default_config_reads_digits(tmp_path: Path) -> None:
     """The default run, as the README gives it, reaches 97 % on the test part."""
-    done = run([sys.executable, "train.py", "--config", "configs/default.yaml", "--dir.expr_dir", str(tmp_path)])
+    done = run([sys.executable, "train.py", "--config", str(CONFIG), "--dir.expr_dir", str(tmp_path)])
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "default"
     assert metrics(folder, "eval")[-1]["values"]["Accuracy"] >= 0.97
@@ -251,6 +253,19 @@ def test_optimizers_by_name(runs: Runs, name: str) -> None:
     assert losses[-1] < losses[0]
 
 
+def test_rates_of_named_groups(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project that gives its groups names and rates finds them under these names in every record."""
+
+    def groups(model: nn.Module) -> list[dict[str, Any]]:
+        named = list(model.named_parameters())
+        return [{"name": "body", "params": named[:-2], "lr": 0.01}, {"name": "head", "params": named[-2:], "lr": 0.1}]
+
+    monkeypatch.setattr(common.optim.optimizer, "parameter_groups", groups)
+    values = metrics(runs.train("--progress.epoch", "1"), "train")[-1]["values"]
+    assert (values["lr_body"], values["lr_head"]) == (0.01, 0.1)
+    assert not {"lr", "lr_0", "lr_1"} & values.keys()
+
+
 def test_clipping_and_its_norm(runs: Runs) -> None:
     """CT-25, MM-97: the norm before clipping is logged; a limit holds the step back."""
     words = ["--optim.optim_type", "SGD", "--optim.lr", "1.0", "--progress.epoch", "1"]
@@ -291,7 +306,7 @@ def test_collate_of_ones_own(runs: Runs) -> None:
 
 def test_debug_and_the_shipped_configs(runs: Runs) -> None:
     """R-03: --debug lays configs/debug.yaml over any config; anomaly detection, gradients, every step a line."""
-    code = train.main(["--config", "configs/default.yaml", "--debug", "--dir.expr_dir", str(runs.root)])
+    code = train.main(["--config", str(CONFIG), "--debug", "--dir.expr_dir", str(runs.root)])
     assert code == 0
     log = (runs.root / "debug" / "train.log").read_text()
     assert log.count("largest |gradient|") == 8 == len(metrics(runs.root / "debug", "train"))

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,24 @@ def test_metrics_keep_every_digit(tmp_path):
     assert (head["event"], head["schema"], head["run"], head["attempt"]) == ("run", 1, "digits_1", 1)
     assert train == {"event": "train", "step": 3, "epoch": 1, "values": values}
     assert saved["files"] == ["latest.pt"]
+
+
+def test_several_threads_write_each_line_once(tmp_path):
+    """R-45: checkpoints are saved, and recorded, beside the training that goes on."""
+    writer = Writer(tmp_path / "metrics.jsonl", None, run_id="a")
+
+    def record(name: int) -> None:
+        for step in range(500):
+            writer.record("checkpoint", step=step, thread=name)
+
+    threads = [threading.Thread(target=record, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.close()
+    written = [(entry["thread"], entry["step"]) for entry in read_metrics(tmp_path / "metrics.jsonl")[1:]]
+    assert sorted(written) == [(name, step) for name in range(4) for step in range(500)]
 
 
 def test_numbers_that_json_does_not_have(tmp_path):

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -14,6 +14,7 @@ from common.config.shape import admits, child, describe, keys_of, members, metad
 from common.config.source import Branch, Items, Leaf, Node, leaf
 
 T = TypeVar("T")
+_Path: TypeAlias = tuple[str | int, ...]
 
 
 def check(schema: type[T], tree: Branch, problems: list[Problem]) -> tuple[T, dict[str, Origin]]:
@@ -25,16 +26,12 @@ def check(schema: type[T], tree: Branch, problems: list[Problem]) -> tuple[T, di
     plain = fitter.fit(tree, schema, "")
     found = [*problems, *fitter.problems]
     known = {problem.key for problem in found if problem.key}
-    wrong: list[Problem] = []
-    config = None
-    try:
-        config = TypeAdapter(schema).validate_json(json.dumps(plain), strict=True)
-    except ValidationError as error:
-        wrong = [item for item in _from_pydantic(error, schema, plain) if item.key not in known]
+    config, wrong = _validate(schema, plain, known)
     checked = _run_checks(schema, plain, "", {problem.key for problem in wrong})
     found += wrong + [item for item in checked if item.key not in known]
     if found or config is None:
-        raise ConfigError([_placed(problem, fitter.places) for problem in found])
+        placed = [_placed(problem, fitter.places) for problem in found]
+        raise ConfigError([problem for at, problem in enumerate(placed) if problem not in placed[:at]])
     return config, fitter.places
 
 
@@ -102,22 +99,60 @@ def _comma_list(node: Leaf, annotation: Any) -> Leaf | Items:
     return Items([leaf(piece.strip(), True, node.origin) for piece in pieces], node.origin)
 
 
-def _from_pydantic(error: ValidationError, schema: type, plain: Any) -> list[Problem]:
-    """Pydantic's errors in plain words: one per key, however many alternatives of a union refused it."""
-    found: dict[str, Problem] = {}
+def _validate(schema: type[T], plain: Any, known: set[str]) -> tuple[T | None, list[Problem]]:
+    """The configuration, if there is one, and all that is wrong except for the `known` keys.
+
+    A rule of a section is only asked when everything in it is right. So a key at fault gives way to its default, and
+    all is asked again. A rule that names such a key is not reported: it was broken by the default.
+    """
+    adapter, found, replaced = TypeAdapter(schema), list[Problem](), set[str]()
+    while True:
+        try:
+            return adapter.validate_json(json.dumps(plain), strict=True), found
+        except ValidationError as error:
+            wrong = _from_pydantic(error, schema, plain, replaced)
+        before = plain
+        for problem, path in wrong:
+            found += [problem] if problem.key not in known | replaced else []
+            replaced.add(problem.key)
+            plain = _without(plain, path)
+        if plain == before:
+            return None, found
+
+
+def _from_pydantic(error: ValidationError, schema: type, plain: Any, replaced: set[str]) -> list[tuple[Problem, _Path]]:
+    """Pydantic's errors in plain words, each with the path of what is at fault: one per key, however many alternatives
+    of a union refused it."""
+    found: dict[str, tuple[Problem, _Path]] = {}
     for item in error.errors(include_url=False):
-        key, value, annotation = _trace(item["loc"], schema, plain)
+        path, value, annotation = _trace(item["loc"], schema, plain)
+        key = _dotted(path)
         if item["type"] == "missing":
             name = str(item["loc"][-1])
-            missing = f"{key}.{name}".removeprefix(".")
-            found[missing] = Problem(missing, ABSENT, f"is required: {describe(child(annotation, name) or Any)}")
+            missing = _dotted((*path, name))
+            rule = f"is required: {describe(child(annotation, name) or Any)}"
+            found[missing] = Problem(missing, ABSENT, rule), path
         elif item["type"] in ("value_error", "assertion_error"):
-            reason = str(item["ctx"]["error"])
-            found[key] = _blamed(Problem(key, _scalar(value), reason), value)
+            rule = str(item["ctx"]["error"])
+            cause, path, value = _blamed(rule, path, value, replaced)
+            found[key] = Problem(cause, _scalar(value), rule), path
         else:
             hint = "put it in quotes" if admits(annotation, str) and isinstance(value, (int, float)) else ""
-            found.setdefault(key, Problem(key, _scalar(value), f"must be {describe(annotation)}", hint))
+            found.setdefault(key, (Problem(key, _scalar(value), f"must be {describe(annotation)}", hint), path))
     return [problem for key, problem in found.items() if not (key and any(_below(other, key) for other in found))]
+
+
+def _without(plain: Any, path: _Path) -> Any:
+    """`plain` less what stands at `path`; a list goes whole."""
+    if not path or path[0] not in plain:
+        return plain
+    others = {name: item for name, item in plain.items() if name != path[0]}
+    whole = len(path) == 1 or isinstance(path[1], int)
+    return others if whole else {**others, path[0]: _without(plain[path[0]], path[1:])}
+
+
+def _dotted(path: _Path) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def _below(key: str, above: str) -> bool:
@@ -128,21 +163,24 @@ def _scalar(value: Any) -> Any:
     return ABSENT if isinstance(value, dict) else value
 
 
-def _blamed(problem: Problem, section: Any) -> Problem:
-    """A broken rule of a section, at the first key set in the section that its words name: that line is to be read."""
-    for words in re.findall(r"\w+(?:\.\w+)*", problem.rule):
+def _blamed(rule: str, path: _Path, section: Any, replaced: set[str]) -> tuple[str, _Path, Any]:
+    """The key to report for a broken rule of a section, and path and value of the one to give way: the first key that
+    the rule's words name, since that line is to be read; and before it, one there or below that has been replaced."""
+    named = [(*path, *words.split(".")) for words in re.findall(r"\w+(?:\.\w+)*", rule.partition(";")[0])]
+    causes = [key for key in replaced if any(key == name or _below(key, name) for name in map(_dotted, named))]
+    for words in named:
         found = section
-        for name in words.split("."):
+        for name in words[len(path) :]:
             found = found.get(name, ABSENT) if isinstance(found, dict) else ABSENT
         if found is not ABSENT:
-            key = f"{problem.key}.{words}".removeprefix(".")
-            return dataclasses.replace(problem, key=key, value=_scalar(found))
-    return problem
+            return (causes or [_dotted(words)])[0], words, found
+    return (causes or [_dotted(path)])[0], path, section
 
 
-def _trace(location: tuple[int | str, ...], schema: type, plain: Any) -> tuple[str, Any, Any]:
-    """Key, value and type at pydantic's location, which also names alternatives of unions; those stand in no data."""
-    key, value, annotation = "", plain, schema
+def _trace(location: _Path, schema: type, plain: Any) -> tuple[_Path, Any, Any]:
+    """Path, value and type at pydantic's location, which also names alternatives of unions; those stand in no data."""
+    path: _Path = ()
+    value, annotation = plain, schema
     for at, part in enumerate(location):
         inside = (isinstance(value, dict) and part in value) or (
             isinstance(value, list) and isinstance(part, int) and part < len(value)
@@ -152,8 +190,8 @@ def _trace(location: tuple[int | str, ...], schema: type, plain: Any) -> tuple[s
                 continue
             break
         value, annotation = value[part], child(annotation, part) or Any
-        key += f"[{part}]" if isinstance(part, int) else f".{part}"
-    return key.removeprefix("."), value, annotation
+        path = (*path, part)
+    return path, value, annotation
 
 
 def _run_checks(annotation: Any, value: Any, key: str, broken: set[str]) -> Iterator[Problem]:

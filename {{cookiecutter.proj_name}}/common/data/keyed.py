@@ -78,7 +78,7 @@ class KeyedBatches:
         except Exception as error:
             at = indices[len(indices) - len(list(rest)) - 1]
             name = type(getattr(dataset, "whole", dataset)).__name__
-            raise RuntimeError(f"sample {at} of {name} cannot be read: {error}") from error
+            raise RuntimeError(f"sample {at} of {name} cannot be read: {type(error).__name__}: {error}") from error
 
     def _seeded_item(self, epoch: int, index: int) -> Any:
         seed_all(mix(self.seed, epoch, index))

@@ -1,6 +1,7 @@
 """Starting the processes of this host ourselves, where several devices are wanted and no launcher was used."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -53,8 +54,20 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     with _listening(children) as signals:
         for rank in range(count):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            children.append(subprocess.Popen([sys.executable, *argv], env={**shared, **place}))
+            children.append(subprocess.Popen([sys.executable, *_interpreter_flags(), *argv], env={**shared, **place}))
         return _wait(children, signals)
+
+
+def _interpreter_flags() -> list[str]:
+    """Python's own options, such as -u, -O or -X dev: what stands before the program."""
+    words, found = iter(sys.orig_argv[1:]), list[str]()
+    for word in words:
+        # Several letters may share a dash. X and W take a value, as the rest of the word or the next one.
+        option = re.fullmatch(r"-[bBdEIOPqRsSuvx]*([XW].+|[XW]?)", word)
+        if option is None or word == "-":
+            break
+        found += [word, next(words)] if option[1] in ("X", "W") else [word]
+    return found
 
 
 def _wait(children: Sequence["subprocess.Popen[bytes]"], signals: list[int]) -> int:

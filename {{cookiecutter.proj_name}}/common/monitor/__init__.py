@@ -1,7 +1,7 @@
 """What a run tells while it works: lines, numbers, pictures. The main process tells; the others have null parts."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
@@ -22,6 +22,7 @@ from common.monitor.line import current_epoch, evaluation_line, number, train_li
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.writer import NullWriter, Writer
+from common.optim.optimizer import learning_rates
 from common.period import Position
 from common.run import OpenRun, State, write_status
 
@@ -121,7 +122,8 @@ class Monitor:
         norm = None if grad_norm is None else float(grad_norm)
         timing = self.clock.read(None if self._total is None else self._total - at.step)
         memory = peak_memory(self._device)
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        named_rates = learning_rates(optimizer)
+        rates = list(named_rates.values())
         _log.info(
             "{}",
             train_line(
@@ -137,7 +139,7 @@ class Monitor:
         )
         if advice := self.clock.advice(timing, self._workers):
             _log.warning("{}", advice)
-        values = losses.raw | ({} if norm is None else {"grad_norm": norm}) | _named_rates(rates)
+        values = losses.raw | ({} if norm is None else {"grad_norm": norm}) | _scalars(named_rates)
         self.writer.scalars("train", at.step, values, epoch=current_epoch(at))
         # Apart from the others: these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
@@ -194,7 +196,8 @@ class Monitor:
                 self._has_ended = state != "running"
 
 
-def _named_rates(rates: Sequence[float]) -> dict[str, float]:
-    if len(set(rates)) == 1:
-        return {"lr": rates[0]}
-    return {f"lr_{index}": rate for index, rate in enumerate(rates)}
+def _scalars(rates: Mapping[str, float]) -> dict[str, float]:
+    """Rates by the names of their groups; one `lr` when all are the same."""
+    if len(set(rates.values())) == 1:
+        return {"lr": next(iter(rates.values()))}
+    return {f"lr_{name}": rate for name, rate in rates.items()}

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from loguru import logger
+from loguru import logger as logger  # train.py takes it from here: what is not installed is then said by `common`
 
 from common.files import Appender
 

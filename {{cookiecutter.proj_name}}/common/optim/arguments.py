@@ -42,26 +42,24 @@ def accepts(cls: type, name: str) -> bool:
     return name in inspect.signature(cls).parameters
 
 
-def check_arguments(cls: type, given: Mapping[str, Any], provided: Collection[str], key: str) -> None:
-    """Raise `UserError` unless `cls(**provided, **given)` fits the signature; `key` is where `given` was written.
+def check_arguments(cls: type, given: Mapping[str, Any], provided: Collection[str], owner: str) -> None:
+    """Raise `UserError` unless `cls(**provided, **given)` fits the signature; `owner` is the key that names the class.
 
-    `provided` holds the arguments that come from elsewhere and are refused here. Values are the class's own affair.
+    `given` was written as `args`. `provided` holds the arguments that come from elsewhere and are refused here. Values
+    are the class's own affair.
     """
     parameters = dict(inspect.signature(cls).parameters)
     named = {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     free = [k for k in named if k not in provided]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    wrong = []
     for name in given:
         if name in provided:
-            wrong.append(f"{key}.{name}: it is set by its own key; remove it here")
-        elif name not in named and not open_ended:
-            wrong.append(f"{key}.{name}: {cls.__name__} takes no {name!r}; {choices(name, free)}")
-    missing = [k for k in free if named[k].default is inspect.Parameter.empty and k not in given]
-    if missing:
-        wrong.append(f"{key}: {cls.__name__} needs {', '.join(missing)}; add {key}.{missing[0]}")
-    if wrong:
-        raise UserError(" ".join(wrong))
+            raise UserError(f"args.{name}: it is set by its own key; remove it here")
+        if name not in named and not open_ended:
+            raise UserError(f"args.{name}: {owner} {cls.__name__} takes no {name!r}; {choices(name, free)}")
+    for name in free:
+        if named[name].default is inspect.Parameter.empty and name not in given:
+            raise UserError(f"args: {owner} {cls.__name__} needs {name}; add args.{name}")
 
 
 def as_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

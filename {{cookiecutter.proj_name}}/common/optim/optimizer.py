@@ -38,16 +38,16 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         """Raise `UserError` for an unknown optimizer, or arguments that it refuses."""
         cls = optimizer_class(self.optim_type)
-        check_arguments(cls, self.args, _PROVIDED, "args")
+        check_arguments(cls, self.args, _PROVIDED, "optim_type")
         if self.weight_decay and not accepts(cls, "weight_decay"):
-            raise UserError(f"weight_decay {self.weight_decay}: {cls.__name__} has no weight decay; set it to 0")
+            raise UserError(f"weight_decay {self.weight_decay}: optim_type {cls.__name__} has none; set it to 0")
         if self.args and cls.__module__.startswith("torch.optim"):
             # Torch checks values as it constructs; one number is enough to hear about them before the model exists.
             # Not without arguments: the first optimizer of a process takes torch a second, and --help has none.
             try:
                 _construct(cls, self, [nn.Parameter(torch.zeros(1, 1))])
             except (TypeError, ValueError, RuntimeError) as error:
-                raise UserError(f"args: {cls.__name__} refuses {self.args}: {error}") from error
+                raise UserError(f"args: optim_type {cls.__name__} refuses {self.args}: {error}") from error
 
 
 def optimizer_class(name: str) -> type[Optimizer]:

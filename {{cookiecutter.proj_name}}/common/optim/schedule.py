@@ -77,7 +77,7 @@ class LrSchedulerConfig:
         """Raise `UserError` for an unknown kind, unfit arguments, or a length that cannot be read."""
         if "." in self.type or ":" in self.type:
             cls = scheduler_class(self.type)
-            check_arguments(cls, self.args, ("optimizer", "last_epoch"), "args")
+            check_arguments(cls, self.args, ("optimizer", "last_epoch"), "type")
         elif self.kind not in KINDS:
             raise UserError(
                 f"type {self.type!r} is no schedule; {choices(self.type, KINDS)} "
