@@ -15,7 +15,7 @@ from loguru import logger
 from common.config import dump, option_value
 from common.distributed import is_launched
 from common.errors import UserError
-from common.files import write_bytes, write_text
+from common.files import unused, write_bytes, write_text
 from common.lock import FolderLock, alone_in, check_free
 from common.places import RunFolder
 from common.provenance import GitState, describe, git_state, is_copy, job_script, now
@@ -36,7 +36,7 @@ def stored_config(argv: Sequence[str], option: str) -> Path | None:
         None when the option is not there, or leads to no run folder.
     """
     value = option_value(argv, option)
-    if not value:
+    if not value or value == "auto":  # the run that the config names, which is what we look for
         return None
     path = Path(value).expanduser()
     folder = RunFolder.around(path / "x.pt" if path.is_dir() else path)
@@ -180,11 +180,7 @@ def archive(folder: RunFolder, running: Path | None = None) -> None:
     except (IndexError, KeyError, TypeError, ValueError):
         start = datetime.fromtimestamp(folder.root.stat().st_mtime)
     folder.lock_file.unlink(missing_ok=True)
-    stem = target = folder.root.with_name(f"{folder.name}_{start:%Y%m%d-%H%M%S}")
-    number = 1
-    while target.exists():
-        number += 1
-        target = stem.with_name(f"{stem.name}-{number}")
+    target = unused(folder.root.with_name(f"{folder.name}_{start:%Y%m%d-%H%M%S}"))
     if of_job:
         target.mkdir()
         for path in moved:
