@@ -129,6 +129,30 @@ def was_opened_by(folder: RunFolder, launched_as: Sequence[str]) -> bool:
     return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(launched_as)
 
 
+def has_saved(folder: RunFolder, launched_as: Sequence[str]) -> bool:
+    """Whether an earlier start of this very launch has opened the run, and the run has a checkpoint."""
+    return was_opened_by(folder, launched_as) and any(folder.checkpoints.glob("*.pt"))
+
+
+def check_stays(sources: Mapping[str, str | Path | None], folder: RunFolder, project: Path) -> None:
+    """Refuse a new run that takes files from the one it moves out of the way: its record would name a wrong path.
+
+    Args:
+        sources: files by the config key that names them.
+
+    Raises:
+        UserError: with the key, the file, and what to do.
+    """
+    moved = [path.resolve() for path in _movable(folder, project)]
+    for key, source in sources.items():
+        path = None if source is None else Path(source).expanduser().resolve()
+        if path is not None and any(path.is_relative_to(each) for each in moved):
+            raise UserError(
+                f"{key}: {path} belongs to the run in {folder.root}, which a new run of this name moves out of the way;"
+                " give the new run another --name"
+            )
+
+
 def write_status(folder: RunFolder, state: State, *, step: int | None = None, reason: str = "") -> None:
     """Replace `status.json`, for scripts that watch a run: `{"state", "step", "reason", "time", "pid"}`."""
     status = {"state": state, "step": step, "reason": reason, "time": now(), "pid": os.getpid()}
@@ -168,10 +192,7 @@ def archive(folder: RunFolder, running: Path | None = None) -> None:
         running: the code of this process. If that is the copy which the run's job was submitted with, it stays where it
             is with all that belongs to the job, which may have been started before and saved nothing.
     """
-    places = [path.resolve() for path in (folder.root, folder.root.parent)]
-    of_job = running is not None and is_copy(running) and running.resolve().parent in places
-    found = [path for path in folder.root.iterdir() if path != folder.lock_file]
-    moved = [path for path in found if not (of_job and _JOB.fullmatch(path.name))]
+    moved = _movable(folder, running)
     if not moved or _is_no_run_yet(folder, moved):
         return
     attempts = _attempts(folder)
@@ -181,13 +202,26 @@ def archive(folder: RunFolder, running: Path | None = None) -> None:
         start = datetime.fromtimestamp(folder.root.stat().st_mtime)
     folder.lock_file.unlink(missing_ok=True)
     target = unused(folder.root.with_name(f"{folder.name}_{start:%Y%m%d-%H%M%S}"))
-    if of_job:
+    if _is_job_of(folder, running):
         target.mkdir()
         for path in moved:
             path.rename(target / path.name)
     else:
         folder.root.rename(target)
     logger.info("an earlier run named {} is now {}", folder.name, target)
+
+
+def _movable(folder: RunFolder, running: Path | None) -> list[Path]:
+    """What `archive` moves."""
+    found = folder.root.iterdir() if folder.root.is_dir() else ()
+    stays = _is_job_of(folder, running)
+    return [path for path in found if path != folder.lock_file and not (stays and _JOB.fullmatch(path.name))]
+
+
+def _is_job_of(folder: RunFolder, running: Path | None) -> bool:
+    """Whether the code `running` is the copy that a job of this folder was submitted with."""
+    places = [path.resolve() for path in (folder.root, folder.root.parent)]
+    return running is not None and is_copy(running) and running.resolve().parent in places
 
 
 def _is_no_run_yet(folder: RunFolder, found: Sequence[Path]) -> bool:

@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.files import write_text
 from common.lock import alone_in, check_free, holder_of
 from common.places import RunFolder
-from common.run import archive
+from common.run import archive, check_stays
 from common.snapshot import code_files, snapshot
 
 _TASK = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
@@ -136,6 +136,8 @@ def prepare(folder: RunFolder, configs: Mapping[int | None, Mapping[str, Any]], 
         with alone_in(folder.root.parent):
             check_unused(folder)
             if folder.root.is_dir() and not keep:
+                for values in configs.values():
+                    check_stays({"init_from.path": values["init_from"]["path"]}, folder, project)
                 _clear(folder)
             slurm = folder.root / "slurm"
             slurm.mkdir(parents=True, exist_ok=True)

@@ -464,6 +464,21 @@ def test_init_from(runs: Runs, tmp_path: Path) -> None:
     assert "there is no checkpoint" in told(str(tmp_path / "none.pt"), "")
 
 
+@pytest.mark.parametrize("how", ["init_from", "resume", "auto"])
+def test_weights_of_the_run_that_would_be_moved(runs: Runs, how: str) -> None:
+    """R-34, CT-51: refused, since the new run's record would name files that are elsewhere; the old run stays."""
+    folder = runs.train("--progress.epoch", "1")
+    best = str(folder / "checkpoints" / "best.pt")
+    only_weights = ["--progress.start_epoch", "0", "--resume"]
+    words = {"init_from": ["--init_from.path", best], "resume": [*only_weights, best], "auto": [*only_weights, "auto"]}
+    with pytest.raises(UserError, match=rf"{how.replace('auto', 'resume')}.*best.pt|latest.pt.*another --name"):
+        runs.train(*words[how])
+    assert [path.name for path in runs.root.glob("run*")] == ["run"]
+    renamed = runs.train(*words["resume"], "--progress.epoch", "1", name="renamed")
+    assert load(renamed)["position"]["step"] == 5
+    runs.train("--resume", "auto", "--init_from.path", best)  # nothing is moved, so nothing is wrong with that
+
+
 def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """python -m common.checkpoint: what is in it; weights alone; a damaged one is told."""
     path = runs.train("--optim.ema.decay", "0.5") / "checkpoints" / "latest.pt"

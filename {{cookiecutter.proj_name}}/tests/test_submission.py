@@ -232,8 +232,14 @@ def test_paths_in_a_config_keep_their_meaning(tmp_path: Path) -> None:
     assert values["resume"] == "experiments/old/"
 
 
-def test_a_new_run_from_the_weights_of_its_own_folder(prepared: Callable[..., list[str]]) -> None:
+def test_a_new_run_from_the_weights_of_its_own_folder(prepared: Callable[..., list[str]], tmp_path: Path) -> None:
     """CT-51: the folder would be moved away, with the weights in it, before the job begins."""
     prepared()
     with pytest.raises(UserError, match="another --name"):
         prepared(words=["--resume", "auto", "--progress.start_epoch", "0"])
+    best = tmp_path / "run" / "checkpoints" / "best.pt"
+    best.parent.mkdir()
+    best.touch()
+    with pytest.raises(UserError, match=r"init_from.path: .*best.pt .*another --name"):
+        prepared(words=["--init_from.path", str(best)])
+    assert best.exists()

@@ -159,7 +159,7 @@ def find_checkpoint(resume: str | None, own: Path, rank: Rank = _ALONE, *, whole
     Args:
         resume: None; a file; a folder (of a run, or its checkpoints): the newest in it; "auto": the newest in `own`.
         own: the checkpoint folder of the run that is starting.
-        whole: put the weights of a sharded one together now; it may be moved before they are needed.
+        whole: only its weights are wanted: put those of a sharded one together, and leave its moments out.
 
     Returns:
         None when none is asked for, or "auto" finds none because the run never saved: it starts afresh.
