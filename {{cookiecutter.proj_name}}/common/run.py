@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -67,6 +67,7 @@ class OpenRun:
         attempt: 1 for a new run, one more with every resume.
         id: name and first start of the run; the same in every attempt.
         record: this attempt's entry of `run.json`.
+        earlier: where the run of this name that was moved out of the way is now; None if there was none.
     """
 
     folder: RunFolder
@@ -74,6 +75,20 @@ class OpenRun:
     attempt: int
     id: str
     record: dict[str, Any] = field(repr=False)
+    earlier: Path | None = None
+
+    def put_back(self, earlier: Path) -> RunFolder:
+        """Give the folder back to the run that was moved out of the way. Returns where the files of this one are then.
+
+        For a start that fails before its first step: `--resume auto` then finds the run that it found before.
+        """
+        root = self.folder.root
+        left = unused(root.with_name(f"{root.name}_failed{self.id.removeprefix(root.name)}"))
+        with alone_in(root.parent):
+            self.release()
+            root.rename(left)
+            earlier.rename(root)
+        return RunFolder(left)
 
     def release(self) -> None:
         """Give the folder free. Do so on every way out; safe to call twice."""
@@ -109,12 +124,13 @@ def open_run(
         UserError: the folder cannot be written, or another process uses it.
     """
     try:
-        lock = _take(folder, resume, project)
+        lock, earlier = _take(folder, resume, project)
         try:
             git = git_state(project)
             attempt = describe(project, argv, seed, world_size, git)
             attempt |= {"launcher": launcher, "launched_as": list(launched_as)}
-            return _write_record(folder, lock, attempt, dict(resolved_values), git, project)
+            run = _write_record(folder, lock, attempt, dict(resolved_values), git, project)
+            return replace(run, earlier=earlier)
         except BaseException:
             lock.release()
             raise
@@ -168,7 +184,8 @@ def read_status(folder: RunFolder) -> dict[str, Any] | None:
     return status
 
 
-def _take(folder: RunFolder, resume: bool, project: Path) -> FolderLock:
+def _take(folder: RunFolder, resume: bool, project: Path) -> tuple[FolderLock, Path | None]:
+    """The lock of the folder, and where an earlier run that lay there is now."""
     parent = folder.root.parent
     if not parent.parent.is_dir():
         raise UserError(
@@ -179,22 +196,24 @@ def _take(folder: RunFolder, resume: bool, project: Path) -> FolderLock:
         if folder.root.exists() and not folder.root.is_dir():
             raise UserError(f"{folder.root} is not a folder; remove it, or give the run another --name")
         check_free(folder.lock_file)
-        if not resume and folder.root.is_dir():
-            archive(folder, running=project)
+        earlier = archive(folder, running=project) if not resume and folder.root.is_dir() else None
         folder.root.mkdir(exist_ok=True)
-        return FolderLock.take(folder.lock_file)
+        return FolderLock.take(folder.lock_file), earlier
 
 
-def archive(folder: RunFolder, running: Path | None = None) -> None:
+def archive(folder: RunFolder, running: Path | None = None) -> Path | None:
     """Move an earlier run of this name out of the way.
 
     Args:
         running: the code of this process. If that is the copy which the run's job was submitted with, it stays where it
             is with all that belongs to the job, which may have been started before and saved nothing.
+
+    Returns:
+        Where the whole folder is now; None when nothing was moved, or only parts of it.
     """
     moved = _movable(folder, running)
     if not moved or _is_no_run_yet(folder, moved):
-        return
+        return None
     attempts = _attempts(folder)
     try:
         start = datetime.fromisoformat(attempts[0]["time"])
@@ -202,13 +221,15 @@ def archive(folder: RunFolder, running: Path | None = None) -> None:
         start = datetime.fromtimestamp(folder.root.stat().st_mtime)
     folder.lock_file.unlink(missing_ok=True)
     target = unused(folder.root.with_name(f"{folder.name}_{start:%Y%m%d-%H%M%S}"))
-    if _is_job_of(folder, running):
+    in_parts = _is_job_of(folder, running)
+    if in_parts:
         target.mkdir()
         for path in moved:
             path.rename(target / path.name)
     else:
         folder.root.rename(target)
     logger.info("an earlier run named {} is now {}", folder.name, target)
+    return None if in_parts else target
 
 
 def _movable(folder: RunFolder, running: Path | None) -> list[Path]:

@@ -38,8 +38,9 @@ def test_an_earlier_run_is_moved_away_or_gone_on_with(prepared: Callable[..., li
     assert prepared() == [str(run), "", "0"]
     (run / "slurm" / "jobs").write_text("17\n")
     (run / "notes.txt").write_text("mine")
-    assert prepared() == [str(run), "", "0"]
+    *said, last = prepared()
     (moved,) = tmp_path.glob("run_*")
+    assert (said, last) == ([str(run), "", "0"], str(moved))
     assert (moved / "notes.txt").read_text() == "mine"
     assert prepared(words=["--resume", "auto"]) == [str(run), "-2", "0"]
     assert prepared(words=["--resume", str(run)]) == [str(run), "-3", "0"]
@@ -209,6 +210,19 @@ def test_too_much_for_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(UserError, match=r"video.bin \(2 MB\).*\.gitignore"):
         snapshot.snapshot(tmp_path, tmp_path / "experiments" / "code", [])
     assert not (tmp_path / "experiments").exists()
+
+
+def test_too_much_code_moves_no_earlier_run(
+    prepared: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CT-08: found when the copy is made; the earlier run has its folder again."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    monkeypatch.setattr(snapshot, "MAX_SNAPSHOT_MB", 0)
+    with pytest.raises(UserError, match="the limit is 0 MB"):
+        prepared()
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
 
 
 def test_paths_in_a_config_keep_their_meaning(tmp_path: Path) -> None:
