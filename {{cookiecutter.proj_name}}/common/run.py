@@ -113,6 +113,7 @@ def open_run(
     world_size: int,
     project: Path,
     launcher: str = "python",
+    processes_per_host: int | None = None,
     launched_as: Sequence[str] = (),
 ) -> OpenRun:
     """Make the folder ours and write down how the run was started. For the main process only.
@@ -128,7 +129,8 @@ def open_run(
         try:
             git = git_state(project)
             attempt = describe(project, argv, seed, world_size, git)
-            attempt |= {"launcher": launcher, "launched_as": list(launched_as)}
+            attempt |= {"launcher": launcher, "processes_per_host": processes_per_host or world_size}
+            attempt |= {"launched_as": list(launched_as)}
             run = _write_record(folder, lock, attempt, dict(resolved_values), git, project)
             return replace(run, earlier=earlier)
         except BaseException:
@@ -283,7 +285,8 @@ def _write_record(
     write_text(config_file, header + dump(values))
     write_bytes(diff_file, git.patch())
     if not folder.job_file.exists():
-        write_text(folder.job_file, job_script(folder.root, project, attempt))
+        gpus = values.get("gpu_ids", -1) not in (-1, [-1])
+        write_text(folder.job_file, job_script(folder.root, project, attempt, gpus))
         folder.job_file.chmod(folder.job_file.stat().st_mode | 0o111)
     write_text(folder.record_file, json.dumps({"name": folder.name, "attempts": attempts}, indent=2) + "\n")
     first = datetime.fromisoformat(attempts[0]["time"])
