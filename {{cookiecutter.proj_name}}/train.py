@@ -19,7 +19,7 @@ from common.places import RunFolder
 from common.process import set_up_process
 from common.progress import Outcome
 from common.registry import REGISTRIES, import_path
-from common.run import started_anew, stored_config, was_opened_by
+from common.run import check_stays, has_saved, started_anew, stored_config
 from common.seed import choose_seed, mix, set_seed
 from common.session import BeforeTheRun, Start, recorded, session
 from common.trainer import Settings, Trainer
@@ -58,24 +58,20 @@ def main(argv: list[str]) -> int:
 
 def train(config: Config, folder: RunFolder, values: dict[str, Any], rank: Rank, argv: list[str]) -> Outcome:
     """Build everything that the config names, open the run's folder, train."""
-    # What its scheduler starts again goes on, without being told; but not with a run that others have left here.
-    goes_on = distributed.from_main(rank.restarted and was_opened_by(folder, rank.launched_as), rank)
-    resume = config.resume or ("auto" if goes_on else None)
-    only_weights = config.progress.start_epoch == 0
-    checkpoint = find_checkpoint(resume, folder.checkpoints, rank, whole=only_weights)
+    # A job that its launcher restarted continues its own run, whatever it was to begin with; never somebody else's.
+    restarted = distributed.from_main(rank.restarted and has_saved(folder, rank.launched_as), rank)
+    only_weights = config.progress.start_epoch == 0 and not restarted
+    checkpoint = find_checkpoint("auto" if restarted else config.resume, folder.checkpoints, rank, whole=only_weights)
     resumed = None if only_weights else checkpoint
+    own = resumed if resumed is not None and resumed.lies_in(folder.root) else None
+    if own is None:  # an earlier run of this name moves out of the way, with whatever would be taken from it
+        sources = {"init_from.path": config.init_from.path, "resume": checkpoint.path if checkpoint else None}
+        check_stays(sources, folder, PROJECT)
     # A seed that was drawn belongs to the run: the order of its samples follows from it.
     seed = choose_seed(config.dist, rank, drawn=None if resumed is None else resumed.seed)
     # Before the folder is touched: a mistake in here moves no earlier run out of the way.
     ingredients = build_ingredients(config, rank, seed)
-    start = Start(
-        argv=argv,
-        values=values,
-        seed=seed,
-        resumed=resumed if resumed is not None and resumed.lies_in(folder.root) else None,
-        local_pictures=config.progress.local_progress,
-        workers=config.worker,
-    )
+    start = Start(argv, values, seed, own, config.progress.local_progress, workers=config.worker)
     with session(config.monitor, folder, rank, start, PROJECT) as monitor:
         trainer = Trainer(
             Settings(config.progress, config.optim, config.prepare, config.dist, config.debug, config.checkpoint),
@@ -90,7 +86,7 @@ def train(config: Config, folder: RunFolder, values: dict[str, Any], rank: Rank,
         set_seed(mix(seed, rank.rank))  # from here on each process draws its own numbers (dropout)
         for name in config.plugins:
             import_path(name)(trainer)
-        restore(trainer, checkpoint, config)
+        restore(trainer, checkpoint, config, only_weights)
         log_start(config, trainer, seed)
         outcome = trainer.train()
         monitor.end("stopped" if outcome.exit_code else "finished", outcome.at, outcome.reason)
@@ -98,13 +94,13 @@ def train(config: Config, folder: RunFolder, values: dict[str, Any], rank: Rank,
     return outcome
 
 
-def restore(trainer: Trainer, checkpoint: Found | None, config: Config) -> None:
-    """Go on from a checkpoint, or with `progress.start_epoch: 0` take only its weights."""
+def restore(trainer: Trainer, checkpoint: Found | None, config: Config, only_weights: bool) -> None:
+    """Continue from a checkpoint, or take only its weights."""
     if checkpoint is None:
         if config.resume is not None:
             logger.info("resume {}: nothing was saved yet, so the run starts", config.resume)
         return
-    if config.progress.start_epoch == 0:
+    if only_weights:
         trainer.load_weights(checkpoint.state, checkpoint.path)
         logger.info("starting from the weights of {}", checkpoint.path)
         return

@@ -35,6 +35,15 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise
 
 
+def unused(stem: Path, suffix: str = "") -> Path:
+    """`<stem><suffix>`; where that name is taken, `<stem>-2<suffix>`, `<stem>-3<suffix>`, ..."""
+    number, path = 1, stem.with_name(stem.name + suffix)
+    while path.exists():
+        number += 1
+        path = stem.with_name(f"{stem.name}-{number}{suffix}")
+    return path
+
+
 class Appender:
     """Appends text (UTF-8) to a file, to which it goes at once: it can be followed, and a killed process loses nothing.
 

@@ -201,11 +201,14 @@ def environment_text(attempt: dict[str, Any]) -> str:
     )
 
 
-def job_script(run: Path, project: Path, attempt: dict[str, Any]) -> str:
-    """A POSIX shell script, to lie in the folder `run`, that repeats the run as `<name>_replicate` from anywhere."""
+def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = False) -> str:
+    """A POSIX shell script, to lie in the folder `run`, that repeats the run as `<name>_replicate` from anywhere.
+
+    Args:
+        gpus: each process has one.
+    """
     entry = _entry(attempt["argv"], project)
-    processes = attempt["world_size"]
-    launch = f"-m torch.distributed.run --standalone --nproc-per-node={processes} " if processes > 1 else ""
+    meeting, launch = _launch(attempt, gpus)
     exports = [
         f': "${{{name}:={value}}}"\nexport {name}'
         for name, value in attempt["environment"].items()
@@ -227,12 +230,33 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any]) -> str:
         *exports,
         *(_GIT_CHECK.format(commit=commit).splitlines() if commit and not copy else []),
         *(['echo "warning: that run had uncommitted changes, see $run/git.diff" >&2'] if dirty and not copy else []),
-        f'exec "$python" {launch}{shlex.quote(entry)} --config "$run/config.yaml" \\',
+        *meeting,
+        f'exec {launch} {shlex.quote(entry)} --config "$run/config.yaml" \\',
         f'    --name {shlex.quote(name)} --dist.random_seed {attempt["seed"]} "$@"',
     ]
     return "\n".join(lines) + "\n"
 
 
+def _launch(attempt: dict[str, Any], gpus: bool) -> tuple[list[str], str]:
+    """What starts as many processes on as many hosts as there were, and lines that must come before."""
+    world, each = attempt["world_size"], attempt["processes_per_host"]
+    hosts = -(-world // each)
+    if hosts > 1 and attempt["launcher"] == "slurm":
+        asked = f"--nodes={hosts} --ntasks={world} --ntasks-per-node={each}" + gpus * f" --gpus-per-node={each}"
+        return [], f'srun {asked} --kill-on-bad-exit=1 "$python"'
+    torchrun, processes = '"$python" -m torch.distributed.run', f"--nproc-per-node={each}"
+    if hosts > 1:
+        meeting = '--rdzv-backend=c10d --rdzv-id="$run" --rdzv-endpoint="$MASTER_ADDR:${MASTER_PORT:-29500}"'
+        return _ON_EACH_HOST.format(hosts=hosts).splitlines(), f"{torchrun} --nnodes={hosts} {processes} {meeting}"
+    return [], f"{torchrun} --standalone {processes}" if world > 1 else '"$python"'
+
+
+_ON_EACH_HOST = """\
+if [ -z "${{MASTER_ADDR:-}}" ]; then
+    echo "that run had {hosts} hosts; type this on each of them:" >&2
+    echo "  MASTER_ADDR=<name of the first host> sh '$run/job.sh'" >&2
+    exit 2
+fi"""
 _GIT_CHECK = """\
 recorded={commit}
 current=$(git rev-parse HEAD 2>/dev/null || echo unknown)

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from loguru import logger
 from common.config import dump, option_value
 from common.distributed import is_launched
 from common.errors import UserError
-from common.files import write_bytes, write_text
+from common.files import unused, write_bytes, write_text
 from common.lock import FolderLock, alone_in, check_free
 from common.places import RunFolder
 from common.provenance import GitState, describe, git_state, is_copy, job_script, now
@@ -36,7 +36,7 @@ def stored_config(argv: Sequence[str], option: str) -> Path | None:
         None when the option is not there, or leads to no run folder.
     """
     value = option_value(argv, option)
-    if not value:
+    if not value or value == "auto":  # the run that the config names, which is what we look for
         return None
     path = Path(value).expanduser()
     folder = RunFolder.around(path / "x.pt" if path.is_dir() else path)
@@ -67,6 +67,7 @@ class OpenRun:
         attempt: 1 for a new run, one more with every resume.
         id: name and first start of the run; the same in every attempt.
         record: this attempt's entry of `run.json`.
+        earlier: where the run of this name that was moved out of the way is now; None if there was none.
     """
 
     folder: RunFolder
@@ -74,6 +75,20 @@ class OpenRun:
     attempt: int
     id: str
     record: dict[str, Any] = field(repr=False)
+    earlier: Path | None = None
+
+    def put_back(self, earlier: Path) -> RunFolder:
+        """Give the folder back to the run that was moved out of the way. Returns where the files of this one are then.
+
+        For a start that fails before its first step: `--resume auto` then finds the run that it found before.
+        """
+        root = self.folder.root
+        left = unused(root.with_name(f"{root.name}_failed{self.id.removeprefix(root.name)}"))
+        with alone_in(root.parent):
+            self.release()
+            root.rename(left)
+            earlier.rename(root)
+        return RunFolder(left)
 
     def release(self) -> None:
         """Give the folder free. Do so on every way out; safe to call twice."""
@@ -98,6 +113,7 @@ def open_run(
     world_size: int,
     project: Path,
     launcher: str = "python",
+    processes_per_host: int | None = None,
     launched_as: Sequence[str] = (),
 ) -> OpenRun:
     """Make the folder ours and write down how the run was started. For the main process only.
@@ -109,12 +125,14 @@ def open_run(
         UserError: the folder cannot be written, or another process uses it.
     """
     try:
-        lock = _take(folder, resume, project)
+        lock, earlier = _take(folder, resume, project)
         try:
             git = git_state(project)
             attempt = describe(project, argv, seed, world_size, git)
-            attempt |= {"launcher": launcher, "launched_as": list(launched_as)}
-            return _write_record(folder, lock, attempt, dict(resolved_values), git, project)
+            attempt |= {"launcher": launcher, "processes_per_host": processes_per_host or world_size}
+            attempt |= {"launched_as": list(launched_as)}
+            run = _write_record(folder, lock, attempt, dict(resolved_values), git, project)
+            return replace(run, earlier=earlier)
         except BaseException:
             lock.release()
             raise
@@ -127,6 +145,30 @@ def was_opened_by(folder: RunFolder, launched_as: Sequence[str]) -> bool:
     """Whether this very launch, see `Rank.launched_as`, has opened the run: a start of it before this one."""
     attempts = _attempts(folder)
     return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(launched_as)
+
+
+def has_saved(folder: RunFolder, launched_as: Sequence[str]) -> bool:
+    """Whether an earlier start of this very launch has opened the run, and the run has a checkpoint."""
+    return was_opened_by(folder, launched_as) and any(folder.checkpoints.glob("*.pt"))
+
+
+def check_stays(sources: Mapping[str, str | Path | None], folder: RunFolder, project: Path) -> None:
+    """Refuse a new run that takes files from the one it moves out of the way: its record would name a wrong path.
+
+    Args:
+        sources: files by the config key that names them.
+
+    Raises:
+        UserError: with the key, the file, and what to do.
+    """
+    moved = [path.resolve() for path in _movable(folder, project)]
+    for key, source in sources.items():
+        path = None if source is None else Path(source).expanduser().resolve()
+        if path is not None and any(path.is_relative_to(each) for each in moved):
+            raise UserError(
+                f"{key}: {path} belongs to the run in {folder.root}, which a new run of this name moves out of the way;"
+                " give the new run another --name"
+            )
 
 
 def write_status(folder: RunFolder, state: State, *, step: int | None = None, reason: str = "") -> None:
@@ -144,7 +186,8 @@ def read_status(folder: RunFolder) -> dict[str, Any] | None:
     return status
 
 
-def _take(folder: RunFolder, resume: bool, project: Path) -> FolderLock:
+def _take(folder: RunFolder, resume: bool, project: Path) -> tuple[FolderLock, Path | None]:
+    """The lock of the folder, and where an earlier run that lay there is now."""
     parent = folder.root.parent
     if not parent.parent.is_dir():
         raise UserError(
@@ -155,43 +198,53 @@ def _take(folder: RunFolder, resume: bool, project: Path) -> FolderLock:
         if folder.root.exists() and not folder.root.is_dir():
             raise UserError(f"{folder.root} is not a folder; remove it, or give the run another --name")
         check_free(folder.lock_file)
-        if not resume and folder.root.is_dir():
-            archive(folder, running=project)
+        earlier = archive(folder, running=project) if not resume and folder.root.is_dir() else None
         folder.root.mkdir(exist_ok=True)
-        return FolderLock.take(folder.lock_file)
+        return FolderLock.take(folder.lock_file), earlier
 
 
-def archive(folder: RunFolder, running: Path | None = None) -> None:
+def archive(folder: RunFolder, running: Path | None = None) -> Path | None:
     """Move an earlier run of this name out of the way.
 
     Args:
         running: the code of this process. If that is the copy which the run's job was submitted with, it stays where it
             is with all that belongs to the job, which may have been started before and saved nothing.
+
+    Returns:
+        Where the whole folder is now; None when nothing was moved, or only parts of it.
     """
-    places = [path.resolve() for path in (folder.root, folder.root.parent)]
-    of_job = running is not None and is_copy(running) and running.resolve().parent in places
-    found = [path for path in folder.root.iterdir() if path != folder.lock_file]
-    moved = [path for path in found if not (of_job and _JOB.fullmatch(path.name))]
+    moved = _movable(folder, running)
     if not moved or _is_no_run_yet(folder, moved):
-        return
+        return None
     attempts = _attempts(folder)
     try:
         start = datetime.fromisoformat(attempts[0]["time"])
     except (IndexError, KeyError, TypeError, ValueError):
         start = datetime.fromtimestamp(folder.root.stat().st_mtime)
     folder.lock_file.unlink(missing_ok=True)
-    stem = target = folder.root.with_name(f"{folder.name}_{start:%Y%m%d-%H%M%S}")
-    number = 1
-    while target.exists():
-        number += 1
-        target = stem.with_name(f"{stem.name}-{number}")
-    if of_job:
+    target = unused(folder.root.with_name(f"{folder.name}_{start:%Y%m%d-%H%M%S}"))
+    in_parts = _is_job_of(folder, running)
+    if in_parts:
         target.mkdir()
         for path in moved:
             path.rename(target / path.name)
     else:
         folder.root.rename(target)
     logger.info("an earlier run named {} is now {}", folder.name, target)
+    return None if in_parts else target
+
+
+def _movable(folder: RunFolder, running: Path | None) -> list[Path]:
+    """What `archive` moves."""
+    found = folder.root.iterdir() if folder.root.is_dir() else ()
+    stays = _is_job_of(folder, running)
+    return [path for path in found if path != folder.lock_file and not (stays and _JOB.fullmatch(path.name))]
+
+
+def _is_job_of(folder: RunFolder, running: Path | None) -> bool:
+    """Whether the code `running` is the copy that a job of this folder was submitted with."""
+    places = [path.resolve() for path in (folder.root, folder.root.parent)]
+    return running is not None and is_copy(running) and running.resolve().parent in places
 
 
 def _is_no_run_yet(folder: RunFolder, found: Sequence[Path]) -> bool:
@@ -232,7 +285,8 @@ def _write_record(
     write_text(config_file, header + dump(values))
     write_bytes(diff_file, git.patch())
     if not folder.job_file.exists():
-        write_text(folder.job_file, job_script(folder.root, project, attempt))
+        gpus = values.get("gpu_ids", -1) not in (-1, [-1])
+        write_text(folder.job_file, job_script(folder.root, project, attempt, gpus))
         folder.job_file.chmod(folder.job_file.stat().st_mode | 0o111)
     write_text(folder.record_file, json.dumps({"name": folder.name, "attempts": attempts}, indent=2) + "\n")
     first = datetime.fromisoformat(attempts[0]["time"])

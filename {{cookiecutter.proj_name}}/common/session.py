@@ -106,9 +106,13 @@ class _Teller:
     rank: Rank
 
     def __call__(self, failure: Failure, aloud: bool) -> None:
-        details = self.folder.error_file(failure.rank) if failure.trace else None
         if failure.rank == self.rank.rank:
             keep_error(failure, self.folder)
+        folder = self._put_back(failure)
+        details = folder.error_file(failure.rank) if failure.trace else None
+        if folder is not self.folder:
+            text = "no step was trained: {} is the earlier run again, and what this start left is in {}"
+            logger.opt(depth=1).warning(text, self.folder.root, folder.root)
         # The log of a rank above 0 puts errors on the terminal; where rank 0 has told already, it should not.
         level = "WARNING" if not aloud else "CRITICAL" if failure.trace else "ERROR"
         logger.opt(depth=1).log(level, "{}", failure.text(details))
@@ -118,6 +122,17 @@ class _Teller:
         if self.run is not None and not self.rank.is_alone:  # it ends without coming by the end of `session`
             self.monitor.close()
             self.run.release()
+
+    def _put_back(self, failure: Failure) -> RunFolder:
+        """Where the files of this start are. Before its first step is done, an earlier run gets its folder back."""
+        if self.run is None or self.run.earlier is None or self.monitor.step != self.monitor.start:
+            return self.folder
+        self.monitor.fail(failure.reason)
+        self.monitor.close()
+        try:
+            return self.run.put_back(self.run.earlier)
+        except OSError:  # the log says where the earlier run is
+            return self.folder
 
     def _speak_for_rank_0(self, failure: Failure) -> None:
         """It ended without a word: what it would have left, in files that are there if the folder is shared."""
@@ -205,6 +220,7 @@ def _open(folder: RunFolder, rank: Rank, start: Start, project: Path) -> OpenRun
         world_size=rank.world_size,
         project=project,
         launcher="python" if rank.launch is None else rank.launch.launcher,
+        processes_per_host=None if rank.launch is None else rank.launch.local_world,
         launched_as=rank.launched_as,
     )
     for file in folder.root.glob("error_rank*.txt"):  # of an attempt before this one

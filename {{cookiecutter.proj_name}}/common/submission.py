@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.files import write_text
 from common.lock import alone_in, check_free, holder_of
 from common.places import RunFolder
-from common.run import archive
+from common.run import archive, check_stays
 from common.snapshot import code_files, snapshot
 
 _TASK = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
@@ -118,7 +118,9 @@ def goes_on(resume: str | None, start_epoch: int, folder: RunFolder) -> bool:
     return own
 
 
-def prepare(folder: RunFolder, configs: Mapping[int | None, Mapping[str, Any]], project: Path, *, keep: bool) -> str:
+def prepare(
+    folder: RunFolder, configs: Mapping[int | None, Mapping[str, Any]], project: Path, *, keep: bool
+) -> tuple[str, Path | None]:
     """Make the run's folder ready to be queued: code and configurations in it, an earlier run out of the way.
 
     Args:
@@ -126,17 +128,21 @@ def prepare(folder: RunFolder, configs: Mapping[int | None, Mapping[str, Any]], 
         keep: go on in the folder instead of moving it away.
 
     Returns:
-        What follows "config" and "job" in the names of this submission's files: "" the first time, "-2", "-3", ...
+        What follows "config" and "job" in the names of this submission's files: "" the first time, "-2", "-3", ...;
+        and where the earlier run is now, None if there was none.
 
     Raises:
         UserError: a job of this run is queued or running, or the folder cannot be written.
     """
+    moved: Path | None = None
     try:
         folder.root.parent.mkdir(exist_ok=True)
         with alone_in(folder.root.parent):
             check_unused(folder)
             if folder.root.is_dir() and not keep:
-                _clear(folder)
+                for values in configs.values():
+                    check_stays({"init_from.path": values["init_from"]["path"]}, folder, project)
+                moved = _clear(folder)
             slurm = folder.root / "slurm"
             slurm.mkdir(parents=True, exist_ok=True)
             suffix = _next_suffix(slurm)
@@ -145,23 +151,29 @@ def prepare(folder: RunFolder, configs: Mapping[int | None, Mapping[str, Any]], 
             for task, values in configs.items():
                 file = slurm / (f"config{suffix}.yaml" if task is None else f"config{suffix}_{task}.yaml")
                 write_text(file, f"# Frozen when the run {folder.name!r} was submitted.\n{dump(dict(values))}")
-    except OSError as error:
+    except BaseException as error:
+        if moved is not None:  # nothing will be queued
+            shutil.rmtree(folder.root, ignore_errors=True)
+            moved.rename(folder.root)
+            logger.info("the earlier run is {} again", folder.root)
+        if not isinstance(error, OSError):
+            raise
         place = f"the run's folder {folder.root} cannot be written"
         raise UserError(f"{place}: {error}; choose another place with --dir.expr_dir") from error
-    return suffix
+    return suffix, moved
 
 
 def _not_code(folder: RunFolder, data_dir: Path, project: Path) -> list[Path]:
     return [folder.root.parent, data_dir, project / "experiments", project / "data"]
 
 
-def _clear(folder: RunFolder) -> None:
-    """Move an earlier run away; what a submission left that never came to a job is worth nothing."""
+def _clear(folder: RunFolder) -> Path | None:
+    """Move an earlier run away, and say where to; what a submission left that never came to a job is worth nothing."""
     entries = {path.name for path in folder.root.iterdir()}
     if entries <= {"code", "slurm"} and not (folder.root / "slurm" / "jobs").exists():
         shutil.rmtree(folder.root)
-    else:
-        archive(folder)
+        return None
+    return archive(folder)
 
 
 def _next_suffix(slurm: Path) -> str:

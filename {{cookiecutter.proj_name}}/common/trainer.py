@@ -143,7 +143,7 @@ class Trainer:
         slow_and_telling = torch.autograd.set_detect_anomaly(self.settings.debug.debug_mode)
         watched = self.monitor.training(self.at, self.total_steps, self.progress.epoch)
         with slow_and_telling, self.requests.listening(), watched, self.saver.writing(), located(self.where):
-            if self.progress.init_eval:
+            if self.progress.init_eval and self.saved_step < 0:  # a resume is no start
                 self.evaluate()
             if self.owed:
                 self.catch_up()
@@ -343,7 +343,7 @@ class Trainer:
         """Go on where the checkpoint stopped."""
         at, self.values, self.owed = self.state.load_state_dict(self.strategy.placed(state, source), source)
         self.at = self.before = resumed_position(at, self.stream.epoch_size)
-        self.saved_step = self.at.step
-        self.last = is_over(self.at, self.progress)
-        if self.best.reason_to_stop(None):  # it had stopped early, and the config still wants that
+        self.saved_step, self.last = self.at.step, is_over(self.at, self.progress)
+        if reason := self.best.reason_to_stop(self.values.get(self.best.config.metric)):
+            logger.info("this run stopped early here: {}; to train on, change that setting", reason)
             self.reason = "early_stop"

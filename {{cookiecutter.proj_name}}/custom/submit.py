@@ -1,7 +1,8 @@
 """Checks a configuration and prepares a run for Slurm: python -m custom.submit [OPTION ...] -- --config FILE ...
 
 For scripts/slurm.sh, which queues the job. Prints three lines: the run's folder, what this submission's files in its
-folder `slurm` are called after `config` and `job`, and the number of GPUs on each node.
+folder `slurm` are called after `config` and `job`, and the number of GPUs on each node; and a fourth where an earlier
+run was moved out of the way: its folder now.
 """
 
 import argparse
@@ -33,8 +34,8 @@ def main(argv: list[str]) -> int:
     keep = goes_on(config.resume, config.progress.start_epoch, folder) or options.keep
     gpus = gpus_per_node(config.gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
     values = {task: frozen(each.values, folder, PROJECT, gpus, task) for task, each in resolved.items()}
-    suffix = "" if options.dry_run else prepare(folder, values, PROJECT, keep=keep)
-    print(folder.root, suffix, gpus, sep="\n")
+    suffix, moved = ("", None) if options.dry_run else prepare(folder, values, PROJECT, keep=keep)
+    print(folder.root, suffix, gpus, *([] if moved is None else [moved]), sep="\n")
     return 0
 
 

@@ -122,12 +122,22 @@ fi
 # A job of your own that calls this script, and was requeued, goes on where it was.
 keep=''
 [ -z "$inside" ] || [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || keep=yes
+# Whatever ends this script before the job is queued, an earlier run that was moved for it gets its folder back.
+moved=''
+put_back() {
+    [ -z "$moved" ] || { rm -rf -- "$run/code" "$run/slurm" && rmdir -- "$run" && mv -- "$moved" "$run" &&
+        echo "slurm.sh: the earlier run is $run again" >&2; }
+}
+trap put_back EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 prepared=$("$python" -m custom.submit ${dry_run:+--dry-run} ${keep:+--keep} ${gpus:+--gpus "$gpus"} \
     ${array:+--array "$array"} -- "$@")
 {
     IFS= read -r run
     IFS= read -r suffix
     IFS= read -r gpus
+    IFS= read -r moved || moved=''
 } <<END
 $prepared
 END
@@ -223,6 +233,7 @@ if [ -n "$inside" ]; then
 fi
 job_file >"$file"
 job=$(sbatch --parsable "$file") || fail "nothing was queued; sbatch says above what it minds"
+moved=''
 job=${job%%;*}
 echo "$job" >>"$run/slurm/jobs"
 cat <<END

@@ -150,6 +150,41 @@ def test_an_abandoned_continuation_is_set_aside(runs: Runs) -> None:
     assert load(folder.parent)["position"]["step"] == 10
 
 
+def test_nothing_that_was_saved_vanishes(runs: Runs) -> None:
+    """Resuming an older file of the same run: a newer latest.pt is kept beside, however often that is done."""
+    words = ["--progress.epoch_save_checkpoint", "-1", "--best.mode", "max"]  # losses fall, so the first is the best
+    folder = runs.train(*words, "--progress.epoch", "3")
+    best = folder / "checkpoints" / "best.pt"
+    kept = {15: load(folder)["model"]}
+    for step, name in ((10, "abandoned_latest"), (5, "abandoned_latest-2")):
+        runs.train(*words, "--progress.max_steps", str(step), "--resume", str(best))
+        kept[step] = load(folder)["model"]
+        assert (
+            f"latest.pt (step {step + 5}) is not what is resumed; it is now {name}.pt"
+            in (folder / "train.log").read_text()
+        )
+        assert same(load(folder, name)["model"], kept[step + 5])
+    runs.train(*words, "--progress.epoch", "4", "--resume", str(best.with_name("abandoned_latest.pt")))
+    assert load(folder)["position"]["step"] == 20
+    assert {path.name for path in best.parent.glob("abandoned_latest*")} == {
+        "abandoned_latest.pt", "abandoned_latest-2.pt", "abandoned_latest-3.pt",
+    }  # fmt: skip
+
+
+def test_a_bound_that_was_reached_stays_reached(runs: Runs) -> None:
+    """QQ-40: an early stop by a bound survives a resume, which says so; with another bound training goes on."""
+    words = ["--early_stop.lower_bound", "100", "--progress.epoch", "3"]
+    folder = runs.train(*words)
+    assert load(folder)["position"]["step"] == 5
+    runs.train(*words, "--resume", "auto")
+    assert load(folder)["position"]["step"] == 5
+    resumed = (folder / "train.log").read_text().split("resumed at step")[1]
+    assert "stopped early" in resumed and "below early_stop.lower_bound 100" in resumed
+    assert metrics(folder, "end")[-1]["reason"] == "early_stop"
+    runs.train(*words[2:], "--early_stop.lower_bound", "null", "--resume", "auto")
+    assert load(folder)["position"]["step"] == 15
+
+
 def test_an_early_stop_stays_stopped(runs: Runs) -> None:
     """A job that is started again must not train on; with more patience it does."""
     words = ["--model", "{type: tests.parts.Plain}", "--optim.lr", "1e-30", "--progress.epoch", "9"]
@@ -427,6 +462,21 @@ def test_init_from(runs: Runs, tmp_path: Path) -> None:
     folder = init(runs, source, "exclude: ['head.2.*']", "--model.classes", "10")
     assert not torch.equal(load(folder)["model"]["head.2.weight"], weights["head.2.weight"])
     assert "there is no checkpoint" in told(str(tmp_path / "none.pt"), "")
+
+
+@pytest.mark.parametrize("how", ["init_from", "resume", "auto"])
+def test_weights_of_the_run_that_would_be_moved(runs: Runs, how: str) -> None:
+    """R-34, CT-51: refused, since the new run's record would name files that are elsewhere; the old run stays."""
+    folder = runs.train("--progress.epoch", "1")
+    best = str(folder / "checkpoints" / "best.pt")
+    only_weights = ["--progress.start_epoch", "0", "--resume"]
+    words = {"init_from": ["--init_from.path", best], "resume": [*only_weights, best], "auto": [*only_weights, "auto"]}
+    with pytest.raises(UserError, match=rf"{how.replace('auto', 'resume')}.*best.pt|latest.pt.*another --name"):
+        runs.train(*words[how])
+    assert [path.name for path in runs.root.glob("run*")] == ["run"]
+    renamed = runs.train(*words["resume"], "--progress.epoch", "1", name="renamed")
+    assert load(renamed)["position"]["step"] == 5
+    runs.train("--resume", "auto", "--init_from.path", best)  # nothing is moved, so nothing is wrong with that
 
 
 def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

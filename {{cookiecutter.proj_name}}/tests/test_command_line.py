@@ -13,7 +13,7 @@ import yaml
 
 import evaluate
 import train
-from common.config import resolve
+from common.config import ConfigError, resolve
 from common.registry import COLLATE_REGISTRY, MODEL_REGISTRY
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from tests.parts import stack
@@ -125,6 +125,15 @@ def test_job_script_repeats_the_run(runs: Runs, tmp_path: Path) -> None:
     for part in ("model", "optimizer", "best", "position"):
         assert same(first[part], again[part]), part
     assert list(elsewhere.iterdir()) == []
+
+
+def test_auto_names_no_config(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-47: `--resume auto` without --config does not read whatever config.yaml lies in the current folder."""
+    (tmp_path / "config.yaml").write_text(f"$BASE: {PROJECT}/configs/default.yaml\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"--config[\s\S]*needs a file; train.py --config"):
+        train.main(["--resume", "auto", "--dir.expr_dir", str(tmp_path), "--progress.max_steps", "1"])
+    assert not list(tmp_path.glob("*/"))
 
 
 def test_a_split_that_is_not_there(runs: Runs) -> None:

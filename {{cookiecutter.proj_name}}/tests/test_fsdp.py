@@ -345,11 +345,13 @@ def test_one_file_of_a_sharded_checkpoint(
         read_checkpoint(runs.root / "alone.pt")
 
 
-def test_weights_of_a_run_of_the_same_name(runs: Runs, sharded: Callable[..., Path]) -> None:
-    """R-34: with start_epoch 0 the old folder moves, shards and all, before its weights are needed."""
-    before = read_checkpoint(sharded() / "latest.pt")
-    sharded("--resume", "auto", "--progress.start_epoch", "0", "--optim.lr", "1e-30", "--progress.max_steps", "1")
-    after = whole(runs.root / "run")
+def test_weights_of_a_sharded_run(runs: Runs, sharded: Callable[..., Path]) -> None:
+    """R-34: start_epoch 0 puts the shards of another run together."""
+    latest = sharded() / "latest.pt"
+    before = read_checkpoint(latest)
+    weights = ["--resume", str(latest), "--progress.start_epoch", "0", "--name", "tuned"]
+    sharded(*weights, "--optim.lr", "1e-30", "--progress.max_steps", "1")
+    after = whole(runs.root / "tuned")
     assert after["position"]["step"] == 1
     assert same(after["model"], before["ema"]["shadow"])
 

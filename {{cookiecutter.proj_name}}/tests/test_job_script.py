@@ -137,7 +137,7 @@ def test_job_script_is_clean(project):
     git(project, "add", ".")
     git(project, "commit", "-qm", "first")
     (project / "train.py").write_text("")
-    with open_(project, world_size=2) as run:
+    with open_(project, world_size=2, processes_per_host=1) as run:
         subprocess.run(["shellcheck", "--shell=sh", str(run.folder.job_file)], check=True)
 
 

@@ -361,6 +361,58 @@ def test_two_agents_meet(runs: Runs, alone: Path) -> None:
     assert same_as(alone, runs.root / "run")
 
 
+def test_job_script_of_two_nodes(runs: Runs, alone: Path) -> None:
+    """CT-10, D-31: on one of them it says what to type on each; typed there, it repeats the run."""
+    codes, texts = two_agents(runs, runs.words(*LAUNCHED, "--batch_size", "15"))
+    assert codes == [0, 0], texts
+    job = runs.root / "run" / "job.sh"
+    environment = {**ENVIRONMENT, "PYTHONPATH": ""}
+    done = run(["sh", str(job)], env=environment)
+    assert done.returncode == 2
+    assert "2 hosts" in done.stderr and f"MASTER_ADDR=<name of the first host> sh '{job}'" in done.stderr
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = [subprocess.Popen(["sh", str(job)], env=environment, cwd="/") for _ in range(2)]
+    try:
+        assert [each.wait(110) for each in started] == [0, 0]
+    finally:
+        for each in started:
+            each.kill()
+    assert same_as(alone, runs.root / "run_replicate")
+    attempts = [
+        json.loads((runs.root / name / "run.json").read_text())["attempts"] for name in ("run", "run_replicate")
+    ]
+    assert [(each[0]["world_size"], each[0]["processes_per_host"]) for each in attempts] == [(2, 1), (2, 1)]
+
+
+def as_tasks_on_two_nodes() -> None:
+    """Slurm's variables instead of torchrun's."""
+    number = os.environ.pop("RANK")
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        del os.environ[name]
+    tasks = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    os.environ.update(SLURM | tasks | {"SLURM_PROCID": number, "SLURM_NODEID": number, "SLURM_LOCALID": "0"})
+
+
+def test_job_script_of_two_nodes_of_slurm(runs: Runs) -> None:
+    """CT-10, D-31: srun starts what srun had started."""
+    ended = start_ranks(runs.root, 2, runs.words(*LAUNCHED, "--batch_size", "15"), setup=as_tasks_on_two_nodes)
+    assert ended.codes == [0, 0], ended.texts
+    srun = runs.root / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(f'#!/bin/sh\necho "$@" >{runs.root}/called\n')
+    srun.chmod(0o755)
+    environment = {**ENVIRONMENT, "PATH": f"{srun.parent}:{ENVIRONMENT['PATH']}"}
+    done = run(["sh", str(runs.root / "run" / "job.sh"), "--progress.epoch", "3"], env=environment)
+    assert done.returncode == 0, done.stderr
+    called = (runs.root / "called").read_text()
+    assert called.startswith("--nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 ")
+    assert (
+        "torch.distributed" not in called
+        and " train.py --config " in called
+        and called.endswith(" --progress.epoch 3\n")
+    )
+
+
 def test_elastic_over_two_agents(runs: Runs) -> None:
     """R-46: one node's process dies; all are started again, though only that node's agent counts a restart."""
     words = runs.words(

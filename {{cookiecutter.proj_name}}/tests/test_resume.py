@@ -207,6 +207,23 @@ def test_killed_for_real(runs: Runs) -> None:
     assert differing(uncut, final(runs.root / "cut")) == []
 
 
+@pytest.mark.parametrize("start_epoch", ["0", "-1"])
+def test_a_restarted_job_goes_on_with_its_own_run(
+    runs: Runs, start_epoch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-46: what it began with, another run's checkpoint or weights, is where its first start began, and no other."""
+    other = runs.train(*words("ema", "--progress.max_steps", "3"), name="other")
+    begin = ["--resume", str(other), "--progress.start_epoch", start_epoch]
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    uncut = final(runs.train(*words("ema", *begin), name="uncut"))
+    cut(runs, "ema", 1, *begin)  # it has nothing of its own yet, so it begins once more
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    cut(runs, "ema", 6, *begin)
+    folder = runs.train(*words("ema", *begin), name="cut")
+    assert differing(uncut, final(folder)) == []
+    assert f"resuming {folder}/checkpoints/latest.pt" in (folder / "train.log").read_text()
+
+
 @pytest.mark.parametrize("background", ["true", "false"])
 def test_background_saving_changes_nothing(runs: Runs, background: str) -> None:
     """Saving must not move any stream, wherever it happens."""

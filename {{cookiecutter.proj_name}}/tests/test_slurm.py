@@ -263,6 +263,26 @@ def test_a_mistake_in_the_config_is_told_at_once(project: Path, cluster: Path) -
     assert cluster.read_text() == ""
 
 
+def test_a_refused_job_moves_no_earlier_run(project: Path, cluster: Path) -> None:
+    """CT-08, CT-15: whatever ends the submission before there is a job; --resume auto finds the run where it was."""
+    run = project / "experiments" / "default"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "latest.pt").write_text("mine")
+    for words, variables in (
+        ([], {"SBATCH_CODE": "1", "SBATCH_SAYS": ""}),
+        (["--gpu_ids", "0,1", "--slurm.tasks", "3"], {}),
+    ):
+        done = submit_in(project, *words, **variables)
+        assert done.returncode == 2
+        assert "an earlier run named default is now" in done.stderr and f"is {run} again" in done.stderr
+        assert [path.name for path in run.parent.iterdir()] == ["default"]
+        assert [path.name for path in run.iterdir()] == ["checkpoints"]
+    done = submit_in(project)
+    (moved,) = run.parent.glob("default_*")
+    assert done.returncode == 0 and f"an earlier run named default is now {moved}" in done.stderr
+    assert (moved / "checkpoints" / "latest.pt").read_text() == "mine"
+
+
 def test_tasks_of_an_array_train_apart(project: Path, cluster: Path) -> None:
     """R-46: each has its own folder, status and way back into the queue; a wrong one does not touch the others."""
     words = ["--slurm.array", "0-1", "--dist.random_seed", "%a", "--progress.epoch", "1"]

@@ -38,8 +38,9 @@ def test_an_earlier_run_is_moved_away_or_gone_on_with(prepared: Callable[..., li
     assert prepared() == [str(run), "", "0"]
     (run / "slurm" / "jobs").write_text("17\n")
     (run / "notes.txt").write_text("mine")
-    assert prepared() == [str(run), "", "0"]
+    *said, last = prepared()
     (moved,) = tmp_path.glob("run_*")
+    assert (said, last) == ([str(run), "", "0"], str(moved))
     assert (moved / "notes.txt").read_text() == "mine"
     assert prepared(words=["--resume", "auto"]) == [str(run), "-2", "0"]
     assert prepared(words=["--resume", str(run)]) == [str(run), "-3", "0"]
@@ -211,6 +212,19 @@ def test_too_much_for_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert not (tmp_path / "experiments").exists()
 
 
+def test_too_much_code_moves_no_earlier_run(
+    prepared: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CT-08: found when the copy is made; the earlier run has its folder again."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("mine")
+    monkeypatch.setattr(snapshot, "MAX_SNAPSHOT_MB", 0)
+    with pytest.raises(UserError, match="the limit is 0 MB"):
+        prepared()
+    assert [path.name for path in tmp_path.glob("run*")] == ["run"]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
 def test_paths_in_a_config_keep_their_meaning(tmp_path: Path) -> None:
     """R-46: what is not copied with the code is named by its whole path."""
     for name in ("train.py", "custom/labels.txt", "data/list.txt", "experiments/old/checkpoints/best.pt"):
@@ -232,8 +246,14 @@ def test_paths_in_a_config_keep_their_meaning(tmp_path: Path) -> None:
     assert values["resume"] == "experiments/old/"
 
 
-def test_a_new_run_from_the_weights_of_its_own_folder(prepared: Callable[..., list[str]]) -> None:
+def test_a_new_run_from_the_weights_of_its_own_folder(prepared: Callable[..., list[str]], tmp_path: Path) -> None:
     """CT-51: the folder would be moved away, with the weights in it, before the job begins."""
     prepared()
     with pytest.raises(UserError, match="another --name"):
         prepared(words=["--resume", "auto", "--progress.start_epoch", "0"])
+    best = tmp_path / "run" / "checkpoints" / "best.pt"
+    best.parent.mkdir()
+    best.touch()
+    with pytest.raises(UserError, match=r"init_from.path: .*best.pt .*another --name"):
+        prepared(words=["--init_from.path", str(best)])
+    assert best.exists()

@@ -220,6 +220,8 @@ def test_initial_evaluation(runs: Runs) -> None:
     folder = runs.train("--progress.init_eval", "true", "--progress.epoch", "1")
     assert [entry["step"] for entry in metrics(folder, "eval")] == [0]
     assert (folder / "eval" / "epoch_000000" / "metrics.json").is_file()
+    runs.train("--progress.init_eval", "true", "--resume", "auto")
+    assert [entry["step"] for entry in metrics(folder, "eval")] == [0], "a resume is no start"
 
 
 @pytest.mark.parametrize("split", [("32", "1"), ("8", "4"), ("6", "5")])

@@ -13,6 +13,7 @@ from common.checkpoint.file import CheckpointError, link_file, read_file, step_o
 from common.checkpoint.read import read_checkpoint
 from common.checkpoint.shards import ShardFolders, gathered
 from common.distributed import Rank, from_main
+from common.files import unused
 
 _ALONE = Rank()
 _NUMBERED = re.compile(r"step_(\d+)\.pt")
@@ -95,16 +96,21 @@ class CheckpointFolder:
                 path.unlink(missing_ok=True)
 
     def go_on_from(self, found: "Found") -> None:
-        """Make `found`, of this folder, the latest; what an abandoned continuation saved after it is set aside.
+        """Make `found`, of this run, the latest; what another continuation saved is set aside, and never cleaned up.
 
         Otherwise its numbered files would count as the newest, and a kill before the next save would lead back to it.
         """
-        later = [path for step, path in self.numbered() if step > found.step]
-        later += [path for path in (self.best, self.previous) if path.is_file() and step_of(path) > found.step]
-        for path in later:
-            logger.warning("{} is of a continuation that is given up; it is now abandoned_{}", path, path.name)
-            path.replace(path.with_name(f"abandoned_{path.name}"))
-        if found.path.resolve().parent == self.folder.resolve() and found.path.name != self.latest.name:
+        aside = [path for step, path in self.numbered() if step > found.step]
+        aside += [path for path in (self.best, self.previous) if path.is_file() and step_of(path) > found.step]
+        is_latest = self.latest.is_file() and self.latest.samefile(found.path)
+        if self.latest.is_file() and not is_latest and step_of(self.latest) >= 0:
+            aside.append(self.latest)
+        for path in aside:
+            kept = unused(path.with_name(f"abandoned_{path.stem}"), path.suffix)
+            logger.warning("{} (step {}) is not what is resumed; it is now {}", path, step_of(path), kept.name)
+            path.replace(kept)
+        beside = found.path.resolve().parent == self.folder.resolve()
+        if not is_latest and (beside or "shards" not in found.state):  # shards lie beside the file they belong to
             link_file(found.path, self.latest)
 
     def clean(self) -> None:
@@ -153,7 +159,7 @@ def find_checkpoint(resume: str | None, own: Path, rank: Rank = _ALONE, *, whole
     Args:
         resume: None; a file; a folder (of a run, or its checkpoints): the newest in it; "auto": the newest in `own`.
         own: the checkpoint folder of the run that is starting.
-        whole: put the weights of a sharded one together now; it may be moved before they are needed.
+        whole: only its weights are wanted: put those of a sharded one together, and leave its moments out.
 
     Returns:
         None when none is asked for, or "auto" finds none because the run never saved: it starts afresh.

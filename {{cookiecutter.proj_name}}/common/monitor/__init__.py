@@ -78,7 +78,8 @@ class Monitor:
         self._device, self._workers, self._folder = rank.device, workers, None if run is None else run.folder
         self._pictures: Path | None = None
         self._wants_bar = run is not None and wants_bar(config.bar)
-        self.step: int | None = None  # optimizer steps done; None before training
+        self.start: int | None = None  # optimizer steps done where training began; None before
+        self.step: int | None = None  # and now
         self._total: int | None = None
         self._epochs: int | None = None
         self._recording = threading.Lock()  # a failure of another process is recorded by another thread
@@ -94,7 +95,7 @@ class Monitor:
     def training(self, at: Position, total_steps: int | None, epochs: int | None = None) -> Iterator[None]:
         """Around the loop: starts the clock, shows the bar. The totals are None where they are not known."""
         self._total, self._epochs = total_steps, epochs
-        self.step = at.step
+        self.start = self.step = at.step
         self._status("running", at.step)
         self.bar = Bar(total_steps, at.step) if self._wants_bar else NullBar()
         self.clock.start()
