@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from loguru import logger
+from torch import nn
 
 from common import distributed
 from common.checkpoint import load_weights, read_checkpoint
@@ -63,10 +64,11 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     seed = choose_seed(config.dist, rank, drawn=state["about"].get("seed"))
     set_seed(seed)
     precision = build_precision(config.precision, rank.device)
-    model = precision.cast(MODEL_REGISTRY.build(config.model)).to(rank.device)
-    load_weights(model, averaged_state_dict(state["model"], state["ema"]), str(path))
     task = ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric))
-    task.loss.modules().to(rank.device)
+    model: nn.Module = MODEL_REGISTRY.build(config.model)
+    task.loss.attach(model)
+    precision.cast(model).to(rank.device)
+    load_weights(model, averaged_state_dict(state["model"], state["ema"]), str(path))
     loaders = build_evaluation(config, config.split, rank, seed)
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")

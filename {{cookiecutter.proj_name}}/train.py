@@ -126,9 +126,11 @@ def restore(trainer: Trainer, checkpoint: Found | None, config: Config) -> None:
 def build_ingredients(config: Config, rank: Rank, seed: int) -> dict[str, Any]:
     """What the config names: model, task, data. The seed decides the first weights, alike on all ranks."""
     set_seed(seed)
+    loss = LossFactory(config.loss)
+    set_seed(seed)  # the model's first weights are the same with any loss
     return {
-        "model": build_model(config),
-        "task": ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric)),
+        "model": build_model(config, loss),
+        "task": ClassificationTask(loss, MetricFactory(config.metric)),
         "precision": build_precision(config.precision, rank.device),
         **vars(build_data(config, rank, seed)),
     }

@@ -16,6 +16,7 @@ from common.data.sets import label, sets_of
 from common.distributed import Rank, check_same
 from common.errors import UserError
 from common.located import located
+from common.loss import LossFactory
 from common.parallel import check_patterns
 from common.places import data_dir
 from common.progress import Outcome
@@ -35,9 +36,13 @@ class Data:
     evaluation: Sequence[EvaluationLoader]
 
 
-def build_model(config: Config) -> nn.Module:
-    """The model that the config names, with its first weights. Raises `UserError` for names that it does not have."""
+def build_model(config: Config, loss: LossFactory) -> nn.Module:
+    """The model that the config names, with the weights of its losses, and with its first weights.
+
+    Raises `UserError` for names that it does not have.
+    """
     model: nn.Module = MODEL_REGISTRY.build(config.model)
+    loss.attach(model, config.dist)
     init_weights(model, config.init_from)
     check_patterns(model, config.prepare)
     return model

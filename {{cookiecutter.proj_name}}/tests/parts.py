@@ -255,3 +255,38 @@ class NanOnRank1(NotANumber):
 
     def __init__(self) -> None:
         super().__init__(after=4 if os.environ.get("RANK") == "1" else 10**9)
+
+
+class Learned(nn.Module):
+    """Cross entropy of the logits after a layer of its own; counts its training calls, and is as mortal as `Mortal`."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(10, 10)
+        self.register_buffer("calls", torch.zeros(()))
+        self.mortal = Mortal()
+
+    def forward(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return self.mortal({"logits": self.layer(output["logits"])}, batch)
+
+
+class HiddenLearned:
+    """The same, as no module: what it learns lies in an attribute."""
+
+    def __init__(self) -> None:
+        self.inner = Learned()
+
+    def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        loss: Tensor = self.inner(output, batch)
+        return loss
+
+
+class Stack(nn.Sequential):
+    """A model that is nothing but its layers."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
