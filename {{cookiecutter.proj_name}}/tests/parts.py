@@ -4,6 +4,7 @@ import os
 import random
 import sys
 import time
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,34 @@ def two_parts(output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, 
 def stack(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """A collate function of one's own."""
     return {key: torch.stack([item[key] for item in items]) for key in items[0]} | {"own": torch.ones(len(items))}
+
+
+class Graph:
+    """A batch of its own kind, which moves and pins itself."""
+
+    def __init__(self, **parts: Tensor) -> None:
+        self.parts = parts
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.parts[name]
+
+    def to(self, device: torch.device) -> "Graph":
+        return Graph(**{name: value.to(device) for name, value in self.parts.items()})
+
+
+def as_mapping(items: list[dict[str, Tensor]]) -> UserDict[str, Tensor]:
+    """A mapping that is no dict, as the tokenizers of texts give."""
+    return UserDict(stack(items))
+
+
+def as_object(items: list[dict[str, Tensor]]) -> Graph:
+    """A batch that is nothing but an object."""
+    return Graph(**stack(items))
+
+
+def time_first(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch whose first tensor does not begin with the samples."""
+    return {"times": torch.zeros(7, len(items)), **stack(items)}
 
 
 class DiesOnce:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from common.data.fork import check_fork
 from common.data.keyed import find_collate, seed_all
 from common.data.loader import LoaderConfig, Step, checked
+from common.data.move import Loaded
 from common.data.plan import Window
 from common.data.workers import WorkerStart, opened
 from common.distributed import Rank, check_same, gather_objects, max_over_ranks
@@ -133,6 +134,7 @@ class IterableStream:
         self._loader: DataLoader[Any] = DataLoader(
             self._batches,
             batch_size=None,
+            collate_fn=Loaded,
             num_workers=worker,
             pin_memory=rank.device.type == "cuda" if config.pin_memory is None else config.pin_memory,
             prefetch_factor=config.prefetch if worker else None,
