@@ -58,6 +58,14 @@ def _check_own(section: Mapping[str, Any], key: str) -> Iterator[Problem]:
             yield Problem(f"{key}.inputs.{argument}", path, rule)
 
 
+def measured_losses(sections: Mapping[str, Any]) -> list[str]:
+    """The sum and the losses that are part of it; those with the weight 0 are not computed."""
+    return [
+        "loss",
+        *(name for name, each in sections.items() if not isinstance(each, Mapping) or each.get("weight") != 0),
+    ]
+
+
 @dataclass(frozen=True)
 class _Term:
     name: str

@@ -21,6 +21,7 @@ from common.parallel import check_patterns
 from common.places import data_dir
 from common.progress import Outcome
 from common.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
+from common.seed import set_seed
 from common.trainer import Trainer
 from custom.config import Config
 
@@ -36,11 +37,12 @@ class Data:
     evaluation: Sequence[EvaluationLoader]
 
 
-def build_model(config: Config, loss: LossFactory) -> nn.Module:
+def build_model(config: Config, loss: LossFactory, seed: int) -> nn.Module:
     """The model that the config names, with the weights of its losses, and with its first weights.
 
     Raises `UserError` for names that it does not have.
     """
+    set_seed(seed)  # again, after the losses: the model's first weights are the same with any loss
     model: nn.Module = MODEL_REGISTRY.build(config.model)
     loss.attach(model, config.dist)
     init_weights(model, config.init_from)
