@@ -12,7 +12,7 @@ from common.checkpoint import init_weights
 from common.data.iterable import IterableStream
 from common.data.loader import EvaluationLoader, Stream, TrainStream, build_dataset, is_map_style
 from common.data.plan import EpochPlan
-from common.data.sets import label, sets_of
+from common.data.sets import label, sets_of, warn_of_shared_samples
 from common.distributed import Rank, check_same
 from common.errors import UserError
 from common.located import located
@@ -59,6 +59,7 @@ def build_data(config: Config, rank: Rank, seed: int) -> Data:
     )
     measured = {label(each.split, each.name): each.dataset for each in (*data.val, *data.evaluation)}
     check_same_classes({"train": data.stream.dataset, **measured})
+    warn_of_shared_samples({"train": data.stream.dataset, **measured}, rank)
     return data
 
 
