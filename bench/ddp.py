@@ -93,7 +93,7 @@ def measure(number: int, world: int, port: int, options: argparse.Namespace, fol
             trainer = Trainer(
                 Settings(config.progress, config.optim, config.prepare, config.dist, config.debug, config.checkpoint),
                 **train.build_ingredients(config, rank, 0),
-                best=BestTracker(config.best, config.early_stop),
+                best=BestTracker(config.best, config.early_stop, config.best_mode),
                 monitor=monitor,
                 run=run,
                 rank=rank,

@@ -149,7 +149,7 @@ def train_alternating(folder: Path, segments: int, steps: int, profile: bool) ->
         trainer = Trainer(
             Settings(config.progress, config.optim, config.prepare, config.dist, config.debug, config.checkpoint),
             **train.build_ingredients(config, Rank(), 0),
-            best=BestTracker(config.best, config.early_stop),
+            best=BestTracker(config.best, config.early_stop, config.best_mode),
             monitor=monitor,
             run=run,
             rank=Rank(),

@@ -76,7 +76,7 @@ def train(config: Config, folder: RunFolder, values: dict[str, Any], rank: Rank,
         trainer = Trainer(
             Settings(config.progress, config.optim, config.prepare, config.dist, config.debug, config.checkpoint),
             **ingredients,
-            best=BestTracker(config.best, config.early_stop),
+            best=BestTracker(config.best, config.early_stop, config.best_mode),
             monitor=monitor,
             run=folder,
             rank=rank,
@@ -120,9 +120,10 @@ def restore(trainer: Trainer, checkpoint: Found | None, config: Config, only_wei
 def build_ingredients(config: Config, rank: Rank, seed: int) -> dict[str, Any]:
     """What the config names: model, task, data. The seed decides the first weights, alike on all ranks."""
     set_seed(seed)
+    loss = LossFactory(config.loss)
     return {
-        "model": build_model(config),
-        "task": ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric)),
+        "model": build_model(config, loss, seed),
+        "task": ClassificationTask(loss, MetricFactory(config.metric)),
         "precision": build_precision(config.precision, rank.device),
         **vars(build_data(config, rank, seed)),
     }

@@ -114,7 +114,7 @@ class Evaluator:
                 with self.precision.autocast():
                     output = self.task.forward(model, batch)
                     losses = self.task.losses(output, batch)
-                sums.add(losses, self.task.batch_size(batch))
+                sums.add(losses, place.size)
                 output = self.task.post_process(output, batch)
                 metrics.update(output, batch, place.first)
                 if len(pictures) < max_pictures:
@@ -143,6 +143,11 @@ class _Place:
     def first(self) -> int:
         """The first sample of the batch."""
         return self.loader.keys[self.done][1][0]
+
+    @property
+    def size(self) -> int:
+        """Samples in the batch."""
+        return len(self.loader.keys[self.done][1])
 
     def describe(self) -> str:
         """For a person; batches are counted over all processes, samples as the data set counts them."""

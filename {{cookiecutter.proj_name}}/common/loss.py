@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from common.config import Problem
-from common.distributed import Rank, gather_objects
+from common.distributed import DistConfig, Rank, gather_objects
 from common.errors import UserError
 from common.exact import ExactSum
 from common.registry import LOSS_REGISTRY
@@ -58,6 +58,14 @@ def _check_own(section: Mapping[str, Any], key: str) -> Iterator[Problem]:
             yield Problem(f"{key}.inputs.{argument}", path, rule)
 
 
+def measured_losses(sections: Mapping[str, Any]) -> list[str]:
+    """The sum and the losses that are part of it; those with the weight 0 are not computed."""
+    return [
+        "loss",
+        *(name for name, each in sections.items() if not isinstance(each, Mapping) or each.get("weight") != 0),
+    ]
+
+
 @dataclass(frozen=True)
 class _Term:
     name: str
@@ -90,9 +98,35 @@ class LossFactory:
         if not self.terms:
             raise UserError("loss: every weight is 0, so there is nothing to minimise; give one loss a weight")
 
-    def modules(self) -> nn.ModuleList:
-        """Losses that are modules, to be moved to the device with the model."""
-        return nn.ModuleList(term.function for term in self.terms if isinstance(term.function, nn.Module))
+    def attach(self, model: nn.Module, dist: DistConfig | None = None) -> None:
+        """Make losses that have weights or buffers a part of `model`, called `loss`.
+
+        So they are moved, trained, exchanged, averaged and saved like the rest of it. Call it before anything is done
+        with the model. Raises `UserError` where that cannot be; `dist`: of the training.
+        """
+        own: dict[str, nn.Module] = {}
+        for term in self.terms:
+            name, function = term.name, term.function
+            if not _has_state(function):
+                continue
+            if not isinstance(function, nn.Module):
+                kind = type(function).__name__
+                raise UserError(f"loss.{name}: its weights would not be trained; derive {kind} from nn.Module")
+            weights = any(True for _ in function.parameters())
+            if weights and dist is not None and (dist.strategy == "fsdp" or dist.find_unused_parameters):
+                raise UserError(
+                    f"loss.{name} has weights, and is called outside of the model's forward, which neither "
+                    "dist.strategy fsdp nor dist.find_unused_parameters can do; use ddp, and dist.static_graph"
+                )
+            own[name.replace(".", "_")] = function
+        if own and (isinstance(model, nn.Sequential) or hasattr(model, "loss")):
+            raise UserError(
+                f"loss.{next(iter(own))} has weights or buffers, which become the part `loss` of the model; but "
+                f"{type(model).__name__} has a `loss`, or is an nn.Sequential, which would call it as a layer. Wrap it "
+                "in an nn.Module without, which calls it in its forward"
+            )
+        if own:
+            model.loss = nn.ModuleDict(own)
 
     def __call__(self, output: Any, batch: Any) -> Losses:
         losses: Losses = {"names": []}
@@ -108,6 +142,16 @@ class LossFactory:
                 losses["names"].append(name)
         losses["sum"] = total
         return losses
+
+
+def _has_state(function: Any) -> bool:
+    """Whether a loss is a module with weights or buffers, or has a weight or a module with weights as an attribute."""
+    if isinstance(function, nn.Module):
+        return any(True for _ in (*function.parameters(), *function.buffers()))
+    return any(
+        isinstance(each, nn.Parameter) or (isinstance(each, nn.Module) and any(True for _ in each.parameters()))
+        for each in getattr(function, "__dict__", {}).values()
+    )
 
 
 class LossSums:

@@ -3,11 +3,12 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from loguru import logger
 from typing_extensions import Self
 
+from common.best import Better
 from common.config import Problem
 from common.distributed import Rank, from_main, gather_objects
 from common.errors import UserError
@@ -28,6 +29,9 @@ class Metric(ABC):
     floats in a `common.exact.ExactSum`: then the value does not depend on the number of processes.
     """
 
+    higher_is_better: ClassVar[Better] = None
+    """What `best.mode: auto` goes by: of the value, or of each value by its name."""
+
     @abstractmethod
     def update(self, output: Any, batch: Any) -> None:
         """Take in one batch: what the task's post-processing gave, and what the data set gave."""
@@ -47,6 +51,9 @@ class GatheredMetric(ABC):
     The object itself keeps nothing. What `results` gives for each batch is kept on the CPU; at the end all of it is
     brought to the main process, each sample once, in the order of the data set, and `compute` runs there, once.
     """
+
+    higher_is_better: ClassVar[Better] = None
+    """What `best.mode: auto` goes by: of the value, or of each value by its name."""
 
     @abstractmethod
     def results(self, output: Any, batch: Any) -> Results:
@@ -79,6 +86,19 @@ def check_names(metrics: Iterable[str], losses: Container[str]) -> None:
                 f"metric.{metric}: there is a loss.{metric} too, and only one of the two values could be kept; call "
                 "one of them something else and name its type, as in my_name: {type: ...}"
             )
+
+
+def which_are_better(sections: Mapping[str, Any]) -> dict[str, Better]:
+    """What the class of each metric says. Nothing of a class that cannot be found, which `MetricSections` reports."""
+    found: dict[str, Better] = {}
+    for name, section in sections.items():
+        kind = section.get("type", name) if isinstance(section, Mapping) else name
+        try:
+            says = getattr(METRIC_REGISTRY.get(str(kind)), "higher_is_better", None)
+        except UserError:
+            says = None
+        found[name] = says if isinstance(says, (bool, Mapping)) else None
+    return found
 
 
 class MetricFactory:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from common.data.move import batch_length, to_device
+from common.data.move import to_device
 from common.loss import Losses, LossFactory
 from common.metric import MetricFactory
 from common.monitor.pictures import Picture
@@ -16,7 +16,7 @@ class Task(ABC):
     """How model, losses, metrics and pictures meet.
 
     Devices, processes, precision, averaging of weights and files are the trainer's business, not the task's. A batch is
-    whatever the collate function made: a dict, tuple or dataclass of tensors.
+    whatever the collate function made: a mapping, tuple or dataclass of tensors, or an object with `to(device)`.
     """
 
     def __init__(self, loss: LossFactory, metric: MetricFactory) -> None:
@@ -42,7 +42,3 @@ class Task(ABC):
     def losses(self, output: Any, batch: Any) -> Losses:
         """The losses of a batch, see `common.loss.LossFactory`."""
         return self.loss(output, batch)
-
-    def batch_size(self, batch: Any) -> int:
-        """Samples in a batch."""
-        return batch_length(batch)

@@ -91,7 +91,6 @@ class Trainer:
         self.strategy = prepare(model, settings.prepare, settings.dist, precision, rank)
         self.raw_model, self.model, self.precision = self.strategy.bare, self.strategy.model, self.strategy.precision
         self.trainable = Trainable(self.raw_model)
-        self.task.loss.modules().to(rank.device)
         self.evaluator = Evaluator(
             task, rank, self.precision, in_step=self.strategy.in_step, asked=lambda: self.requests.signal
         )

@@ -12,14 +12,16 @@ from common.checkpoint import init_weights
 from common.data.iterable import IterableStream
 from common.data.loader import EvaluationLoader, Stream, TrainStream, build_dataset, is_map_style
 from common.data.plan import EpochPlan
-from common.data.sets import label, sets_of
+from common.data.sets import label, sets_of, warn_of_shared_samples
 from common.distributed import Rank, check_same
 from common.errors import UserError
 from common.located import located
+from common.loss import LossFactory
 from common.parallel import check_patterns
 from common.places import data_dir
 from common.progress import Outcome
 from common.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
+from common.seed import set_seed
 from common.trainer import Trainer
 from custom.config import Config
 
@@ -35,9 +37,14 @@ class Data:
     evaluation: Sequence[EvaluationLoader]
 
 
-def build_model(config: Config) -> nn.Module:
-    """The model that the config names, with its first weights. Raises `UserError` for names that it does not have."""
+def build_model(config: Config, loss: LossFactory, seed: int) -> nn.Module:
+    """The model that the config names, with the weights of its losses, and with its first weights.
+
+    Raises `UserError` for names that it does not have.
+    """
+    set_seed(seed)  # again, after the losses: the model's first weights are the same with any loss
     model: nn.Module = MODEL_REGISTRY.build(config.model)
+    loss.attach(model, config.dist)
     init_weights(model, config.init_from)
     check_patterns(model, config.prepare)
     return model
@@ -52,6 +59,7 @@ def build_data(config: Config, rank: Rank, seed: int) -> Data:
     )
     measured = {label(each.split, each.name): each.dataset for each in (*data.val, *data.evaluation)}
     check_same_classes({"train": data.stream.dataset, **measured})
+    warn_of_shared_samples({"train": data.stream.dataset, **measured}, rank)
     return data
 
 

@@ -9,15 +9,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from common.best import BestConfig, EarlyStopConfig, check_measured
+from common.best import BestConfig, EarlyStopConfig, Mode, find_mode
 from common.checkpoint import CheckpointConfig, InitConfig
 from common.config import section
 from common.data.loader import DatasetSection, LoaderConfig
 from common.data.sets import EvaluationSection, sets_of
 from common.distributed import DistConfig
 from common.gradients import DebugConfig
-from common.loss import LossSections
-from common.metric import MetricSections, check_names
+from common.loss import LossSections, measured_losses
+from common.metric import MetricSections, check_names, which_are_better
 from common.monitor import MonitorConfig
 from common.optim import OptimConfig
 from common.optim.precision import PrecisionConfig
@@ -107,9 +107,20 @@ class Config:
 
     def __post_init__(self) -> None:
         check_names(self.metric, self.loss)
-        check_measured(self.best.metric, ["loss", *self.loss, *self.metric], sets_of(self.dataset.val))
+        mode, scheduler = self.best_mode, self.optim.lr_scheduler
+        if scheduler.kind == "plateau" and scheduler.mode != mode:
+            raise ValueError(
+                f"optim.lr_scheduler.mode: {scheduler.mode}, but plateau follows best.metric, and the best value of "
+                f"{self.best.metric} is its {mode}; set it to {mode}"
+            )
         if self.early_stop.patience and self.dataset.val is None:
             raise ValueError("early_stop.patience needs dataset.val: without validation nothing can be compared")
+
+    @property
+    def best_mode(self) -> Mode:
+        """Whether lower or higher values of `best.metric` are better."""
+        losses = dict.fromkeys(measured_losses(self.loss), False)
+        return find_mode(self.best, {**losses, **which_are_better(self.metric)}, sets_of(self.dataset.val))
 
 
 @section

@@ -4,6 +4,7 @@ import os
 import random
 import sys
 import time
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,34 @@ def stack(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {key: torch.stack([item[key] for item in items]) for key in items[0]} | {"own": torch.ones(len(items))}
 
 
+class Graph:
+    """A batch of its own kind, which moves and pins itself."""
+
+    def __init__(self, **parts: Tensor) -> None:
+        self.parts = parts
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.parts[name]
+
+    def to(self, device: torch.device) -> "Graph":
+        return Graph(**{name: value.to(device) for name, value in self.parts.items()})
+
+
+def as_mapping(items: list[dict[str, Tensor]]) -> UserDict[str, Tensor]:
+    """A mapping that is no dict, as the tokenizers of texts give."""
+    return UserDict(stack(items))
+
+
+def as_object(items: list[dict[str, Tensor]]) -> Graph:
+    """A batch that is nothing but an object."""
+    return Graph(**stack(items))
+
+
+def time_first(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch whose first tensor does not begin with the samples."""
+    return {"times": torch.zeros(7, len(items)), **stack(items)}
+
+
 class DiesOnce:
     """Cross entropy that ends rank 1 in its 12th training call as a kill would, in the first of all runs.
 
@@ -255,3 +284,38 @@ class NanOnRank1(NotANumber):
 
     def __init__(self) -> None:
         super().__init__(after=4 if os.environ.get("RANK") == "1" else 10**9)
+
+
+class Learned(nn.Module):
+    """Cross entropy of the logits after a layer of its own; counts its training calls, and is as mortal as `Mortal`."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(10, 10)
+        self.register_buffer("calls", torch.zeros(()))
+        self.mortal = Mortal()
+
+    def forward(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        if self.training:
+            self.calls += 1
+        return self.mortal({"logits": self.layer(output["logits"])}, batch)
+
+
+class HiddenLearned:
+    """The same, as no module: what it learns lies in an attribute."""
+
+    def __init__(self) -> None:
+        self.inner = Learned()
+
+    def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        loss: Tensor = self.inner(output, batch)
+        return loss
+
+
+class Stack(nn.Sequential):
+    """A model that is nothing but its layers."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))

@@ -1,19 +1,23 @@
 """Order, shares and randomness of the training data."""
 
 import random
+from collections import UserDict, defaultdict
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from common.data.keyed import KeyedBatches
-from common.data.loader import EvaluationLoader, FirstSamples, LoaderConfig, TrainStream
-from common.data.move import batch_length, map_tensors
+from common.data.loader import EvaluationLoader, FirstSamples, LoaderConfig, TrainStream, checked
+from common.data.move import Loaded, map_tensors, to_device
 from common.data.plan import EpochPlan, evaluation_keys
 from common.distributed import Rank
 from common.errors import UserError
 from common.period import Position
+from tests.parts import Graph
 
 CPU = torch.device("cpu")
 
@@ -211,8 +215,32 @@ def test_batches_of_any_nesting_are_moved() -> None:
     assert doubled["a"][0].tolist() == [[2.0]] * 3
     assert (doubled["b"].left[0], doubled["b"].right) == (2.0, "text")
     assert (doubled["c"].corners.sum(), doubled["c"].name, doubled["d"]) == (24.0, "x", (1, None))
-    assert [batch_length(batch), batch_length([{"x": torch.ones(5)}]), batch_length(Boxes(torch.ones(2, 4), ""))] == [
-        3,
-        5,
-        2,
-    ]
+
+
+def test_batches_of_other_kinds_are_moved() -> None:
+    """Mappings that are no dicts, with what else they hold, and objects that move themselves."""
+    meta = torch.device("meta")
+    counted = defaultdict(list, {"a": torch.ones(2)})
+    moved = to_device({"m": UserDict(a=torch.ones(2), b="text"), "c": counted, "g": [Graph(x=torch.ones(3))]}, meta)
+    assert isinstance(moved["m"], UserDict)
+    assert (moved["m"]["a"].device, moved["m"]["b"]) == (meta, "text")
+    assert (moved["c"]["a"].device, moved["c"]["none"], counted["a"].device) == (meta, [], CPU)
+    assert moved["g"][0]["x"].device == meta
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    moved = to_device((packed, MappingProxyType({"a": torch.ones(2)})), meta)
+    assert (moved[0].data.device, moved[0].batch_sizes.device, moved[1]["a"].device) == (meta, CPU, meta)
+
+
+def test_only_tensors_on_the_cpu_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a data set has brought to the GPU itself; PyTorch refuses to pin it. Here `meta` stands for the GPU."""
+    pinned: list[torch.device] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.device)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    batch = {"image": torch.ones(2, device="meta"), "label": torch.ones(2)}
+    loaded = pin_memory(Loaded(batch))
+    assert pinned == [CPU]
+    assert checked(loaded)["image"].device.type == "meta"

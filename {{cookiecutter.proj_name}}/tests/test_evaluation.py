@@ -176,6 +176,16 @@ def test_the_same_number_to_the_last_digit(
     assert set((runs.root / "order.txt").read_text().split()) == {"0"}
 
 
+@pytest.mark.parametrize("collate", ["as_mapping", "as_object", "time_first"])
+def test_samples_are_counted_whatever_a_batch_is(runs: Runs, collate: str) -> None:
+    """By the loader, which knows them: the last batch is smaller, so a wrong count would change the mean."""
+    words = ["--dataset.val", "{type: DigitsDataset, eval_batch_size: 48}", "--progress.epoch", "1"]
+    usual = runs.train(*words, name="usual")
+    other = runs.train(*words, "--loader.collate", f"tests.parts:{collate}", name="other")
+    first, second = metrics(usual, "val")[-1], metrics(other, "val")[-1]
+    assert (first["samples"], first["values"]) == (second["samples"], second["values"])
+
+
 def test_shares_are_whole_batches() -> None:
     """R-66, MM-69: dealt out in turn, so that shares differ by one batch at most; each sample once, no padding."""
     for world in (1, 2, 3, 8):
@@ -409,7 +419,7 @@ def test_named_sets_from_the_config_to_the_files(
     """QQ-43: training, choosing the best by one of them, lines, numbers and pictures, evaluate.py, a resume."""
     folder = runs.train(
         "--config", named, "--progress.epoch_eval", "1", "--progress.init_eval", "true",
-        "--optim.lr_scheduler", "{type: plateau, patience: 1}", "--early_stop.patience", "5",
+        "--optim.lr_scheduler", "{type: plateau, mode: max, patience: 1}", "--early_stop.patience", "5",
         "--monitor.tensorboard", "true", "--progress.local_progress", "true",
     )  # fmt: skip
     log = (folder / "train.log").read_text()

@@ -41,8 +41,8 @@ KINDS = {
     "fp16": ["--precision.mode", "fp16", "--optim.ema.decay", "0.9"],
     "accumulate": ["--batch_size", "12", "--optim.accumulate", "3"],
     "momentum": ["--optim.optim_type", "SGD", "--optim.args", "{momentum: 0.9}", "--optim.lr", "0.1"],
-    # Losses fall, so the largest is the first: a best that is far back, and a patience that runs.
-    "early-stop": ["--early_stop.patience", "50", "--best.mode", "max"],
+    # Nothing is better by that much: a best that is far back, and a patience that runs.
+    "early-stop": ["--early_stop.patience", "50", "--best.min_delta", "100"],
     "workers": ["--worker", "2"],
 }
 

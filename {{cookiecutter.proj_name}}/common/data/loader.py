@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from common.config import Problem, section
 from common.data.fork import check_fork
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
+from common.data.move import Loaded
 from common.data.plan import BatchKey, EpochPlan, Window, evaluation_keys
 from common.data.workers import WorkerStart, end_workers, opened
 from common.distributed import Rank
@@ -287,7 +288,7 @@ def _make_loader(
     return DataLoader(
         batches,
         batch_sampler=keys,
-        collate_fn=_same,
+        collate_fn=Loaded,
         num_workers=worker,
         pin_memory=device.type == "cuda" if config.pin_memory is None else config.pin_memory,
         prefetch_factor=config.prefetch if worker else None,
@@ -300,12 +301,10 @@ def _make_loader(
     )
 
 
-def _same(batch: Any) -> Any:
-    return batch
-
-
 def checked(batch: Any) -> Any:
-    """The batch; or raise the user's mistake that came instead of it."""
+    """The batch that was loaded; or raise the user's mistake that came instead of it."""
+    if isinstance(batch, Loaded):
+        batch = batch.batch
     if isinstance(batch, UserError):
         raise batch
     return batch

@@ -1,7 +1,8 @@
 """Moving batches of any nesting between devices and precisions."""
 
+import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -10,19 +11,33 @@ from torch import Tensor
 _CPU = torch.device("cpu")
 
 
-def map_tensors(batch: Any, function: Callable[[Tensor], Any]) -> Any:
-    """Apply `function` to every tensor in dicts, lists, tuples, named tuples and dataclasses; the rest stays."""
+def map_tensors(batch: Any, function: Callable[[Tensor], Any], method: str = "", *arguments: Any) -> Any:
+    """Apply `function` to every tensor in mappings, lists, tuples, named tuples and dataclasses; the rest stays.
+
+    Any other object, or one of a class derived from these, that has the `method` is replaced by what that returns.
+    """
     if isinstance(batch, Tensor):
         return function(batch)
-    if isinstance(batch, dict):
-        return type(batch)((key, map_tensors(value, function)) for key, value in batch.items())
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, function) for value in batch))
+    kind = type(batch)
+    if kind is dict:
+        return {key: map_tensors(value, function, method, *arguments) for key, value in batch.items()}
+    if kind in (list, tuple):
+        return kind(map_tensors(value, function, method, *arguments) for value in batch)
+    if method and callable(own := getattr(batch, method, None)):
+        return own(*arguments)
+    if isinstance(batch, Mapping):
+        values = {key: map_tensors(value, function, method, *arguments) for key, value in batch.items()}
+        if not isinstance(batch, MutableMapping):
+            return kind(values)
+        copied = copy.copy(batch)  # with what it has besides its values
+        copied.update(values)
+        return copied
     if isinstance(batch, (list, tuple)):
-        return type(batch)(map_tensors(value, function) for value in batch)
+        items = [map_tensors(value, function, method, *arguments) for value in batch]
+        return kind(*items) if hasattr(batch, "_fields") else kind(items)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        values = {f.name: map_tensors(getattr(batch, f.name), function) for f in dataclasses.fields(batch) if f.init}
-        return dataclasses.replace(batch, **values)
+        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init}
+        return dataclasses.replace(batch, **map_tensors(fields, function, method, *arguments))
     return batch
 
 
@@ -30,17 +45,17 @@ def to_device(batch: Any, device: torch.device) -> Any:
     """Move every tensor of `batch` to `device`; asynchronous from pinned memory. Loaded batches are on the CPU."""
     if device == _CPU:  # a fifth of the time of asking for its type, in every step
         return batch
-    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True), "to", device)
 
 
-def batch_length(batch: Any) -> int:
-    """Samples in a batch: the first dimension of the first tensor found."""
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 1
-    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, (list, tuple)) else ()
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        values = [getattr(batch, f.name) for f in dataclasses.fields(batch)]
-    for value in values:
-        if isinstance(value, (Tensor, dict, list, tuple)) and (length := batch_length(value)):
-            return length
-    return 0
+class Loaded:
+    """A batch on its way out of a loader, which pins it where that is asked for. What lies on a GPU stays as it is."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def pin_memory(self) -> "Loaded":
+        pinned = map_tensors(
+            self.batch, lambda tensor: tensor.pin_memory() if tensor.device == _CPU else tensor, "pin_memory"
+        )
+        return Loaded(pinned)

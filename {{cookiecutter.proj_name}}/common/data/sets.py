@@ -1,11 +1,15 @@
 """What a split is evaluated on: one data set, or several by name."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import combinations, islice
 from typing import Any
 
+from loguru import logger
+
 from common.config import ABSENT, Problem
-from common.data.loader import OWN, DatasetSection
+from common.data.loader import OWN, DatasetSection, is_map_style
+from common.distributed import Rank
 
 Sections = dict[str, Mapping[str, Any]]
 
@@ -25,6 +29,36 @@ def _named(part: Mapping[str, Any]) -> Sections:
 def label(split: str, name: str) -> str:
     """How a set is called in messages: its split, or split.name."""
     return f"{split}.{name}" if name else split
+
+
+def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank) -> None:
+    """Warn, with the count, of splits that have samples in common, as far as their data sets know.
+
+    A data set says which samples it has by `sample_ids()`: one hashable value per sample, the same for the same sample
+    in any split, such as the full path of a file.
+
+    Args:
+        data: data sets by `label`.
+    """
+    if not rank.is_main:
+        return
+    ids = {name: set(islice(own(), len(each))) for name, each in data.items() if (own := _sample_ids(each))}
+    for (first, one), (second, other) in combinations(ids.items(), 2):
+        if first.split(".")[0] != second.split(".")[0] and (shared := one & other):
+            logger.warning(
+                "dataset.{}: {} of {} samples are those of dataset.{} too, such as {}; numbers measured on them do not "
+                "show what the model does with new data",
+                second,
+                len(shared),
+                len(other),
+                first,
+                min(shared, key=str),
+            )
+
+
+def _sample_ids(dataset: Any) -> Callable[[], Iterable[Hashable]] | None:
+    own = getattr(dataset, "sample_ids", None)
+    return own if callable(own) and is_map_style(dataset) else None
 
 
 class EvaluationSection:

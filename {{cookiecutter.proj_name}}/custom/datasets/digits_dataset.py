@@ -30,6 +30,7 @@ class DigitsDataset:
             raise UserError(f"dataset.{mode}: there is no {path}; dir.data_dir must be the folder that holds it")
         with np.load(path) as data:
             chosen = data["split"] == _SPLITS[mode]
+            self.numbers = np.flatnonzero(chosen)
             # 16 grey levels become 0..1.
             self.images = torch.from_numpy(data["images"][chosen]).float().div_(16).unsqueeze_(1)
             self.labels = torch.from_numpy(data["labels"][chosen]).long()
@@ -39,6 +40,10 @@ class DigitsDataset:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def sample_ids(self) -> list[tuple[str, int]]:
+        """Which of all digits these are; train, val and eval should have none in common."""
+        return [("digits", int(number)) for number in self.numbers]
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """`image` (1, 8, 8), float in 0..1, and `label`, int64 scalar."""

@@ -97,6 +97,11 @@ class ImageFolderDataset:
     def __len__(self) -> int:
         return len(self.samples)
 
+    def sample_ids(self) -> list[str]:
+        """The files; train, val and eval should have none in common."""
+        whole = str(self.root.resolve())
+        return [whole + str(path)[len(str(self.root)) :] for path, _ in self.samples]
+
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """`image` (C, H, W), float in 0..1, and `label`, int64 scalar."""
         path, label = self.samples[index]

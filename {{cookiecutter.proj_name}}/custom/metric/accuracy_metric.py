@@ -11,6 +11,8 @@ from common.registry import METRIC_REGISTRY
 class Accuracy(Metric):
     """Share of samples whose label is among the `k` most likely classes, 0..1."""
 
+    higher_is_better = True
+
     def __init__(self, k: int = 1) -> None:
         self.k = k
         self.correct = 0

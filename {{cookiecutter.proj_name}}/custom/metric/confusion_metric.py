@@ -22,6 +22,8 @@ class ConfusionMatrix(Metric):
         per_class: give `recall_<class>` and `precision_<class>` too; not a number where there is nothing to divide by.
     """
 
+    higher_is_better = True
+
     def __init__(self, per_class: bool = False) -> None:
         self.per_class = per_class
         self.counts = torch.zeros(1, 1, dtype=torch.int64)  # (classes, classes) once anything was counted

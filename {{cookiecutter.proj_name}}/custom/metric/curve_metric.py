@@ -18,6 +18,8 @@ class AreaUnderCurve(GatheredMetric):
     higher probability, ties counting half (Hanley and McNeil 1982). Classes that all samples or none have are left out.
     """
 
+    higher_is_better = True
+
     def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
         """Reads `probabilities` (B, classes) and `label` (B,)."""
         return {"probabilities": output["probabilities"], "label": batch["label"]}
@@ -34,6 +36,8 @@ class MeanAveragePrecision(GatheredMetric):
     under the precision-recall curve as a step function (Davis and Goadrich 2006). Samples with the same probability
     share a threshold. Classes that all samples or none have are left out.
     """
+
+    higher_is_better = True
 
     def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
         """Reads `probabilities` (B, classes) and `label` (B,)."""
