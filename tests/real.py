@@ -2,11 +2,13 @@
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -41,9 +43,33 @@ def need_gpus(count: int) -> None:
     """Have so many GPUs, or skip the test with the reason. Nobody can install one, so REQUIRE_REAL asks for none."""
     there = torch.cuda.device_count()
     if there < count:
-        reason = "no GPU" if there == 0 else f"{there} GPU, and it needs {count}"
-        NOT_RUN.append(f"{os.environ['PYTEST_CURRENT_TEST'].rpartition(' ')[0]}: {reason}")
-        pytest.skip(f"not run: {reason}")
+        _not_run("no GPU" if there == 0 else f"{there} GPU, and it needs {count}")
+
+
+def need_nvcc() -> str:
+    """The version of CUDA's compiler, or skip the test with the reason. It is not to be had everywhere, so REQUIRE_REAL
+    does not ask for it either."""
+    version = nvcc_version()
+    if version is None:
+        _not_run("no nvcc")
+    return version
+
+
+def nvcc_version() -> str | None:
+    """The version of CUDA's compiler, such as 13.0.88; None where there is none."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    folders = [f"{home}/bin"] if home else [os.environ["PATH"], "/usr/local/cuda/bin"]
+    nvcc = shutil.which("nvcc", path=os.pathsep.join(folders))
+    if nvcc is None:
+        return None
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\bV(\d[\d.]*)", said)
+    return found[1] if found else said.strip()
+
+
+def _not_run(reason: str) -> NoReturn:
+    NOT_RUN.append(f"{os.environ['PYTEST_CURRENT_TEST'].rpartition(' ')[0]}: {reason}")
+    pytest.skip(f"not run: {reason}")
 
 
 def _without(reason: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from real import REPORT, need_gpus
+from real import REPORT, need, need_gpus, need_nvcc, nvcc_version
 from support import Render
 
 pytestmark = pytest.mark.slow
@@ -129,3 +129,34 @@ def test_a_failure_on_two_gpus(project: Project, tmp_path: Path) -> None:
     assert time.time() - broke.stat().st_mtime < 10
     assert done.returncode == 1
     assert "rank 1 failed" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def operators(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the library of the operators: with CUDA for the GPUs of this machine, where there are any."""
+    if shutil.which("c++") is None:
+        need({"g++": ["c++"]})
+    folder = tmp_path_factory.mktemp("operators")
+    force = "1" if torch.cuda.is_available() and nvcc_version() else "0"
+    done = project.run("sh", "scripts/install_ops.sh", OPS_BUILD_DIR=str(folder), FORCE_CUDA=force)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 1), ("cuda:1", 2)])
+def test_operators(project: Project, operators: Path, device: str, gpus: int) -> None:
+    """CT-62, CT-63, CT-70, D-54: values, gradients, layouts, autocast, compilation, streams, on the tensor's device.
+
+    On the CPU as well: what only a GPU can show to be right, is then known to run.
+    """
+    need_gpus(gpus)
+    if gpus:
+        need_nvcc()
+    checks = Path(__file__).with_name("ops_checks.py")
+    variables = {"OPS_BUILD_DIR": str(operators), "PYTHONPATH": str(project.root)}
+    done = project.run(sys.executable, str(checks), device, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("passed: ") >= 9
+    if gpus:
+        times = done.stdout[done.stdout.index("times: ") :]
+        REPORT.append(f"operators on {device} ({torch.cuda.get_device_name(device)}):\n{times}")

@@ -9,7 +9,7 @@ using ops::Tensor;
 
 // A matrix as a kernel sees it: pointer, sizes and strides in one value that is copied to the GPU with the other
 // arguments. x[i][j] then finds its element whatever the strides are, so a transposed or sliced input needs no copy.
-// __restrict__ promises that no other argument points to the same memory.
+// __restrict__ promises that nothing read through one argument is written through another; add_matrix(a, a) keeps it.
 template <typename scalar_t>
 using Matrix =
     torch::headeronly::HeaderOnlyGenericPackedTensorAccessor<scalar_t, 2, torch::headeronly::RestrictPtrTraits>;
@@ -34,8 +34,8 @@ __global__ void add_matrix_kernel(const Matrix<const scalar_t> a, const Matrix<c
 template <typename scalar_t>
 void launch(const Tensor& a, const Tensor& b, Tensor& out) {
   const dim3 threads(32, 8);
-  const auto blocks = [](int64_t elements, int64_t threads) {
-    return static_cast<unsigned>(std::min<int64_t>((elements + threads - 1) / threads, 65535));  // the limit of grid.y
+  const auto blocks = [](int64_t elements, int64_t per_block) {
+    return static_cast<unsigned>(std::min<int64_t>((elements + per_block - 1) / per_block, 65535));  // limit of grid.y
   };
   const dim3 grid(blocks(a.size(1), threads.x), blocks(a.size(0), threads.y));
   add_matrix_kernel<scalar_t><<<grid, threads, 0, ops::current_stream(a)>>>(
