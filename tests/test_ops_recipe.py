@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from real import REPORT
-from support import NON_DEFAULT, Render
+from support import Render
 
 pytestmark = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def split(guide: str) -> tuple[str, str]:
     return guide[start:end], guide[:start] + guide[end:]
 
 
-@pytest.mark.parametrize("project", [{}, NON_DEFAULT], ids=["default", "spinlab"], indirect=True)
+@pytest.mark.parametrize("project", [{}, {"custom_name": "spinlab"}], ids=["default", "spinlab"], indirect=True)
 def test_the_recipe_to_the_letter(project: Project) -> None:
     """CT-72, CT-62, KW-01: files as shown, commands as shown; Python first, then C++, then CUDA.
 
