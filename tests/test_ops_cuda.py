@@ -129,6 +129,11 @@ def test_a_second_run_does_nothing(built: Build) -> None:
     assert done.returncode == 0, done.stderr
     assert "custom/ops: up to date for PyTorch" in done.stdout
     assert (built.library(), built.library().stat().st_mtime_ns) == before
+    # As on a login node that shares the folder with nodes that have GPUs.
+    done = built.install(FORCE_CUDA="", CUDA_HOME="/nowhere")
+    assert "up to date" in done.stdout
+    assert "scale_exp.cu for 8.0, 9.0+PTX\n" in done.stdout
+    assert (built.library(), built.library().stat().st_mtime_ns) == before
 
 
 @pytest.mark.parametrize(

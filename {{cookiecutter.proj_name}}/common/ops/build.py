@@ -27,16 +27,19 @@ def build(folder: Path) -> str:
         BuildError: there is no compiler, a source does not compile, or CUDA is asked for and cannot be had.
     """
     start = time.monotonic()
-    compiler, cuda = find_compiler(), find_cuda()
-    record = record_now(folder, cuda.architectures)
-    library, found = library_path(folder, record), find(folder)
+    compiler, cuda, found = find_compiler(), find_cuda(), find(folder)
+    architectures = cuda.architectures
+    if cuda.nvcc is None and not cuda.refused and not isinstance(found, str):
+        architectures = found[1].architectures  # made for the GPUs of other nodes, which share this folder
+    record = record_now(folder, architectures)
+    library = library_path(folder, record)
     done = "up to date"
     if isinstance(found, str) or found[0] != library:
         _make(folder, record, library, compiler, cuda)
         done = f"built in {time.monotonic() - start:.1f} s"
     cpp = " ".join(name for name in record.sources if name.endswith(".cpp"))
     cu = " ".join(name for name in record.sources if name.endswith(".cu"))
-    gpu = f"{cu} for {', '.join(cuda.architectures)}" if cuda.nvcc else f"none: {cuda.why_not}"
+    gpu = f"{cu} for {', '.join(architectures)}" if architectures else f"none: {cuda.why_not}"
     return f"{folder}: {done} for PyTorch {record.torch}\n  C++   {cpp}\n  CUDA  {gpu}\n  {library}"
 
 

@@ -26,6 +26,7 @@ class Cuda:
     nvcc: Path | None
     architectures: list[str]
     why_not: str = ""
+    refused: bool = False  # by FORCE_CUDA=0
 
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> str:
@@ -50,7 +51,7 @@ def find_cuda(environment: Mapping[str, str] = os.environ) -> Cuda:
     forced, nvcc, gpus = environment.get("FORCE_CUDA"), _find_nvcc(environment), _architectures_here()
     version = tuple(int(part) for part in torch_version().split(".")[:2])
     if forced == "0":
-        return Cuda(None, [], "FORCE_CUDA=0")
+        return Cuda(None, [], "FORCE_CUDA=0", refused=True)
     if nvcc is None:
         why_not = "there is no nvcc; install the CUDA toolkit, or name its folder in CUDA_HOME"
     elif version < CUDA_SINCE:
