@@ -1,4 +1,4 @@
-"""What custom/ops/README.md tells its reader to do, done to the letter in a rendered project."""
+"""What custom/ops/README.md asks of its reader, done to the letter in a rendered project."""
 
 import os
 import re
