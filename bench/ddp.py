@@ -27,12 +27,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import train  # noqa: E402
 from common import distributed  # noqa: E402
-from common.best import BestTracker  # noqa: E402
+from common.evaluation.best import BestTracker  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.distributed import Rank, barrier  # noqa: E402
-from common.failsafe import Requests, together  # noqa: E402
-from common.places import RunFolder  # noqa: E402
-from common.session import Start, session  # noqa: E402
+from common.failure.failsafe import Requests, together  # noqa: E402
+from common.run.paths import RunFolder  # noqa: E402
+from common.run_context import Start, session  # noqa: E402
 from common.trainer import Settings, Trainer  # noqa: E402
 from custom.config import Config  # noqa: E402
 from custom.models.conv_model import ConvModel  # noqa: E402

@@ -76,7 +76,7 @@ def test_operators_under_another_name(copy: Render) -> None:
 @pytest.mark.slow
 def test_own_tests_with_default_answers(copy: Render) -> None:
     """D-09: a sample. All of them ran where the template lies, whose files are these, byte by byte."""
-    files = [f"tests/test_{name}.py" for name in ("reference", "registry", "structure", "scripts", "train")]
+    files = ["tests/config", "tests/test_structure.py", "tests/test_scripts.py", "tests/test_train.py"]
     run(copy(), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS, *files)
 
 
@@ -85,7 +85,8 @@ def test_own_tests_after_what_the_readme_advises(copy: Render) -> None:
     """D-09: new configs, model, metric and loss, other defaults, a key of one's own, other pictures: no test is red."""
     project = copy(**NON_DEFAULT)
     follow_the_readme(project, project / NON_DEFAULT["custom_name"])
-    tests = [f"tests/test_{name}.py" for name in ("reference", "names", "scripts", "bad_input", "train")]
+    names = ("config/test_reference", "config/test_names", "test_scripts", "config/test_bad_input", "test_train")
+    tests = [f"tests/{name}.py" for name in names]
     chosen = "reference or names or scripts or mistake or measured or digits or debug or pictures"
     run(project, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS, *tests, "-k", chosen)
 
@@ -99,7 +100,7 @@ def test_own_tests_start_from_the_shipped_defaults(render: Render) -> None:
 LOSS = """import torch
 from torch import Tensor
 
-from common.registry import LOSS_REGISTRY
+from common.config.registry import LOSS_REGISTRY
 
 
 @LOSS_REGISTRY.register()

@@ -35,7 +35,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from common.registry import LOSS_REGISTRY
+from common.config.registry import LOSS_REGISTRY
 
 
 @LOSS_REGISTRY.register()

@@ -75,7 +75,7 @@ def test_update_brings_the_new_and_keeps_the_users_own(tmp_path: Path, environme
     assert not (project / "custom").exists()
     assert list(project.rglob("*.rej")) == []
     changed = call(project, "git", "status", "--porcelain").split("\n")
-    assert {line[3:] for line in changed if line} == {".cruft.json", "common/new.py", "common/period.py"}
+    assert {line[3:] for line in changed if line} == {".cruft.json", "common/new.py", "common/progress.py"}
 
 
 def append(path: Path, line: str) -> None:

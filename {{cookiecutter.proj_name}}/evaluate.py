@@ -5,23 +5,23 @@ from pathlib import Path
 from typing import NoReturn
 
 from common import distributed
+from common.base.errors import UserError
 from common.checkpoint import load_weights, read_checkpoint
 from common.config import option_value, parse
+from common.config.registry import MODEL_REGISTRY, REGISTRIES
 from common.distributed import Rank
-from common.errors import UserError
-from common.evaluation import Evaluator, Measured, table, write_evaluation
-from common.failsafe import leave, reported, together
-from common.loss import LossFactory
-from common.metric import MetricFactory
+from common.distributed.process import set_up_process
+from common.distributed.seed import choose_seed, set_seed
+from common.evaluation.evaluator import Evaluator, Measured, table, write_evaluation
+from common.evaluation.loss import LossFactory
+from common.evaluation.metric import MetricFactory
+from common.failure.failsafe import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
-from common.places import eval_dir
-from common.process import set_up_process
-from common.registry import MODEL_REGISTRY, REGISTRIES
-from common.run import started_anew, stored_config
-from common.seed import choose_seed, set_seed
-from common.session import ErrorFile, recorded
+from common.run.folder import started_anew, stored_config
+from common.run.paths import eval_dir
+from common.run_context import ErrorFile, recorded
 from custom.build import PROJECT, build_evaluation
 from custom.config import EvalConfig
 from custom.task import ClassificationTask

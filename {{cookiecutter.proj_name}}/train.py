@@ -4,24 +4,24 @@ import sys
 from typing import Any
 
 from common import distributed
-from common.best import BestTracker
+from common.base.errors import UserError
 from common.checkpoint import Found, find_checkpoint
 from common.checkpoint.guarantee import changes, check_changes, resume_guarantee
 from common.config import parse
+from common.config.registry import REGISTRIES, import_path
 from common.distributed import Rank
-from common.errors import UserError
-from common.failsafe import leave, reported, together
-from common.loss import LossFactory
-from common.metric import MetricFactory
+from common.distributed.process import set_up_process
+from common.distributed.seed import choose_seed, mix, set_seed
+from common.evaluation.best import BestTracker
+from common.evaluation.loss import LossFactory
+from common.evaluation.metric import MetricFactory
+from common.failure.failsafe import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.optim.precision import build_precision
-from common.places import RunFolder
-from common.process import set_up_process
 from common.progress import Outcome
-from common.registry import REGISTRIES, import_path
-from common.run import check_stays, has_saved, started_anew, stored_config
-from common.seed import choose_seed, mix, set_seed
-from common.session import BeforeTheRun, Start, recorded, session
+from common.run.folder import check_stays, has_saved, started_anew, stored_config
+from common.run.paths import RunFolder
+from common.run_context import BeforeTheRun, Start, recorded, session
 from common.trainer import Settings, Trainer
 from custom.build import PROJECT, build_data, build_model, log_end, log_start
 from custom.config import Config

@@ -9,7 +9,7 @@ from types import FrameType
 import torch.distributed as dist
 import torch.utils.data
 
-from common.errors import UserError
+from common.base.errors import UserError
 
 _STEPS = ("n", "next", "s", "step", "unt", "until", "r", "return")
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from common.data.move import to_device
-from common.loss import Losses, LossFactory
-from common.metric import MetricFactory
+from common.evaluation.loss import Losses, LossFactory
+from common.evaluation.metric import MetricFactory
 from common.monitor.pictures import Picture
 
 
@@ -40,5 +40,5 @@ class Task(ABC):
         return to_device(batch, device)
 
     def losses(self, output: Any, batch: Any) -> Losses:
-        """The losses of a batch, see `common.loss.LossFactory`."""
+        """The losses of a batch, see `common.evaluation.loss.LossFactory`."""
         return self.loss(output, batch)

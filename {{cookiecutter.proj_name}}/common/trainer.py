@@ -11,17 +11,21 @@ import torch
 from loguru import logger
 from torch import Tensor, nn
 
-from common.best import BestTracker
+from common.base.context import located
+from common.base.files import dispensable
 from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver
+from common.checkpoint.finite import are_finite, bad_loss, not_finite
 from common.checkpoint.guarantee import fingerprint
+from common.checkpoint.state import RunState
 from common.data.loader import EvaluationLoader, Step, Stream
+from common.data.whereabouts import whereabouts
 from common.distributed import DistConfig, Rank, max_over_ranks, share_buffers
-from common.evaluation import BrokenOff, Evaluator, Measured, evaluation_mode, write_evaluation
-from common.failsafe import Requests, exit_code
-from common.files import dispensable
-from common.finite import are_finite, bad_loss, not_finite
-from common.gradients import DebugConfig, log_gradients
-from common.located import located
+from common.evaluation.best import BestTracker
+from common.evaluation.evaluator import BrokenOff, Evaluator, Measured, evaluation_mode, write_evaluation
+from common.failure.failsafe import Requests, exit_code
+from common.model import PrepareConfig, prepare
+from common.model.freeze import Trainable
+from common.model.settle import settle_buckets
 from common.monitor import Monitor
 from common.optim import (
     OptimConfig,
@@ -31,16 +35,11 @@ from common.optim import (
     build_schedule,
     needs_closure,
 )
+from common.optim.gradients import DebugConfig, log_gradients
 from common.optim.precision import Precision
-from common.parallel import PrepareConfig, prepare
-from common.parallel.freeze import Trainable
-from common.period import Period, Position, resumed_position
-from common.places import RunFolder
-from common.progress import Outcome, ProgressConfig, Rhythm, is_over, total_steps
-from common.settle import settle_buckets
-from common.state import RunState
+from common.progress import Outcome, Period, Position, ProgressConfig, Rhythm, is_over, resumed_position, total_steps
+from common.run.paths import RunFolder
 from common.task import Task
-from common.whereabouts import whereabouts
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Trainer:
     """Trains one model by one task.
 
     Args:
-        model: bare, on the CPU; the trainer prepares it, see `common.parallel`.
+        model: bare, on the CPU; the trainer prepares it, see `common.model`.
         val: the sets for choosing the best checkpoint; mostly one, or none.
         evaluation: the sets for the reported numbers, or none.
         about: plain values (config, versions) that every checkpoint carries along.

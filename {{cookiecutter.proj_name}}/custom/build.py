@@ -8,20 +8,20 @@ from typing import Any
 from loguru import logger
 from torch import nn
 
+from common.base.context import located
+from common.base.errors import UserError
 from common.checkpoint import init_weights
+from common.config.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
 from common.data.iterable import IterableStream
 from common.data.loader import EvaluationLoader, Stream, TrainStream, build_dataset, is_map_style
 from common.data.plan import EpochPlan
 from common.data.sets import label, sets_of, warn_of_shared_samples
 from common.distributed import Rank, check_same
-from common.errors import UserError
-from common.located import located
-from common.loss import LossFactory
-from common.parallel import check_patterns
-from common.places import data_dir
+from common.distributed.seed import set_seed
+from common.evaluation.loss import LossFactory
+from common.model import check_patterns
 from common.progress import Outcome
-from common.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
-from common.seed import set_seed
+from common.run.paths import data_dir
 from common.trainer import Trainer
 from custom.config import Config
 

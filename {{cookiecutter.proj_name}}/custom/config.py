@@ -9,22 +9,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from common.best import BestConfig, EarlyStopConfig, Mode, find_mode
 from common.checkpoint import CheckpointConfig, InitConfig
 from common.config import section
+from common.config.registry import MODEL_REGISTRY, Registered
 from common.data.loader import DatasetSection, LoaderConfig
 from common.data.sets import EvaluationSection, sets_of
 from common.distributed import DistConfig
-from common.gradients import DebugConfig
-from common.loss import LossSections, measured_losses
-from common.metric import MetricSections, check_names, which_are_better
+from common.evaluation.best import BestConfig, EarlyStopConfig, Mode, find_mode
+from common.evaluation.loss import LossSections, measured_losses
+from common.evaluation.metric import MetricSections, check_names, which_are_better
+from common.model import PrepareConfig
 from common.monitor import MonitorConfig
 from common.optim import OptimConfig
+from common.optim.gradients import DebugConfig
 from common.optim.precision import PrecisionConfig
-from common.parallel import PrepareConfig
-from common.places import DirConfig
 from common.progress import ProgressConfig
-from common.registry import MODEL_REGISTRY, Registered
+from common.run.paths import DirConfig
 import custom.datasets
 import custom.loss
 import custom.metric

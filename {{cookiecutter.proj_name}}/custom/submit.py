@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.base.errors import UserError
 from common.config import Resolved, option_value, parse
-from common.errors import UserError
-from common.failsafe import reported
+from common.config.registry import REGISTRIES
+from common.failure.failsafe import reported
 from common.monitor.log import setup_log
-from common.places import RunFolder
-from common.registry import REGISTRIES
-from common.run import stored_config
-from common.submission import array_tasks, frozen, goes_on, gpus_per_node, prepare, words_of_task
+from common.run.folder import stored_config
+from common.run.paths import RunFolder
+from common.slurm.submission import array_tasks, frozen, goes_on, gpus_per_node, prepare, words_of_task
 from custom.build import PROJECT
 from custom.config import Config
 

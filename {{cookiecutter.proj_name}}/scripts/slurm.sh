@@ -210,11 +210,11 @@ job_file() {
     places
     cat <<END
 trap : USR1 USR2 # they are for training, and this shell must outlive them
-options=\$("\$python" -m common.requeue before "\$run" "\$config") || exit
+options=\$("\$python" -m common.slurm.requeue before "\$run" "\$config") || exit
 [ "\$options" != finished ] || exit 0
 # shellcheck disable=SC2086 # there may be several, or none
 $(launch)
-exec "\$python" -m common.requeue after "\$run" \$?
+exec "\$python" -m common.slurm.requeue after "\$run" \$?
 END
 }
 

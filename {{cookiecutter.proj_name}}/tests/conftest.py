@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader
 
 import evaluate
 import train
-from common import snapshot
 from common.data.workers import end_workers, opened
 from common.monitor import log
+from common.slurm import snapshot
 
 PROJECT = Path(train.__file__).resolve().parent
 # What the tests are written for; configs/default.yaml and the defaults in the classes are there to be changed.

@@ -16,8 +16,8 @@ import torch
 
 import evaluate
 import train
-from common.failsafe import die_with_parent, reported
-from common.lifeline import end
+from common.failure.failsafe import die_with_parent, reported
+from common.failure.lifeline import end
 from tests.conftest import Runs
 from tests.parts import Killed
 
@@ -55,7 +55,7 @@ def start_ranks(
         setup: called in each of them first.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["train", "evaluate", "tests.ranks", "common.parallel.fsdp"])
+    context.set_forkserver_preload(["train", "evaluate", "tests.ranks", "common.model.fsdp"])
     shared = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
     shared |= {"MASTER_PORT": str(free_port()), **(environment or {})}
     ranks = range(world) if only is None else only

@@ -19,7 +19,7 @@ from torch import nn
 
 import common.optim.optimizer
 import train
-from common.registry import DATASET_REGISTRY
+from common.config.registry import DATASET_REGISTRY
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from custom.datasets.digits_dataset import DigitsDataset
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from common.errors import UserError
+from common.base.errors import UserError
 
 FORMAT = 1
 

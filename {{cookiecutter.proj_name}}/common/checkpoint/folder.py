@@ -9,11 +9,11 @@ from typing import Any
 
 from loguru import logger
 
+from common.base.files import unused
 from common.checkpoint.file import CheckpointError, link_file, read_file, step_of, write_checkpoint
 from common.checkpoint.read import read_checkpoint
 from common.checkpoint.shards import ShardFolders, gathered
 from common.distributed import Rank, from_main
-from common.files import unused
 
 _ALONE = Rank()
 _NUMBERED = re.compile(r"step_(\d+)\.pt")

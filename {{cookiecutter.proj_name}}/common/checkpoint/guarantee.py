@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from common.base.errors import UserError
 from common.distributed import Rank
 from common.distributed.code import code_of
-from common.errors import UserError
-from common.provenance import RESULT_VARIABLES
+from common.run.record import RESULT_VARIABLES
 
 # Keys that say how a run is carried out, not what it computes: a resume takes new values of these without a word.
 SAFE = (

@@ -11,12 +11,12 @@ from loguru import logger
 from pydantic import Field
 from torch import Tensor
 
+from common.base.errors import UserError
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.shards import write_shards
 from common.config import section
 from common.distributed import Rank
-from common.errors import UserError
-from common.period import StepPeriod
+from common.progress import StepPeriod
 
 _ALONE = Rank()
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from common.checkpoint.file import CheckpointError, sync_folder
 from common.distributed import Rank, from_main, gather_objects
-from common.sharded import is_sharded
+from common.distributed.sharded import is_sharded
 
 FOLDER = "shards"
 _MARK = "$shard"

@@ -12,10 +12,10 @@ from loguru import logger
 from pydantic import Field
 from torch import Tensor, nn
 
+from common.base.errors import UserError
 from common.checkpoint.file import CheckpointError, check_archive
 from common.checkpoint.shards import check_shards, gathered
 from common.config import section
-from common.errors import UserError
 from common.optim.ema import averaged_state_dict
 
 

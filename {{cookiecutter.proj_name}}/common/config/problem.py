@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from common.errors import UserError
+from common.base.errors import UserError
 
 MOST_SHOWN = 20  # problems in one message: about one screen
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+from common.base.errors import UserError
 from common.config.check import check
 from common.config.layers import data_of, flatten, merge, not_a_file, show_defaults, stack
 from common.config.overrides import RESERVED, Flag, Layer, read_flags
@@ -15,7 +16,6 @@ from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem,
 from common.config.shape import nearest, walk
 from common.config.show import help_text, with_origins
 from common.config.source import Branch, File
-from common.errors import UserError
 
 T = TypeVar("T")
 

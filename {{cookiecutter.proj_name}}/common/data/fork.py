@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from common.errors import UserError
+from common.base.errors import UserError
 
 _DEEP, _MANY = 4, 100  # how far is looked: attributes of attributes, and the first entries of a list
 

@@ -12,6 +12,7 @@ import torch
 from loguru import logger
 from torch.utils.data import DataLoader, IterableDataset
 
+from common.base.errors import UserError
 from common.data.fork import check_fork
 from common.data.keyed import find_collate, seed_all
 from common.data.loader import LoaderConfig, Step, checked
@@ -19,9 +20,8 @@ from common.data.move import Loaded
 from common.data.plan import Window
 from common.data.workers import WorkerStart, opened
 from common.distributed import Rank, check_same, gather_objects, max_over_ranks
-from common.errors import UserError
-from common.period import Position
-from common.seed import mix
+from common.distributed.seed import mix
+from common.progress import Position
 
 _STREAM = 2  # tells the keys of an iterable's batches from those of samples
 _UNLIKE = (

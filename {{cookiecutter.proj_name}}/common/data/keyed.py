@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from common.base.errors import UserError
+from common.config.registry import COLLATE_REGISTRY
 from common.data.plan import BatchKey
-from common.errors import UserError
-from common.registry import COLLATE_REGISTRY
-from common.seed import mix
+from common.distributed.seed import mix
 
 Collate = Callable[[list[Any]], Any]
 _BATCH = 1  # tells the key of a batch (collate functions may draw too) from the keys of its items

@@ -8,16 +8,16 @@ import torch
 from pydantic import Field
 from torch.utils.data import DataLoader
 
+from common.base.errors import UserError
 from common.config import Problem, section
+from common.config.registry import COLLATE_REGISTRY, DATASET_REGISTRY, RegisteredName
 from common.data.fork import check_fork
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import BatchKey, EpochPlan, Window, evaluation_keys
 from common.data.workers import WorkerStart, end_workers, opened
 from common.distributed import Rank
-from common.errors import UserError
-from common.period import Position
-from common.registry import COLLATE_REGISTRY, DATASET_REGISTRY, RegisteredName
+from common.progress import Position
 
 # Keys of a data set's section that are ours; the others are arguments of the data set.
 OWN = ("eval_batch_size",)

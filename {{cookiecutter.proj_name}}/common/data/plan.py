@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from common.errors import UserError
-from common.period import Position
-from common.seed import mix
+from common.base.errors import UserError
+from common.distributed.seed import mix
+from common.progress import Position
 
 # (epoch, sample indices) of a micro-batch. With the seed, all that the randomness of its items may depend on.
 BatchKey = tuple[int, list[int]]

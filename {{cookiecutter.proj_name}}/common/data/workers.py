@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from common.failsafe import die_with_parent
+from common.failure.failsafe import die_with_parent
 
 # Whoever stops a run mostly signals all of its processes at once: a terminal, Slurm, torchrun, `kill -- -GROUP`.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")

@@ -19,13 +19,13 @@ import torch.distributed as dist
 from loguru import logger
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from common.base.errors import UserError
 from common.distributed.code import code_of
 from common.distributed.collectives import gather_objects
 from common.distributed.config import DistConfig
 from common.distributed.launch import Launch
 from common.distributed.network import interface_towards
 from common.distributed.rank import Rank
-from common.errors import UserError
 
 _GO_HOME = "not all are here"
 _SHOWN = 20  # differences in a message

@@ -3,7 +3,7 @@
 import re
 from itertools import product
 
-from common.errors import UserError
+from common.base.errors import UserError
 
 
 def expand_hosts(text: str) -> list[str]:

@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from common.base.errors import UserError
 from common.distributed.hosts import expand_hosts
-from common.errors import UserError
 
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 SPAWNED = "TRAIN_SPAWNED"  # set by `spawn` for the processes it starts: its own process id

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from common.base.errors import UserError
 from common.distributed.config import DistConfig
 from common.distributed.launch import Launch, names, read_launch, was_restarted
-from common.errors import UserError
 
 _CPU = torch.device("cpu")
 GpuIds = int | list[int] | str
@@ -25,7 +25,7 @@ class Rank:
         restarted: the scheduler or launcher has started this very program before, and it was cut off.
         launched_as: names of this launch, the same in every start of it; all of them are known to rank 0 only.
         control: process group on CPU for small exchanges, so that they never wait for the GPU.
-        lifeline: tells when another process fails, see `common.lifeline`; None before it is there.
+        lifeline: tells when another process fails, see `common.failure.lifeline`; None before it is there.
     """
 
     rank: int = 0

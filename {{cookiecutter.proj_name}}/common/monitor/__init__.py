@@ -12,10 +12,10 @@ from loguru import logger
 from pydantic import Field
 from torch import Tensor
 
+from common.base.files import dispensable
 from common.config import section
 from common.data.sets import label
 from common.distributed import Rank, sum_over_ranks
-from common.files import dispensable
 from common.monitor.bar import Bar, NullBar, wants_bar
 from common.monitor.clock import Clock, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, number, train_line
@@ -23,11 +23,11 @@ from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.writer import NullWriter, Writer
 from common.optim.optimizer import learning_rates
-from common.period import Position
-from common.run import OpenRun, State, write_status
+from common.progress import Position
+from common.run.folder import OpenRun, State, write_status
 
 if TYPE_CHECKING:
-    from common.evaluation import Measured
+    from common.evaluation.evaluator import Measured
 
 # Records show the line that called the monitor, not one in here.
 _log = logger.opt(depth=1)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from common.monitor.clock import Timing
 from common.monitor.meter import Reading
-from common.period import Position
+from common.progress import Position
 
 
 def train_line(

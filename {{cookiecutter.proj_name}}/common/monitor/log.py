@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from loguru import logger as logger  # train.py takes it from here: what is not installed is then said by `common`
 
-from common.files import Appender
+from common.base.files import Appender
 
 if TYPE_CHECKING:
     from loguru import Record

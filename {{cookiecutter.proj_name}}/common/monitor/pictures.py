@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from common.files import write_bytes
+from common.base.files import write_bytes
 
 Pixels = NDArray[np.uint8]
 _RIGHT, _WRONG, _NEUTRAL = (46, 160, 67), (218, 54, 51), (110, 118, 129)

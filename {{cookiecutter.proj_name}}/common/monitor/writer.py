@@ -13,7 +13,7 @@ import numpy as np
 from loguru import logger
 from numpy.typing import NDArray
 
-from common.files import Appender
+from common.base.files import Appender
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary

@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from common.base.errors import UserError
 from common.config import nearest
-from common.errors import UserError
 
 
 def choices(name: str, names: Iterable[str]) -> str:

@@ -8,10 +8,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from common.base.errors import UserError
 from common.config import section
-from common.errors import UserError
-from common.period import EpochPeriod, Period, Position
-from common.sharded import is_sharded, local, norm_over_shards
+from common.distributed.sharded import is_sharded, local, norm_over_shards
+from common.progress import EpochPeriod, Period, Position
 
 _START = Position()
 

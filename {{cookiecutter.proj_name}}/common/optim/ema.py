@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from common.base.errors import UserError
 from common.config import section
-from common.errors import UserError
-from common.sharded import is_sharded, local
+from common.distributed.sharded import is_sharded, local
 
 
 @section

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 
+from common.base.errors import UserError
 from common.config import section
-from common.errors import UserError
+from common.distributed.sharded import is_sharded, local
 from common.optim.arguments import accepts, as_arguments, check_arguments, choices, import_class
-from common.sharded import is_sharded, local
 
 # Set by their own keys, or by what is being trained.
 _PROVIDED = ("params", "lr", "weight_decay")

@@ -9,9 +9,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from common.base.errors import UserError
 from common.config import section
 from common.data.move import map_tensors
-from common.errors import UserError
 
 Closure = Callable[[], Any]
 

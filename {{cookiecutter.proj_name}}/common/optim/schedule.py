@@ -11,13 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 from torch.optim import Optimizer
 
+from common.base.errors import UserError
 from common.config import section
-from common.errors import UserError
 from common.optim import factors
 from common.optim.arguments import as_arguments, check_arguments, choices
 from common.optim.factors import Factor
 from common.optim.torch_schedule import TorchScheduler, scheduler_class
-from common.period import EpochPeriod, Period
+from common.progress import EpochPeriod, Period
 
 KINDS = ("constant", "linear", "cosine", "poly", "multistep", "exponential", "onecycle", "plateau")
 _ALIASES = {

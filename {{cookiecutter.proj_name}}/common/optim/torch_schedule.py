@@ -6,7 +6,7 @@ import torch
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from common.errors import UserError
+from common.base.errors import UserError
 from common.optim.arguments import import_class
 
 _DRIVEN = ("lr", "momentum", "betas")  # what torch's schedulers write into a group

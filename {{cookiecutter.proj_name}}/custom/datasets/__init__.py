@@ -1,6 +1,6 @@
 """Data sets. Every file named `*_dataset.py` below this folder is imported, so that its registrations are known."""
 
-from common.registry import COLLATE_REGISTRY, DATASET_REGISTRY
+from common.config.registry import COLLATE_REGISTRY, DATASET_REGISTRY
 
 DATASET_REGISTRY.scan(__name__, "_dataset")
 COLLATE_REGISTRY.scan(__name__, "_collate")

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import UserError
-from common.registry import DATASET_REGISTRY
+from common.base.errors import UserError
+from common.config.registry import DATASET_REGISTRY
 
 _SPLITS = {"train": 0, "val": 1, "eval": 2}
 

@@ -10,8 +10,8 @@ from loguru import logger
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from common.errors import UserError
-from common.registry import DATASET_REGISTRY
+from common.base.errors import UserError
+from common.config.registry import DATASET_REGISTRY
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from common.registry import LOSS_REGISTRY
+from common.config.registry import LOSS_REGISTRY
 
 
 @LOSS_REGISTRY.register()

@@ -1,5 +1,5 @@
 """Metrics. Every file named `*_metric.py` below this folder is imported, so that its registrations are known."""
 
-from common.registry import METRIC_REGISTRY
+from common.config.registry import METRIC_REGISTRY
 
 METRIC_REGISTRY.scan(__name__, "_metric")

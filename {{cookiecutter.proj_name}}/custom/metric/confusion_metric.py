@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from common.metric import Metric
-from common.registry import METRIC_REGISTRY
+from common.config.registry import METRIC_REGISTRY
+from common.evaluation.metric import Metric
 
 
 @METRIC_REGISTRY.register()

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from common.gathered import Results
-from common.metric import GatheredMetric
-from common.registry import METRIC_REGISTRY
+from common.config.registry import METRIC_REGISTRY
+from common.evaluation.gathered import Results
+from common.evaluation.metric import GatheredMetric
 
 
 @METRIC_REGISTRY.register()

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from common.registry import MODEL_REGISTRY
+from common.config.registry import MODEL_REGISTRY
 
 
 @MODEL_REGISTRY.register()

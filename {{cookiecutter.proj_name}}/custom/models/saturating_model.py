@@ -3,7 +3,7 @@
 from loguru import logger
 from torch import Tensor, nn
 
-from common.registry import MODEL_REGISTRY
+from common.config.registry import MODEL_REGISTRY
 from custom.ops import implementation, scale_exp
 
 

@@ -1,0 +1,1 @@
+"""Errors, atomic files: what every room needs. Imports nothing of ours, and not PyTorch."""

@@ -1,0 +1,36 @@
+"""Numbers that are none: found before they reach a checkpoint."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from common.checkpoint import CheckpointFolder
+from common.data.loader import Stream
+from common.data.whereabouts import bad_step
+from common.distributed import Rank
+from common.distributed.sharded import local
+from common.failure.failsafe import TrainingError
+
+
+def are_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether every number of every tensor is finite, of sharded ones those that are here. Waits for the device."""
+    norms = torch._foreach_norm([local(tensor.detach()) for tensor in tensors])
+    return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
+
+
+def bad_loss(step: int, here: bool, stream: Stream, folder: CheckpointFolder, rank: Rank) -> TrainingError:
+    """The error for a loss of `step` that is not a number; `here`: on this rank. Every process must call this."""
+    where = bad_step(stream, step, here, rank)
+    error = not_finite(f"the loss of step {step} is not a finite number ({where})", folder)
+    error.elsewhere = not here
+    return error
+
+
+def not_finite(what: str, folder: CheckpointFolder) -> TrainingError:
+    """The error to end a run with: what is wrong, what was saved before, what to try."""
+    latest = folder.latest
+    where = f"the last good checkpoint is {latest}" if latest.is_file() else "there is no checkpoint yet"
+    return TrainingError(
+        f"{what}; {where}.\n  Try a smaller optim.lr, optim.clip_gradients, or --debug to find the operation."
+    )

@@ -1,0 +1,115 @@
+"""What a run consists of, as named parts: the contents of a checkpoint."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from loguru import logger
+from torch import nn
+
+from common.base.errors import UserError
+from common.checkpoint import FORMAT, load_weights
+from common.distributed import Rank, gather_objects
+from common.distributed.seed import mix, random_state, set_random_state, set_seed
+from common.optim import averaged_state_dict
+from common.progress import Position
+
+
+class Stateful(Protocol):
+    """Something that can be saved: its state is tensors, numbers, strings, and lists, tuples and dicts of these."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+class RunState:
+    """Gathers the parts of a run into one mapping, and puts one back. What is not here is lost when a run stops.
+
+    Args:
+        model: bare, so that no name ever carries a wrapper's prefix.
+        parts: everything else that is saved, by name.
+        fingerprint: see `common.checkpoint.guarantee`.
+        about: plain values (the config) that a checkpoint carries along.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parts: Mapping[str, Stateful],
+        *,
+        rank: Rank,
+        fingerprint: Mapping[str, Any],
+        about: Mapping[str, Any],
+    ) -> None:
+        self.model = model
+        self.parts = dict(parts)
+        self.user_parts: dict[str, Stateful] = {}
+        self.rank = rank
+        self.fingerprint = fingerprint
+        self.about = about
+
+    def register(self, name: str, part: Stateful) -> None:
+        """Save `part` too. Raises `UserError` when the name is taken."""
+        if name in self.user_parts:
+            raise UserError(f"register_state: {name} is registered twice; give one of them another name")
+        self.user_parts[name] = part
+
+    def state_dict(self, at: Position, values: Mapping[str, float], owed: Collection[str] = ()) -> dict[str, Any]:
+        """All of it, for a run that stands at `at` and measured `values` last. Every process must call this.
+
+        Args:
+            owed: the splits whose evaluation belongs to `at` and was broken off.
+        """
+        mine = random_state(self.rank.device)
+        state = {
+            "format": FORMAT,
+            "position": at._asdict(),
+            "values": dict(values),
+            "owed": sorted(owed),
+            "model": self.model.state_dict(),
+            **{name: part.state_dict() for name, part in self.parts.items()},
+            "user": {name: part.state_dict() for name, part in self.user_parts.items()},
+            "random": gather_objects(mine, self.rank),
+            "fingerprint": dict(self.fingerprint),
+            "about": dict(self.about),
+        }
+        set_random_state(mine, self.rank.device)  # a part may have drawn numbers while it was asked
+        return state
+
+    def load_weights(self, state: Mapping[str, Any], source: Path) -> None:
+        """Take only the weights: the averaged ones where the checkpoint has them."""
+        load_weights(self.model, averaged_state_dict(state["model"], state["ema"]), str(source))
+
+    def load_state_dict(self, state: Mapping[str, Any], source: Path) -> tuple[Position, dict[str, float], set[str]]:
+        """Put everything back; the random streams last, since nothing may draw from them afterwards.
+
+        Returns:
+            Where the run stood, what it had measured last, and the splits that it still had to measure there.
+
+        Raises:
+            UserError: the weights are another model's, or a part is missing.
+        """
+        load_weights(self.model, state["model"], str(source))
+        if missing := self.parts.keys() - state.keys():
+            raise UserError(
+                f"{source} has no {', '.join(sorted(missing))}; it cannot be resumed, only its weights be used"
+            )
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+        self._load_user_parts(state["user"], source)
+        at = Position(**state["position"])
+        streams = state["random"]
+        if len(streams) == self.rank.world_size:
+            set_random_state(streams[self.rank.rank], self.rank.device)
+        else:
+            set_seed(mix(self.fingerprint["seed"], self.rank.rank, at.step))
+        return at, dict(state["values"]), set(state["owed"])
+
+    def _load_user_parts(self, saved: Mapping[str, Any], source: Path) -> None:
+        if missing := self.user_parts.keys() - saved.keys():
+            raise UserError(f"{source} has no state of {', '.join(sorted(missing))} (register_state)")
+        if extra := saved.keys() - self.user_parts.keys():
+            logger.warning("{} has state of {}, which nothing in this run registers", source, ", ".join(sorted(extra)))
+        for name, part in self.user_parts.items():
+            part.load_state_dict(saved[name])

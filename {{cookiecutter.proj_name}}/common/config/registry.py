@@ -1,0 +1,269 @@
+"""Names in a config -> classes and functions. Flat: one table a kind, one entry a name, each with its file and line."""
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common.base.errors import UserError
+from common.config import ABSENT, ConfigError, Origin, Problem, nearest, place
+from common.config.arguments import check_arguments, fit_arguments, parameter_names, signature_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class _Entry:
+    target: Callable[..., Any]
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{place(self.file)}:{self.line}"
+
+
+class Registry:
+    """What may be named in one kind of section.
+
+    Args:
+        kind: a word for messages and `--list`, as in "model".
+        where_to_add: file pattern for messages; without it, the one that `scan` looks for.
+        provided: arguments that the engine supplies; a config must not.
+        call: parameters of an entry that is a function and is used as it is; a class is always built. None: functions
+            are called for what they return, like classes.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        where_to_add: str = "",
+        provided: tuple[str, ...] = (),
+        call: tuple[str, ...] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.provided = provided
+        self.call = call
+        self.searched: list[str] = []
+        self._to_scan: list[tuple[str, str]] = []
+        self._broken: list[Problem] = []
+        self._where_to_add = where_to_add
+        self._entries: dict[str, _Entry] = {}
+
+    def register(self, name: str | None = None) -> Callable[[F], F]:
+        """Decorator: enter a class or function under `name`, or its own name. A second one of a name is an error."""
+        # The caller's line tells two classes of one file apart, and survives a second import (spawn, `python -m`).
+        caller = sys._getframe(1)
+        file, line = str(Path(caller.f_code.co_filename).resolve()), caller.f_lineno
+
+        def enter(target: F) -> F:
+            key = name or target.__name__
+            known, entry = self._entries.get(key), _Entry(target, file, line)
+            if known is not None and (known.file, known.line) != (file, line):
+                raise UserError(f"two {self.kind} entries are called {key}: {known} and {entry}; rename one of them")
+            self._entries[key] = entry
+            return target
+
+        return enter
+
+    def scan(self, package: str, suffix: str) -> None:
+        """Look for entries in every file below the package's folder whose name ends in `suffix`.
+
+        The files are imported at the first look-up, not now: so a mistake in one is reported like every other.
+        """
+        self._where_to_add = self._where_to_add or f"{package.replace('.', '/')}/<name>{suffix}.py"
+        self._to_scan.append((package, suffix))
+
+    def import_files(self) -> list[Problem]:
+        """Import the files to scan, the first time. Returns a problem for each that does not import."""
+        while self._to_scan:
+            package, suffix = self._to_scan.pop()
+            for folder in map(Path, importlib.import_module(package).__path__):
+                for file in sorted(folder.rglob(f"*{suffix}.py")):
+                    self.searched.append(place(file))
+                    name = ".".join((package, *file.relative_to(folder).with_suffix("").parts))
+                    self._broken += _import_problems(name, file)
+        return self._broken
+
+    def get(self, name: str) -> Callable[..., Any]:
+        """What is registered as `name`, or what stands at an import path, "pkg.module.Class" or "pkg.module:Class"."""
+        self.import_files()
+        if name in self._entries:
+            return self._entries[name].target
+        if "." in name or ":" in name:
+            return import_path(name)
+        near = nearest(name, self._entries)
+        known = f"did you mean {near}?" if near else f"known: {', '.join(sorted(self._entries)) or 'none'}"
+        files = ", ".join(self.searched[:6]) + (f" and {len(self.searched) - 6} more" if len(self.searched) > 6 else "")
+        decorator = f"@{self.kind.upper()}_REGISTRY.register()"
+        remedy = f"add {decorator} to a class or function in {self._where_to_add or 'an imported file'}"
+        raise UserError(f"no {self.kind} is called {name}; {known} (searched {files or 'no files'}; {remedy})")
+
+    def build(self, section: Mapping[str, Any], *, ignore: Collection[str] = (), **provided: Any) -> Any:
+        """Call what `section["type"]` names with the other keys, less those in `ignore`, and with `provided`.
+
+        A function that is used as it is gets the other keys along with every call.
+        """
+        target = self.get(section["type"])
+        given = {name: value for name, value in section.items() if name != "type" and name not in ignore}
+        if self._used_as_it_is(target):
+            return partial(target, **fit_arguments(target, given)) if given else target
+        return target(**fit_arguments(target, given), **provided)
+
+    def _used_as_it_is(self, target: Callable[..., Any]) -> bool:
+        return self.call is not None and not isinstance(target, type)
+
+    def check(
+        self,
+        section: Any,
+        key: str,
+        *,
+        ignore: Collection[str] = (),
+        default_type: str | None = None,
+        mapped: Collection[str] = (),
+    ) -> Iterator[Problem]:
+        """What is wrong with a section that names an entry and its arguments; looks at signatures, builds nothing.
+
+        `mapped`: parameters of a function used as it is that each call gives by name; () when it gives `call` by place.
+        """
+        if not isinstance(section, Mapping):
+            yield Problem(key, section, f"must be a section: type names a {self.kind}, the rest are its arguments")
+            return
+        yield from self.import_files()
+        name = section.get("type", default_type)
+        if name is None and (typo := nearest("type", map(str, section))):
+            yield Problem(f"{key}.{typo}", section[typo], "unknown key", f"did you mean {key}.type?")
+            return
+        if not isinstance(name, str):
+            known = f"one of {', '.join(sorted(self._entries))}"
+            yield Problem(f"{key}.type", ABSENT if name is None else name, f"must name a {self.kind}", known)
+            return
+        try:
+            target = self.get(name)
+        except UserError as error:
+            yield Problem(f"{key}.type" if "type" in section else key, name, str(error))
+            return
+        given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
+        provided = self.provided
+        if self._used_as_it_is(target):
+            provided = tuple(mapped) or parameter_names(target)[: len(self.call or ())]
+        yield from check_arguments(target, given, key, lambda: f"{name} ({self.where(name)})", provided, ignore)
+
+    def where(self, name: str) -> str:
+        """File and line of what `name` means, relative to the working directory when below it."""
+        target = self.get(name)
+        return str(self._entries[name]) if name in self._entries else file_of(target)
+
+    def table(self) -> str:
+        """Every entry: name, file:line, signature. Raises `ConfigError` when a file does not import."""
+        if broken := self.import_files():
+            raise ConfigError(broken)
+        rows = [(name, str(entry), signature_of(entry.target)) for name, entry in sorted(self._entries.items())]
+        widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
+        lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
+        return "\n".join([f"{self.kind}:", *(lines or ["  nothing is registered"])])
+
+
+@dataclass(frozen=True)
+class Registered:
+    """Marks a section whose `type` names an entry: `Annotated[dict[str, Any], Registered(MODEL_REGISTRY)]`.
+
+    `ignore`: keys of the section that are not arguments. They also survive a change of `type`.
+    """
+
+    registry: Registry
+    ignore: tuple[str, ...] = ()
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        """The registry's problems with the section; null (off) has none."""
+        if value is not None:
+            yield from self.registry.check(value, key, ignore=self.ignore)
+
+
+@dataclass(frozen=True)
+class RegisteredName:
+    """Marks a text that names an entry: `Annotated[str | None, RegisteredName(COLLATE_REGISTRY)]`."""
+
+    registry: Registry
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        """One problem when there is no such entry; null (off) has none."""
+        if value is None:
+            return
+        yield from self.registry.import_files()
+        try:
+            self.registry.get(value)
+        except UserError as error:
+            yield Problem(key, value, str(error))
+
+
+def file_of(target: Any) -> str:
+    """Where a class or function is written, "custom/models/conv_model.py:6"; its module when it has no source."""
+    try:
+        file, (_, line) = inspect.getsourcefile(target), inspect.getsourcelines(target)
+        return f"{place(file or '?')}:{line}"
+    except (OSError, TypeError):
+        return f"module {getattr(target, '__module__', '?')}"
+
+
+def import_path(name: str) -> Callable[..., Any]:
+    """What stands at "pkg.module.Class" or "pkg.module:Class". Raises `UserError` when nothing callable does."""
+    module, colon, rest = name.partition(":")
+    if not colon:
+        module, _, rest = name.rpartition(".")
+    found = None
+    while module and found is None:
+        try:
+            found = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            # Only "this very module is not there" leads on to the package above it, where the rest may be a class.
+            if colon or error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise UserError(f"{name} cannot be imported: {error}") from error
+            module, _, above = module.rpartition(".")
+            rest = f"{above}.{rest}"
+        except Exception as error:
+            raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
+    if found is None:
+        raise UserError(f"{name} cannot be imported: there is no module {name.partition('.')[0]}")
+    return _attribute(found, rest, name)
+
+
+def _attribute(module: Any, path: str, name: str) -> Callable[..., Any]:
+    found: Any = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            near = nearest(part, dir(found))
+            hint = f"; did you mean {near}?" if near else ""
+            raise UserError(f"{name} cannot be imported: {found.__name__} has no {part}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UserError(f"{name} is {type(found).__name__}, not a class or function")
+    return found
+
+
+def _import_problems(name: str, file: Path) -> Iterator[Problem]:
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001 - a user's file can raise anything
+        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        yield Problem("", ABSENT, f"cannot be imported: {said}", "correct or remove the file", _blame(error, file))
+
+
+def _blame(error: Exception, file: Path) -> Origin:
+    """The file that failed to import, and the line in it that was running."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return Origin(place(error.filename), error.lineno)
+    lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
+    return Origin(place(file), lines[-1] if lines else None)
+
+
+MODEL_REGISTRY = Registry("model")
+DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"))
+LOSS_REGISTRY = Registry("loss", call=("output", "batch"))
+METRIC_REGISTRY = Registry("metric")
+COLLATE_REGISTRY = Registry("collate")
+REGISTRIES = (MODEL_REGISTRY, DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, COLLATE_REGISTRY)

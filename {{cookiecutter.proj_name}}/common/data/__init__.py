@@ -1,0 +1,1 @@
+"""Samples, in an order that is a function of seed and epoch."""

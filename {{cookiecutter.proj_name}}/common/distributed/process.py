@@ -1,0 +1,44 @@
+"""What is set in a process before anything is computed."""
+
+import os
+from collections.abc import Mapping
+
+import torch
+from loguru import logger
+
+from common.distributed import DistConfig, Rank, available_cores
+from common.distributed.seed import set_determinism
+
+_FILES = 4096  # tensors from loader workers arrive as open files; many systems start with 1024
+
+
+def set_up_process(config: DistConfig, rank: Rank) -> None:
+    """Determinism, cuDNN, threads and open files, as the config and the number of processes want them."""
+    set_determinism(config.deterministic)
+    torch.backends.cudnn.benchmark = config.cudnn_benchmark and config.deterministic == "off"
+    if rank.launch is not None and "OMP_NUM_THREADS" not in os.environ:
+        # Else each process would start a thread per core, and all together many times more than there are cores.
+        torch.set_num_threads(cores(rank.launch.local_world, os.environ))
+    raise_file_limit()
+
+
+def cores(local_world: int, environment: Mapping[str, str]) -> int:
+    """Cores for each of the processes of this host: what Slurm has promised a task, else an equal share."""
+    promised = environment.get("SLURM_CPUS_PER_TASK", "")
+    return int(promised) if promised.isdigit() else max(1, available_cores() // local_world)
+
+
+def raise_file_limit() -> None:
+    """Let this process have some thousand files open, as far as the system allows it."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ValueError, OSError) as error:
+        logger.warning("no more than {} files can be open ({}); with many workers that may be too few", soft, error)

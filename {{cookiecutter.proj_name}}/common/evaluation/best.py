@@ -1,0 +1,145 @@
+"""Which validation was the best, and whether it is time to give up. Both are remembered across a resume."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from loguru import logger
+from pydantic import Field
+
+from common.base.errors import UserError
+from common.config import section
+
+Mode = Literal["min", "max"]
+Better = bool | Mapping[str, bool] | None
+"""Whether higher values are better, or of which of several values; None where that is not known."""
+
+
+@section
+class BestConfig:
+    """Which validation result makes a checkpoint the best one."""
+
+    metric: Annotated[str, Field(description="loss, or the name of a loss or metric")] = "loss"
+    mode: Annotated[
+        Literal["auto", "min", "max"],
+        Field(description="whether lower (min) or higher (max) is better; auto: as the loss or metric says"),
+    ] = "auto"
+    min_delta: Annotated[float, Field(ge=0, description="how much better a value must be to count as better")] = 0.0
+
+
+@section
+class EarlyStopConfig:
+    """Ends the run when validation no longer gets better, or reaches a bound. Follows the metric of `best`."""
+
+    patience: Annotated[int, Field(ge=0, description="validations without a better value before the end; 0: off")] = 0
+    lower_bound: Annotated[float | None, Field(description="end when the value falls below this")] = None
+    upper_bound: Annotated[float | None, Field(description="end when the value rises above this")] = None
+
+
+def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[str]) -> Mode:
+    """Whether lower or higher values of the metric are better.
+
+    Args:
+        better: what each loss and metric says, by name; each may have parts, `name.part`.
+        sets: names of the validation sets, whose values are called `set.value`; "" for a single one.
+
+    Raises:
+        ValueError: validation measures no such metric, as far as a config can tell; or `mode` contradicts what it says.
+    """
+    name, says = config.metric, _find(config.metric, better, [each for each in sets if each])
+    if config.mode == "auto":
+        if says is None:
+            raise ValueError(
+                f"best.mode: auto, but whether higher values of {name} are better is not known; set best.mode to min "
+                "or max, or higher_is_better in the class of the metric"
+            )
+        return "max" if says else "min"
+    if says is not None and says != (config.mode == "max"):
+        raise ValueError(
+            f"best.mode: {config.mode} would keep the worst model, since {'higher' if says else 'lower'} values of "
+            f"{name} are better; leave best.mode out, or set it to auto"
+        )
+    return config.mode
+
+
+def _find(metric: str, better: Mapping[str, Better], named: Sequence[str]) -> bool | None:
+    measured = {f"{name}.{value}": says for name in named for value, says in better.items()} if named else better
+    found = [value for value in measured if f"{metric}.".startswith(f"{value}.")]
+    if found:
+        value = max(found, key=len)
+        says = measured[value]
+        return says.get(metric.removeprefix(f"{value}.")) if isinstance(says, Mapping) else says
+    near = get_close_matches(metric, measured, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(measured)}"
+    if named and any(f"{metric}.".startswith(f"{value}.") for value in better):
+        hint = f"dataset.val has sets by name, so say on which one, as in {named[0]}.{metric}"
+    raise ValueError(
+        f"best.metric: {metric} is neither a loss with a weight other than 0 nor a metric of this config; {hint}"
+    )
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best validation so far: its value, the optimizer step, and everything that was measured then."""
+
+    value: float
+    step: int
+    values: dict[str, float]
+
+
+class BestTracker:
+    """Compares validations. A value that is not a number is never the best; of equal values the older stays."""
+
+    def __init__(self, config: BestConfig, early: EarlyStopConfig, mode: Mode) -> None:
+        self.config = config
+        self.early = early
+        self.mode = mode
+        self.best: Best | None = None
+        self.waited = 0  # validations since the best
+
+    def update(self, values: Mapping[str, float], step: int) -> bool:
+        """Take in one validation; True when it is the best so far. Raises `UserError` when it lacks the metric."""
+        value = values.get(self.config.metric)
+        if value is None:
+            raise UserError(f"best.metric: {self.config.metric} was not measured; there is: {', '.join(values)}")
+        if not math.isfinite(value):
+            logger.warning("validation gave {} = {} (best.metric), which is never the best", self.config.metric, value)
+            self.waited += 1
+            return False
+        if self._better(value):
+            self.best = Best(value, step, dict(values))
+            self.waited = 0
+            return True
+        self.waited += 1
+        return False
+
+    def _better(self, value: float) -> bool:
+        if self.best is None:
+            return True
+        gain = self.best.value - value if self.mode == "min" else value - self.best.value
+        return gain > self.config.min_delta
+
+    def reason_to_stop(self, value: float | None) -> str | None:
+        """Why training should end after this validation; None to go on."""
+        early, name = self.early, self.config.metric
+        if early.patience and self.waited >= early.patience:
+            return f"{name} has not become better for {self.waited} validations (early_stop.patience)"
+        if value is not None and early.lower_bound is not None and value < early.lower_bound:
+            return f"{name} {value:.6g} is below early_stop.lower_bound {early.lower_bound:g}"
+        if value is not None and early.upper_bound is not None and value > early.upper_bound:
+            return f"{name} {value:.6g} is above early_stop.upper_bound {early.upper_bound:g}"
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        best = None if self.best is None else [self.best.value, self.best.step, self.best.values]
+        return {"best": best, "waited": self.waited, "metric": self.config.metric, "mode": self.mode}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over; a best value of another metric or direction means nothing here and is forgotten."""
+        if (state["metric"], state["mode"]) != (self.config.metric, self.mode):
+            logger.warning("best was {metric} ({mode}) in the checkpoint; tracking starts anew", **state)
+            return
+        self.best = None if state["best"] is None else Best(*state["best"])
+        self.waited = state["waited"]

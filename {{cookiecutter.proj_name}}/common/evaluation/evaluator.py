@@ -1,0 +1,192 @@
+"""One way to evaluate, for training and for `evaluate.py`: each sample once, the same digits on any number of ranks."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from common.base.context import located
+from common.base.errors import UserError
+from common.base.files import write_text
+from common.data.loader import EvaluationLoader
+from common.data.sets import label
+from common.distributed import Rank, max_over_ranks
+from common.evaluation.loss import LossSums
+from common.monitor.pictures import Picture, save_png
+from common.monitor.writer import plain
+from common.optim.precision import Precision
+
+if TYPE_CHECKING:
+    from common.task import Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The outcome of one pass over one set.
+
+    Attributes:
+        values: `loss` (the weighted sum), each loss part and each metric by name; the same on every process.
+        samples: samples seen, over all processes.
+        pictures: of this process' first samples.
+    """
+
+    values: dict[str, float]
+    samples: int
+    pictures: list[Picture] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The outcome on a split: of each of its sets by name, a single one being called ""."""
+
+    sets: dict[str, Evaluation]
+
+    @property
+    def values(self) -> dict[str, float]:
+        """All values: `loss`, or `name.loss` of a set with a name."""
+        found = ((name, key, value) for name, one in self.sets.items() for key, value in one.values.items())
+        return {f"{name}.{key}" if name else key: value for name, key, value in found}
+
+    @property
+    def samples(self) -> int | dict[str, int]:
+        """Samples seen; where sets have names, of each."""
+        counts = {name: one.samples for name, one in self.sets.items()}
+        return counts.get("", counts)
+
+
+class BrokenOff(Exception):
+    """Signal `number` arrived on some process, so all of them left the evaluation."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Evaluator:
+    """Evaluates a bare model (never a DDP wrapper: a process without samples would hang the others).
+
+    Args:
+        in_step: whether every forward pass needs all processes (FSDP). One with fewer batches then goes on computing,
+            for nothing, until all are done.
+        asked: tells the signal that asks this process to stop, 0 for none. An evaluation may take longer than what
+            comes after the signal will wait for. Looked at between two batches; with `in_step` only after the last.
+    """
+
+    def __init__(
+        self,
+        task: "Task",
+        rank: Rank,
+        precision: Precision,
+        *,
+        in_step: bool = False,
+        asked: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.task = task
+        self.asked = asked
+        self.rank = rank
+        self.precision = precision
+        self.in_step = in_step
+
+    def run(self, model: nn.Module, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0) -> Measured:
+        """Evaluate `model` on the sets of a split, one after the other. Every process must call this."""
+        return Measured({loader.name: self.run_one(model, loader, max_pictures) for loader in loaders})
+
+    @torch.no_grad()
+    def run_one(self, model: nn.Module, loader: EvaluationLoader, max_pictures: int = 0) -> Evaluation:
+        """Evaluate `model` on all of `loader`'s data, over all processes, which meet only at the end.
+
+        Raises:
+            UserError: the data set is empty.
+            BrokenOff: a process was asked to stop.
+        """
+        if loader.size == 0:
+            raise UserError(f"cannot evaluate: {type(loader.dataset).__name__} has no samples")
+        sums, metrics, place = LossSums(), self.task.metric.start(), _Place(loader)
+        pictures: list[Picture] = []
+        # Before the first: who waits for an answer cannot take part in a forward pass.
+        idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.in_step else 0
+        with evaluation_mode(model), located(place.describe):
+            for batch in loader:
+                batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+                with self.precision.autocast():
+                    output = self.task.forward(model, batch)
+                    losses = self.task.losses(output, batch)
+                sums.add(losses, place.size)
+                output = self.task.post_process(output, batch)
+                metrics.update(output, batch, place.first)
+                if len(pictures) < max_pictures:
+                    pictures += self.task.pictures(output, batch, max_pictures - len(pictures))
+                place.done += 1
+                if not self.in_step and self.asked():
+                    break
+            for _ in range(idle):
+                batch = self.task.prepare_batch(self.precision.cast_batch(loader.sample_batch()), self.rank.device)
+                with self.precision.autocast():
+                    self.task.forward(model, batch)
+            if number := max_over_ranks(self.asked(), self.rank):
+                raise BrokenOff(number)
+            values, samples = sums.means(self.rank)
+            return Evaluation(values | metrics.compute(self.rank), samples, pictures)
+
+
+class _Place:
+    """Where a pass is: the batch after those that are done."""
+
+    def __init__(self, loader: EvaluationLoader) -> None:
+        self.loader = loader
+        self.done = 0
+
+    @property
+    def first(self) -> int:
+        """The first sample of the batch."""
+        return self.loader.keys[self.done][1][0]
+
+    @property
+    def size(self) -> int:
+        """Samples in the batch."""
+        return len(self.loader.keys[self.done][1])
+
+    def describe(self) -> str:
+        """For a person; batches are counted over all processes, samples as the data set counts them."""
+        loader = self.loader
+        where = f"in the evaluation on {label(loader.split, loader.name)}"
+        if self.done == len(loader.keys):
+            return f"{where}, after the last batch"
+        batch, batches = self.first // loader.batch_size + 1, -(-loader.size // loader.batch_size)
+        return f"{where}, batch {batch} of {batches}, samples {self.first} to {loader.keys[self.done][1][-1]}"
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put every module in evaluation mode; afterwards each is as it was (a frozen part stays frozen)."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def write_evaluation(folder: Path, result: Measured, **about: Any) -> None:
+    """Leave `metrics.json` (full precision) in `folder`, and one PNG per picture; of sets with names in folders."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in folder.glob("error_rank*.txt"):  # of an attempt before this one
+        file.unlink(missing_ok=True)
+    record = {**about, "samples": result.samples, "values": result.values}
+    write_text(folder / "metrics.json", json.dumps(plain(record), indent=2, allow_nan=False) + "\n")
+    for name, one in result.sets.items():
+        for number, picture in enumerate(one.pictures):
+            save_png(folder / name / f"{picture.name or f'{number:02}'}.png", picture.image)
+
+
+def table(result: Evaluation) -> str:
+    """The values, one line each, with every digit there is."""
+    width = max(map(len, ["samples", *result.values]))
+    rows = [f"  {name:<{width}}  {value!r}" for name, value in result.values.items()]
+    return "\n".join([f"  {'samples':<{width}}  {result.samples}", *rows])

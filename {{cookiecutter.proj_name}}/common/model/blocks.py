@@ -1,0 +1,70 @@
+"""Modules that compute their forward twice to save memory, and modules that are compiled. Names stay as they are."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from common.model.config import CompileConfig
+
+
+def checkpoint_activations(modules: Iterable[nn.Module]) -> None:
+    """Let each module keep nothing of its forward but its inputs, and compute it again in the backward pass.
+
+    Gradients stay the same: dropout draws the same numbers again, and running statistics move once. The module's
+    `forward` is replaced, not the module, so that no name of a parameter changes.
+    """
+    for module in modules:
+        setattr(module, "forward", _recomputed(module))  # noqa: B010 - to the type checker a method cannot be replaced
+
+
+def compile_modules(modules: Iterable[nn.Module], config: CompileConfig) -> None:
+    """Compile each at its first call."""
+    for module in modules:
+        # torch refuses the mode for other backends.
+        mode = {"mode": config.mode} if config.backend == "inductor" else {}
+        module.compile(backend=config.backend, dynamic=config.dynamic, fullgraph=config.fullgraph, **mode)
+
+
+def has_running_statistics(model: nn.Module) -> bool:
+    """Whether there is a batch norm or the like in the model."""
+    return bool(_norms(model))
+
+
+def _recomputed(module: nn.Module) -> Callable[..., Any]:
+    forward = module.forward
+    norms = _norms(module)
+    contexts: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _statistics_untouched(norms))} if norms else {}
+
+    @functools.wraps(forward)
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        # The compiler takes the moving of statistics out of what it computes again.
+        more = {} if torch.compiler.is_compiling() else contexts
+        return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=False, **more)
+
+    return recomputed
+
+
+def _norms(module: nn.Module) -> list[_NormBase]:
+    return [each for each in module.modules() if isinstance(each, _NormBase) and each.running_mean is not None]
+
+
+@contextmanager
+def _statistics_untouched(norms: list[_NormBase]) -> Iterator[None]:
+    """Within this context norms compute as ever, but their running statistics stay where they are."""
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm, _, count in before:
+        norm.momentum = 0.0  # of the new in the old
+        norm.num_batches_tracked = None if count is None else count.clone()
+    try:
+        yield
+    finally:
+        for norm, momentum, count in before:
+            norm.momentum, norm.num_batches_tracked = momentum, count

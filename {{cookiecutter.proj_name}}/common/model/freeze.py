@@ -1,0 +1,117 @@
+"""Parts of a model that are not trained."""
+
+from collections.abc import Sequence
+
+from loguru import logger
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from common.base.errors import UserError
+from common.model.names import matched
+
+KEY = "prepare.freeze"
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Let no gradient reach the parameters that any of `patterns` matches, and log which these are.
+
+    A batch norm (any layer with running statistics) that is frozen whole stays in evaluation mode: otherwise its
+    statistics would go on moving with every batch, and the frozen part would change.
+
+    Raises:
+        UserError: a pattern matches nothing.
+    """
+    if not patterns:
+        return
+    names = parameter_names(model)
+    frozen = set(matched(patterns, names, KEY))
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in frozen:
+            parameter.requires_grad_(False)
+    norms = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, _NormBase) and _is_frozen(name, module, names, frozen)
+    ]
+    for norm in norms:
+        _keep_in_evaluation(norm)
+    text = "\n".join(f"  {line}" for line in _summary(model, frozen))
+    logger.info(
+        "frozen: {} of {} parameters, {} norms in evaluation mode\n{}", len(frozen), len(names), len(norms), text
+    )
+
+
+def parameter_names(model: nn.Module) -> list[str]:
+    """All names, also the second ones of parameters that are used twice."""
+    return [name for name, _ in model.named_parameters(remove_duplicate=False)]
+
+
+class Trainable:
+    """Remembers which parameters are trained: from wrapping on that cannot change, since others rely on it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._told = False
+        self._parameters = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
+
+    def look_after_step(self) -> None:
+        """What `check` does; and tell once of parameters that the last backward pass has not reached."""
+        self.check()
+        unreached, self._told = [] if self._told else without_gradient(self._model), True
+        if unreached:
+            logger.warning(
+                "{} parameters got no gradient in this step, though they are to be trained: {}. Do the model's "
+                "forward and the loss use them? prepare.freeze says that it is meant",
+                len(unreached),
+                listed(unreached),
+            )
+
+    def check(self) -> None:
+        """Raise `UserError` when a parameter was frozen or unfrozen since."""
+        for name, parameter, before in self._parameters:
+            if parameter.requires_grad != before:
+                raise UserError(
+                    f"{name} was {'frozen' if before else 'unfrozen'} after the model was prepared for training: the "
+                    f"optimizer and the exchange of gradients do not know of it. Use {KEY}, or do it in the model's "
+                    "__init__. To change it in the course of training, start a second run with init_from"
+                )
+
+
+def without_gradient(model: nn.Module) -> list[str]:
+    """Names of the parameters that are trained, and that the last backward pass has not reached."""
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
+
+
+def listed(names: Sequence[str], limit: int = 8) -> str:
+    """The first names, and how many more there are."""
+    more = [f"and {len(names) - limit} more"] if len(names) > limit else []
+    return ", ".join([*names[:limit], *more])
+
+
+def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -> bool:
+    """Whether all its parameters are; for one without any, whether all beside it are."""
+    prefix = f"{name}." if any(True for _ in norm.parameters()) else name.removesuffix(name.rpartition(".")[2])
+    inside = [each for each in names if each.startswith(prefix)]
+    return bool(inside) and frozen.issuperset(inside)
+
+
+def _keep_in_evaluation(module: nn.Module) -> None:
+    """Let `module.train()` do nothing, and with it that of every module around."""
+    module.eval()
+
+    def train(mode: bool = True) -> nn.Module:
+        return module
+
+    setattr(module, "train", train)  # noqa: B010 - to the type checker a method cannot be replaced
+
+
+def _summary(module: nn.Module, frozen: set[str], prefix: str = "") -> list[str]:
+    """The frozen names, those of a whole module in one line: `layers.0.* (12)`."""
+    names = [prefix + name for name in parameter_names(module)]
+    inside = [name for name in names if name in frozen]
+    if len(inside) == len(names) > 1:
+        return [f"{prefix}* ({len(names)})"]
+    lines = [prefix + name for name, _ in module.named_parameters(recurse=False) if prefix + name in frozen]
+    for name, child in module.named_children():
+        lines += _summary(child, frozen, f"{prefix}{name}.")
+    return lines

@@ -1,0 +1,48 @@
+"""Parameters and modules chosen by patterns over their full dotted names."""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from common.base.errors import UserError
+from common.config import nearest
+
+
+def matched(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str]:
+    """The names that any of `patterns` matches, in their order.
+
+    Args:
+        key: of the config, for the message.
+
+    Raises:
+        UserError: a pattern matches nothing.
+    """
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = nearest(pattern, names)
+            hint = f"did you mean {near}?" if near else "there is: " + _listed(names)
+            raise UserError(f"{key}: {pattern} matches none of the model's {len(names)} names; {hint}")
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def matched_modules(model: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
+    """The modules below `model` that any of `patterns` matches; not those inside another one that is matched.
+
+    Raises:
+        UserError: a pattern matches nothing, or a list of modules, which is never called itself.
+    """
+    modules = dict(list(model.named_modules())[1:])  # the first is the model itself
+    chosen: dict[str, nn.Module] = {}
+    for name in matched(patterns, list(modules), key):
+        if any(name.startswith(f"{above}.") for above in chosen):
+            continue
+        if type(modules[name]).forward is nn.Module.forward:
+            kind = type(modules[name]).__name__
+            raise UserError(f"{key}: {name} is a {kind}, which is never called; name what is in it: {name}.*")
+        chosen[name] = modules[name]
+    return chosen
+
+
+def _listed(names: Sequence[str], limit: int = 8) -> str:
+    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")

@@ -1,0 +1,52 @@
+"""The first step of DDP, taken before anything counts. It also finds parameters that get no gradient."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from common.base.errors import UserError
+from common.distributed import Rank, gather_objects
+from common.distributed.seed import random_state, set_random_state
+from common.model.freeze import listed, without_gradient
+
+
+def settle_buckets(model: nn.Module, loss: Callable[[], Tensor], rank: Rank) -> None:
+    """One backward for nothing: it changes neither weights nor buffers nor random streams. Nothing to do without DDP.
+
+    DDP exchanges gradients in one order in its first backward and in another from the second on. A resumed run would
+    begin with the first again and, with three ranks or more, add up in another order than the uncut run.
+
+    Raises:
+        UserError: a parameter that is trained gets no gradient on some rank; on all of them. DDP would only wait.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        return
+    buffers = [buffer.detach().clone() for buffer in model.buffers()]
+    streams = random_state(rank.device)
+    model.train()
+    if not (model.find_unused_parameters or model.static_graph):
+        with model.no_sync():  # an exchange would wait for gradients that never come
+            loss().backward()
+        _refuse_unused(model.module, rank)
+        model.zero_grad(set_to_none=True)
+    loss().backward()
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+    set_random_state(streams, rank.device)
+
+
+def _refuse_unused(model: nn.Module, rank: Rank) -> None:
+    unused = gather_objects(without_gradient(model), rank)
+    names = list(dict.fromkeys(name for each in unused for name in each))
+    if not names:
+        return
+    where = "" if all(each == unused[0] for each in unused) else ", on some of the ranks"
+    raise UserError(
+        f"{len(names)} parameters get no gradient in a first step{where}, and DDP would wait for it: {listed(names)}.\n"
+        "  Use them in the model's forward and in the loss, or freeze them (prepare.freeze); if which are used changes "
+        "from batch to batch: --dist.find_unused_parameters true"
+    )

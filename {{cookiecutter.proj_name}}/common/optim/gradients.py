@@ -1,0 +1,48 @@
+"""A look at weights and gradients, for `debug.debug_mode`."""
+
+from typing import Annotated
+
+import torch
+from loguru import logger
+from pydantic import Field
+from torch import nn
+
+from common.config import section
+from common.distributed.sharded import local
+
+
+@section
+class DebugConfig:
+    """Looking closer. `--debug` sets these and more, see configs/debug.yaml."""
+
+    debug_mode: Annotated[bool, Field(description="anomaly detection, and gradients at every log line")] = False
+    print_all_grad: Annotated[
+        bool, Field(description="with debug_mode: every parameter's mean weight and gradient")
+    ] = False
+    max_samples: Annotated[int, Field(ge=0, description="use only the first n samples of each split; 0: all")] = 0
+
+
+def log_gradients(model: nn.Module, *, every: bool) -> None:
+    """Log the largest gradient of this process' last step and, with `every`, each parameter's mean weight and gradient.
+
+    Of sharded weights (FSDP), what is here.
+    Waits for the device: not for normal runs.
+    """
+    rows = []
+    largest, where = -1.0, "nothing"
+    for name, parameter in model.named_parameters():
+        if parameter.grad is None:
+            rows.append(f"  {name}: no gradient" if parameter.requires_grad else f"  {name}: frozen")
+            continue
+        with torch.no_grad():
+            weight, gradient = local(parameter), local(parameter.grad)
+            if not gradient.numel():
+                rows.append(f"  {name}: on other processes")
+                continue
+            top = float(gradient.abs().max())
+            rows.append(f"  {name}: mean weight {weight.mean():.3e}, mean |gradient| {gradient.abs().mean():.3e}")
+        if not top <= largest:  # also true for a gradient that is not a number
+            largest, where = top, name
+    logger.info("largest |gradient| {:.3e} in {}", largest, where)
+    if every:
+        logger.info("weights and gradients:\n{}", "\n".join(rows))

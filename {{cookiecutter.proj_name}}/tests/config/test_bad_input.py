@@ -1,0 +1,391 @@
+"""Mistakes that users make: each ends with one clear screen of text, no traceback, and an exit code that is not 0."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import evaluate
+import train
+from common.config.registry import MODEL_REGISTRY
+from common.failure.failsafe import reported
+from tests.conftest import CONFIG, PROJECT, Runs, load, run
+from custom.datasets.digits_dataset import DigitsDataset
+
+Told = Callable[..., str]
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str], runs: Runs) -> Told:
+    """Run train.py (or evaluate.py) in this process, expect it to refuse, and return what a person reads."""
+
+    def call(*words: str, program: str = "train") -> str:
+        capsys.readouterr()
+        main, arguments = (train.main, runs.words(*words)) if program == "train" else (evaluate.main, list(words))
+        with pytest.raises(SystemExit) as ended, reported():
+            main(arguments)
+        text = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert "Traceback" not in text
+        last = text[text.rfind(" ERROR ") if " ERROR " in text else text.find("error: ") :]
+        assert 0 < len(last.splitlines()) <= 24, text
+        return " ".join(last.split())
+
+    return call
+
+
+def images(folder: Path, classes: dict[str, int]) -> Path:
+    """A folder of small images, so many in each class."""
+    for label, count in classes.items():
+        (folder / label).mkdir(parents=True)
+        for number in range(count):
+            pixels = np.random.default_rng(number).integers(0, 256, (9, 7, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / label / f"{number}.png")
+    return folder
+
+
+def on_images(folder: Path, **more: str) -> list[str]:
+    """The config changes that put a run on one's own images."""
+    extra = "".join(f", {key}: {value}" for key, value in more.items())
+    part = f"{{type: ImageFolderDataset, folder: {folder}, size: [8, 8]{extra}"
+    return [
+        "--dataset",
+        f"{{train: {part}}}, val: {part}}}, eval: null}}",
+        "--model.in_channels",
+        "3",
+        "--model.classes",
+        "2",
+    ]
+
+
+def test_misspelt_key(told: Told) -> None:
+    """D-22: the key, where it was written, and the nearest right one."""
+    text = told("--optim.lrr", "0.1")
+    assert "optim.lrr" in text and "command line" in text and "did you mean optim.lr?" in text
+
+
+def test_every_mistake_at_once_with_file_and_line(told: Told, tmp_path: Path) -> None:
+    """D-21, D-24, R-09: a wrong type, a bad value and an unknown key in one message, before anything is built."""
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"$BASE: {CONFIG}\nworker: many\noptim:\n  lr: -1\n  clip_tipe: norm\n")
+    text = told("--config", str(config))
+    assert "3 problems" in text
+    for part in ("mine.yaml:2", "mine.yaml:4", "mine.yaml:5", "many", "did you mean optim.clip_type?"):
+        assert part in text
+    assert not (tmp_path / "run").exists()
+
+
+MANY = """\
+batch_size: 0
+optim:
+  optim_type: SGD
+  args: {momentm: 0.9, dampning: 1}
+  clip_warmup: 0
+  lr_scheduler:
+    type: cosin
+    tmax: 0
+best: {metric: Acuracy}
+model: {type: ConvModle}
+"""
+
+
+def test_no_mistake_hides_another(tmp_path: Path) -> None:
+    """D-22, R-16: rules of a section and of those around it, wrong types, a file that does not import: one message."""
+    project = tmp_path / "project"
+    shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("experiments", "tests", "__pycache__", ".*cache*"))
+    folder = project / Path(MODEL_REGISTRY.where("ConvModel").split(":")[0]).parent
+    (folder / "broken_model.py").write_text("x = 1\ndef f(:\n")
+    (folder / "half_model.py").write_text("import no_such_thing\n")
+    (project / "mine.yaml").write_text(f"$BASE: {CONFIG}\n{MANY}")
+    done = run([sys.executable, "train.py", "--config", "mine.yaml"], cwd=project)
+    text = " ".join(done.stderr.split())
+    assert done.returncode == 2 and "Traceback" not in text
+    for part in (
+        "10 problems",
+        "batch_size = 0 (mine.yaml:2) must be",
+        "optim.args.momentm = 0.9 (mine.yaml:5)", "did you mean momentum?",
+        "optim.args.dampning = 1 (mine.yaml:5)", "did you mean dampening?",
+        "optim.clip_warmup = 0 (mine.yaml:6)",
+        "optim.lr_scheduler.type = 'cosin' (mine.yaml:8)", "did you mean cosine?",
+        "optim.lr_scheduler.tmax = 0 (mine.yaml:9)",
+        "best.metric = 'Acuracy' (mine.yaml:10)", "did you mean Accuracy?",
+        "model.type = 'ConvModle' (mine.yaml:11)", "did you mean ConvModel?",
+        "models/broken_model.py:2) cannot be imported: SyntaxError",
+        "models/half_model.py:1) cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'",
+    ):  # fmt: skip
+        assert part in text, (part, done.stderr)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--optim.optim_type", "SDG", "--optim.args", "{momentum: 0.9}"],
+        ["--optim.optim_type", "SDG", "--optim.args", "{momentum: 0.9}", "--optim.weight_decay", "0.1"],
+        ["--optim.optim_type", "SGD", "--optim.args", "{momentm: 0.9, nesterov: true}"],
+        ["--optim.lr_scheduler", "{type: torch.optim.lr_scheduler.StepLr, args: {step_size: 3}}"],
+        ["--early_stop.patience", "x", "--dataset.val", "null"],
+    ],
+)
+def test_a_mistake_is_not_reported_for_what_follows_from_it(told: Told, words: list[str]) -> None:
+    """D-22: what is right beside a wrong key is not judged by that key's default."""
+    assert "has 1 problem:" in told(*words)
+
+
+@pytest.mark.parametrize("key", ["progress.epoch_val", "optim.lr_scheduler.warmup", "optim.clip_warmup"])
+def test_a_period_that_is_none(told: Told, key: str) -> None:
+    text = told(f"--{key}", "1/0epoch")
+    assert f"1 problem: {key} = '1/0epoch' (command line" in text and '"0.5epoch"' in text
+
+
+def test_missing_file(told: Told) -> None:
+    """D-42: a missing config is an error, with the name that was meant."""
+    text = told("--config", "configs/defualt.yaml")
+    assert "configs/defualt.yaml" in text and "configs/default.yaml" in text
+
+
+def test_missing_base_and_loop(told: Told, tmp_path: Path) -> None:
+    """QQ-05: who asked for the missing file; the chain of a loop."""
+    for name, base in {"a": "b.yaml", "b": "a.yaml", "c": "nowhere.yaml"}.items():
+        (tmp_path / f"{name}.yaml").write_text(f"$BASE: {base}\n")
+    text = told("--config", str(tmp_path / "c.yaml"))
+    assert "c.yaml:1" in text and "nowhere.yaml" in text
+    text = told("--config", str(tmp_path / "a.yaml"))
+    assert "a.yaml -> " in text and "b.yaml -> " in text
+
+
+def test_unknown_registry_name(told: Told) -> None:
+    """R-16: the nearest names, the files searched, where to add."""
+    text = told("--model.type", "ConvModle")
+    for part in ("ConvModle", "did you mean ConvModel?", "custom/models/conv_model.py", "@MODEL_REGISTRY.register()"):
+        assert part in text
+
+
+def test_wrong_argument_of_a_registered_class(told: Told) -> None:
+    """R-16: arguments are checked against the signature before anything is built."""
+    text = told("--model.widht", "8", "--loss.CrossEntropyLoss.label_smoothing", "much")
+    assert "2 problems" in text
+    assert "model.widht" in text and "width" in text
+    assert "loss.CrossEntropyLoss.label_smoothing" in text and "number" in text
+
+
+def test_two_classes_of_one_name(tmp_path: Path) -> None:
+    """CT-34: both places are named."""
+    project = tmp_path / "project"
+    shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("experiments", "tests", "__pycache__", ".*cache*"))
+    first = project / Path(MODEL_REGISTRY.where("ConvModel").split(":")[0])
+    shutil.copy(first, first.with_name("second_model.py"))
+    done = run([sys.executable, "train.py", "--config", "configs/default.yaml"], cwd=project)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "conv_model.py:" in done.stderr and "second_model.py:" in done.stderr and "ConvModel" in done.stderr
+
+
+def test_missing_data_folder(told: Told, tmp_path: Path) -> None:
+    assert "there is no" in told("--dir.data_dir", str(tmp_path)) and "dir.data_dir" in told(
+        "--dir.data_dir", str(tmp_path)
+    )
+    assert f"no folder {tmp_path / 'none'}" in told(*on_images(tmp_path / "none"))
+
+
+def test_empty_data(told: Told, tmp_path: Path) -> None:
+    """B42: no samples at all, and a folder whose classes hold no images."""
+    assert "dataset.train: Empty has no samples" in told("--dataset.train", "{type: tests.parts.Empty}")
+    assert "there are no images" in told(*on_images(images(tmp_path / "i", {"cat": 0, "dog": 0})))
+
+
+def test_one_class(told: Told, tmp_path: Path) -> None:
+    text = told(*on_images(images(tmp_path / "i", {"cat": 3})))
+    assert "one sub-folder per class, at least two; found: cat" in text
+
+
+@pytest.mark.parametrize("worker", ["0", "1"])
+def test_unreadable_image(told: Told, runs: Runs, tmp_path: Path, worker: str) -> None:
+    """The file is named; with on_error: skip it is left out and counted."""
+    folder = images(tmp_path / "i", {"cat": 5, "dog": 5})
+    (folder / "dog" / "2.png").write_bytes(b"\x89PNG nothing more")
+    text = told(*on_images(folder), "--worker", worker)
+    assert str(folder / "dog" / "2.png") in text and "on_error: skip" in text
+    run_folder = runs.train(*on_images(folder, on_error="skip"), "--worker", worker)
+    assert "skipped 1 of 10 images" in (run_folder / "train.log").read_text()
+    assert load(run_folder)["position"]["epoch_size"] == 9
+
+
+def test_model_pt(told: Told, runs: Runs, tmp_path: Path) -> None:
+    """A checkpoint that is missing, cut off, changed by one bit, no checkpoint, or another model's."""
+    path = runs.train("--progress.epoch", "1", name="made") / "checkpoints" / "latest.pt"
+    other = runs.train("--progress.epoch", "1", "--model.width", "6", name="other")
+    whole = path.read_bytes()
+
+    def evaluated(file: Path, *words: str) -> str:
+        return told(
+            "--model_pt", str(file), "--config", str(path.parents[1] / "config.yaml"), *words, program="evaluate"
+        )
+
+    text = evaluated(path.with_name("bets.pt"))
+    assert "there is no checkpoint" in text and "best.pt" in text
+    broken = path.with_name("broken.pt")
+    broken.write_bytes(whole[: len(whole) // 2])
+    assert "cut off" in evaluated(broken)
+    weights = load(path.parents[1])["model"]["features.0.0.weight"].numpy().tobytes()
+    at = whole.index(weights)
+    broken.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    assert "checksum" in evaluated(broken)
+    torch.save({"weights": torch.ones(2)}, broken)
+    assert "holds no checkpoint" in evaluated(broken)
+    broken.write_text("hello")
+    assert "not a checkpoint" in evaluated(broken)
+    text = evaluated(other / "checkpoints" / "latest.pt")
+    assert "made by another model than ConvModel" in text and "features.0.0.weight: (6, 1, 3, 3) in the file" in text
+    assert "model_pt: which checkpoint?" in told("--config", "configs/eval.yaml", program="evaluate")
+    assert "model_pt: which checkpoint?" in told(program="evaluate")
+    assert "there is no checkpoint" in told("--model_pt", str(tmp_path / "none.pt"), program="evaluate")
+    (tmp_path / "alone.pt").write_bytes(whole)
+    assert "python -m common.checkpoint" in told("--model_pt", str(tmp_path / "alone.pt"), program="evaluate")
+
+
+def test_more_classes_than_the_model_has(told: Told, tmp_path: Path) -> None:
+    """Said before training, with the number that is right."""
+    folder = images(tmp_path / "i", {"cat": 2, "dog": 2, "emu": 2})
+    text = told(*on_images(folder))
+    assert "dataset.train has 3 (cat, dog, emu); use --model.classes 3" in text
+
+
+def test_a_checkpoint_runs_no_code(told: Told, tmp_path: Path) -> None:
+    """R-23: a file that would execute something is refused, and nothing happens."""
+    canary = tmp_path / "canary"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (canary,))
+
+    torch.save({"format": 1, "model": Evil()}, tmp_path / "evil.pt")
+    text = told("--model_pt", str(tmp_path / "evil.pt"), "--config", "configs/eval.yaml", program="evaluate")
+    assert "cannot be loaded" in text
+    assert not canary.exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, so asking for it is no mistake")
+def test_a_gpu_that_is_not_there(told: Told) -> None:
+    """D-45: said before anything else, with the remedy."""
+    text = told("--gpu_ids", "0")
+    assert "gpu_ids: 0" in text and "--gpu_ids -1" in text
+
+
+def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
+    """AN-21, R-64: asking for devices that get no process is refused, with the command that would be right."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    with monkeypatch.context() as launched:
+        for name, value in place.items():
+            launched.setenv(name, value)
+        text = told("--gpu_ids", "0,1,2")
+    assert "3 device(s), but 1 process(es)" in text and "torchrun --standalone --nproc-per-node=3" in text
+    assert "python train.py --gpu_ids 0,1,2" in text
+    assert "there are 4" in told("--gpu_ids", "4")
+
+
+def test_resume_without_checkpoints(told: Told, tmp_path: Path) -> None:
+    """D-30: a folder with nothing in it, and a file that is not there."""
+    (tmp_path / "empty").mkdir()
+    assert f"resume: {tmp_path / 'empty'} has no checkpoints" in told("--resume", str(tmp_path / "empty"))
+    assert "there is no checkpoint" in told("--resume", str(tmp_path / "none.pt"))
+
+
+def test_resume_with_another_model(told: Told, runs: Runs) -> None:
+    """D-12, D-13: every key that differs is listed; nothing is half loaded."""
+    folder = runs.train("--progress.epoch", "1", name="first")
+    assert "--allow_changes true" in told("--resume", str(folder), "--model.width", "6")
+    text = told("--resume", str(folder), "--model.width", "6", "--allow_changes", "true")
+    assert "of another shape" in text and "features.0.0.weight" in text
+
+
+def test_a_loss_that_is_not_a_number(told: Told, runs: Runs) -> None:
+    """QQ-46: stops before a checkpoint is overwritten, names the step and the last good file."""
+    loss = "{$REPLACE: true, entropy: {type: tests.parts.NotANumber, after: 7}}"
+    text = told("--loss", loss, "--progress.iter_loss", "100")
+    assert "the loss of step 8 is not a finite number" in text
+    latest = runs.root / "run" / "checkpoints" / "latest.pt"
+    assert f"the last good checkpoint is {latest}" in text
+    assert load(runs.root / "run")["position"]["step"] == 5
+    assert all(value.isfinite().all() for value in load(runs.root / "run")["model"].values())
+
+
+def test_nothing_to_minimise(told: Told) -> None:
+    assert "every weight is 0" in told("--loss.CrossEntropyLoss.weight", "0")
+
+
+def test_best_of_something_that_is_not_measured(told: Told) -> None:
+    text = told("--best.metric", "Acuracy")
+    assert "best.metric" in text and "did you mean Accuracy?" in text
+
+
+def test_a_run_folder_that_cannot_be_made(told: Told, tmp_path: Path) -> None:
+    """B10: said in the first second."""
+    (tmp_path / "file").write_text("")
+    assert "file" in told("--dir.expr_dir", str(tmp_path / "file"))
+    assert "name: 'a/b' cannot name a folder" in told("--name", "a/b")
+    text = told("--name", "é" * 150)
+    assert "300 bytes" in text and "at most 200" in text
+
+
+def test_splits_with_other_classes(told: Told, tmp_path: Path) -> None:
+    """Label 1 must mean the same in training and validation."""
+    train_folder, val_folder = (
+        images(tmp_path / "t", {"cat": 2, "dog": 2}),
+        images(tmp_path / "v", {"bird": 2, "dog": 2}),
+    )
+    part = "{type: ImageFolderDataset, size: [8, 8], folder: "
+    data = f"{{train: {part}{train_folder}}}, val: {part}{val_folder}}}, eval: null}}"
+    text = told("--dataset", data, "--model.in_channels", "3")
+    assert "dataset.val has the classes bird, dog, but dataset.train has cat, dog" in text
+    years = "{type: tests.config.test_bad_input.Years}"
+    text = told("--dataset.train", years, "--dataset.val", years)
+    assert "dataset.val has the classes 2001, 2002, but dataset.train has 1999, 2000" in text
+
+
+class Years(DigitsDataset):
+    """Its classes have numbers for names."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        super().__init__(data_dir, mode)
+        self.classes = (1999, 2000) if mode == "train" else (2001, 2002)  # type: ignore[assignment]
+
+
+def test_pictures_of_every_kind(tmp_path: Path) -> None:
+    """16 bits are scaled and not cut off, a turned photo is turned back, hidden files are nobody's data."""
+    from custom.datasets.image_folder_dataset import ImageFolderDataset
+
+    folder = images(tmp_path / "i", {"cat": 1, ".ipynb_checkpoints": 1, "dog": 1})
+    (folder / "dog" / "._0.png").write_bytes(b"no picture")
+    ramp = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)
+    Image.fromarray(ramp).save(folder / "cat" / "0.png")
+    turned = Image.new("L", (8, 8))
+    turned.putpixel((0, 0), 255)
+    exif = Image.Exif()
+    exif[0x0112] = 3  # held upside down
+    turned.save(folder / "dog" / "0.png", exif=exif)
+    data = ImageFolderDataset(tmp_path, "train", "i", size=[8, 8], channels=1)
+    assert data.classes == ("cat", "dog")
+    assert len(data) == 2
+    assert data[0]["image"].flatten()[32] == pytest.approx(0.5, abs=0.02)
+    assert data[1]["image"][0, 7, 7] == 1.0
+
+
+def test_a_gradient_that_is_not_a_number(told: Told, runs: Runs) -> None:
+    """QQ-46: a finite loss with such a gradient must not reach a checkpoint either."""
+    words = [
+        "--loss",
+        "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 7}}",
+        "--progress.epoch_save_latest",
+        "1step",
+    ]
+    text = told(*words)
+    assert "weights are not finite numbers after step 7" in text
+    assert load(runs.root / "run")["position"]["step"] == 6
+    assert all(value.isfinite().all() for value in load(runs.root / "run")["model"].values())

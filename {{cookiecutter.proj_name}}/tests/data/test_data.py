@@ -1,0 +1,246 @@
+"""Order, shares and randomness of the training data."""
+
+import random
+from collections import UserDict, defaultdict
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from common.base.errors import UserError
+from common.data.keyed import KeyedBatches
+from common.data.loader import EvaluationLoader, FirstSamples, LoaderConfig, TrainStream, checked
+from common.data.move import Loaded, map_tensors, to_device
+from common.data.plan import EpochPlan, evaluation_keys
+from common.distributed import Rank
+from common.progress import Position
+from tests.parts import Graph
+
+CPU = torch.device("cpu")
+
+
+class Noisy:
+    """Items that depend on all three global generators, as ordinary augmentation does."""
+
+    def __init__(self, size: int = 10) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        noise = torch.tensor([random.random(), float(np.random.rand()), float(torch.rand(()))], dtype=torch.float64)
+        return {"index": index, "noise": noise}
+
+
+def stream_of(dataset: Any, *, worker: int = 0, batch_size: int = 3, accumulate: int = 1, seed: int = 7) -> TrainStream:
+    plan = EpochPlan(len(dataset), batch_size=batch_size, accumulate=accumulate, seed=seed)
+    return TrainStream(dataset, plan, LoaderConfig(), worker=worker, device=CPU)
+
+
+def seen(stream: TrainStream, at: Position) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for step in stream.epoch(at):
+        for batch in step.batches:
+            found.update(zip(batch["index"].tolist(), batch["noise"].tolist(), strict=True))
+    return found
+
+
+def test_items_depend_on_seed_epoch_and_index_alone() -> None:
+    """R-35, D-67: two epochs differ, two runs agree; the number of workers and the place of a resume change nothing."""
+    alone = stream_of(Noisy())
+    first, second = seen(alone, Position()), seen(alone, Position(epoch=1))
+    assert sorted(first) == list(range(10))
+    assert all(first[index] != second[index] for index in first)
+    with_workers = stream_of(Noisy(), worker=2)
+    assert seen(with_workers, Position()) == first
+    assert seen(with_workers, Position(epoch=1)) == second  # the same, persistent, workers
+    rest = seen(alone, Position(step=2, sample=6))
+    assert len(rest) == 4
+    assert all(first[index] == noise for index, noise in rest.items())
+    assert seen(stream_of(Noisy(), seed=8), Position()) != first
+
+
+def test_reading_leaves_the_loops_own_streams_alone() -> None:
+    """Dropout must not depend on whether batches are read in this process."""
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    expected = (torch.rand(3).tolist(), random.random(), np.random.rand())
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    seen(stream_of(Noisy()), Position())
+    assert (torch.rand(3).tolist(), random.random(), np.random.rand()) == expected
+
+
+def test_random_batches_are_keyed_too() -> None:
+    """A collate function that draws (mixup) gives the same batch wherever it runs."""
+
+    def collate(items: list[Any]) -> Tensor:
+        return torch.rand(2)
+
+    make = lambda: KeyedBatches(Noisy(), collate, seed=3).__getitems__((0, [4, 5]))  # noqa: E731
+    assert torch.equal(make(), make())
+    assert not torch.equal(make(), KeyedBatches(Noisy(), collate, seed=3).__getitems__((1, [4, 5])))
+
+
+Tensor = torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "accumulate", "world"), [(23, 4, 1, 1), (21, 2, 3, 2), (7, 2, 1, 3), (5, 4, 2, 3), (24, 4, 2, 3)]
+)
+def test_every_sample_once_and_weighted_alike(size: int, batch: int, accumulate: int, world: int) -> None:
+    """QQ-23: whatever the ranks and windows, weights give the mean over the samples of each window, last included."""
+    plans = [
+        EpochPlan(size, batch_size=batch, accumulate=accumulate, rank=rank, world_size=world, seed=5)
+        for rank in range(world)
+    ]
+    used: list[int] = []
+    keys = [list(plan.keys(2, 0)) for plan in plans]
+    windows = [list(plan.windows(2, 0, 0)) for plan in plans]
+    assert len({len(each) for each in windows}) == 1 == len({plan.steps_per_epoch for plan in plans})
+    assert len(windows[0]) == plans[0].steps_per_epoch
+    for number in range(len(windows[0])):
+        share_of: dict[int, float] = {}
+        assert len({len(each[number].sizes) for each in windows}) == 1  # they exchange weights in each (FSDP)
+        for rank in range(world):
+            window = windows[rank][number]
+            for size_of, weight in zip(window.sizes, window.weights, strict=True):
+                indices = keys[rank].pop(0)[1]
+                assert len(indices) == size_of <= batch
+                for index in indices:
+                    share_of[index] = share_of.get(index, 0.0) + weight / size_of / world
+        assert len(share_of) == windows[0][number].samples
+        assert all(share == pytest.approx(1 / len(share_of)) for share in share_of.values())
+        used += share_of
+    assert sorted(used) == list(range(size))
+    assert windows[0][-1].after == Position(step=len(windows[0]), epoch=3, sample=0, epoch_size=size)
+
+
+def test_resume_continues_with_the_samples_not_yet_seen_for_any_number_of_ranks() -> None:
+    """R-60: the place in the data is one number, valid for any split."""
+    whole = [index for keys in EpochPlan(50, batch_size=4, seed=1).keys(0, 0) for index in keys[1]]
+    rest = [
+        index
+        for rank in range(3)
+        for keys in EpochPlan(50, batch_size=2, rank=rank, world_size=3, seed=1).keys(0, 20)
+        for index in keys[1]
+    ]
+    assert sorted(rest) == sorted(whole[20:])
+
+
+def test_drop_last_leaves_out_the_last_window_only_when_not_full() -> None:
+    dropped = EpochPlan(10, batch_size=4, drop_last=True)
+    assert (
+        [window.samples for window in dropped.windows(0, 0, 0)]
+        == [4, 4]
+        == [len(indices) for _, indices in dropped.keys(0, 0)]
+    )
+    assert list(dropped.windows(0, 0, 0))[-1].after.epoch == 1
+    assert EpochPlan(8, batch_size=4, drop_last=True).steps_per_epoch == 2
+    with pytest.raises(UserError, match="no optimizer step: 3 samples, but one step takes 4"):
+        EpochPlan(3, batch_size=4, drop_last=True)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_evaluation_covers_each_sample_once_in_order(world: int) -> None:
+    """D-02, R-66: no shuffling, no padding, uneven shares; a rank may have none."""
+    shares = [[index for keys in evaluation_keys(7, 2, rank, world) for index in keys[1]] for rank in range(world)]
+    assert sorted(index for share in shares for index in share) == list(range(7))
+    assert all(share == sorted(share) for share in shares)
+
+
+class Broken(Noisy):
+    def __getitem__(self, index: int) -> Any:
+        if index == 6:
+            raise UserError("the file six.png is broken")
+        if index == 3:
+            raise OSError("no such file")
+        return {"index": index}
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_an_unreadable_sample_is_named(worker: int) -> None:
+    """A mistake of the user keeps its own words, an error of the code gets the sample's number, with workers too."""
+    loader = EvaluationLoader(Broken(), LoaderConfig(), batch_size=3, worker=worker, rank=Rank(), seed=0)
+    batches = iter(loader)
+    assert next(batches)["index"].tolist() == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="sample 3 of Broken cannot be read: OSError: no such file"):
+        next(batches)
+    loader = EvaluationLoader(FirstSamplesFrom6(), LoaderConfig(), batch_size=3, worker=worker, rank=Rank(), seed=0)
+    with pytest.raises(UserError, match=r"^the file six.png is broken$"):
+        list(loader)
+
+
+class FirstSamplesFrom6(Broken):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index + 6)
+
+
+def test_collate_by_path_by_data_set_or_by_default() -> None:
+    """R-39: `module:function`, the data set's own method, PyTorch's default."""
+
+    class Own(Noisy):
+        def collate(self, items: list[Any]) -> int:
+            return len(items)
+
+    def first(dataset: Any, config: LoaderConfig) -> Any:
+        return next(iter(EvaluationLoader(dataset, config, batch_size=4, worker=0, rank=Rank(), seed=0)))
+
+    assert set(first(Noisy(), LoaderConfig())) == {"index", "noise"}
+    assert first(Own(), LoaderConfig()) == 4
+    assert first(Own(), LoaderConfig(collate="builtins:tuple"))[0]["index"] == 0
+    assert first(FirstSamples(Own(), 2), LoaderConfig()) == 2
+
+
+def test_batches_of_any_nesting_are_moved() -> None:
+    """R-18, CT-35: dicts, lists, tuples, named tuples and dataclasses."""
+    from collections import namedtuple
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class Boxes:
+        corners: Tensor
+        name: str
+
+    Pair = namedtuple("Pair", ["left", "right"])
+    batch = {
+        "a": [torch.ones(3, 1)],
+        "b": Pair(torch.ones(3), "text"),
+        "c": Boxes(torch.ones(3, 4), "x"),
+        "d": (1, None),
+    }
+    doubled = map_tensors(batch, lambda tensor: tensor * 2)
+    assert doubled["a"][0].tolist() == [[2.0]] * 3
+    assert (doubled["b"].left[0], doubled["b"].right) == (2.0, "text")
+    assert (doubled["c"].corners.sum(), doubled["c"].name, doubled["d"]) == (24.0, "x", (1, None))
+
+
+def test_batches_of_other_kinds_are_moved() -> None:
+    """Mappings that are no dicts, with what else they hold, and objects that move themselves."""
+    meta = torch.device("meta")
+    counted = defaultdict(list, {"a": torch.ones(2)})
+    moved = to_device({"m": UserDict(a=torch.ones(2), b="text"), "c": counted, "g": [Graph(x=torch.ones(3))]}, meta)
+    assert isinstance(moved["m"], UserDict)
+    assert (moved["m"]["a"].device, moved["m"]["b"]) == (meta, "text")
+    assert (moved["c"]["a"].device, moved["c"]["none"], counted["a"].device) == (meta, [], CPU)
+    assert moved["g"][0]["x"].device == meta
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    moved = to_device((packed, MappingProxyType({"a": torch.ones(2)})), meta)
+    assert (moved[0].data.device, moved[0].batch_sizes.device, moved[1]["a"].device) == (meta, CPU, meta)
+
+
+def test_only_tensors_on_the_cpu_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a data set has brought to the GPU itself; PyTorch refuses to pin it. Here `meta` stands for the GPU."""
+    pinned: list[torch.device] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        pinned.append(tensor.device)
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    batch = {"image": torch.ones(2, device="meta"), "label": torch.ones(2)}
+    loaded = pin_memory(Loaded(batch))
+    assert pinned == [CPU]
+    assert checked(loaded)["image"].device.type == "meta"

@@ -1,0 +1,207 @@
+"""Training data that can only be read in order."""
+
+import os
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.base.errors import UserError
+from tests.checkpoint.test_resume import cut, differing, final, words
+from tests.conftest import Runs, load, metrics, same
+from tests.ranks import refused, several, start_ranks
+from custom.datasets.digits_dataset import DigitsDataset
+
+SAMPLES = 100
+
+
+class Stream:
+    """Digits one after the other, with noise from a global generator; it cannot tell where it stands."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        self.digits = DigitsDataset(data_dir, mode)
+        self.at = 0
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for index in range(self.at, SAMPLES):
+            self.at = (index + 1) % SAMPLES
+            item = self.digits[index]
+            yield {**item, "image": item["image"] + 0.01 * random.random() + 0.01 * torch.rand(())}
+        self.at = 0
+
+
+class StatefulStream(Stream):
+    """The same, able to say where it stands and to go on there."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+class Rereading(Stream):
+    """Starts from its beginning whenever it is read."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        self.at = 0
+        return super().__iter__()
+
+
+class AsPyTorchShows(Rereading):
+    """Leaves out what other workers of its process read, as the manual of PyTorch has it."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        info = torch.utils.data.get_worker_info()
+        return islice(super().__iter__(), info.id if info else 0, None, info.num_workers if info else 1)
+
+
+class Sharing(StatefulStream):
+    """Reads its share alone, notes which records these are, and draws nothing."""
+
+    def share(self, reader: int, readers: int) -> None:
+        self.reader, self.readers = reader, readers
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        for index in range(self.at + self.reader, SAMPLES, self.readers):
+            self.at = index + self.readers - self.reader
+            with Path(os.environ.get("SEEN", os.devnull)).open("a") as file:
+                file.write(f"{index}\n")
+            yield self.digits[index]
+        self.at = 0
+
+
+class OnlyItsRank(Rereading):
+    """Shares by rank, and says nothing of it."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return islice(super().__iter__(), int(os.environ["RANK"]), None, int(os.environ["WORLD_SIZE"]))
+
+
+class Exhausted:
+    """Gives what it has once, like a file that was read to its end."""
+
+    def __init__(self, data_dir: Path, mode: str, samples: int) -> None:
+        digits = DigitsDataset(data_dir, mode)
+        self.records = iter([digits[index] for index in range(samples)])
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return self.records
+
+
+def stream(name: str, *more: str) -> list[str]:
+    # 100 samples in batches of 32: steps of 32, 32, 32 and 4.
+    data = ["--dataset.train", f"{{type: tests.data.test_iterable.{name}}}", "--progress.epoch_val", "1"]
+    return words("plain", *data, *more)
+
+
+def test_epochs_end_where_the_data_ends(runs: Runs) -> None:
+    """R-63: without a length, the epoch ends when the data does, and periods in epochs are asked there."""
+    folder = runs.train(*stream("Rereading"))
+    assert load(folder)["position"] == {"step": 8, "epoch": 2, "sample": 0, "epoch_size": 0}
+    assert [entry["step"] for entry in metrics(folder, "val")] == [4, 8]
+
+
+@pytest.mark.parametrize("at", [2, 3, 4, 5, 7])
+def test_a_stream_with_state_resumes_exactly(runs: Runs, at: int) -> None:
+    """Its own state is saved, of the last step and not of what was looked at beyond."""
+    uncut = final(runs.train(*stream("StatefulStream"), name="uncut"))
+    cut(runs, "plain", at, *stream("StatefulStream"))
+    folder = runs.train(*stream("StatefulStream", "--resume", "auto"), name="cut")
+    assert differing(uncut, final(folder)) == []
+    assert "this resume is bit-exact" in (folder / "train.log").read_text()
+
+
+def test_a_stream_without_state_is_read_again(runs: Runs) -> None:
+    """It repeats itself here, so the result is the same; the log does not promise that."""
+    uncut = final(runs.train(*stream("Rereading"), name="uncut"))
+    cut(runs, "plain", 7, *stream("Rereading"))
+    folder = runs.train(*stream("Rereading", "--resume", "auto"), name="cut")
+    assert differing(uncut, final(folder)) == []
+    log = (folder / "train.log").read_text()
+    assert "reading 2 batches again" in log
+    assert "neither bit-exact nor sample-exact" in log
+
+
+def test_an_iterable_cannot_be_evaluated_on(runs: Runs) -> None:
+    with pytest.raises(UserError, match="needs __len__ and __getitem__"):
+        runs.train("--dataset.val", "{type: tests.data.test_iterable.Stream}")
+
+
+def test_a_schedule_that_needs_the_length_says_so(runs: Runs) -> None:
+    """R-63: with max_steps given, it works."""
+    more = ["--optim.lr_scheduler.type", "cosine"]
+    assert runs.fail(*stream("Rereading", *more)) == 2
+    assert "max_steps" in (runs.root / "run" / "train.log").read_text()
+    runs.train(*stream("Rereading", *more, "--progress.max_steps", "5"))
+
+
+@pytest.mark.parametrize("name", ["Rereading", "AsPyTorchShows"])
+def test_workers_read_each_record_once(runs: Runs, name: str) -> None:
+    """The batches of one reader, to the last bit: what a worker keeps, the others leave out."""
+    alone = final(runs.train(*stream(name), name="alone"))
+    shared = final(runs.train(*stream(name, "--worker", "3"), name="shared"))
+    assert same(alone["latest"]["model"], shared["latest"]["model"])
+    assert alone["latest"]["position"] == shared["latest"]["position"]
+
+
+@pytest.mark.parametrize(
+    ("world", "worker", "size", "name"),
+    [(2, 0, 16, "Rereading"), (2, 2, 16, "AsPyTorchShows"), (3, 0, 3, "Rereading"), (2, 0, 16, "StatefulStream")],
+)
+def test_ranks_read_each_record_once(runs: Runs, world: int, worker: int, size: int, name: str) -> None:
+    """As one process computes it, also the last records of an epoch, of which two of three ranks have none."""
+    same_for_both = ["--model", "{type: tests.parts.Plain}", "--precision.mode", "fp64", "--optim.accumulate", "2"]
+    alone = runs.train(*stream(name, *same_for_both, "--batch_size", str(world * size)), name="alone")
+    more = [*same_for_both, "--batch_size", str(size), "--worker", str(worker)]
+    several(runs, world, runs.words(*stream(name, *more), name="shared"))
+    first, second = load(alone), load(runs.root / "shared")
+    assert first["position"] == second["position"]
+    for key, value in first["model"].items():
+        torch.testing.assert_close(second["model"][key], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("world", "worker", "steps"), [(1, 3, 21), (2, 0, 10), (2, 2, 10)])
+def test_a_data_set_that_shares_by_itself(runs: Runs, world: int, worker: int, steps: int) -> None:
+    """Each reader gets a share of its own, and all that it gives is used."""
+    seen = runs.root / "seen"
+    words = stream("Sharing", "--batch_size", "5", "--worker", str(worker), "--progress.epoch", "1")
+    ended = start_ranks(runs.root, world, runs.words(*words), environment={"SEEN": str(seen)})
+    assert set(ended.codes) == {0}, "\n".join(ended.texts)
+    assert load(runs.root / "run")["position"]["step"] == steps
+    read = [int(index) for index in seen.read_text().split()]
+    tried = 4 * world if world > 1 else 0  # DDP tries two batches of two on each rank
+    assert (len(read), set(read)) == (SAMPLES + tried, set(range(SAMPLES)))
+
+
+def test_a_share_with_state_resumes_exactly(runs: Runs) -> None:
+    """Each rank saves the state of its own share; no other number of ranks can read on from there."""
+    words = stream("Sharing", "--optim.accumulate", "2", "--model", "{type: tests.parts.Plain}", "--batch_size", "8")
+    several(runs, 2, runs.words(*words, name="uncut"))
+    several(runs, 2, runs.words(*words, name="cut"), at=12)  # of which two calls are for nothing
+    states = load(runs.root / "cut")["data"]["states"]
+    assert [state["dataset"]["at"] for state in states] == [32, 32]
+    alone = stream("Sharing", "--optim.accumulate", "4", "--model", "{type: tests.parts.Plain}", "--batch_size", "8")
+    assert runs.fail(*alone, "--resume", "auto", name="cut") == 2
+    assert "shared by 2 process(es)" in (runs.root / "cut" / "train.log").read_text()
+    several(runs, 2, runs.words(*words, "--resume", "auto", name="cut"))
+    assert differing(final(runs.root / "uncut"), final(runs.root / "cut")) == []
+
+
+def test_ranks_that_read_other_records(runs: Runs) -> None:
+    """Dealing these out would leave out half of them."""
+    told = refused(runs, 2, runs.words(*stream("OnlyItsRank")))
+    assert "reads other records than rank 0" in told and "share(reader, readers)" in told
+
+
+@pytest.mark.parametrize(("samples", "epoch"), [(0, 1), (40, 2)])
+def test_an_epoch_without_samples(runs: Runs, samples: int, epoch: int) -> None:
+    """The loop would turn for ever."""
+    assert runs.fail("--dataset.train", f"{{type: tests.data.test_iterable.Exhausted, samples: {samples}}}") == 2
+    log = (runs.root / "run" / "train.log").read_text()
+    assert f"dataset.train: Exhausted gave no sample in epoch {epoch}" in log

@@ -1,0 +1,101 @@
+"""GPUs where there are none: how many processes are started for them, and what is done in which order.
+
+On real ones: the template's own tests.
+"""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import train
+from common.base.errors import UserError
+from common.distributed import DistConfig, Rank, group, read_launch
+from tests.conftest import Runs
+
+
+class Child:
+    """A process that has ended well."""
+
+    def poll(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, str]]]:
+    """The command and the environment of each process that would have been started."""
+    found: list[tuple[list[str], dict[str, str]]] = []
+
+    def start(command: list[str], *, env: dict[str, str]) -> Child:
+        found.append((command, env))
+        return Child()
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return found
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("ids", "count"), [("0,1", 2), ("[1, 3, 0]", 3), ("all", 4), ("2,3", 2)], ids=["two", "three", "all", "the last"]
+)
+def test_one_process_for_each(runs: Runs, started: list[Any], ids: str, count: int) -> None:
+    """CT-13, R-64, TP-12: the same command, once per device, with the place of each."""
+    words = runs.words("--gpu_ids", ids)
+    assert train.main(words) == 0
+    assert [command for command, _ in started] == [[sys.executable, train.__file__, *words]] * count
+    launches = [read_launch(environment) for _, environment in started]
+    assert [(each.launcher, each.rank, each.local_rank) for each in launches if each] == [
+        ("spawn", rank, rank) for rank in range(count)
+    ]
+    assert {(each.world_size, each.local_world) for each in launches if each} == {(count, count)}
+    assert not (runs.root / "run").exists()
+
+
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--gpu_ids", "0,4"], "asks for device 4, but there are 4"),
+        (["--gpu_ids", "0,0"], "different device numbers"),
+        (["--gpu_ids", "0,1", "--dist.processes", "3"], "dist.processes: 3, but gpu_ids .* names 2 device"),
+    ],
+)
+def test_what_cannot_be_started(runs: Runs, started: list[Any], words: list[str], told: str) -> None:
+    """R-64, D-45: refused before any process is."""
+    with pytest.raises(UserError, match=told):
+        runs.train(*words)
+    assert started == []
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_the_device_is_set_before_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MM-76, TP-12, CT-16: else NCCL of every process would take device 0; and it is told which one is meant."""
+    order: list[Any] = []
+    environment = {
+        "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
+    }  # fmt: skip
+    place = Rank(1, 1, 2, torch.device("cuda", 3), "nccl", read_launch(environment))
+
+    def meet(*_: Any) -> tuple[None, int, list[str]]:
+        order.append("meet")
+        return None, 1, []
+
+    def init(backend: str, **options: Any) -> None:
+        order.append((backend, options["rank"], options["device_id"]))
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "set_device", order.append)
+    monkeypatch.setattr(group, "_meet", meet)
+    monkeypatch.setattr(dist, "init_process_group", init)
+    with pytest.raises(InterruptedError):
+        group.start(place, DistConfig())
+    assert order == [place.device, "meet", ("nccl", 1, place.device)]

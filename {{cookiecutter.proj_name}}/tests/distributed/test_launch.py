@@ -1,0 +1,610 @@
+"""Who a process is: from each launcher's variables, from devices, and from real launches."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import evaluate
+import train
+from common.base.errors import UserError
+from common.distributed import DistConfig, Rank, find_rank, read_launch, spawn
+from common.distributed.hosts import expand_hosts
+from common.distributed.network import interface_towards, own_address
+from common.progress import Position
+from common.trainer import Trainer
+from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
+from tests.parts import Plain
+from tests.ranks import free_port, several, start_ranks
+from custom import submit
+
+TORCHRUN = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
+SLURM = {
+    "SLURM_JOB_ID": "41", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_TASKS": "3", "SLURM_NTASKS": "3", "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    "SLURM_STEP_NODELIST": "rack[1-2]n[03-04]",
+}  # fmt: skip
+BATCH_SHELL = {"SLURM_JOB_ID": "41", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "8"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "123",
+}  # fmt: skip
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+
+
+@pytest.fixture(autouse=True)
+def _no_scontrol(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whether this machine has Slurm must not matter."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def place(environment: dict[str, str], launcher: str = "auto") -> tuple[Any, ...]:
+    found = read_launch(environment, launcher)
+    assert found is not None
+    return found.launcher, found.rank, found.local_rank, found.world_size, found.local_world, found.address
+
+
+def test_one_process() -> None:
+    """CT-14, MM-72: no variables, one process on the CPU; the batch shell of a Slurm job counts as one, too."""
+    assert find_rank(-1, DistConfig(), {}) == Rank()
+    assert read_launch(BATCH_SHELL) is None
+    assert read_launch({"MASTER_ADDR": "here", "MASTER_PORT": "1"}) is None
+
+
+def test_torchrun() -> None:
+    """CT-14: its variables, and the agent's own store."""
+    assert place(TORCHRUN) == ("torchrun", 3, 1, 4, 2, "node1")
+    found = read_launch(TORCHRUN)
+    assert found is not None
+    assert (found.port, found.served, found.lives) == (29400, True, True)
+    rank = find_rank(-1, DistConfig(), TORCHRUN)
+    assert (rank.rank, rank.local_rank, rank.world_size, rank.backend) == (3, 1, 4, "gloo")
+
+
+def test_slurm() -> None:
+    """CT-15, MM-75, QQ-56: a task of srun; uneven tasks per node; the first host of several brackets."""
+    assert place(SLURM) == ("slurm", 2, 0, 3, 1, "rack1n03")
+    assert place({**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}) == ("slurm", 0, 0, 3, 2, "rack1n03")
+    one_node = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_NODEID": "0"}
+    assert place(one_node)[-1] == "127.0.0.1"
+    assert place({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "1(x3)"})[4] == 1
+
+
+def test_slurm_with_scontrol(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """CT-15: where scontrol is there, it says which host is the first."""
+    program = tmp_path / "scontrol"
+    program.write_text('#!/bin/sh\n[ "$*" = "show hostnames rack[1-2]n[03-04]" ] && echo first && echo second\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert place(SLURM)[-1] == "first"
+
+
+def test_ports_differ_by_job() -> None:
+    """CT-17, D-46: from job, array task, step and restart; alike for the tasks of one step; MASTER_PORT wins."""
+    ports = set()
+    for change in ({}, {"SLURM_JOB_ID": "42"}, {"SLURM_ARRAY_TASK_ID": "1"}, {"SLURM_STEP_ID": "1"}):
+        found = read_launch({**SLURM, **change})
+        other = read_launch({**SLURM, **change, "SLURM_PROCID": "1"})
+        assert found is not None and other is not None
+        assert found.port == other.port and 10000 <= found.port < 30000
+        ports.add(found.port)
+    assert len(ports) == 4
+    explicit = read_launch({**SLURM, "MASTER_ADDR": "me", "MASTER_PORT": "5000"})
+    assert explicit is not None and (explicit.address, explicit.port) == ("me", 5000)
+
+
+@pytest.mark.parametrize("variables", [OPEN_MPI, MPICH], ids=["open-mpi", "mpich"])
+def test_mpi(variables: dict[str, str]) -> None:
+    """MM-75: Open MPI, and MPICH with its relatives, on one host; over several somebody must say where rank 0 is."""
+    assert place(variables) == ("mpi", 1, 1, 2, 2, "127.0.0.1")
+    several = {**variables, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    several |= {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
+    with pytest.raises(UserError, match="mpirun -x MASTER_ADDR"):
+        read_launch(several)
+    assert place({**several, "MASTER_ADDR": "node7", "MASTER_PORT": "29500"})[-1] == "node7"
+
+
+def test_variables_set_by_hand() -> None:
+    """A shell that sets them may end while the run goes on: the run must not end with it."""
+    variables = {key: value for key, value in TORCHRUN.items() if not key.startswith("TORCHELASTIC")}
+    found = read_launch(variables)
+    assert found is not None and not found.lives and not found.served
+    assert place({**SLURM, **variables}, "torchrun")[0] == "torchrun"
+
+
+def test_started_again() -> None:
+    """R-46: by Slurm; by torchrun, where one process is all there is."""
+    assert find_rank(-1, DistConfig(), {"SLURM_RESTART_COUNT": "1"}).restarted
+    assert not find_rank(-1, DistConfig(), TORCHRUN).restarted  # of several, the store tells
+    single = {**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    assert find_rank(-1, DistConfig(), single).restarted
+
+
+def test_who_wins() -> None:
+    """Explicit settings win; torchrun and mpirun inside a Slurm job count, not the srun that carried them."""
+    assert place({**SLURM, **TORCHRUN})[0] == "torchrun"
+    assert place({**SLURM, **OPEN_MPI})[0] == "mpi"
+    assert place({**SLURM, **OPEN_MPI}, "slurm")[0] == "slurm"
+    assert read_launch({**SLURM, **TORCHRUN}, "none") is None
+
+
+LEFT_OVER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "node9", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "RANK=1 and WORLD_SIZE=2 contradict SLURM_PROCID=2 of 3"),
+        (["--dist.launcher", "mpi"], "dist.launcher: mpi, but its variables are not set"),
+        (["--dist.launcher", "slurm", "--dist.processes", "5"], "dist.processes: 5, but slurm started 1"),
+        (["--dist.launcher", "torchrun", "--dist.processes", "5"], "dist.processes: 5, but torchrun started 2"),
+        (["--dist.launcher", "none", "--progress.max_steps", "1"], None),
+    ],
+)
+def test_the_setting_wins(runs: Runs, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str | None) -> None:
+    """CT-14, R-64: dist.launcher on the command line, against variables that are there, or left over."""
+    for name, value in {**SLURM, **LEFT_OVER}.items():
+        monkeypatch.setenv(name, value)
+    if told is None:
+        assert json.loads((runs.train(*words) / "run.json").read_text())["attempts"][0]["world_size"] == 1
+    else:
+        with pytest.raises(UserError, match=told):
+            runs.train(*words)
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher", "told"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "auto", ["RANK, WORLD_SIZE are set", "LOCAL_RANK, MASTER_ADDR"]),
+        ({**TORCHRUN, "RANK": "4"}, "auto", ["process 4 of 4", "another job"]),
+        ({**TORCHRUN, "RANK": "one"}, "auto", ["RANK should be a whole number", "'one'"]),
+        ({**SLURM, **TORCHRUN, "TORCHELASTIC_RUN_ID": ""}, "auto", None),
+        ({}, "slurm", ["dist.launcher: slurm", "not set"]),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(y"}, "auto", ["tasks per node", "2(y"]),
+        ({**SLURM, "SLURM_STEP_NODELIST": "a[1-"}, "auto", ["a[1-", "MASTER_ADDR"]),
+    ],
+)
+def test_contradictions(variables: dict[str, str], launcher: str, told: list[str] | None) -> None:
+    """R-64: half-set or contradicting variables are refused, with both sides named."""
+    if told is None:  # set by hand, beside Slurm's
+        del variables["TORCHELASTIC_RUN_ID"]
+        told = ["RANK=3 and WORLD_SIZE=4 contradict SLURM_PROCID=2 of 3", "--dist.launcher slurm"]
+    with pytest.raises(UserError) as error:
+        read_launch(variables, launcher)
+    for part in told:
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a", ["a"]),
+        ("a1,b2", ["a1", "b2"]),
+        ("a[001-003,7],b", ["a001", "a002", "a003", "a7", "b"]),
+        ("rack[1-2]n[03-04]", ["rack1n03", "rack1n04", "rack2n03", "rack2n04"]),
+        (" x-y[1]-ib , z", ["x-y1-ib", "z"]),
+        ("10.0.0.[8-10]", ["10.0.0.8", "10.0.0.9", "10.0.0.10"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+    ],
+)
+def test_node_lists(text: str, hosts: list[str]) -> None:
+    """CT-15: Slurm's lists, expanded without scontrol."""
+    assert expand_hosts(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", "a[1", "a]1", "a[2-1]", "a[x]", "a[]", "a,,b"])
+def test_bad_node_lists(text: str) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        expand_hosts(text)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Pretend that so many GPUs can be seen."""
+
+    def see(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return see
+
+
+def test_devices(gpus: Any) -> None:
+    """CT-12, CT-13, CT-16, D-45: the device of each local rank; one visible GPU per Slurm task is number 0; "all"."""
+    gpus(4)
+    assert find_rank([2, 3], DistConfig(), TORCHRUN).device == torch.device("cuda", 3)
+    assert find_rank(2, DistConfig(), {}).device == torch.device("cuda", 2)
+    assert find_rank("all", DistConfig(), {**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}).device == torch.device("cuda", 1)
+    assert find_rank([2, 3], DistConfig(), TORCHRUN).backend == "nccl"
+    assert find_rank([2, 3], DistConfig(distributed_backend="gloo"), TORCHRUN).backend == "gloo"
+    gpus(1)
+    two = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2,2", "SLURM_LOCALID": "1"}
+    assert find_rank([0, 1], DistConfig(), two).device == torch.device("cuda", 0)
+    assert find_rank("all", DistConfig(), two).device == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted", "told"),
+    [
+        (4, [0, 1, 2], ["3 device(s), but 2 process(es)", "--nproc-per-node=3", "--gpu_ids 0,1"]),
+        (1, [0], ["1 device(s), but 2 process(es)", "where 1 can be seen", "--nproc-per-node=1"]),
+        (2, [0, 5], ["device 5, but there are 2 (0 to 1)"]),
+        (2, [0, 0], ["different device numbers"]),
+        (2, [0, -1], ["different device numbers"]),
+        (2, [], ["different device numbers"]),
+        (0, [0, 1], ["PyTorch sees none", "--gpu_ids -1"]),
+        (0, "all", ["PyTorch sees none", "--gpu_ids -1"]),
+    ],
+)
+def test_devices_that_cannot_be(gpus: Any, seen: int, wanted: Any, told: list[str]) -> None:
+    """R-64, D-45: more ranks than GPUs, more GPUs than ranks, or none at all: refused, with the right command."""
+    gpus(seen)
+    with pytest.raises(UserError) as error:
+        find_rank(wanted, DistConfig(), TORCHRUN)
+    for part in told:
+        assert part in str(error.value)
+
+
+def test_the_wrong_backend() -> None:
+    """CT-16: refused before anything hangs."""
+    with pytest.raises(UserError, match="nccl needs CUDA"):
+        find_rank(-1, DistConfig(distributed_backend="nccl"), TORCHRUN)
+
+
+def test_processes_and_a_launcher() -> None:
+    with pytest.raises(UserError, match=r"dist.processes: 3, but torchrun started 2"):
+        find_rank(-1, DistConfig(processes=3), TORCHRUN)
+
+
+def test_addresses() -> None:
+    """Whatever this machine's network is, an address that is found belongs to an interface, and never is loopback."""
+    address, name = own_address("127.0.0.1"), interface_towards("127.0.0.1")
+    assert (address is None) == (name is None)
+    assert address is None or not address.startswith("127.")
+    assert own_address("no.such.host.invalid") == address
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load(folder)["model"]
+
+
+# The same 30 samples a step, by 1, 2 or 3 processes; no dropout and no batch norm, whose numbers depend on the split.
+LAUNCHED = ["--model", "{type: tests.parts.Plain}", "--debug.max_samples", "90", "--gpu_ids", "-1"]
+
+
+@pytest.fixture
+def alone(runs: Runs) -> Path:
+    """What one process makes of it."""
+    return runs.train(*LAUNCHED, "--batch_size", "30", name="alone")
+
+
+def same_as(alone: Path, folder: Path) -> bool:
+    """Equal weights, within 1e-6: sums of gradients are rounded in another order."""
+    one, other = weights(alone), weights(folder)
+    return all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_spawn(runs: Runs, alone: Path, world: int) -> None:
+    """R-64, TP-12, TP-13: the program starts its own processes, from the same command line."""
+    words = runs.words(*LAUNCHED, "--batch_size", str(30 // world), "--dist.processes", str(world))
+    done = run([sys.executable, "train.py", *words])
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("finished at epoch 2") == 1
+    assert same_as(alone, runs.root / "run")
+    record = json.loads((runs.root / "run" / "run.json").read_text())["attempts"][0]
+    assert (record["launcher"], record["world_size"]) == ("spawn", world)
+
+
+def note_python(trainer: Trainer) -> None:
+    """A plug-in: how Python was started."""
+    found = [sys.flags.optimize, sys._xoptions.get("mine"), sys.stdout.write_through, sys.warnoptions]
+    (trainer.run.root / f"python{trainer.rank.rank}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("flags", [["-uO", "-X", "mine=1", "-Wignore:x", "-W", "ignore:y"], []])
+def test_spawn_starts_python_as_it_was_started(runs: Runs, flags: list[str]) -> None:
+    """TP-12: what the interpreter was told holds for the processes that train, and not only for their starter."""
+    plugin = "[tests.distributed.test_launch:note_python]"
+    words = runs.words("--dist.processes", "2", "--progress.epoch", "1", "--plugins", plugin)
+    environment = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("PYTHONUNBUFFERED")}
+    done = run([sys.executable, *flags, "train.py", *words], env=environment)
+    assert done.returncode == 0, done.stderr
+    expected = [1, "1", True, ["ignore:x", "ignore:y"]] if flags else [0, None, False, []]
+    for rank in range(2):
+        assert json.loads((runs.root / "run" / f"python{rank}.json").read_text()) == expected
+
+
+def test_spawn_for_evaluation(runs: Runs, alone: Path) -> None:
+    """R-02: evaluate.py starts its processes in the same way."""
+    command = [sys.executable, "evaluate.py", "--model_pt", str(alone / "checkpoints" / "latest.pt")]
+    done = run([*command, "--dist.processes", "2"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Accuracy") == 1 and "samples           90" in done.stdout
+
+
+def two_agents(
+    runs: Runs, words: list[str], *options: str, nodes: str = "2", **variables: str
+) -> tuple[list[int], list[str]]:
+    """torchrun on two nodes, here two agents on one that meet at a c10d rendezvous; codes, and what they told."""
+    agent = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-id=x"]
+    agent += [*options, "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    agents, outputs = [], [runs.root / f"agent{number}.txt" for number in (0, 1)]
+    try:
+        for number, output in enumerate(outputs):
+            # The first one holds the meeting place. It waits a second for more nodes, where there may be more.
+            command = [*agent, f"--rdzv-conf=is_host={number == 0},last_call_timeout=1", "train.py", *words]
+            with output.open("w") as file:
+                agents.append(subprocess.Popen(command, cwd=PROJECT, env={**ENVIRONMENT, **variables}, stderr=file))
+        codes = [each.wait(110) for each in agents]
+    finally:
+        for each in agents:
+            each.kill()
+    return codes, [output.read_text() for output in outputs]
+
+
+def test_two_agents_meet(runs: Runs, alone: Path) -> None:
+    """CT-14, TP-03: torchrun over two nodes."""
+    codes, texts = two_agents(runs, runs.words(*LAUNCHED, "--batch_size", "15"))
+    assert codes == [0, 0], texts
+    assert same_as(alone, runs.root / "run")
+
+
+def test_job_script_of_two_nodes(runs: Runs, alone: Path) -> None:
+    """CT-10, D-31: on one of them it says what to type on each; typed there, it repeats the run."""
+    codes, texts = two_agents(runs, runs.words(*LAUNCHED, "--batch_size", "15"))
+    assert codes == [0, 0], texts
+    job = runs.root / "run" / "job.sh"
+    environment = {**ENVIRONMENT, "PYTHONPATH": ""}
+    done = run(["sh", str(job)], env=environment)
+    assert done.returncode == 2
+    assert "2 hosts" in done.stderr and f"MASTER_ADDR=<name of the first host> sh '{job}'" in done.stderr
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = [subprocess.Popen(["sh", str(job)], env=environment, cwd="/") for _ in range(2)]
+    try:
+        assert [each.wait(110) for each in started] == [0, 0]
+    finally:
+        for each in started:
+            each.kill()
+    assert same_as(alone, runs.root / "run_replicate")
+    (attempt,) = json.loads((runs.root / "run_replicate" / "run.json").read_text())["attempts"]
+    assert (attempt["world_size"], attempt["processes_per_host"]) == (2, 1)
+
+
+def as_tasks_on_two_nodes() -> None:
+    """Slurm's variables instead of torchrun's."""
+    number = os.environ.pop("RANK")
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        del os.environ[name]
+    tasks = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
+    os.environ.update(SLURM | tasks | {"SLURM_PROCID": number, "SLURM_NODEID": number, "SLURM_LOCALID": "0"})
+
+
+def test_job_script_of_two_nodes_of_slurm(runs: Runs) -> None:
+    """CT-10, D-31: srun starts what srun had started."""
+    ended = start_ranks(runs.root, 2, runs.words(*LAUNCHED, "--batch_size", "15"), setup=as_tasks_on_two_nodes)
+    assert ended.codes == [0, 0], ended.texts
+    srun = runs.root / "bin" / "srun"
+    srun.parent.mkdir()
+    srun.write_text(f'#!/bin/sh\necho "$@" >{runs.root}/called\n')
+    srun.chmod(0o755)
+    environment = {**ENVIRONMENT, "PATH": f"{srun.parent}:{ENVIRONMENT['PATH']}"}
+    done = run(["sh", str(runs.root / "run" / "job.sh"), "--progress.epoch", "3"], env=environment)
+    assert done.returncode == 0, done.stderr
+    called = (runs.root / "called").read_text()
+    assert called.startswith("--nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 ")
+    assert "torch.distributed" not in called and " train.py --config " in called
+    assert called.endswith(" --progress.epoch 3\n")
+
+
+def test_elastic_over_two_agents(runs: Runs) -> None:
+    """R-46: one node's process dies; all are started again, though only that node's agent counts a restart."""
+    words = runs.words(
+        "--progress.epoch", "4", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce}}", "--batch_size", "16",
+        "--dist.timeout", "30",
+    )  # fmt: skip
+    codes, texts = two_agents(runs, words, "--max-restarts=2", DIES_ONCE=str(runs.root / "died"))
+    assert codes == [0, 0], texts
+    assert (runs.root / "died").exists() and len(list(runs.root.glob("run*"))) == 1
+    assert [entry["step"] for entry in metrics(runs.root / "run", "val")] == [5, 10, 15, 20]
+
+
+def test_elastic_goes_on_by_itself(runs: Runs) -> None:
+    """R-46: torchrun starts all again after a rank has died; the run goes on from its last checkpoint, untold."""
+    words = runs.words(
+        "--progress.epoch", "4", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce}}", "--worker", "0",
+        "--batch_size", "16",
+    )  # fmt: skip
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    environment = {**ENVIRONMENT, "DIES_ONCE": str(runs.root / "died")}
+    done = run([*launcher, "train.py", *words], env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "resuming" in done.stderr and len(list(runs.root.glob("run*"))) == 1
+    assert [entry["step"] for entry in metrics(runs.root / "run", "val")] == [5, 10, 15, 20]
+    again = ["uncut" if word == "run" else word for word in words]
+    assert start_ranks(runs.root, 2, again, environment={"DIES_ONCE": str(runs.root / "died")}).codes == [0, 0]
+    assert same(load(runs.root / "run")["model"], load(runs.root / "uncut")["model"])
+
+
+def test_elastic_with_a_node_less(runs: Runs) -> None:
+    """R-46: one of two nodes is lost for good; the other goes on alone, and the log says what that changes."""
+    words = runs.words(
+        "--progress.epoch", "3", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce, node: true}}",
+        "--batch_size", "16", "--dist.timeout", "30",
+    )  # fmt: skip
+    codes, texts = two_agents(runs, words, "--max-restarts=2", nodes="1:2", DIES_ONCE=str(runs.root / "died"))
+    assert codes == [0, -9], texts
+    assert "samples per step 32 -> 16" in texts[0] and "neither bit-exact nor sample-exact" in texts[0]
+    assert len(list(runs.root.glob("run*"))) == 1
+    # The second epoch had begun with both, but what was done of it since the last save is done again.
+    assert [entry["step"] for entry in metrics(runs.root / "run", "val")] == [5, 15, 25]
+
+
+def test_a_run_is_evaluated_and_resumed_by_others(runs: Runs) -> None:
+    """R-64: how a run was started is not asked of those who use its own config afterwards."""
+    folder = runs.root / "run"
+    several(runs, 2, runs.words("--dist.processes", "2", "--progress.epoch", "1"))
+    best = ["--model_pt", str(folder / "checkpoints" / "best.pt")]
+    several(runs, 3, best, program="evaluate")
+    assert evaluate.main(best) == 0  # in this very process
+    several(runs, 1, ["--resume", str(folder), "--progress.epoch", "2", "--batch_size", "64"])
+    assert [entry["step"] for entry in metrics(folder, "val")] == [3, 6]
+
+
+def test_processes_that_nobody_would_start(runs: Runs) -> None:
+    """R-64: refused, with what would be right."""
+    with pytest.raises(UserError, match=r"--dist.launcher spawn starts them"):
+        train.main(runs.words("--dist.processes", "2", "--dist.launcher", "none"))
+    with pytest.raises(UserError, match=r"srun starts the processes; use --slurm.tasks 2"):
+        submit.main(["--dry-run", "--", *runs.words("--dist.processes", "2")])
+
+
+def unready() -> Plain:
+    """A model that ends its process once, before there is a run."""
+    marker = Path(os.environ["DIES_ONCE"])
+    if os.environ["RANK"] == "0" and not marker.exists():
+        marker.touch()
+        os._exit(1)
+    return Plain()
+
+
+def test_a_restart_takes_no_other_run(runs: Runs) -> None:
+    """R-46: it died before it had a run; what lies there under its name is an earlier one, which is finished."""
+    words = runs.words("--batch_size", "16", "--model", "{type: tests.distributed.test_launch.unready}")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    environment = {**ENVIRONMENT, "DIES_ONCE": str(runs.root / "died")}
+    for kept in (1, 2):
+        done = run([*launcher, "train.py", *words], env=environment)
+        assert done.returncode == 0, done.stderr
+        (runs.root / "died").unlink(missing_ok=True)
+        assert "resuming" not in done.stderr
+        assert len(list(runs.root.glob("run*"))) == kept
+        assert [entry["step"] for entry in metrics(runs.root / "run", "val")] == [5, 10]
+
+
+def test_a_job_that_is_queued_again_takes_no_other_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-46: nor does a job of Slurm take what another one, or a person, has left; its own it goes on with."""
+    runs.train("--progress.epoch", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    folder = runs.train("--progress.epoch", "1")
+    assert "resuming" not in (folder / "train.log").read_text() and len(list(runs.root.glob("run*"))) == 2
+    runs.train("--progress.epoch", "2")
+    assert "resuming" in (folder / "train.log").read_text() and len(list(runs.root.glob("run*"))) == 2
+
+
+def test_a_signal_to_the_starter(runs: Runs) -> None:
+    """R-46: the process that started the others hands signals on; they save, and it ends with their code."""
+    words = runs.words("--dist.processes", "2", "--progress.epoch", "5000", "--progress.epoch_val", "-1")
+    child = subprocess.Popen(
+        [sys.executable, "train.py", *words], cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        # A line of the log takes all ranks: by then each of them listens to signals.
+        status, measured = runs.root / "run" / "status.json", runs.root / "run" / "metrics.jsonl"
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not (measured.exists() and '"train"' in measured.read_text()):
+            time.sleep(0.05)
+        child.send_signal(signal.SIGUSR1)
+        told = child.communicate(timeout=60)[1]
+    finally:
+        child.kill()
+    assert child.returncode == 75, told
+    assert json.loads(status.read_text())["reason"] == "SIGUSR1"
+    assert load(runs.root / "run")["position"]["step"] > 0
+
+
+def test_a_signal_while_processes_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-46: one that comes when only some of them are there reaches all."""
+    program = tmp_path / "program.py"
+    program.write_text("import time\ntime.sleep(6)\n")
+    popen, started = subprocess.Popen, []
+
+    def start(*arguments: Any, **named: Any) -> Any:
+        started.append(popen(*arguments, **named))
+        if len(started) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    assert spawn(-1, DistConfig(processes=2), [str(program)]) == 128 + 15
+    assert [child.returncode for child in started] == [-15, -15]
+
+
+def test_the_starter_is_killed_at_once(runs: Runs) -> None:
+    """R-14: before its processes could ask the system to end with it; they end all the same, and wait for nobody."""
+    words = runs.words("--dist.processes", "2", "--progress.epoch", "100000")
+    starter = subprocess.Popen(
+        [sys.executable, "train.py", *words], cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.DEVNULL
+    )
+    children = Path(f"/proc/{starter.pid}/task/{starter.pid}/children")
+    there: list[str] = []
+    try:
+        until = time.monotonic() + 60
+        while len(there := children.read_text().split()) < 2 and time.monotonic() < until:
+            time.sleep(0.005)
+    finally:
+        starter.kill()
+        starter.wait()
+    until = time.monotonic() + 60
+    while (left := [pid for pid in there if Path("/proc", pid).exists()]) and time.monotonic() < until:
+        time.sleep(0.1)
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
+    assert (len(there), left) == (2, [])
+
+
+def tell_rank_1(trainer: Trainer) -> None:
+    """A plug-in: one rank of several is told to stop, early or late."""
+    stepped, at = trainer.monitor.stepped, int(os.environ["TOLD_AT"])
+
+    def tell(position: Position, samples: int) -> None:
+        stepped(position, samples)
+        if trainer.rank.rank == 1 and position.step == at:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    trainer.monitor.stepped = tell  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.parametrize("at", [2, 230])
+def test_a_signal_to_one_rank(runs: Runs, at: int) -> None:
+    """R-46: all ranks save and stop at the same step, soon; also when they ask one another only now and then."""
+    words = [
+        "--plugins",
+        f"[{__name__}:tell_rank_1]",
+        "--progress.epoch",
+        "500",
+        "--progress.epoch_val",
+        "-1",
+    ]
+    ended = start_ranks(runs.root, 2, runs.words(*LAUNCHED, *words), environment={"TOLD_AT": str(at)})
+    assert ended.codes == [75, 75], ended.texts
+    assert at < load(runs.root / "run")["position"]["step"] <= at + 102
+    assert json.loads((runs.root / "run" / "status.json").read_text())["reason"] == "SIGUSR1"
+
+
+def test_a_signal_before_the_first_step(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal to come again that arrives while the program starts is kept until there is something to save."""
+    folder = runs.root / "run"
+
+    def signalled(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return built(*arguments)
+
+    built = train.build_ingredients
+    monkeypatch.setattr(train, "build_ingredients", signalled)
+    assert runs.fail() == 75
+    assert load(folder)["position"]["step"] == 1
+    monkeypatch.setattr(train, "build_ingredients", built)
+    assert runs.fail("--resume", "auto") == 0

@@ -1,0 +1,105 @@
+"""What is set in each process, and in the processes that read data."""
+
+import multiprocessing
+import signal
+import subprocess
+import sys
+import types
+from typing import Any
+
+import pytest
+import torch
+
+import evaluate
+from common.data.workers import WorkerStart
+from common.distributed import DistConfig, Rank, read_launch
+from common.distributed.process import cores, raise_file_limit, set_up_process
+from tests.conftest import Runs, load, same
+from tests.distributed.test_launch import TORCHRUN
+from custom.datasets.digits_dataset import DigitsDataset
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_ways_to_start_workers(runs: Runs, method: str) -> None:
+    """R-57, MM-76: data sets, collate functions and registries survive a start without fork, with the same result."""
+    plain = runs.train("--progress.epoch", "1", name="plain")
+    words = ["--worker", "1", "--loader.start_method", method, "--progress.epoch", "1", "--progress.epoch_val", "-1"]
+    folder = runs.train(*words, name=method)
+    assert same(load(plain)["model"], load(folder)["model"])
+
+
+def test_workers_end_with_the_run(runs: Runs) -> None:
+    """MM-76: at once, and not when Python collects what is left of it: that took 5 s for each."""
+    before = set(multiprocessing.active_children())
+    folder = runs.train("--worker", "2", "--progress.epoch_eval", "1")
+    assert evaluate.main(["--model_pt", str(folder / "checkpoints" / "best.pt")]) == 0
+    assert set(multiprocessing.active_children()) <= before
+
+
+class Decoded(DigitsDataset):
+    """Has a program read one of its items, and ends it, as those that read videos do."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 7:
+            program = subprocess.Popen(["sleep", "100"])
+            program.terminate()
+            assert program.wait(20) == -signal.SIGTERM
+        return super().__getitem__(index)
+
+
+def test_programs_of_a_data_set(runs: Runs) -> None:
+    """MM-76: that workers do not heed SIGTERM is not handed on to what they start."""
+    runs.train("--worker", "1", "--dataset.train", f"{{type: {__name__}.Decoded}}", "--progress.epoch", "1")
+
+
+def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MM-76: the cores of a host are dealt out to its processes, unless the launcher or the user has said otherwise."""
+    monkeypatch.setattr("common.distributed.process.available_cores", lambda: 8)
+    assert [cores(count, {}) for count in (1, 2, 16)] == [8, 4, 1]
+    assert cores(4, {"SLURM_CPUS_PER_TASK": "6"}) == 6  # promised to each
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    launched = Rank(launch=read_launch(TORCHRUN))
+    set_up_process(DistConfig(), launched)
+    assert threads == []
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    set_up_process(DistConfig(), launched)
+    assert threads == [4]
+
+
+def test_open_files() -> None:
+    """MM-76: raised as far as allowed, and never lowered."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, before[0]), before[1]))
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(4096, before[1])
+        raise_file_limit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MM-76: asked for by name; determinism wins."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    set_up_process(DistConfig(cudnn_benchmark=True), Rank())
+    assert torch.backends.cudnn.benchmark
+    try:
+        set_up_process(DistConfig(cudnn_benchmark=True, deterministic="warn"), Rank())
+        assert not torch.backends.cudnn.benchmark
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_opencv_gets_no_threads_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MM-76: only where a data set has imported it."""
+    seen: list[int] = []
+    stand_in: Any = types.ModuleType("cv2")
+    stand_in.setNumThreads = seen.append
+    monkeypatch.setitem(sys.modules, "cv2", stand_in)
+    monkeypatch.setattr("common.data.workers.die_with_parent", lambda: None)
+    monkeypatch.setattr("common.data.workers.signal", types.SimpleNamespace(SIGTERM=15, SIG_IGN=1, signal=print))
+    WorkerStart()(0)
+    assert seen == [0]

@@ -1,0 +1,170 @@
+"""The log and the progress bar: who said it, where it is kept, who sees it."""
+
+import logging
+import os
+import pty
+import struct
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from loguru import logger
+
+from common.monitor import bar
+from common.monitor.log import setup_log
+
+PROJECT = Path(__file__).parents[2]
+
+
+pytestmark = pytest.mark.usefixtures("restored_log")
+
+
+def here() -> str:
+    """`tests/monitor/test_monitor.py:<line of the caller>`."""
+    return f"tests/monitor/{Path(__file__).name}:{sys._getframe(1).f_lineno}"
+
+
+def test_every_record_names_its_true_caller(tmp_path, capsys):
+    """CT-55, D-28, R-12, MM-25, QQ-50: loguru, `logging` (through a wrapper too), `warnings`; in file and terminal."""
+
+    def wrapper(text: str) -> None:
+        logging.getLogger("some.library").info(text, stacklevel=2)
+
+    file = tmp_path / "train.log"
+    setup_log(file=file)
+    logger.info("one"), logger.opt(exception=False).info("{}", "{two}")
+    first = here()
+    wrapper("three {braces}")
+    third = here()
+    warnings.warn("four", stacklevel=1)
+    fourth = here()
+    text = file.read_text()
+    for line in (*text.splitlines(), *capsys.readouterr().err.splitlines()):
+        expected = {"three": third, "UserWarning: four": fourth}
+        place = next((place for word, place in expected.items() if word in line), first)
+        name, _, row = place.partition(":")
+        assert f"{name}:{int(row) - 1} " in line
+    assert "three {braces}" in text
+    assert "{two}" in text
+    assert len(text.splitlines()) == 4
+
+
+def test_the_log_is_appended_to_with_a_line_between(tmp_path):
+    """CT-55, D-27: a resume adds to the file; what was logged before the folder was there is in it too."""
+    file = tmp_path / "train.log"
+    setup_log()
+    logger.info("early")
+    setup_log(file=file, banner="resumed at step 12, attempt 2")
+    logger.info("first attempt")
+    assert "resumed" not in file.read_text()
+    setup_log()
+    logger.info("early again")
+    setup_log(file=file, banner="resumed at step 12, attempt 2")
+    logger.info("second attempt")
+    text = file.read_text()
+    order = ["early", "first attempt", "resumed at step 12, attempt 2", "early again", "second attempt"]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+    assert len(text.splitlines()) == 6
+
+
+def test_other_ranks_have_a_file_and_show_errors(tmp_path, capsys):
+    """D-29, MM-25: nothing of theirs is lost, and their errors reach the terminal, with the rank."""
+    setup_log(rank=2, file=tmp_path / "train.rank2.log")
+    logger.info("quiet")
+    logger.error("loud")
+    shown = capsys.readouterr().err
+    assert "rank 2: loud" in shown
+    assert "quiet" not in shown
+    assert [line.split()[-1] for line in (tmp_path / "train.rank2.log").read_text().splitlines()] == ["quiet", "loud"]
+
+
+def test_levels_by_module(tmp_path, capsys):
+    """R-12: one module, or one library, can be heard better than the rest."""
+    setup_log("WARNING", {__name__: "DEBUG", "some.library": "DEBUG"})
+    logger.debug("mine")
+    logging.getLogger("some.library.part").debug("theirs")
+    logging.getLogger("another").info("another's")
+    shown = capsys.readouterr().err
+    assert "mine" in shown
+    assert "theirs" in shown
+    assert "another's" not in shown
+    setup_log("WARNING", {"common": "DEBUG"})
+    logger.info("hidden")
+    assert capsys.readouterr().err == ""
+
+
+def test_libraries_do_not_flood_the_debug_log(tmp_path, capsys):
+    """R-12: at DEBUG Pillow logs every block of every PNG; only by name is a library heard at that level."""
+    setup_log("DEBUG")
+    logging.getLogger("PIL.PngImagePlugin").debug("STREAM")
+    logger.debug("ours")
+    shown = capsys.readouterr().err
+    assert "ours" in shown
+    assert "STREAM" not in shown
+
+
+def test_a_traceback_shows_no_values(tmp_path, capsys):
+    """CT-55: values of variables in a traceback would be data, or a password."""
+    password = "canary-4711"
+    setup_log(file=tmp_path / "train.log")
+    try:
+        _ = int(password[:0])
+    except ValueError:
+        logger.exception("failed")
+    text = (tmp_path / "train.log").read_text()
+    assert "ValueError" in text
+    assert Path(__file__).name in text
+    assert password not in text + capsys.readouterr().err
+
+
+def test_a_bar_is_not_torn(tmp_path):
+    """QQ-51: on a terminal a line of the log clears the bar, and the bar comes back below it."""
+    code = (
+        "from common.monitor.bar import Bar; from common.monitor.log import setup_log; from loguru import logger\n"
+        "setup_log(); bar = Bar(10, 0); bar.step(); logger.info('a line'); bar.note('loss 1'); bar.close()"
+    )
+    shown = in_terminal(code)
+    before, _, after = shown.partition("a line")
+    assert "0/10" in before
+    assert before.rsplit("\r", 1)[-1].startswith("\x1b[32m")  # the line starts where the bar was cleared
+    assert "/10" in after
+
+
+def in_terminal(code: str) -> str:
+    """What a Python program writes to a terminal of 120 columns."""
+    import fcntl
+    import termios
+
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "SLURM_JOB_ID")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=child, stdout=child, env={**environment, "PYTHONPATH": str(PROJECT)}
+    )
+    os.close(child)
+    shown = b""
+    try:
+        while block := os.read(parent, 4096):
+            shown += block
+    except OSError:  # Linux reports the closed end so
+        pass
+    os.close(parent)
+    assert process.wait() == 0
+    return shown.decode()
+
+
+@pytest.mark.parametrize(
+    ("terminal", "slurm", "wanted"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_a_bar_only_where_somebody_watches(monkeypatch, terminal, slurm, wanted):
+    """QQ-51: not in a file, not in a Slurm job, unless it is asked for."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if slurm:
+        monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    assert bar.wants_bar("auto") is wanted
+    assert bar.wants_bar("on")
+    assert not bar.wants_bar("off")

@@ -1,0 +1,254 @@
+"""The moving average of the weights."""
+
+from copy import deepcopy
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import torch
+from pydantic import Field
+from torch import nn
+
+from common.base.errors import UserError
+from common.config import ConfigError, resolve, section
+from common.optim import Ema, OptimConfig, averaged_state_dict, build_ema
+
+FIXED = "{decay: 0.9, warmup: false}"
+
+
+@section
+class Root:
+    """The section under test."""
+
+    optim: Annotated[OptimConfig, Field(description="how weights change")] = field(default_factory=OptimConfig)
+
+
+@pytest.fixture
+def build(tmp_path: Path):
+    def make(text: str, model: nn.Module) -> Ema:
+        path = tmp_path / "config.yaml"
+        path.write_text(f"optim: {{ema: {text}}}\n")
+        return build_ema(resolve(Root, [path]).config.optim.ema, model)
+
+    return make
+
+
+class Net(nn.Module):
+    """Every kind of tensor a model may hold: parameters, tied and half precision ones, buffers saved or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.tied = nn.Linear(3, 3, bias=False)
+        self.tied.weight = self.layer.weight
+        self.narrow = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.tied(self.norm(self.layer(x)))
+
+
+def moved(model: nn.Module, step: int) -> None:
+    """One pretended training step: every weight and buffer changes."""
+    generator = torch.Generator().manual_seed(step)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
+    model.train()
+    model(torch.randn(4, 3, generator=generator))
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+def test_the_average_is_the_weighted_sum_of_all_weights(build, warmup: bool) -> None:
+    """D-50: closed form per update; running statistics averaged too, the count of batches copied."""
+    model = Net()
+    ema = build(f"{{decay: 0.9, warmup: {str(warmup).lower()}}}", model)
+    expected = {name: tensor.double() for name, tensor in values(model).items()}
+    for n in range(30):
+        moved(model, n)
+        ema.update(model)
+        decay = min(0.9, (1 + n) / (10 + n)) if warmup else 0.9
+        for name, tensor in values(model).items():
+            expected[name] = decay * expected[name] + (1 - decay) * tensor.double()
+    shadow = ema.state_dict()["shadow"]
+    assert shadow["norm.num_batches_tracked"].item() == 30
+    for name in shadow.keys() - {"norm.num_batches_tracked"}:
+        torch.testing.assert_close(shadow[name].double(), expected[name], rtol=1e-4, atol=1e-5, msg=name)
+    assert "scratch" not in shadow
+
+
+def test_half_precision_weights_are_averaged_in_32_bits(build) -> None:
+    """D-50: bfloat16 cannot hold 1 + 0.001; the average must still move, and come back in the model's type."""
+    model = Net()
+    ema = build("{decay: 0.999, warmup: false}", model)
+    with torch.no_grad():
+        model.narrow.fill_(2.0)
+    for _ in range(3):
+        ema.update(model)
+    narrow = ema.state_dict()["shadow"]["narrow"]
+    assert narrow.dtype == torch.float32
+    assert narrow.tolist() == pytest.approx([2 - 0.999**3] * 2)
+    assert averaged_state_dict(model.state_dict(), ema.state_dict())["narrow"].dtype == torch.bfloat16
+    double = nn.Linear(1, 1).double()
+    assert build(FIXED, double).state_dict()["shadow"]["weight"].dtype == torch.float64
+
+
+def test_evaluation_sees_the_average_and_training_its_own_weights(build) -> None:
+    """D-50: within `applied` the model has the averages; afterwards every bit is back, after an error too."""
+    model = Net()
+    ema = build(FIXED, model)
+    moved(model, 0)
+    ema.update(model)
+    own, averaged = values(model), averaged_state_dict(model.state_dict(), ema.state_dict())
+    places = [tensor.data_ptr() for tensor in model.state_dict().values()]
+    assert not same(own, averaged)
+    with ema.applied(model):
+        assert same(values(model), averaged)
+        assert model.tied.weight is model.layer.weight
+    assert same(values(model), own)
+    with pytest.raises(ZeroDivisionError), torch.inference_mode(), ema.applied(model):
+        raise ZeroDivisionError
+    assert same(values(model), own)
+    assert places == [tensor.data_ptr() for tensor in model.state_dict().values()]
+    moved(model, 1)  # and training goes on
+    ema.update(model)
+    model(torch.ones(4, 3)).sum().backward()
+    assert model.layer.weight.grad is not None
+
+
+def test_an_averaged_file_loads_as_the_average(build) -> None:
+    """D-50: what evaluation saw can be written as plain weights, tied ones under both names."""
+    model = Net()
+    ema = build(FIXED, model)
+    moved(model, 0)
+    ema.update(model)
+    other = Net()
+    other.load_state_dict(averaged_state_dict(model.state_dict(), ema.state_dict()))
+    with ema.applied(model):
+        assert same(values(model), values(other))
+
+
+def test_nothing_is_saved_or_changed_while_swapped_in(build) -> None:
+    """D-50: nesting, saving and updating inside `applied` are refused, and the weights still come back."""
+    model = Net()
+    ema = build(FIXED, model)
+    moved(model, 0)
+    own = values(model)
+    with ema.applied(model):
+        for forbidden in (
+            ema.state_dict,
+            lambda: ema.load_state_dict({}),
+            lambda: ema.update(model),
+            lambda: ema.reset(model),
+            lambda: ema.applied(model).__enter__(),
+        ):
+            with pytest.raises(RuntimeError, match="inside its own `applied`"):
+                forbidden()
+    assert same(values(model), own)
+    ema.state_dict()
+
+
+def test_a_saved_average_continues_bit_for_bit(build, tmp_path: Path) -> None:
+    """D-50: save, safe load, continue: as if never stopped, with the decay's warm-up and `every`."""
+    text = "{decay: 0.99, every: 2}"
+    uncut_model, cut_model = Net(), Net()
+    cut_model.load_state_dict(uncut_model.state_dict())
+    uncut, first = build(text, uncut_model), build(text, cut_model)
+    for n in range(11):
+        moved(uncut_model, n)
+        uncut.update(uncut_model)
+    for n in range(5):
+        moved(cut_model, n)
+        first.update(cut_model)
+    torch.save({"model": cut_model.state_dict(), "ema": first.state_dict()}, tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    resumed_model = Net()
+    resumed_model.load_state_dict(state["model"])
+    second = build(text, resumed_model)
+    second.load_state_dict(state["ema"])
+    assert same(second.state_dict()["shadow"], first.state_dict()["shadow"])
+    for n in range(5, 11):
+        moved(resumed_model, n)
+        second.update(resumed_model)
+    ended, expected = second.state_dict(), uncut.state_dict()
+    assert (ended["updates"], ended["steps"]) == (expected["updates"], expected["steps"]) == (5, 11)
+    assert same(ended["shadow"], expected["shadow"])
+
+
+def test_off_is_an_object_with_the_same_methods(build) -> None:
+    """D-50: decay 0 does nothing anywhere, and leaves an average of an earlier run behind."""
+    model = Net()
+    ema = build("{}", model)
+    own = values(model)
+    ema.update(model)
+    with ema.applied(model), ema.applied(model):
+        assert same(values(model), own)
+    assert ema.state_dict() == {}
+    ema.load_state_dict(build(FIXED, model).state_dict())
+    ema.reset(model)
+    assert same(averaged_state_dict(model.state_dict(), ema.state_dict()), own)
+
+
+def test_a_state_that_does_not_fit_is_refused(build) -> None:
+    """D-50: no average in the file, or that of another model, names what is wrong and what to do."""
+    ema = build(FIXED, Net())
+    with pytest.raises(UserError, match=r"ema\.decay 0\.9.*no average.*set it to 0"):
+        ema.load_state_dict({})
+    with pytest.raises(UserError, match=r"nothing for narrow"):
+        ema.load_state_dict(build(FIXED, nn.Linear(3, 3)).state_dict())
+    other = build(FIXED, nn.Linear(2, 3))
+    with pytest.raises(UserError, match=r"shape \(3, 3\) for weight, the model has shape \(3, 2\)"):
+        other.load_state_dict(build(FIXED, nn.Linear(3, 3)).state_dict())
+    with pytest.raises(RuntimeError, match="another model"):
+        ema.update(Net())
+
+
+def test_reset_begins_from_weights_loaded_later(build) -> None:
+    """D-50: fine-tuning loads weights after the average was built; it must not remember random ones."""
+    model = Net()
+    ema = build("{decay: 0.9}", model)
+    ema.update(model)
+    moved(model, 0)
+    ema.reset(model)
+    state = ema.state_dict()
+    assert (state["updates"], state["steps"]) == (0, 0)
+    assert same(averaged_state_dict(model.state_dict(), state), values(model))
+
+
+def test_a_buffer_that_its_module_replaces_is_followed(build) -> None:
+    """D-50: `self.buffer = new` and `model.to(...)` make new tensors; the average reads where the model keeps them."""
+    model = nn.Module()
+    model.register_buffer("mean", torch.zeros(2))
+    ema = build(FIXED, model)
+    model.mean = torch.ones(2)
+    ema.update(model)
+    assert ema.state_dict()["shadow"]["mean"].tolist() == pytest.approx([0.1, 0.1])
+    with ema.applied(model):
+        assert model.mean.tolist() == pytest.approx([0.1, 0.1])
+    assert model.mean.tolist() == [1.0, 1.0]
+
+
+def test_the_average_does_not_share_memory_with_the_model(build) -> None:
+    """D-50: an untouched average keeps the first weights while the model moves on."""
+    model = Net()
+    ema = build(FIXED, model)
+    first = deepcopy(ema.state_dict()["shadow"])
+    moved(model, 0)
+    assert same(ema.state_dict()["shadow"], first)
+
+
+@pytest.mark.parametrize("text", ["{decay: 1.0}", "{decay: -0.1}", "{every: 0}", "{dcay: 0.9}"])
+def test_mistakes_are_refused(build, text: str) -> None:
+    """D-50: ranges and names are checked when the configuration is read."""
+    with pytest.raises(ConfigError, match=r"optim\.ema\.(decay|every|dcay)"):
+        build(text, nn.Linear(1, 1))

@@ -1,0 +1,379 @@
+"""Learning rate schedules against closed forms and against torch's own."""
+
+import math
+from collections.abc import Callable
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import torch
+from pydantic import Field
+from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
+
+from common.base.errors import UserError
+from common.config import ConfigError, resolve, section
+from common.optim import OptimConfig, Schedule, build_schedule
+
+TOTAL, EPOCH = 60, 6  # optimizer steps in the run and in an epoch
+BASE = 0.5
+
+
+@section
+class Root:
+    """The section under test."""
+
+    optim: Annotated[OptimConfig, Field(description="how weights change")] = field(default_factory=OptimConfig)
+
+
+def an_optimizer(cls: Callable[..., Optimizer] = SGD, **arguments: Any) -> Optimizer:
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]}, {"params": [torch.nn.Parameter(torch.zeros(1))]}]
+    groups[1]["lr"] = 2 * BASE  # type: ignore[assignment]
+    return cls(groups, lr=BASE, **arguments)
+
+
+@pytest.fixture
+def build(tmp_path: Path):
+    def make(
+        text: str, total: int | None = TOTAL, epoch: int | None = EPOCH, optimizer: Optimizer | None = None
+    ) -> tuple[Schedule, Optimizer]:
+        path = tmp_path / "config.yaml"
+        path.write_text(f"optim: {{lr_scheduler: {text}}}\n")
+        config = resolve(Root, [path]).config.optim.lr_scheduler
+        optimizer = optimizer or an_optimizer()
+        return build_schedule(config, optimizer, total, epoch), optimizer
+
+    return make
+
+
+def rates(built: tuple[Schedule, Optimizer], steps: range = range(TOTAL)) -> list[float]:
+    schedule, optimizer = built
+    found = []
+    for step in steps:
+        schedule.step(step)
+        first, second = (group["lr"] for group in optimizer.param_groups)
+        assert second == pytest.approx(2 * first), "every group keeps its own base rate"
+        found.append(first)
+    return found
+
+
+def torch_rates(make: Callable[[Optimizer], Any], steps: int = TOTAL) -> list[float]:
+    optimizer = an_optimizer(momentum=0.9)
+    scheduler = make(optimizer)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+SAME_AS_TORCH = {
+    "{type: constant}": lambda o: lr_scheduler.ConstantLR(o, factor=1.0),
+    "{type: linear, min_factor: 0.1}": lambda o: lr_scheduler.LinearLR(o, 1.0, 0.1, total_iters=TOTAL),
+    "{type: linear, tmax: 5}": lambda o: lr_scheduler.LinearLR(o, 1.0, 0.0, total_iters=30),
+    "{type: cosine, min_factor: 0.2}": lambda o: lr_scheduler.LambdaLR(
+        o, lambda t: 0.2 + 0.8 * (1 + math.cos(math.pi * t / TOTAL)) / 2
+    ),
+    "{type: CosineAnnealingLR}": lambda o: lr_scheduler.CosineAnnealingLR(o, TOTAL),
+    "{type: poly, power: 2}": lambda o: lr_scheduler.PolynomialLR(o, TOTAL, power=2.0),
+    "{type: PolyLR, tmax: 30step}": lambda o: lr_scheduler.PolynomialLR(o, 30, power=0.9),
+    "{type: multistep, lr_steps: [2, 5], lr_gamma: 0.3}": lambda o: lr_scheduler.MultiStepLR(o, [12, 30], 0.3),
+    "{type: MultiStepLR, lr_steps: [7step, 0.5epoch]}": lambda o: lr_scheduler.MultiStepLR(o, [3, 7], 0.1),
+    "{type: exponential, lr_steps: [5], lr_gamma: 0.1}": lambda o: lr_scheduler.ExponentialLR(o, 0.1 ** (1 / 30)),
+    "{type: onecycle}": lambda o: lr_scheduler.OneCycleLR(o, [BASE, 2 * BASE], total_steps=TOTAL, cycle_momentum=False),
+    "{type: onecycle, pct_start: 0.55, div_factor: 5, final_div_factor: 10}": lambda o: lr_scheduler.OneCycleLR(
+        o, [BASE, 2 * BASE], total_steps=TOTAL, pct_start=0.55, div_factor=5, final_div_factor=10, cycle_momentum=False
+    ),
+}
+# Here every milestone lies behind the longest warm-up of the tests below.
+PURE = [text.replace("[7step, 0.5epoch]", "[17step, 2.5epoch]") for text in SAME_AS_TORCH]
+
+
+@pytest.mark.parametrize("text", SAME_AS_TORCH)
+def test_the_rates_are_those_of_torch(build, text: str) -> None:
+    """CT-23, CT-24, QQ-28, MM-51, R-38: every step of every kind, old names too, against torch's scheduler."""
+    # The last step of OneCycleLR allows no further `step`.
+    steps = TOTAL - 1 if "onecycle" in text else TOTAL
+    expected = torch_rates(SAME_AS_TORCH[text], steps)
+    assert rates(build(text), range(steps)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", PURE)
+@pytest.mark.parametrize("warmup", ["0", "2", "7step"])
+def test_the_rate_is_a_pure_function_of_the_step(build, text: str, warmup: str) -> None:
+    """R-61, D-17, MM-53: in any order, after a jump, from a fresh schedule, with a loaded optimizer: the same rates."""
+    text = f"{text[:-1]}, warmup: {warmup}}}"
+    forward = rates(build(text))
+    assert rates(build(text), range(TOTAL - 1, -1, -1)) == forward[::-1]
+    for start in (1, 12, 30, 59):  # 12 and 30 are milestones: D-17 decayed twice there
+        schedule, optimizer = build(text)
+        trained = build(text)
+        rates(trained, range(start))
+        schedule.load_state_dict(trained[0].state_dict())
+        optimizer.load_state_dict(trained[1].state_dict())
+        assert rates((schedule, optimizer), range(start, TOTAL)) == forward[start:]
+
+
+def test_a_rate_loaded_into_the_optimizer_does_not_stay(build) -> None:
+    """R-61, D-17: the schedule decides, whatever rate a checkpoint of another configuration put there meanwhile."""
+    schedule, optimizer = build("{type: constant}")
+    schedule.step(0)
+    state = optimizer.state_dict()
+    state["param_groups"][0]["lr"] = 77.0
+    optimizer.load_state_dict(state)
+    schedule.step(1)
+    assert optimizer.param_groups[0]["lr"] == BASE
+
+
+@pytest.mark.parametrize("text", PURE)
+def test_warm_up_rises_from_above_zero_inside_the_total(build, text: str) -> None:
+    """D-18, QQ-27, R-38: linear per step, never 0, reaching the schedule's start; the end does not move."""
+    found = rates(build(f"{text[:-1]}, warmup: 9step}}"))
+    top = found[9]
+    assert found[:9] == pytest.approx([top * (i + 1) / 10 for i in range(9)])
+    started = rates(build(f"{text[:-1]}, warmup: 9step, warmup_factor: 0.5}}"))
+    assert started[:9] == pytest.approx([top * (0.5 + 0.5 * (i + 1) / 10) for i in range(9)])
+    assert started[9:] == found[9:]
+    if "tmax" not in text and ("linear" in text or "poly" in text):
+        assert found[9] == pytest.approx(BASE)
+        assert found[-1] < found[-2] < found[-3]
+
+
+def test_milestones_and_ends_count_from_the_start_of_the_run(build) -> None:
+    """R-38: a warm-up shifts no milestone; cosine ends at its total with the floor, and stays there."""
+    found = rates(build("{type: multistep, lr_steps: [2, 5], lr_gamma: 0.5, warmup: 1}"))
+    assert found[6:] == [BASE] * 6 + [BASE / 2] * 18 + [BASE / 4] * 30
+    inside = rates(build("{type: multistep, lr_steps: [2step], lr_gamma: 0.5, warmup: 4step}"))
+    assert inside[:5] == pytest.approx([BASE / 2 * i / 5 for i in range(1, 6)])
+    cosine = rates(build("{type: cosine, warmup: 1, tmax: 4, min_factor: 0.25}"))
+    assert cosine[15] == pytest.approx(BASE * (0.25 + 0.75 / 2))  # half way between step 6 and step 24
+    assert cosine[24:] == [BASE * 0.25] * 36
+    exponential = rates(build("{type: ExponentialLR, lr_steps: [5], lr_gamma: 0.01, warmup: 1, min_factor: 0.001}"))
+    assert exponential[30] == pytest.approx(BASE * 0.01)
+    assert exponential[18] == pytest.approx(BASE * 0.1)
+    assert min(exponential[6:]) == pytest.approx(BASE * 0.001)
+
+
+def test_the_floor_is_a_factor_and_never_raises_the_rate(build) -> None:
+    """D-16: whatever the rate, the floor lies below it."""
+    for kind in ("linear", "cosine", "poly", "multistep", "exponential", "onecycle"):
+        found = rates(build(f"{{type: {kind}, min_factor: 0.3, lr_steps: [1, 2, 3], lr_gamma: 0.1}}"), range(200))
+        assert max(found) <= BASE
+        assert found[-1] == pytest.approx(0.3 * BASE)
+
+
+def test_the_old_warm_up_cosine_takes_its_length_from_lr_steps(build) -> None:
+    """CT-23, D-18: WarmUpCosineLR warms up for lr_steps[0] epochs, per step, unless `warmup` says how long."""
+    assert rates(build("{type: WarmUpCosineLR, lr_steps: [3]}")) == rates(build("{type: cosine, warmup: 3}"))
+    assert rates(build("{type: WarmUpCosineLR, warmup: 2}")) == rates(build("{type: cosine, warmup: 2}"))
+
+
+# --- plateau ------------------------------------------------------------------------------------------------------
+
+VALUES = [1.0, 0.9, 0.95, 0.91, 0.90, 0.8, 0.8, 0.85, math.nan, 0.9, 0.9, 0.9, 0.7, 0.71, 0.72, 0.73, 0.74, 0.75]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("cooldown", [0, 2])
+def test_plateau_follows_the_rules_of_torch(build, mode: str, cooldown: int) -> None:
+    """QQ-26, QQ-28, MM-51: rate after every validation as in ReduceLROnPlateau, the warm-up in front."""
+    reference = an_optimizer()
+    torchs = lr_scheduler.ReduceLROnPlateau(reference, mode, factor=0.5, patience=1, cooldown=cooldown)
+    options = f"type: plateau, mode: {mode}, patience: 1, cooldown: {cooldown}, lr_gamma: 0.5"
+    mine, warmed = build(f"{{{options}}}"), build(f"{{{options}, warmup: 4step}}")
+    seen = []
+    for step, value in enumerate(VALUES):
+        [rate], [risen] = rates(mine, range(step, step + 1)), rates(warmed, range(step, step + 1))
+        assert rate == pytest.approx(reference.param_groups[0]["lr"])
+        assert risen == pytest.approx(rate * min(1.0, (step + 1) / 5))
+        seen.append(rate)
+        for schedule in (mine[0], warmed[0]):
+            schedule.after_validation(value)
+        torchs.step(value)
+    assert len(set(seen)) > 2
+
+
+def test_plateau_counts_below_zero_too(build) -> None:
+    """QQ-26: a negative loss that stands still is no progress; torch's scheduler takes it for some."""
+    schedule, optimizer = build("{type: plateau, patience: 1}")
+    for _ in range(3):
+        schedule.after_validation(-1.0)
+    schedule.step(0)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * BASE)
+
+
+def test_plateau_has_a_floor_and_needs_a_value(build) -> None:
+    """QQ-26: `min_factor` ends the drops; a validation without value is an error, not a rate that never drops."""
+    schedule, optimizer = build("{type: plateau, patience: 0, min_factor: 0.2, lr_gamma: 0.5}")
+    for _ in range(8):
+        schedule.after_validation(1.0)
+    schedule.step(0)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2 * BASE)
+    with pytest.raises(UserError, match=r"plateau.*no value"):
+        schedule.after_validation(None)
+    build("{type: cosine}")[0].after_validation(None)  # nobody else minds
+
+
+# --- torch's schedulers by path ---------------------------------------------------------------------------------
+
+BY_PATH = {
+    "{type: torch.optim.lr_scheduler.StepLR, args: {step_size: 7, gamma: 0.5}}": lambda o: lr_scheduler.StepLR(
+        o, 7, 0.5
+    ),
+    "{type: 'torch.optim.lr_scheduler:MultiStepLR', args: {milestones: [5, 9]}}": lambda o: lr_scheduler.MultiStepLR(
+        o, [5, 9]
+    ),
+    "{type: torch.optim.lr_scheduler.CyclicLR, args: {base_lr: [0.1, 0.2], max_lr: [1.0, 2.0], step_size_up: 8}}": (
+        lambda o: lr_scheduler.CyclicLR(o, [0.1, 0.2], [1.0, 2.0], step_size_up=8)
+    ),
+    "{type: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts, args: {T_0: 9}}": (
+        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 9)
+    ),
+    "{type: torch.optim.lr_scheduler.OneCycleLR, args: {max_lr: [0.5, 1.0], total_steps: 60}}": (
+        lambda o: lr_scheduler.OneCycleLR(o, [0.5, 1.0], total_steps=60)
+    ),
+}
+
+
+@pytest.mark.parametrize("text", BY_PATH)
+def test_a_torch_scheduler_by_path(build, text: str, recwarn: pytest.WarningsRecorder) -> None:
+    """CT-23, MM-51: any scheduler of torch, counted in optimizer steps, with the warm-up before it."""
+    expected = torch_rates(BY_PATH[text], TOTAL - 1)
+    steps = range(TOTAL - 1)
+    assert rates(build(text, optimizer=an_optimizer(momentum=0.9)), steps) == pytest.approx(expected)
+    warmed = rates(build(f"{text[:-1]}, warmup: 4step}}", optimizer=an_optimizer(momentum=0.9)), steps)
+    assert warmed[:4] == pytest.approx([expected[0] * i / 5 for i in (1, 2, 3, 4)])
+    assert warmed[4:] == pytest.approx(expected[:-4])
+    assert not recwarn.list
+
+
+def test_a_torch_scheduler_cycles_the_momentum_of_this_optimizer(build) -> None:
+    """MM-51: what CyclicLR does to AdamW's betas reaches the optimizer."""
+    text = "{type: torch.optim.lr_scheduler.CyclicLR, args: {base_lr: 0.1, max_lr: 1.0, step_size_up: 4}}"
+    schedule, optimizer = build(text, optimizer=an_optimizer(AdamW))
+    reference = an_optimizer(AdamW)
+    torchs = lr_scheduler.CyclicLR(reference, 0.1, 1.0, step_size_up=4)
+    for step in range(10):
+        schedule.step(step)
+        assert optimizer.param_groups[1]["betas"] == reference.param_groups[1]["betas"]
+        assert optimizer.param_groups[1]["lr"] == reference.param_groups[1]["lr"]
+        reference.step()
+        torchs.step()
+
+
+def only_plain(value: Any) -> bool:
+    if type(value) in (dict, list, tuple):
+        return all(only_plain(one) for one in (value.values() if type(value) is dict else value))
+    return type(value) in (bool, int, float, str, type(None))
+
+
+@pytest.mark.parametrize("text", [*BY_PATH, "{type: plateau, patience: 0}", "PATH"])
+@pytest.mark.parametrize("stop", [3, 8, 30])
+def test_stateful_schedules_resume_exactly(build, tmp_path: Path, text: str, stop: int) -> None:
+    """D-17, MM-52, R-61: state of plain values through a safe load, then the rates and momenta of the uncut run."""
+    text = text.replace("PATH", "{type: torch.optim.lr_scheduler.ReduceLROnPlateau, args: {patience: 0}}")
+    text = f"{text[:-1]}, warmup: 5step}}"
+
+    def run(built: tuple[Schedule, Optimizer], steps: range) -> list[Any]:
+        seen = []
+        for step in steps:
+            built[0].step(step)
+            seen.append([(group["lr"], group["betas"]) for group in built[1].param_groups])
+            built[0].after_validation([1.0, 2.0, 0.5][step % 3])
+        return seen
+
+    uncut = run(build(text, optimizer=an_optimizer(AdamW)), range(50))
+    first, second = build(text, optimizer=an_optimizer(AdamW)), build(text, optimizer=an_optimizer(AdamW))
+    assert run(first, range(stop)) == uncut[:stop]
+    assert only_plain(first[0].state_dict())
+    torch.save({"schedule": first[0].state_dict(), "optimizer": first[1].state_dict()}, tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    second[0].load_state_dict(state["schedule"])
+    second[1].load_state_dict(state["optimizer"])
+    assert run(second, range(stop, 50)) == uncut[stop:]
+
+
+def test_a_step_back_with_a_torch_scheduler_is_computed_anew(build) -> None:
+    """R-61: with torch's schedulers too, skip and plot agree with the run."""
+    built = build("{type: torch.optim.lr_scheduler.StepLR, args: {step_size: 7}}")
+    assert rates(built, range(20, 10, -1)) == rates(built, range(11, 21))[::-1]
+
+
+def test_the_optimizer_is_left_as_it_was(build) -> None:
+    """MM-53: a torch scheduler neither wraps `optimizer.step` nor leaves its marks in the groups."""
+    optimizer = an_optimizer(momentum=0.9)
+    keys = set(optimizer.param_groups[0])
+    schedule, _ = build("{type: torch.optim.lr_scheduler.StepLR, args: {step_size: 7}}", optimizer=optimizer)
+    schedule.step(0)
+    assert "step" not in vars(optimizer)
+    assert set(optimizer.param_groups[0]) == keys
+
+
+# --- mistakes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{type: cosin}", ["lr_scheduler.type", "did you mean cosine"]),
+        ("{type: StepLR}", ["lr_scheduler.type", "torch.optim.lr_scheduler.StepLR"]),
+        ("{type: torch.optim.lr_scheduler.StepLr}", ["lr_scheduler.type", "did you mean StepLR"]),
+        ("{type: torch.optim.Adam}", ["lr_scheduler.type", "LRScheduler"]),
+        ("{type: torch.optim.lr_scheduler.StepLR, args: {step: 3}}", ["args", "step_size"]),
+        ("{type: cosine, args: {T_max: 3}}", ["args", "T_max", "cosine"]),
+        ("{warmup: 5eopch}", ["lr_scheduler.warmup", "5eopch"]),
+        ("{tmax: 0}", ["lr_scheduler.tmax", "null"]),
+        ("{lr_steps: []}", ["lr_scheduler.lr_steps", "at least one"]),
+        ("{lr_steps: [5, 3x]}", ["lr_scheduler.lr_steps", "3x"]),
+        ("{min_factor: 1.5}", ["lr_scheduler.min_factor"]),
+        ("{mode: low}", ["lr_scheduler.mode", "min", "max"]),
+        ("{milestones: [5]}", ["lr_scheduler.milestones", "lr_steps"]),
+        ("{gamma: 0.5}", ["lr_scheduler.gamma", "lr_gamma"]),
+        ("{T_max: 5}", ["lr_scheduler.T_max", "tmax"]),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_built(build, text: str, says: list[str]) -> None:
+    """D-16, QQ-28: unknown kinds, arguments and lengths are refused with the nearest right name."""
+    with pytest.raises(ConfigError) as raised:
+        build(text)
+    for words in says:
+        assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "poly", "onecycle"])
+def test_a_schedule_that_ends_needs_to_know_when(build, kind: str) -> None:
+    """QQ-25, R-38: without a length of the run, `tmax` in steps is asked for, and then enough."""
+    with pytest.raises(UserError, match=rf"{kind}.*lr_scheduler\.tmax in steps"):
+        build(f"{{type: {kind}}}", total=None)
+    with pytest.raises(UserError, match=r"tmax 5.*no length"):
+        build(f"{{type: {kind}, tmax: 5}}", total=None, epoch=None)
+    known = rates(build(f"{{type: {kind}, tmax: 60step}}", total=None, epoch=None))
+    assert known == rates(build(f"{{type: {kind}}}"))
+
+
+@pytest.mark.parametrize("kind", ["constant", "multistep", "exponential", "plateau"])
+def test_the_others_run_without_end(build, kind: str) -> None:
+    """QQ-25: an endless run over data without length, as long as lengths are in steps."""
+    found = rates(build(f"{{type: {kind}, lr_steps: [5step], warmup: 3step}}", total=None, epoch=None))
+    assert found[3] > 0
+    with pytest.raises(UserError, match=r"lr_scheduler\.warmup 3.*in steps"):
+        build(f"{{type: {kind}, warmup: 3}}", total=None, epoch=None)
+
+
+def test_a_warm_up_longer_than_the_schedule_is_refused(build) -> None:
+    """R-38: the warm-up counts inside the total, so it must leave something of it."""
+    for text in ("{type: cosine, warmup: 10}", "{type: exponential, lr_steps: [2], warmup: 2}"):
+        with pytest.raises(UserError, match="shorten the warm-up"):
+            build(text)
+
+
+def test_another_schedules_state_is_refused_where_it_matters(build) -> None:
+    """MM-52: plateau cannot continue from cosine; a pure function of the step takes over from anything."""
+    cosine, plateau = build("{type: cosine}")[0], build("{type: plateau}")[0]
+    by_path = build("{type: torch.optim.lr_scheduler.StepLR, args: {step_size: 7}}")[0]
+    for mine, theirs in ((plateau, cosine), (by_path, plateau), (plateau, by_path)):
+        with pytest.raises(UserError, match=r"lr_scheduler\.type"):
+            mine.load_state_dict(theirs.state_dict())
+    cosine.load_state_dict(plateau.state_dict())
+    assert cosine.state_dict() == {}

@@ -1,0 +1,243 @@
+"""The run's folder: nothing is overwritten, one writer at a time, and `job.sh` repeats what happened."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from loguru import logger
+
+from common.base.errors import UserError
+from common.run import record as provenance
+from common.run.folder import OpenRun, open_run, read_status, write_status
+from common.run.lock import FolderLock
+from common.run.paths import DirConfig, RunFolder, data_dir, eval_dir
+
+PROJECT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """What is logged during the test."""
+    lines: list[str] = []
+    number = logger.add(lines.append, format="{message}")
+    yield lines
+    logger.remove(number)
+
+
+def open_(project: Path, name: str = "digits", **changes) -> OpenRun:
+    options = {"resume": False, "resolved_values": {"name": name}, "argv": ["train.py"], "seed": 7, "world_size": 1}
+    return open_run(RunFolder.of(DirConfig(), name, project), project=project, **{**options, **changes})
+
+
+def foreign_lock(run: RunFolder, **fields) -> None:
+    """A lock as another process left it."""
+    run.root.mkdir(parents=True, exist_ok=True)
+    run.lock_file.write_text(json.dumps({"host": socket.gethostname(), "pid": 1, "time": "then", **fields}))
+
+
+def test_paths_are_below_the_project_wherever_the_command_is_given(tmp_path, monkeypatch):
+    """CT-08, CT-11, D-11: paths are worked out alike on every process, without touching the disk."""
+    monkeypatch.chdir("/")
+    run = RunFolder.of(DirConfig(), "a", tmp_path)
+    assert run.root == tmp_path / "experiments/a"
+    assert (run.checkpoints, run.event, run.eval) == (run.root / "checkpoints", run.root / "event", run.root / "eval")
+    assert run.log_file(3) != run.log_file(0)
+    assert data_dir(DirConfig(), tmp_path) == tmp_path / "data"
+    assert data_dir(DirConfig(data_dir="d"), tmp_path) == tmp_path / "d"
+    assert RunFolder.of(DirConfig(expr_dir="/scratch"), "a", tmp_path).root == Path("/scratch/a")
+    assert eval_dir(DirConfig(), run.checkpoints / "best.pt", "eval", tmp_path) == run.eval / "best"
+    assert eval_dir(DirConfig(), run.checkpoints / "best.pt", "val", tmp_path) == run.eval / "best_val"
+    assert eval_dir(DirConfig(eval_dir="out"), run.checkpoints / "best.pt", "val", tmp_path) == tmp_path / "out"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_record_says_what_ran(project):
+    """CT-09, MM-37, XP-03, R-48: command line, seed, versions and complete configuration are kept."""
+    values = {"name": "digits", "optim": {"lr": 1e-05, "note": "1e-5"}, "list": [1, None]}
+    with open_(project, resolved_values=values, argv=["train.py", "--config", "a b.yaml"], world_size=2) as run:
+        assert yaml.safe_load(run.folder.config_file.read_text()) == values
+        (attempt,) = json.loads(run.folder.record_file.read_text())["attempts"]
+    assert attempt["argv"] == ["train.py", "--config", "a b.yaml"]
+    assert attempt["command"].endswith("train.py --config 'a b.yaml'")
+    assert (attempt["seed"], attempt["world_size"], attempt["launcher"]) == (7, 2, "python")
+    assert attempt["versions"]["python"].startswith("3.")
+    assert "torch" in provenance.environment_text(attempt)
+
+
+def test_the_environment_is_not_recorded(project, monkeypatch):
+    """CT-09: variables hold tokens; none of them reaches the folder."""
+    monkeypatch.setenv("SECRET_TOKEN", "canary-4711")
+    with open_(project) as run:
+        texts = [path.read_text() for path in run.folder.root.rglob("*") if path.is_file()]
+    assert len(texts) > 4
+    assert not any("canary-4711" in text for text in texts)
+
+
+def test_a_second_run_of_the_same_name_moves_the_first(project):
+    """CT-08, BS-07: an old run is never overwritten."""
+    with open_(project) as first:
+        (first.folder.checkpoints / "best.pt").write_text("precious")
+    start = first.record["time"].partition("+")[0].replace("-", "").replace(":", "").replace("T", "-")
+    for _ in range(2):
+        with open_(project) as run:
+            assert run.attempt == 1
+            assert list(run.folder.checkpoints.iterdir()) == []
+    moved = run.folder.root.with_name(f"digits_{start}")
+    assert (moved / "checkpoints/best.pt").read_text() == "precious"
+    assert len(list(moved.parent.iterdir())) == 3  # the same second twice is no reason to lose one
+    assert not list(moved.parent.glob("*/run.lock"))
+
+
+def test_a_folder_with_anything_in_it_is_moved_too(project):
+    """BS-07: whatever lies there may be dear to somebody."""
+    stray = project / "experiments/digits/notes.txt"
+    stray.parent.mkdir(parents=True)
+    stray.write_text("mine")
+    with open_(project):
+        (moved,) = (project / "experiments").glob("digits_*")
+    assert (moved / "notes.txt").read_text() == "mine"
+
+
+def test_a_resume_keeps_everything(project):
+    """CT-09, D-58: the first configuration stays; each resume adds its own beside it, and an entry to the record."""
+    with open_(project, resolved_values={"lr": 1}) as first:
+        before = first.folder.config_file.read_text(), first.folder.job_file.read_text()
+    for lr in (2, 3):
+        with open_(project, resume=True, resolved_values={"lr": lr}, seed=8) as run:
+            assert (run.attempt, run.id) == (lr, first.id)
+    assert (run.folder.config_file.read_text(), run.folder.job_file.read_text()) == before
+    assert yaml.safe_load((run.folder.root / "config.resume-2.yaml").read_text()) == {"lr": 3}
+    attempts = json.loads(run.folder.record_file.read_text())["attempts"]
+    assert [attempt["config"] for attempt in attempts] == [
+        "config.yaml",
+        "config.resume-1.yaml",
+        "config.resume-2.yaml",
+    ]
+
+
+def test_a_resume_survives_a_damaged_record(project):
+    """D-58: even then the first configuration is not overwritten."""
+    with open_(project, resolved_values={"lr": 1}) as first:
+        first.folder.record_file.write_text('{"attempts": [')
+    with open_(project, resume=True, resolved_values={"lr": 2}):
+        assert yaml.safe_load(first.folder.config_file.read_text()) == {"lr": 1}
+        assert yaml.safe_load((first.folder.root / "config.resume-1.yaml").read_text()) == {"lr": 2}
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_two_processes_never_write_one_folder(project, resume):
+    """CT-08: the second is told which process holds it, and touches nothing."""
+    code = (
+        "import sys, time; from pathlib import Path; from common.run.lock import FolderLock\n"
+        "FolderLock.take(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+    )
+    run = RunFolder.of(DirConfig(), "digits", project)
+    run.root.mkdir(parents=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(run.lock_file)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(UserError, match=rf"in use by process {holder.pid} .*--name"):
+            open_(project, resume=resume)
+        assert [path.name for path in run.root.iterdir()] == ["run.lock"]
+    finally:
+        holder.kill()
+        holder.wait()
+    with open_(project, resume=resume) as taken:  # a killed holder holds nothing
+        assert taken.lock.path.exists()
+
+
+@pytest.mark.parametrize("how", ["gone", "id used again", "not waited for"])
+def test_a_dead_process_lock_is_taken_over(project, log, how):
+    """CT-08: also when its id belongs to another process by now. A line in the log says so."""
+    if how != "gone" and not Path("/proc/self/stat").exists():
+        pytest.skip("this system does not tell when a process started")
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and still has its id
+    if how == "gone":
+        process.wait()
+    fields = {"pid": os.getpid(), "process_start": "1"} if how == "id used again" else {"pid": process.pid}
+    foreign_lock(RunFolder.of(DirConfig(), "digits", project), **fields)
+    with open_(project, resume=True):
+        pass
+    process.wait()
+    assert any("taking over" in line for line in log)
+
+
+def test_a_lock_of_another_host_is_respected(project, monkeypatch):
+    """CT-08: whether that process lives cannot be seen; the message says how to go on. Our own job, requeued, may."""
+    run = RunFolder.of(DirConfig(), "digits", project)
+    foreign_lock(run, host="node17", slurm_job="88", slurm_restart=0)
+    with pytest.raises(UserError, match=r"(?s)node17.*rm '.*run\.lock'"):
+        open_(project)
+    monkeypatch.setenv("SLURM_JOB_ID", "88")
+    with pytest.raises(UserError, match="node17"):
+        open_(project)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    open_(project, resume=True).release()
+
+
+def test_release_leaves_a_lock_that_is_not_ours(tmp_path):
+    """CT-08: somebody removed our lock and took the folder; it is theirs."""
+    lock = FolderLock.take(tmp_path / "run.lock")
+    lock.path.write_text("theirs")
+    lock.release()
+    assert lock.path.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "../a", "a\\b", "-x", "a\nb", "x" * 300])
+def test_a_name_that_is_no_folder_is_refused(tmp_path, name):
+    """CT-08: the message shows the name and the rule."""
+    with pytest.raises(UserError, match="name: "):
+        RunFolder.of(DirConfig(), name, tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(project):
+    """CT-08: parent missing, a file in the way, no permission; each says which path and what to do."""
+    with pytest.raises(UserError, match=r"gone is not a folder"):
+        open_(project / "gone")
+    (project / "experiments").mkdir()
+    (project / "experiments/digits").write_text("a file")
+    with pytest.raises(UserError, match=r"digits is not a folder; .*--name"):
+        open_(project)
+    (project / "experiments/digits").unlink()
+    (project / "experiments").rmdir()
+    (project / "experiments").write_text("a file")
+    with pytest.raises(UserError, match=r"--dir.expr_dir"):
+        open_(project)
+    run = RunFolder.of(DirConfig(expr_dir="/proc"), "digits", project)
+    with pytest.raises(UserError, match=r"cannot be written: .*--dir.expr_dir"):
+        open_run(run, resume=False, resolved_values={}, argv=[], seed=0, world_size=1, project=project)
+
+
+def test_a_failed_start_gives_the_folder_free(project, monkeypatch):
+    """CT-08: a full disk while the record is written is the user's business, and leaves no lock."""
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("common.run.folder.write_bytes", full)
+    with pytest.raises(UserError, match="No space left"):
+        open_(project)
+    assert not (project / "experiments/digits/run.lock").exists()
+
+
+def test_status_is_for_other_programs(project):
+    """QQ-47: state, step and reason of a run, in one small file."""
+    with open_(project) as run:
+        assert read_status(run.folder) is None
+        write_status(run.folder, "stopped", step=12, reason="SIGTERM")
+        status = read_status(run.folder)
+    assert status is not None
+    assert (status["state"], status["step"], status["reason"]) == ("stopped", 12, "SIGTERM")
+    assert not list(run.folder.root.glob(".*"))

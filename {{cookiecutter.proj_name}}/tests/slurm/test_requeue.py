@@ -1,0 +1,144 @@
+"""Around the training of a Slurm job: how it starts, and who is queued again."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from common.failure import failsafe
+from common.run.folder import read_status, write_status
+from common.run.paths import RunFolder
+from common.slurm import requeue
+from tests.conftest import calls_of
+
+
+@pytest.fixture
+def job(tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run whose job has just started for the first time."""
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    run = RunFolder(tmp_path / "run")
+    (run.root / "slurm").mkdir(parents=True)
+    run.checkpoints.mkdir()
+    (run.root / "slurm" / "config.yaml").write_text("name: run\n")
+    start(run)
+    return run
+
+
+def start(run: RunFolder) -> str:
+    time.sleep(0.01)  # the kernel's clock for files ticks every 4 ms
+    return requeue.before(run.root, run.root / "slurm" / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "code", "expected", "again"),
+    [
+        ("stopped", "SIGUSR1", 75, 75, True),
+        ("stopped", "SIGUSR2", 75, 75, True),
+        ("stopped", "SIGUSR1", 137, 75, True),  # srun killed the others when the first had left
+        (None, "", 138, 75, True),  # the signal came while Python was being loaded
+        ("finished", "finished", 0, 0, False),
+        ("finished", "finished", 134, 0, False),  # a process fell over on its way out
+        ("stopped", "SIGTERM", 143, 143, False),
+        ("stopped", "SIGINT", 130, 130, False),
+        ("failed", "ValueError: x", 1, 1, False),
+        ("failed", "optim.lr: x", 2, 2, False),
+        ("failed", "out of memory", 138, 138, False),
+        ("running", "", 137, 137, False),  # killed
+        (None, "", 2, 2, False),  # a mistake that was found before there was a run
+    ],
+)
+def test_who_is_queued_again(
+    job: RunFolder, cluster: Path, state: str | None, reason: str, code: int, expected: int, again: bool
+) -> None:
+    """R-46: only what was stopped in order to go on; decided by what the main process wrote, not by srun's code."""
+    if state is not None:
+        write_status(job, state, step=3, reason=reason)
+    assert requeue.after(job.root, code) == expected
+    assert ("requeue 17" in calls_of(cluster, "scontrol")) == again
+    status = read_status(job)
+    if state in (None, "running"):
+        assert again or (status is not None and (status["state"], str(code) in status["reason"]) == ("failed", True))
+
+
+def test_a_status_of_an_earlier_start_counts_for_nothing(job: RunFolder, cluster: Path) -> None:
+    """R-46: the first start was stopped to go on; the second fell over before it could say anything."""
+    write_status(job, "stopped", step=3, reason="SIGUSR1")
+    start(job)
+    assert requeue.after(job.root, 1) == 1
+    assert calls_of(cluster, "scontrol requeue") == []
+
+
+def test_a_preempted_job_that_saved_in_time_is_queued_again(
+    job: RunFolder, cluster: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-46: Slurm itself requeues only what it has to kill: one that ends within its grace time would be lost."""
+    monkeypatch.setenv("PREEMPT", "2026-03-01T14:05:00")
+    assert requeue.after(job.root, 143) == 75  # before there was anything to save
+    write_status(job, "running", step=0)
+    assert requeue.after(job.root, 1) == 1  # something else went wrong
+    write_status(job, "stopped", step=3, reason="SIGTERM")
+    assert requeue.after(job.root, 143) == 75
+    assert calls_of(cluster, "scontrol").count("requeue 17") == 2
+
+
+@pytest.mark.parametrize("how", ["refused", "missing"])
+def test_a_job_that_cannot_be_queued_again(
+    job: RunFolder, cluster: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], how: str
+) -> None:
+    """R-46: says so, how to go on, and ends with 75; a busy controller is asked again."""
+    write_status(job, "stopped", step=3, reason="SIGUSR1")
+    monkeypatch.setattr(requeue, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setenv("SCONTROL_CODE", "1")
+    monkeypatch.setenv("SCONTROL_SAYS", "Requested operation is presently disabled")
+    if how == "missing":
+        monkeypatch.setenv("PATH", "/nowhere")
+    assert requeue.after(job.root, 75) == 75
+    said = capfd.readouterr().err
+    assert ("presently disabled" if how == "refused" else "no scontrol") in said
+    assert "--resume auto" in said
+    assert len(calls_of(cluster, "scontrol")) == (3 if how == "refused" else 0)
+
+
+def test_a_job_that_gets_nowhere_is_stopped(job: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
+    """R-46: three restarts without a newer checkpoint, whoever queued it again; with one, the count starts anew."""
+    for number in range(8):
+        if number == 2:
+            (job.checkpoints / "latest.pt").touch()
+        if number == 5:
+            with pytest.raises(SystemExit):
+                start(job)
+            break
+        start(job)
+    assert "job 17 was queued again 3 times" in capfd.readouterr().err
+    status = read_status(job)
+    assert status is not None
+    assert status["state"] == "failed"
+
+
+def test_where_a_job_begins(job: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-46: as its config says, until it has saved for itself: then from there, even if it began from other weights."""
+    assert start(job) == ""
+    config, old = job.root / "slurm" / "config.yaml", job.checkpoints / "latest.pt"
+    old.touch()
+    os.utime(old, ns=(0, config.stat().st_mtime_ns - 1))  # of before this submission
+    assert start(job) == ""
+    old.touch()
+    assert start(job) == "--resume auto --progress.start_epoch -1"
+    write_status(job, "finished", step=9)
+    os.utime(job.status_file, ns=(0, config.stat().st_mtime_ns - 1))  # submitted again, to be trained for longer
+    assert start(job) != "finished"
+    monkeypatch.setenv("SLURM_JOB_ID", "18")
+    write_status(job, "finished", step=9)
+    assert start(job) == "finished"
+
+
+def test_the_command_line_around_training(job: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """R-46: what a job file calls."""
+    assert requeue.EXIT_COME_AGAIN == failsafe.EXIT_COME_AGAIN
+    write_status(job, "finished", step=3)
+    assert requeue.main(["before", str(job.root), str(job.root / "slurm" / "config.yaml")]) == 0
+    assert capsys.readouterr().out == "finished\n"
+    write_status(job, "failed", step=3)
+    assert requeue.main(["after", str(job.root), "7"]) == 7
+    assert requeue.main(["never"]) == 2

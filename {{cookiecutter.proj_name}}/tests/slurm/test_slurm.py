@@ -1,0 +1,317 @@
+"""Slurm without Slurm: stand-ins on the PATH record how they are called. On a real one: the template's own tests."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.run.folder import write_status
+from common.run.paths import RunFolder
+from common.slurm import snapshot
+from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, load, same
+
+SHELL = shutil.which("dash") or "sh"
+# Stands in for Python in the tests of the shell script alone: it answers like custom.submit.
+PYTHON = """#!/bin/sh
+[ "$2" = custom.submit ] || exec "$REAL_PYTHON" "$@"
+printf '%s\\n' "$@" >"$SUBMIT_WORDS"
+mkdir -p "$RUN/slurm" "$RUN/code"
+printf '%s\\n' "$RUN" "${SUFFIX:-}" "${GPUS:-0}"
+"""
+
+
+Script = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def script(tmp_path: Path, cluster: Path) -> Script:
+    """script("--slurm.nodes", "2", GPUS="4"): slurm.sh alone, for a run that lies in `tmp_path / RUN`."""
+    python = tmp_path / "bin" / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    own = {
+        "PYTHON": str(python), "RUN": str(tmp_path / "run"), "SUBMIT_WORDS": str(tmp_path / "words"),
+        "REAL_PYTHON": sys.executable,
+    }  # fmt: skip
+
+    def call(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, **own, **variables}
+        command = [SHELL, str(PROJECT / "scripts" / "slurm.sh"), *words]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/")
+
+    return call
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of this project, to be edited; in a folder whose name a careless script trips over."""
+    root = tmp_path / 'it\'s a "project" $HOME'
+    for name in snapshot.code_files(PROJECT, [PROJECT / "experiments"]):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(PROJECT / name, root / name)
+    return root
+
+
+def submit_in(project: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """slurm.sh of a project as a user types it, with a small run."""
+    small = [word for pair in SMALL.items() if pair[0] not in words for word in pair]
+    environment = {**ENVIRONMENT, "PATH": os.environ["PATH"], "PYTHON": sys.executable, "PYTHONPATH": "", **variables}
+    command = [SHELL, str(project / "scripts" / "slurm.sh"), *small, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", timeout=120)
+
+
+def run_job(file: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A job file as Slurm would run it."""
+    own = {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "0"}
+    environment = {**ENVIRONMENT, "PATH": os.environ["PATH"], "PYTHONPATH": "", **own, **variables}
+    return subprocess.run([SHELL, str(file)], capture_output=True, text=True, env=environment, cwd="/", timeout=120)
+
+
+def directives(text: str) -> dict[str, str]:
+    """The #SBATCH lines of a job file."""
+    return dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, flags=re.MULTILINE))
+
+
+def test_the_job_file_of_a_dry_run(script: Script, tmp_path: Path, cluster: Path) -> None:
+    """R-46, CT-15: what the job asks of Slurm, by default; nothing is queued and no file appears."""
+    done = script("--dry-run", "--name", "a b")
+    assert done.returncode == 0, done.stderr
+    asked = directives(done.stdout)
+    expected = {
+        "job-name": '"run"', "output": "%j.out", "open-mode": "append", "requeue": "", "signal": "USR1@120",
+        "nodes": "1", "ntasks-per-node": "1", "cpus-per-task": "1", "time": '"2:00:00"',
+        "chdir": f'"{tmp_path}/run/slurm"',
+    }  # fmt: skip
+    assert asked == expected
+    assert "export OMP_NUM_THREADS=1 " in done.stdout
+    assert "--kill-on-bad-exit=1" in done.stdout
+    assert (tmp_path / "words").read_text().splitlines() == ["-m", "custom.submit", "--dry-run", "--", "--name", "a b"]
+    assert list((tmp_path / "run" / "slurm").iterdir()) == []
+    assert cluster.read_text() == ""
+
+
+def test_an_array_by_environment(script: Script, tmp_path: Path) -> None:
+    """CT-15: TRAIN_ARRAY is the option's default like the other variables; an empty option is no array."""
+    done = script("--dry-run", TRAIN_ARRAY="0-4%2")
+    assert directives(done.stdout)["array"] == '"0-4%2"', done.stderr
+    assert (tmp_path / "words").read_text().splitlines()[-4:] == ["--dry-run", "--array", "0-4%2", "--"]
+    assert directives(script("--slurm.array", "7", "--dry-run", TRAIN_ARRAY="0-4").stdout)["array"] == '"7"'
+    assert "array" not in directives(script("--slurm.array=", "--dry-run", TRAIN_ARRAY="0-4").stdout)
+    assert "0-4: job 5 is one allocation" in script(TRAIN_ARRAY="0-4", SLURM_JOB_ID="5").stderr
+
+
+def test_options_go_before_variables_and_these_before_the_defaults(script: Script, tmp_path: Path) -> None:
+    """CT-15: each setting has an option and an environment variable; config words are passed on untouched."""
+    variables = {"TRAIN_PARTITION": "old", "TRAIN_CPUS": "8", "TRAIN_ACCOUNT": "phys", "TRAIN_TIME": "1-12"}
+    options = ["--slurm.partition", "gpu", "--slurm.nodes=2", "--slurm.mem", "32G", "--slurm.qos", "low prio"]
+    words = ["--optim.lr=1e-3", "--loss", "{a: 'b c', $REPLACE: true}", "--slurm.signal_seconds", "300", "--name", "*"]
+    done = script(*options, *words, "--dry-run", **variables)
+    asked = directives(done.stdout)
+    found = [asked[name] for name in ("partition", "nodes", "mem", "qos", "cpus-per-task", "account", "time", "signal")]
+    assert found == ['"gpu"', "2", '"32G"', '"low prio"', "8", '"phys"', '"1-12"', "USR1@300"]
+    passed = (tmp_path / "words").read_text().splitlines()
+    assert passed[passed.index("--") + 1 :] == [
+        "--optim.lr=1e-3",
+        "--loss",
+        "{a: 'b c', $REPLACE: true}",
+        "--name",
+        "*",
+    ]
+
+
+def test_one_process_for_each_gpu(script: Script) -> None:
+    """R-64, CT-13: as many processes as GPUs on each node; another number is a contradiction."""
+    done = script("--slurm.nodes", "2", "--slurm.gpus", "4", "--slurm.cpus", "6", "--dry-run", GPUS="4")
+    asked = directives(done.stdout)
+    assert (asked["gpus-per-node"], asked["ntasks-per-node"], asked["cpus-per-task"]) == ("4", "4", "6")
+    assert "srun --nodes=2 --ntasks-per-node=4 --cpus-per-task=6 --gpus-per-node=4 " in done.stdout
+    done = script("--slurm.gpus", "4", "--slurm.tasks", "2", "--dry-run", GPUS="4")
+    assert done.returncode == 2
+    assert "--slurm.tasks 2: there is one process for each of the 4 GPUs" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--slurm.partion", "x"], "--slurm.partion: there is no such option"),
+        (["--slurm.nodes", "two"], "--slurm.nodes two: must be a whole number"),
+        (["--slurm.cpus="], "--slurm.cpus : must be a whole number"),
+        (["--slurm.time"], "--slurm.time: needs a value"),
+        (["--slurm.account", "a\n#SBATCH --x"], "--slurm.account: the value has a line break"),
+    ],
+)
+def test_mistakes_in_options(script: Script, cluster: Path, words: list[str], message: str) -> None:
+    """CT-15: refused with the option's name, before anything is queued."""
+    done = script(*words)
+    assert (done.returncode, cluster.read_text()) == (2, "")
+    assert message in done.stderr
+
+
+def test_what_is_said_after_submission(script: Script, tmp_path: Path, cluster: Path) -> None:
+    """R-46: the job, where its run and its log are, how to watch it and how to stop it."""
+    done = script("--slurm.nodes", "2", SBATCH_SAYS="88;elsewhere")  # a cluster's name follows on some sites
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    for text in ("job 88 is queued", f"run folder  {run}\n", f"{run}/slurm/88.out", "squeue -j 88", "scancel 88"):
+        assert text in done.stdout
+    assert calls_of(cluster, "sbatch") == [f"--parsable {run}/slurm/job.sh"]
+    assert (run / "slurm" / "jobs").read_text() == "88\n"
+    subprocess.run([SHELL, "-n", str(run / "slurm" / "job.sh")], check=True)
+
+
+def test_without_slurm_it_says_what_to_do(script: Script, tmp_path: Path) -> None:
+    """CT-15: no sbatch: an error with a way out. A dry run needs none."""
+    path = "/usr/bin:/bin"
+    if shutil.which("sbatch", path=path):  # a machine with Slurm: only what the script needs is on the PATH
+        path = str(tmp_path / "few")
+        Path(path).mkdir()
+        for name in ("dirname", "sed", "cat", "mkdir", "sh"):
+            Path(path, name).symlink_to(str(shutil.which(name)))
+    done = script("--name", "x", PATH=path)
+    assert done.returncode == 2
+    assert "no sbatch on the PATH" in done.stderr
+    assert "scripts/cpu.sh" in done.stderr
+    assert script("--name", "x", "--dry-run", PATH=path).returncode == 0
+
+
+def test_a_refused_job_is_an_error(script: Script, tmp_path: Path) -> None:
+    """CT-15: what sbatch says is shown, and nothing counts as queued."""
+    done = script(SBATCH_CODE="1", SBATCH_SAYS="")
+    assert done.returncode == 2
+    assert "nothing was queued" in done.stderr
+    assert not (tmp_path / "run" / "slurm" / "jobs").exists()
+
+
+def test_help_and_the_shell_checker(script: Script, tmp_path: Path) -> None:
+    """CT-15: --help lists every option that is understood; shellcheck is content with the script and with its jobs."""
+    text = (PROJECT / "scripts" / "slurm.sh").read_text()
+    understood = set(re.findall(r"(--slurm\.\w+)\)? ", text))
+    assert len(understood) >= 11
+    assert all(option in script("--help").stdout for option in understood)
+    assert script("--slurm.array", "0-3", RUN=f'{tmp_path}/it\'s "1"').returncode == 0
+    checker = Path(sys.executable).with_name("shellcheck")
+    found = str(checker) if checker.is_file() else shutil.which("shellcheck")
+    job = tmp_path / 'it\'s "1"' / "slurm" / "job.sh"
+    subprocess.run([SHELL, "-n", str(job)], check=True)
+    if found is not None:  # a development tool, which a user may be without
+        subprocess.run([found, str(PROJECT / "scripts" / "slurm.sh"), str(job)], check=True)
+
+
+def test_inside_an_allocation_it_starts_at_once(script: Script, tmp_path: Path, cluster: Path) -> None:
+    """CT-15: by srun, with the same processes; the exit code is that of the training."""
+    done = script("--slurm.nodes", "2", "--slurm.tasks", "3", SLURM_JOB_ID="5", SRUN_CODE="143")
+    assert done.returncode == 143
+    (called,) = calls_of(cluster, "srun")
+    assert called.startswith("--nodes=2 --ntasks-per-node=3 --cpus-per-task=1 --kill-on-bad-exit=1")
+    assert called.endswith(f"train.py --config {tmp_path}/run/slurm/config.yaml")
+    assert calls_of(cluster, "sbatch") == calls_of(cluster, "scontrol") == []
+    assert "--keep" not in (tmp_path / "words").read_text()
+    script(SLURM_JOB_ID="5", SLURM_RESTART_COUNT="1")  # somebody's own job file, requeued
+    assert "--keep" in (tmp_path / "words").read_text().splitlines()
+    assert "one allocation" in script("--slurm.array", "0-1", SLURM_JOB_ID="5").stderr
+
+
+def test_a_submitted_job_trains_what_was_submitted(project: Path, cluster: Path) -> None:
+    """R-46, R-48: code, config and paths are those of the moment of submission, with any character in them."""
+    words = ["--name", "a 'b' \"c\" $HOME", "--loss", "{ce: {type: CrossEntropyLoss, label_smoothing: 0.25}}"]
+    (project / "configs" / "mine.yaml").write_text("$BASE: default.yaml\nmodel: {width: 4, dropout: 0.25}\n")
+    done = submit_in(project, "--config", "configs/mine.yaml", *words)
+    assert done.returncode == 0, done.stderr
+    (project / "configs" / "mine.yaml").write_text("broken: [")
+    (project / "custom" / "models" / "conv_model.py").write_text("raise RuntimeError('edited meanwhile')\n")
+    run = project / "experiments" / "a 'b' \"c\" $HOME"
+    done = run_job(run / "slurm" / "job.sh")
+    assert done.returncode == 0, done.stderr
+    state = load(run)
+    assert state["position"]["step"] == 10
+    config = state["about"]["config"]
+    assert (config["model"]["dropout"], config["loss"]["ce"]["label_smoothing"]) == (0.25, 0.25)
+    assert config["dir"] == {"expr_dir": str(run.parent), "data_dir": str(project / "data"), "eval_dir": None}
+    assert calls_of(cluster, "scontrol") == []
+    assert [path.name for path in (project / "experiments").iterdir()] == [run.name]
+    # Queued again, though it has finished: it does not train.
+    done = run_job(run / "slurm" / "job.sh", SLURM_RESTART_COUNT="1")
+    assert done.returncode == 0
+    assert "finished at step 10" in done.stderr
+    assert len(calls_of(cluster, "srun")) == 1
+
+
+def test_a_dry_run_leaves_nothing(project: Path, cluster: Path) -> None:
+    """CT-15: with the real preparation: the job file as it would be queued, and no file or folder of it."""
+    before = sorted(project.rglob("*"))
+    done = submit_in(project, "--name", "dry", "--slurm.nodes", "2", "--slurm.tasks", "3", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    asked = directives(done.stdout)
+    assert (asked["job-name"], asked["nodes"], asked["ntasks-per-node"]) == ('"dry"', "2", "3")
+    assert asked["chdir"].endswith('/experiments/dry/slurm"')
+    assert subprocess.run([SHELL, "-n"], input=done.stdout, text=True, check=False).returncode == 0
+    assert sorted(project.rglob("*")) == before
+    assert cluster.read_text() == ""
+
+
+def test_a_mistake_in_the_config_is_told_at_once(project: Path, cluster: Path) -> None:
+    """R-46: on the machine where one types, not hours later; nothing is moved, copied or queued."""
+    done = submit_in(project, "--optim.lrr", "0.1")
+    assert done.returncode == 2
+    assert "did you mean optim.lr" in done.stderr
+    assert not (project / "experiments").exists()
+    assert cluster.read_text() == ""
+
+
+def test_a_refused_job_moves_no_earlier_run(project: Path, cluster: Path) -> None:
+    """CT-08, CT-15: whatever ends the submission before there is a job; --resume auto finds the run where it was."""
+    run = project / "experiments" / "default"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "latest.pt").write_text("mine")
+    for words, variables in (
+        ([], {"SBATCH_CODE": "1", "SBATCH_SAYS": ""}),
+        (["--gpu_ids", "0,1", "--slurm.tasks", "3"], {}),
+    ):
+        done = submit_in(project, *words, **variables)
+        assert done.returncode == 2
+        assert "an earlier run named default is now" in done.stderr and f"is {run} again" in done.stderr
+        assert [path.name for path in run.parent.iterdir()] == ["default"]
+        assert [path.name for path in run.iterdir()] == ["checkpoints"]
+    done = submit_in(project)
+    (moved,) = run.parent.glob("default_*")
+    assert done.returncode == 0 and f"an earlier run named default is now {moved}" in done.stderr
+    assert (moved / "checkpoints" / "latest.pt").read_text() == "mine"
+
+
+def test_tasks_of_an_array_train_apart(project: Path, cluster: Path) -> None:
+    """R-46: each has its own folder, status and way back into the queue; a wrong one does not touch the others."""
+    words = ["--slurm.array", "0-1", "--dist.random_seed", "%a", "--progress.epoch", "1"]
+    done = submit_in(project, *words)
+    assert done.returncode == 0, done.stderr
+    base = project / "experiments" / "default"
+    text = (base / "slurm" / "job.sh").read_text()
+    assert (directives(text)["array"], directives(text)["output"]) == ('"0-1"', "%A_%a.out")
+    for task in ("0", "1"):
+        run_job(base / "slurm" / "job.sh", SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID=task)
+    states = [load(base / f"task_{task}") for task in (0, 1)]
+    assert [state["about"]["seed"] for state in states] == [0, 1]
+    assert not same(states[0]["model"], states[1]["model"])
+    write_status(RunFolder(base / "task_0"), "running")
+    os.utime(base / "task_0" / "status.json", (1, 1))
+    done = run_job(base / "slurm" / "job.sh", SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="0", SRUN_CODE="138")
+    assert (done.returncode, calls_of(cluster, "scontrol")) == (75, ["requeue 17_0"])
+
+
+def test_a_requeued_job_keeps_the_code_it_runs_from(project: Path, cluster: Path) -> None:
+    """CT-08, R-46: its first start saved nothing. What that left is moved aside; code, log and job files stay."""
+    assert submit_in(project).returncode == 0
+    run = project / "experiments" / "default"
+    write_status(RunFolder(run), "running", step=0)
+    (run / "train.log").write_text("first")
+    (run / "run.json").write_text('{"attempts": []}')
+    done = run_job(run / "slurm" / "job.sh", SLURM_RESTART_COUNT="1")
+    assert done.returncode == 0, done.stderr
+    (moved,) = run.parent.glob("default_*")
+    assert sorted(path.name for path in moved.iterdir()) == ["run.json", "status.json", "train.log"]
+    assert load(run)["position"]["step"] == 10
+    assert len((run / "slurm" / "starts.jsonl").read_text().splitlines()) == 1
