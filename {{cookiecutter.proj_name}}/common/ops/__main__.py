@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         print(build(Path(arguments[0])))
-    except (BuildError, ImportError, OSError) as error:
+    except (BuildError, OSError) as error:
         print(f"error: {arguments[0]} was not built:\n{error}", file=sys.stderr)
         return 1
     return 0

@@ -74,6 +74,21 @@ def test_resumed_to_the_bit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+def test_a_resume_with_other_kernels(runs: Runs, build_dir: str) -> None:
+    """R-47: a run of the reference that goes on with a build, or the other way round, is not called bit-exact."""
+    libraries = [path.name for path in Path(build_dir).glob("*.so")]
+    if not libraries:
+        pytest.skip("nothing is built in this run")
+    words = runs.words(*CONFIG, "--progress.epoch", "1")
+    assert start("train.py", *words, build_dir="/nowhere").returncode == 0
+    words = runs.words(*CONFIG, "--progress.epoch", "2", "--resume", "auto")
+    assert start("train.py", *words, build_dir=build_dir).returncode == 0
+    assert (
+        f"sample-exact, not bit-exact (libraries none -> {libraries[0]})"
+        in (runs.root / "run" / "train.log").read_text()
+    )
+
+
 def test_two_processes(runs: Runs, build_dir: str) -> None:
     """CT-63: two processes with half the batch each train what one does, with DDP and with FSDP."""
     plain = ["--model", "{$REPLACE: true, type: tests.ops.test_training.NoBatchNorm}", "--precision.mode", "fp64"]
