@@ -19,12 +19,17 @@ from pathlib import Path
 from common.ops.library import Record, build_folder, find, library_path, record_now
 from common.ops.toolchain import BuildError, Cuda, compile_command, find_compiler, find_cuda, link_command
 
+# No error: nothing needs the kernels, and a script that goes on to train should.
+_WITHOUT_COMPILER = """\
+  The operators run in Python, so training works. For the kernels install a compiler (Debian, Ubuntu: apt install g++;
+  macOS: xcode-select --install; on a cluster: module load gcc), or name one in CXX."""
+
 
 def build(folder: Path) -> str:
     """Build the library of the operators in `folder` unless it is current. Returns what was built, in words.
 
     Raises:
-        BuildError: there is no compiler, a source does not compile, or CUDA is asked for and cannot be had.
+        BuildError: a source does not compile; or CXX or CUDA is asked for and cannot be had.
     """
     start = time.monotonic()
     compiler, cuda, found = find_compiler(), find_cuda(), find(folder)
@@ -35,6 +40,8 @@ def build(folder: Path) -> str:
     library = library_path(folder, record)
     done = "up to date"
     if isinstance(found, str) or found[0] != library:
+        if compiler is None:
+            return f"{folder}: nothing is built, since there is no C++ compiler on the PATH.\n{_WITHOUT_COMPILER}"
         _make(folder, record, library, compiler, cuda)
         done = f"built in {time.monotonic() - start:.1f} s"
     cpp = " ".join(name for name in record.sources if name.endswith(".cpp"))
