@@ -11,6 +11,9 @@ REQUIREMENTS := requirements-dev.txt $(PROJECT)/requirements.txt $(PROJECT)/requ
 # Tests at a time. Each is one or two processes with one thread, so two for each pair of cores.
 JOBS ?= 2
 
+# Which tests: "not slow", "slow", or all.
+SLOW ?=
+
 BIN := $(abspath $(VENV))/bin
 PIP := "$(BIN)/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
@@ -23,7 +26,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/.ruff_cache
 export MYPY_CACHE_DIR := $(CURDIR)/.mypy_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint test-project test-template constraints
+.PHONY: help setup demo test test-all lint test-project test-template constraints
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -33,11 +36,12 @@ setup: $(VENV)/.done  ## make .venv with the tested versions of everything
 demo: setup  ## render a project into DEMO_DIR, train it on the CPU, evaluate it, show where the results are
 	@"$(BIN)/python" tools/demo.py "$(DEMO_DIR)"
 
-test: lint test-project test-template  ## everything that must be right: style, types, the project here, and rendered ones
-	@echo "== all tests passed"
+test: lint  ## every day: style, types, and the tests that take a moment, of the project here and of the template
+	@$(MAKE) --no-print-directory test-project test-template SLOW="not slow"
 
-check: lint test-project  ## what is worth running every day: all but real clusters and the tests of rendered projects
-	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -m "not slow"
+test-all: test  ## then the rest: whole trainings, real clusters, and the tests of rendered projects
+	@$(MAKE) --no-print-directory test-project test-template SLOW=slow
+	@echo "== all tests passed"
 
 lint: setup  ## style and types, of the template and of the project inside it
 	@echo "== style and types: the template"
@@ -48,12 +52,12 @@ lint: setup  ## style and types, of the template and of the project inside it
 	@cd "$(PROJECT)" && "$(BIN)/mypy" --no-error-summary
 
 test-project: setup  ## the project's own tests, as it lies in the template
-	@echo "== tests of the project as it lies in the template"
-	@cd "$(PROJECT)" && "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS)
+	@echo "== tests of the project as it lies in the template$(if $(SLOW), ($(SLOW)))"
+	@cd "$(PROJECT)" && "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)"
 
 test-template: setup  ## answers, hooks, and the tests of rendered projects
-	@echo "== tests of the template, and of rendered projects"
-	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) --dist loadfile
+	@echo "== tests of the template, and of rendered projects$(if $(SLOW), ($(SLOW)))"
+	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) --dist loadfile -m "$(SLOW)"
 
 constraints: setup  ## write the versions that are installed now to constraints.txt
 	@{ sed -n '/^#/p' constraints.txt; "$(BIN)/python" -m pip freeze --disable-pip-version-check \
