@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from common.config.problem import ABSENT, Problem
-from common.config.shape import admits, describe, nearest
+from common.config.problem import ABSENT, Problem, rule_of
+from common.config.schema import admits, nearest
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -40,8 +40,7 @@ def check_arguments(
             yield Problem(f"{key}.{name}", value, f"is no argument of {label()}", hint)
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in given and name not in provided:
-            must = "" if parameter.annotation is parameter.empty else f"it must be {describe(parameter.annotation)}"
-            yield Problem(f"{key}.{name}", ABSENT, f"is required by {label()}", must)
+            yield Problem(f"{key}.{name}", ABSENT, f"is required by {label()}")
     for name in provided:
         if name not in named and not takes_any:
             rule = f"{label()} must take the argument {name}, which the program hands to it"
@@ -100,9 +99,7 @@ def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: Callab
     try:
         _fit(parameter.annotation, value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        own = first["type"] in ("value_error", "assertion_error")
-        rule = str(first["ctx"]["error"]) if own else f"must be {describe(parameter.annotation)}"
+        rule = rule_of(error.errors(include_url=False))
         number = isinstance(value, (bool, int, float)) and admits(parameter.annotation, str)
         yield Problem(key, value, f"{rule}: an argument of {label()}", "put it in quotes" if number else "")
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic_core import ErrorDetails
+
 from common.base.errors import UserError
 
-MOST_SHOWN = 20  # problems in one message: about one screen
+MAX_SHOWN = 20  # problems in one message: about one screen
 
 
 class _Absent:
-    """The value of a key that nobody wrote; None will not do, since a key may be null."""
+    """The value of a key that is not given; None will not do, since a key may be null."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -70,10 +72,37 @@ class ConfigError(UserError):
     def __str__(self) -> str:
         count = len(self.problems)
         lines = [f"The configuration has {count} problem{'s' * (count != 1)}:"]
-        lines += [str(problem) for problem in self.problems[:MOST_SHOWN]]
-        if count > MOST_SHOWN:
-            lines.append(f"  ... and {count - MOST_SHOWN} more")
+        lines += [str(problem) for problem in self.problems[:MAX_SHOWN]]
+        if count > MAX_SHOWN:
+            lines.append(f"  ... and {count - MAX_SHOWN} more")
         return "\n".join(lines)
+
+
+_NEEDED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a section",
+    "dataclass_type": "a section",
+}
+
+
+def rule_of(errors: Sequence[ErrorDetails]) -> str:
+    """What pydantic says about one value, in the words of YAML: "must be an integer or a list".
+
+    `errors`: one for each alternative of a union.
+    """
+    if errors[0]["type"] in ("value_error", "assertion_error"):
+        return str(errors[0]["ctx"]["error"])
+    if errors[0]["type"] == "missing":
+        return "has too few items" if isinstance(errors[0]["loc"][-1], int) else "is required"
+    said = dict.fromkeys(_NEEDED.get(each["type"], each["msg"].removeprefix("Input should be ")) for each in errors)
+    text = " or ".join(said)
+    return text if text[0].isupper() else f"must be {text}"
 
 
 def shorten(value: Any, width: int = 60) -> str:
