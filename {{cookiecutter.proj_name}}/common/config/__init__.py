@@ -9,7 +9,7 @@ from common.config.overrides import option_value
 from common.config.problem import ABSENT, ConfigError, Origin, Problem, SectionCheck, place
 from common.config.reference import help_text, json_schema
 from common.config.resolve import Resolved, parse, resolve
-from common.config.schema import nearest, section
+from common.config.schema import nearest, section, suggestion
 from common.config.show import dump
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "place",
     "resolve",
     "section",
+    "suggestion",
 ]

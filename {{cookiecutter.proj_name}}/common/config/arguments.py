@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from common.config.problem import ABSENT, Problem, rule_of
-from common.config.schema import admits, nearest
+from common.config.schema import admits, suggestion
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -25,25 +25,24 @@ def check_arguments(
     """Problems of calling `target(**given, **provided)`, by its signature and annotations.
 
     `label` names the target in messages; it is only asked when there is a message, since finding a line is slow.
-    `others`: keys that may stand there too, for whoever misspelt one.
+    `others`: keys that may stand there too.
     """
     named, takes_any = _parameters(target)
     for name, value in given.items():
         if name in provided:
-            yield Problem(f"{key}.{name}", value, f"is what the program itself hands to {label()}", "remove this key")
+            yield Problem(f"{key}.{name}", value, f"is supplied by the program to {label()}", "remove this key")
         elif name in named:
             yield from _check_one(named[name], value, f"{key}.{name}", label)
         elif not takes_any:
-            near = nearest(name, [*(other for other in named if other not in provided), *others])
-            takes = ", ".join(other for other in named if other not in provided) or "no arguments"
-            hint = f"did you mean {near}?" if near else f"it takes {takes}"
+            free = [other for other in (*named, *others) if other not in provided]
+            hint = suggestion(name, free, "valid arguments")
             yield Problem(f"{key}.{name}", value, f"is no argument of {label()}", hint)
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in given and name not in provided:
             yield Problem(f"{key}.{name}", ABSENT, f"is required by {label()}")
     for name in provided:
         if name not in named and not takes_any:
-            rule = f"{label()} must take the argument {name}, which the program hands to it"
+            rule = f"{label()} must take the argument {name}, which the program supplies"
             yield Problem(key, ABSENT, rule, f"add {name} to its parameters")
 
 

@@ -74,14 +74,13 @@ class Fitter:
         return node.text if number and node.text is not None and only_text(annotation) else node.value
 
     def _is_known(self, parent: type | None, name: str, node: Node, prefix: str) -> bool:
-        if name != "$BASE" and (parent is None or name in keys_of(parent)):
+        if name == "$BASE":
+            hint = "it belongs at the top of a file"
+        elif parent is None or name in keys_of(parent):
             return True
+        else:
+            hint = suggest(self.root, parent, prefix, name)
         value = ABSENT if isinstance(node.value, (dict, list)) else node.value
-        hint = (
-            "it belongs at the top of a file"
-            if parent is None or name == "$BASE"
-            else suggest(self.root, parent, prefix, name)
-        )
         self.problems.append(Problem(prefix + name, value, "unknown key", hint, node.origin))
         return False
 

@@ -136,6 +136,13 @@ def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | 
     return folded[found[0]] if found else None
 
 
+def suggestion(name: str, candidates: Iterable[str], otherwise: str = "valid") -> str:
+    """The candidate that `name` was meant to be, or all of them when none is near."""
+    candidates = list(candidates)
+    near = nearest(name, candidates)
+    return f"did you mean {near}?" if near else f"{otherwise}: {', '.join(candidates) or 'none'}"
+
+
 def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
     """Every key of a schema with its dotted name, sections before what they hold."""
     for key in keys_of(schema).values():

@@ -172,7 +172,7 @@ CHECKS: list[tuple[Any, list[str]]] = [
     ({"type": "short", "anything": 1, "loose": "x"}, []),
     ({"type": "Conv"}, ["model.width", "is required by Conv (parts/deep/conv_model.py:6)"]),
     ({"type": "Conv", "widht": 1, "width": 1}, ["model.widht=1", "is no argument of Conv", "did you mean width?"]),
-    ({"type": "Conv", "zzz": 1, "width": 1}, ["it takes width, rate, size, where, kind, name, extra, depth"]),
+    ({"type": "Conv", "zzz": 1, "width": 1}, ["valid arguments: width, rate, size, where, kind, name, extra, depth"]),
     ({"type": "Conv", "width": "1"}, ["model.width=1", "must be an integer: an argument of Conv"]),
     ({"type": "Conv", "width": True}, ["must be an integer"]),
     ({"type": "Conv", "width": 1.5}, ["must be an integer"]),
