@@ -2,7 +2,7 @@
 
 `schema` reads the sections (dataclasses that stand beside their consumers), `source` reads YAML, `layers` merges files,
 `overrides` reads the command line, `check` compares the result with the schema, `arguments` compares a free section
-with a signature, `show` and `reference` print, and `resolve` is the door.
+with a signature, `show` and `reference` print, and `resolve` holds the entry points.
 """
 
 from common.config.overrides import option_value

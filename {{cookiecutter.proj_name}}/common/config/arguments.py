@@ -48,7 +48,7 @@ def check_arguments(
 
 def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """`given` as the types that the signature names: a path for `Path`, a tuple for `tuple[int, int]`, a section for
-    a section class. Values that do not fit are handed on as they are; `check_arguments` is what refuses."""
+    a section class. Values that do not fit stay as they are; `check_arguments` refuses them."""
     named, _ = _parameters(target)
     fitted = dict(given)
     for name in given.keys() & named.keys():
@@ -57,14 +57,6 @@ def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[
         except ValidationError:
             continue
     return fitted
-
-
-def signature_of(target: Callable[..., Any]) -> str:
-    """The parameters as text; "(...)" for what Python cannot look into."""
-    try:
-        return str(inspect.signature(target))
-    except (TypeError, ValueError):
-        return "(...)"
 
 
 def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:

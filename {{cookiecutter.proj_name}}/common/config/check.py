@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from common.config.layers import data_of
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, rule_of
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, SectionCheck, rule_of
 from common.config.schema import admits, child, keys_of, members, metadata, only_text, section_of, suggest
 from common.config.source import Node, scalar_node
 
@@ -181,14 +181,14 @@ def _path_of(location: tuple[str | int, ...], value: Any) -> _Path:
 
 
 def _run_checks(annotation: Any, value: Any, key: str, broken: set[str]) -> Iterator[Problem]:
-    """The problems that the checks hung on fields find, defaults included; none where the type is wrong already."""
+    """The problems that the checks attached to fields find, defaults included; none where the type is wrong already."""
     below = section_of(annotation)
     if below is None and any(name == key or _below(name, key) for name in broken):
         return
     alternatives = members(annotation)
-    hung = [annotation, *alternatives] if len(alternatives) > 1 else alternatives
-    for item in (item for one in hung for item in metadata(one)):
-        if callable(getattr(item, "check", None)):
+    attached = [annotation, *alternatives] if len(alternatives) > 1 else alternatives
+    for item in (item for one in attached for item in metadata(one)):
+        if isinstance(item, SectionCheck):
             yield from item.check(value, key)
     if below is not None and isinstance(value, dict):
         for name, field in keys_of(below).items():

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pydantic_core import ErrorDetails
 
@@ -54,8 +54,9 @@ class Problem:
         return f"  {'  '.join(filter(None, (head, where)))}\n      {rule}"
 
 
+@runtime_checkable
 class SectionCheck(Protocol):
-    """A rule that types cannot say, hung on a field: `Annotated[dict[str, Any], MyCheck()]`."""
+    """A rule that types cannot say, attached to a field: `Annotated[dict[str, Any], MyCheck()]`."""
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         """Every problem of the plain `value` at the dotted `key`; builds nothing."""
@@ -114,5 +115,5 @@ def shorten(value: Any, width: int = 60) -> str:
 
 def place(path: str | Path) -> str:
     """`path` as a person would type it: relative to the working directory when below it."""
-    full = Path(os.path.abspath(path))  # `resolve` would follow links and show a name that nobody typed
+    full = Path(os.path.abspath(path))  # `resolve` would follow links and show a name that was not typed
     return str(full.relative_to(Path.cwd())) if full.is_relative_to(Path.cwd()) else str(full)

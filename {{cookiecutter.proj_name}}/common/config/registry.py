@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from common.base.errors import UserError
 from common.config import ABSENT, ConfigError, Origin, Problem, nearest, place, suggestion
-from common.config.arguments import check_arguments, fit_arguments, parameter_names, signature_of
+from common.config.arguments import check_arguments, fit_arguments, parameter_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -159,7 +159,9 @@ class Registry:
         """Every entry: name, file:line, signature. Raises `ConfigError` when a file does not import."""
         if broken := self.import_files():
             raise ConfigError(broken)
-        rows = [(name, str(entry), signature_of(entry.target)) for name, entry in sorted(self._entries.items())]
+        rows = [
+            (name, str(entry), str(inspect.signature(entry.target))) for name, entry in sorted(self._entries.items())
+        ]
         widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
         lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
         return "\n".join([f"{self.kind}:", *(lines or ["  nothing is registered"])])

@@ -1,9 +1,9 @@
-"""The doors: `resolve` for code, `parse` for a command line."""
+"""The entry points: `resolve` for code, `parse` for a command line."""
 
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -35,13 +35,12 @@ class Resolved(Generic[T]):
     """A checked configuration.
 
     `values` is all of it as plain data, defaults filled in; `origins` says where each of them was written, by dotted
-    key; `files` are those that were read, bases first. As text: YAML with the origins as comments.
+    key. As text: YAML with the origins as comments.
     """
 
     config: T
     values: dict[str, Any]
     origins: dict[str, Origin]
-    files: tuple[Path, ...] = field(default=())
 
     def __str__(self) -> str:
         return with_origins(self.values, self.origins)
@@ -75,7 +74,7 @@ def _resolve(
     config, places = check(schema, tree, problems)
     values = data_of(config)
     origins = {key: places.get(key, DEFAULT) for key in _leaves(values)}
-    return Resolved(config, values, origins, tuple(file.path for file in read))
+    return Resolved(config, values, origins)
 
 
 def _existing(path: str | Path) -> Path:

@@ -59,17 +59,13 @@ def _meaning(annotation: Any) -> str:
 
 def bare(annotation: Any) -> Any:
     """The type below `Annotated` and type aliases."""
-    while True:
-        if get_origin(annotation) is Annotated:
-            annotation = get_args(annotation)[0]
-        elif hasattr(annotation, "__value__"):
-            annotation = annotation.__value__
-        else:
-            return annotation
+    if get_origin(annotation) is Annotated:
+        return bare(get_args(annotation)[0])
+    return bare(annotation.__value__) if hasattr(annotation, "__value__") else annotation
 
 
 def metadata(annotation: Any) -> tuple[Any, ...]:
-    """What `Annotated` hung on a type."""
+    """What `Annotated` attached to a type."""
     return getattr(annotation, "__metadata__", ())
 
 

@@ -9,8 +9,6 @@ import yaml
 from common.config.problem import DEFAULT, Origin
 from common.config.source import scalar
 
-INDENT = "  "
-
 
 class _Dumper(yaml.SafeDumper):
     """Quotes every text that either this project's reader or a YAML 1.1 reader would take for something else."""
@@ -67,7 +65,7 @@ def _rows(values: Mapping[str, Any], origins: Mapping[str, Origin], key: str, in
         label = indent + _write(name, flow=True)
         if isinstance(value, dict) and value:
             yield f"{label}:", ""
-            yield from _rows(value, origins, dotted, indent + INDENT)
+            yield from _rows(value, origins, dotted, f"{indent}  ")
         else:
             origin = str(origins.get(dotted, DEFAULT)).replace("\n", " ")
             yield f"{label}: {dump(value, flow=True)}", origin
