@@ -31,8 +31,8 @@ class Option:
 
     def problem(self, rule: str, hint: str = "") -> Problem:
         """What is wrong with this option."""
-        value = ABSENT if self.value is None else self.value
-        return Problem(self.name.removeprefix("--"), value, rule, hint, self.origin)
+        key = self.name if self.name in RESERVED else self.name.removeprefix("--")
+        return Problem(key, ABSENT if self.value is None else self.value, rule, hint, self.origin)
 
 
 def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]]:

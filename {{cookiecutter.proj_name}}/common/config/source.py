@@ -193,7 +193,8 @@ class _Reader:
             if key_node.tag == _UNQUOTED and name == "<<":
                 merged = self._merged(value) | merged
             elif not isinstance(name, str) or (key_node.tag == _UNQUOTED and not isinstance(scalar(name), str)):
-                self.problems.append(Problem(str(name), ABSENT, "a key must be text", "put it in quotes", at))
+                shown = name if isinstance(name, str) else "(a list or mapping)"
+                self.problems.append(Problem(shown, ABSENT, "a key must be text", "put it in quotes", at))
             elif name in own:
                 rule = f"the key stands twice, first at {own[name].origin}"
                 self.problems.append(Problem(name, ABSENT, rule, origin=at))
