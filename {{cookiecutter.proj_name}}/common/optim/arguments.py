@@ -9,8 +9,9 @@ from common.config.registry import import_path
 
 
 def choices(name: str, names: Iterable[str]) -> str:
-    """The one of `names` that `name` was meant to be, or all of them when none is near."""
-    return suggestion(name, sorted(names))
+    """A sentence with the one of `names` that `name` was meant to be, or with all of them when none is near."""
+    text = suggestion(name, sorted(names))
+    return text if text.endswith("?") else f"{text}."
 
 
 def import_class(key: str, path: str, base: type) -> type:
