@@ -1,15 +1,16 @@
 """YAML files and a command line -> one checked, typed, frozen configuration.
 
-`shape` reads the schema (dataclasses that stand beside their consumers), `source` reads YAML, `layers` merges files,
+`schema` reads the sections (dataclasses that stand beside their consumers), `source` reads YAML, `layers` merges files,
 `overrides` reads the command line, `check` compares the result with the schema, `arguments` compares a free section
-with a signature, `show` prints, and `resolve` is the door.
+with a signature, `show` and `reference` print, and `resolve` holds the entry points.
 """
 
 from common.config.overrides import option_value
 from common.config.problem import ABSENT, ConfigError, Origin, Problem, SectionCheck, place
+from common.config.reference import help_text, json_schema
 from common.config.resolve import Resolved, parse, resolve
-from common.config.shape import describe, nearest, section
-from common.config.show import dump, help_text, json_schema
+from common.config.schema import nearest, section, suggestion
+from common.config.show import dump
 
 __all__ = [
     "ABSENT",
@@ -18,7 +19,6 @@ __all__ = [
     "Problem",
     "Resolved",
     "SectionCheck",
-    "describe",
     "dump",
     "help_text",
     "json_schema",
@@ -28,4 +28,5 @@ __all__ = [
     "place",
     "resolve",
     "section",
+    "suggestion",
 ]

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from common.config.problem import ABSENT, Problem
-from common.config.shape import admits, describe, nearest
+from common.config.problem import ABSENT, Problem, rule_of
+from common.config.schema import admits, suggestion
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -25,32 +25,30 @@ def check_arguments(
     """Problems of calling `target(**given, **provided)`, by its signature and annotations.
 
     `label` names the target in messages; it is only asked when there is a message, since finding a line is slow.
-    `others`: keys that may stand there too, for whoever misspelt one.
+    `others`: keys that may stand there too.
     """
     named, takes_any = _parameters(target)
     for name, value in given.items():
         if name in provided:
-            yield Problem(f"{key}.{name}", value, f"is what the program itself hands to {label()}", "remove this key")
+            yield Problem(f"{key}.{name}", value, f"is supplied by the program to {label()}", "remove this key")
         elif name in named:
             yield from _check_one(named[name], value, f"{key}.{name}", label)
         elif not takes_any:
-            near = nearest(name, [*(other for other in named if other not in provided), *others])
-            takes = ", ".join(other for other in named if other not in provided) or "no arguments"
-            hint = f"did you mean {near}?" if near else f"it takes {takes}"
+            free = [other for other in (*named, *others) if other not in provided]
+            hint = suggestion(name, free, "valid arguments")
             yield Problem(f"{key}.{name}", value, f"is no argument of {label()}", hint)
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in given and name not in provided:
-            must = "" if parameter.annotation is parameter.empty else f"it must be {describe(parameter.annotation)}"
-            yield Problem(f"{key}.{name}", ABSENT, f"is required by {label()}", must)
+            yield Problem(f"{key}.{name}", ABSENT, f"is required by {label()}")
     for name in provided:
         if name not in named and not takes_any:
-            rule = f"{label()} must take the argument {name}, which the program hands to it"
+            rule = f"{label()} must take the argument {name}, which the program supplies"
             yield Problem(key, ABSENT, rule, f"add {name} to its parameters")
 
 
 def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """`given` as the types that the signature names: a path for `Path`, a tuple for `tuple[int, int]`, a section for
-    a section class. Values that do not fit are handed on as they are; `check_arguments` is what refuses."""
+    a section class. Values that do not fit stay as they are; `check_arguments` refuses them."""
     named, _ = _parameters(target)
     fitted = dict(given)
     for name in given.keys() & named.keys():
@@ -59,14 +57,6 @@ def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[
         except ValidationError:
             continue
     return fitted
-
-
-def signature_of(target: Callable[..., Any]) -> str:
-    """The parameters as text; "(...)" for what Python cannot look into."""
-    try:
-        return str(inspect.signature(target))
-    except (TypeError, ValueError):
-        return "(...)"
 
 
 def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
@@ -100,9 +90,7 @@ def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: Callab
     try:
         _fit(parameter.annotation, value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        own = first["type"] in ("value_error", "assertion_error")
-        rule = str(first["ctx"]["error"]) if own else f"must be {describe(parameter.annotation)}"
+        rule = rule_of(error.errors(include_url=False))
         number = isinstance(value, (bool, int, float)) and admits(parameter.annotation, str)
         yield Problem(key, value, f"{rule}: an argument of {label()}", "put it in quotes" if number else "")
 

@@ -7,23 +7,24 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from common.config.layers import data_of
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem
-from common.config.shape import admits, child, describe, keys_of, members, metadata, only_text, section_of, suggest
-from common.config.source import Branch, Items, Leaf, Node, leaf
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, SectionCheck, rule_of
+from common.config.schema import admits, child, keys_of, members, metadata, only_text, section_of, suggest
+from common.config.source import Node, scalar_node
 
 T = TypeVar("T")
-_Path: TypeAlias = tuple[str | int, ...]
+_Path: TypeAlias = tuple[Any, ...]  # of str and int
 
 
-def check(schema: type[T], tree: Branch, problems: list[Problem]) -> tuple[T, dict[str, Origin]]:
+def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict[str, Origin]]:
     """The configuration and where each of its keys was written. Raises `ConfigError` with everything that is wrong.
 
     `problems`: what reading the files and the command line found already.
     """
     fitter = Fitter(schema)
-    plain = fitter.fit(tree, schema, "")
+    plain = fitter.fit(tree, schema, ())
     found = [*problems, *fitter.problems]
     known = {problem.key for problem in found if problem.key}
     config, wrong = _validate(schema, plain, known)
@@ -53,50 +54,43 @@ class Fitter:
         self.problems: list[Problem] = []
         self.places: dict[str, Origin] = {}
 
-    def fit(self, node: Node, annotation: Any, key: str) -> Any:
+    def fit(self, node: Node, annotation: Any, path: _Path) -> Any:
         """The plain data to validate; what is wrong with its structure goes to `problems`."""
+        key = _dotted(path)
         self.places[key] = node.origin
-        if isinstance(node, Branch):
-            return self._branch(node, annotation, key)
-        if isinstance(node, Leaf):
-            node = _comma_list(node, annotation)
-        if isinstance(node, Items):
-            below = (child(annotation, at) for at in range(len(node.items)))
-            pairs = zip(node.items, below, strict=True)
-            return [self.fit(item, inner or Any, f"{key}[{at}]") for at, (item, inner) in enumerate(pairs)]
         if node.problem:
-            self.problems.append(Problem(key, node.raw, node.problem))
+            self.problems.append(Problem(key, node.value, node.problem))
+        node = _comma_list(node, annotation)
+        if isinstance(node.value, list):
+            return [self.fit(item, child(annotation, at), (*path, at)) for at, item in enumerate(node.value)]
+        if isinstance(node.value, dict):
+            below = section_of(annotation)
+            return {
+                name: self.fit(item, child(annotation, name), (*path, name))
+                for name, item in node.value.items()
+                if self._is_known(below, name, item, f"{key}." if key else "")
+            }
         number = isinstance(node.value, (bool, int, float))
-        return node.raw if number and node.plain and only_text(annotation) else node.value
+        return node.text if number and node.text is not None and only_text(annotation) else node.value
 
-    def _branch(self, node: Branch, annotation: Any, key: str) -> dict[str, Any]:
-        below = section_of(annotation)
-        prefix = f"{key}." if key else ""
-        plain = {}
-        for name, item in node.entries.items():
-            if name == "$BASE":
-                rule = "$BASE belongs at the top of a file"
-                self.problems.append(Problem(prefix + name, ABSENT, rule, origin=item.origin))
-            elif below is not None and name not in keys_of(below):
-                self._unknown(below, prefix, name, item)
-            else:
-                plain[name] = self.fit(item, child(annotation, name) or Any, prefix + name)
-        return plain
-
-    def _unknown(self, parent: type, prefix: str, name: str, node: Node) -> None:
-        value = node.value if isinstance(node, Leaf) else ABSENT
-        hint = suggest(self.root, parent, prefix, name)
+    def _is_known(self, parent: type | None, name: str, node: Node, prefix: str) -> bool:
+        if name == "$BASE":
+            hint = "it belongs at the top of a file"
+        elif parent is None or name in keys_of(parent):
+            return True
+        else:
+            hint = suggest(self.root, parent, prefix, name)
+        value = ABSENT if isinstance(node.value, (dict, list)) else node.value
         self.problems.append(Problem(prefix + name, value, "unknown key", hint, node.origin))
+        return False
 
 
-def _comma_list(node: Leaf, annotation: Any) -> Leaf | Items:
+def _comma_list(node: Node, annotation: Any) -> Node:
     """`0,1,2` as a list, where the field takes a list and no text."""
-    if not (node.plain and isinstance(node.value, str) and "," in node.value):
+    if node.text is None or "," not in node.text or not admits(annotation, list) or admits(annotation, str, Any):
         return node
-    if not admits(annotation, list) or admits(annotation, str, Any):
-        return node
-    pieces = node.value.removesuffix(",").split(",")
-    return Items([leaf(piece.strip(), True, node.origin) for piece in pieces], node.origin)
+    pieces = node.text.removesuffix(",").split(",")
+    return Node([scalar_node(piece.strip(), False, node.origin) for piece in pieces], node.origin)
 
 
 def _validate(schema: type[T], plain: Any, known: set[str]) -> tuple[T | None, list[Problem]]:
@@ -110,7 +104,7 @@ def _validate(schema: type[T], plain: Any, known: set[str]) -> tuple[T | None, l
         try:
             return adapter.validate_json(json.dumps(plain), strict=True), found
         except ValidationError as error:
-            wrong = _from_pydantic(error, schema, plain, replaced)
+            wrong = _from_pydantic(error, plain, replaced)
         before = plain
         for problem, path in wrong:
             found += [problem] if problem.key not in known | replaced else []
@@ -120,26 +114,34 @@ def _validate(schema: type[T], plain: Any, known: set[str]) -> tuple[T | None, l
             return None, found
 
 
-def _from_pydantic(error: ValidationError, schema: type, plain: Any, replaced: set[str]) -> list[tuple[Problem, _Path]]:
-    """Pydantic's errors in plain words, each with the path of what is at fault: one per key, however many alternatives
-    of a union refused it."""
-    found: dict[str, tuple[Problem, _Path]] = {}
+def _from_pydantic(error: ValidationError, plain: Any, replaced: set[str]) -> list[tuple[Problem, _Path]]:
+    """Pydantic's errors by key, each with the path of what is at fault. Of the alternatives of a union, those count
+    that went deepest into the data."""
+    groups: dict[_Path, list[ErrorDetails]] = {}
     for item in error.errors(include_url=False):
-        path, value, annotation = _trace(item["loc"], schema, plain)
-        key = _dotted(path)
-        if item["type"] == "missing":
-            name = str(item["loc"][-1])
-            missing = _dotted((*path, name))
-            rule = f"is required: {describe(child(annotation, name) or Any)}"
-            found[missing] = Problem(missing, ABSENT, rule), path
-        elif item["type"] in ("value_error", "assertion_error"):
-            rule = str(item["ctx"]["error"])
+        path = _path_of(item["loc"], plain)
+        groups.setdefault((*path, item["loc"][-1]) if item["type"] == "missing" else path, []).append(item)
+    found = []
+    for path, items in groups.items():
+        if path and any(other != path and other[: len(path)] == path for other in groups):
+            continue
+        rule, value = rule_of(items), _at(plain, path)
+        cause = _dotted(path)
+        if items[0]["type"] in ("value_error", "assertion_error"):
             cause, path, value = _blamed(rule, path, value, replaced)
-            found[key] = Problem(cause, _scalar(value), rule), path
-        else:
-            hint = "put it in quotes" if admits(annotation, str) and isinstance(value, (int, float)) else ""
-            found.setdefault(key, (Problem(key, _scalar(value), f"must be {describe(annotation)}", hint), path))
-    return [problem for key, problem in found.items() if not (key and any(_below(other, key) for other in found))]
+        shown = ABSENT if isinstance(value, dict) else value
+        found.append((Problem(cause, shown, rule), path[:-1] if value is ABSENT else path))
+    return found
+
+
+def _at(value: Any, path: _Path) -> Any:
+    """What stands at `path`; ABSENT where nothing does."""
+    for part in path:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return ABSENT
+    return value
 
 
 def _without(plain: Any, path: _Path) -> Any:
@@ -159,50 +161,34 @@ def _below(key: str, above: str) -> bool:
     return key.startswith((f"{above}.", f"{above}["))
 
 
-def _scalar(value: Any) -> Any:
-    return ABSENT if isinstance(value, dict) else value
-
-
 def _blamed(rule: str, path: _Path, section: Any, replaced: set[str]) -> tuple[str, _Path, Any]:
     """The key to report for a broken rule of a section, and path and value of the one to give way: the first key that
     the rule's words name, since that line is to be read; and before it, one there or below that has been replaced."""
     named = [(*path, *words.split(".")) for words in re.findall(r"\w+(?:\.\w+)*", rule.partition(";")[0])]
     causes = [key for key in replaced if any(key == name or _below(key, name) for name in map(_dotted, named))]
-    for words in named:
-        found = section
-        for name in words[len(path) :]:
-            found = found.get(name, ABSENT) if isinstance(found, dict) else ABSENT
-        if found is not ABSENT:
-            return (causes or [_dotted(words)])[0], words, found
-    return (causes or [_dotted(path)])[0], path, section
+    written = [at for at in named if _at(section, at[len(path) :]) is not ABSENT]
+    at = written[0] if written else path
+    return (causes or [_dotted(at)])[0], at, _at(section, at[len(path) :])
 
 
-def _trace(location: _Path, schema: type, plain: Any) -> tuple[_Path, Any, Any]:
-    """Path, value and type at pydantic's location, which also names alternatives of unions; those stand in no data."""
+def _path_of(location: tuple[str | int, ...], value: Any) -> _Path:
+    """The path in the data at pydantic's location, which also names alternatives of unions; those stand in no data."""
     path: _Path = ()
-    value, annotation = plain, schema
-    for at, part in enumerate(location):
-        inside = (isinstance(value, dict) and part in value) or (
-            isinstance(value, list) and isinstance(part, int) and part < len(value)
-        )
-        if not inside:
-            if isinstance(value, dict) and location[at + 1 : at + 2] and location[at + 1] in value:
-                continue
-            break
-        value, annotation = value[part], child(annotation, part) or Any
-        path = (*path, part)
-    return path, value, annotation
+    for part in location:
+        if _at(value, (*path, part)) is not ABSENT:
+            path = (*path, part)
+    return path
 
 
 def _run_checks(annotation: Any, value: Any, key: str, broken: set[str]) -> Iterator[Problem]:
-    """The problems that the checks hung on fields find, defaults included; none where the type is wrong already."""
+    """The problems that the checks attached to fields find, defaults included; none where the type is wrong already."""
     below = section_of(annotation)
     if below is None and any(name == key or _below(name, key) for name in broken):
         return
     alternatives = members(annotation)
-    hung = [annotation, *alternatives] if len(alternatives) > 1 else alternatives
-    for item in (item for one in hung for item in metadata(one)):
-        if callable(getattr(item, "check", None)):
+    attached = [annotation, *alternatives] if len(alternatives) > 1 else alternatives
+    for item in (item for one in attached for item in metadata(one)):
+        if isinstance(item, SectionCheck):
             yield from item.check(value, key)
     if below is not None and isinstance(value, dict):
         for name, field in keys_of(below).items():
@@ -214,5 +200,5 @@ def _run_checks(annotation: Any, value: Any, key: str, broken: set[str]) -> Iter
     elif isinstance(value, (dict, list)):
         for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
             at = f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}"
-            if (shape := child(annotation, part) or Any) is not Any:
-                yield from _run_checks(shape, inner, at, broken)
+            if (below := child(annotation, part)) is not Any:
+                yield from _run_checks(below, inner, at, broken)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem
-from common.config.shape import child, keys_of, metadata, section_of
-from common.config.source import Branch, File, Items, Leaf, Node, read_file
+from common.config.schema import child, keys_of, metadata, section_of
+from common.config.source import File, Node, read_file
 
 
 def flatten(paths: Sequence[Path]) -> list[File]:
@@ -24,25 +24,19 @@ def flatten(paths: Sequence[Path]) -> list[File]:
 
 
 def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, File]) -> None:
-    real = path.resolve()
-    if real in done:
+    if path.resolve() in done:
         return
-    file = read_file(path)
+    file, trail = read_file(path), (*trail, path)
     for base in file.bases:
-        target = _base_path(base, path)
-        chain = (*trail, path)
-        if target.resolve() in [step.resolve() for step in chain]:
-            names = [os.path.relpath(step, chain[0].parent) for step in (*chain, target)]
-            _refuse(base, "the bases form a loop", " -> ".join(names))
-        _visit(target, chain, done)
-    done[real] = file
-
-
-def _base_path(base: Leaf, includer: Path) -> Path:
-    target = includer.parent / os.path.expanduser(base.value)
-    if problem := not_a_file(target):
-        _refuse(base, f"this base {problem}", f"looked for {target}; the path is relative to the file that names it")
-    return target
+        target = path.parent / os.path.expanduser(base.value)
+        if problem := not_a_file(target):
+            rule, hint = f"this base {problem}", f"looked for {target}; the path is relative to the file that names it"
+            raise ConfigError([Problem("$BASE", base.value, rule, hint, base.origin)])
+        if target.resolve() in [step.resolve() for step in trail]:
+            loop = " -> ".join(os.path.relpath(step, trail[0].parent) for step in (*trail, target))
+            raise ConfigError([Problem("$BASE", base.value, "the bases form a loop", loop, base.origin)])
+        _visit(target, trail, done)
+    done[path.resolve()] = file
 
 
 def not_a_file(path: Path) -> str:
@@ -52,68 +46,60 @@ def not_a_file(path: Path) -> str:
     return "is a folder, not a file" if os.path.isdir(path) else "does not exist"
 
 
-def _refuse(base: Leaf, rule: str, hint: str) -> None:
-    raise ConfigError([Problem("$BASE", base.value, rule, hint, base.origin)])
-
-
 def merge(base: Node, over: Node, annotation: Any) -> Node:
-    """`over` laid on `base`: mappings are merged, anything else is replaced. Neither is changed."""
-    if not (isinstance(base, Branch) and isinstance(over, Branch)) or over.replace:
-        return over
-    entries = dict(_still_meant(base, over, annotation))
-    for name, node in over.entries.items():
-        entries[name] = merge(entries[name], node, child(annotation, name)) if name in entries else node
-    return Branch(entries, over.origin)
+    """`over` laid on `base`: mappings are merged, anything else is replaced.
 
-
-def _still_meant(base: Branch, over: Branch, annotation: Any) -> dict[str, Node]:
-    """What stays of `base`: nothing of a free section whose `type` changes, since its arguments were the old type's.
-
-    A section with a schema keeps its values (each key means the same under every type), and so do the keys which a
-    check on the field (a registry's, say) names in `ignore` as not being arguments.
+    A new `type` drops the other keys of a free section, which were the old type's arguments. A section with a schema
+    keeps its values (each key means the same under every type), and so do the keys that a check on the field (a
+    registry's, say) names in `ignore` as not being arguments.
     """
-    old, new = base.entries.get("type"), over.entries.get("type")
-    same = not (isinstance(old, Leaf) and isinstance(new, Leaf)) or old.value == new.value
-    if same or section_of(annotation) is not None:
-        return base.entries
-    kept = {name for item in metadata(annotation) for name in getattr(item, "ignore", ())}
-    return {name: node for name, node in base.entries.items() if name in kept}
+    if not (isinstance(base.value, dict) and isinstance(over.value, dict)) or over.replace:
+        return over
+    entries = dict(base.value)
+    old, new = entries.get("type"), over.value.get("type")
+    if old is not None and new is not None and old.value != new.value and section_of(annotation) is None:
+        kept = {name for item in metadata(annotation) for name in getattr(item, "ignore", ())}
+        entries = {name: node for name, node in entries.items() if name in kept}
+    for name, node in over.value.items():
+        entries[name] = merge(entries[name], node, child(annotation, name)) if name in entries else node
+    return Node(entries, over.origin)
 
 
-def stack(files: Sequence[File], schema: type) -> Branch:
+def stack(files: Sequence[File], schema: type) -> Node:
     """All files as one tree, later ones winning."""
-    tree: Node = Branch({}, DEFAULT)
+    tree = Node({}, DEFAULT)
     for file in files:
         tree = merge(tree, file.body, schema)
-    assert isinstance(tree, Branch)
     return tree
 
 
-def show_defaults(tree: Branch, over: Branch, schema: type) -> Branch:
-    """`tree` with the schema's default for each free section that `over` changes and `tree` does not mention.
+def lay(tree: Node, over: Node, schema: type) -> Node:
+    """`over` laid on `tree`, or on the schema's default of each free section that `tree` does not mention.
 
-    Without this `--model.width 3` would be a model of width 3 and no type, where the user meant the default model.
+    So `--model.width 3` changes the default model, and is not a model of width 3 and no type.
     """
-    entries = dict(tree.entries)
-    for name, node in over.entries.items():
-        key = keys_of(schema).get(name)
-        if key is None or not isinstance(node, Branch) or node.replace:
+    return merge(_with_defaults(tree, over, schema), over, schema)
+
+
+def _with_defaults(tree: Node, over: Node, schema: type) -> Node:
+    entries = dict(tree.value)
+    for name, node in over.value.items():
+        key, existing = keys_of(schema).get(name), entries.get(name)
+        if key is None or not isinstance(node.value, dict) or node.replace:
             continue
-        below, existing = section_of(key.annotation), entries.get(name)
-        if below is not None and (existing is None or isinstance(existing, Branch)):
-            entries[name] = show_defaults(existing or Branch({}, DEFAULT), node, below)
+        below = section_of(key.annotation)
+        if below is not None and (existing is None or isinstance(existing.value, dict)):
+            entries[name] = _with_defaults(existing or Node({}, DEFAULT), node, below)
         elif existing is None and isinstance(key.default, dict):
             entries[name] = node_of(key.default, DEFAULT)
-    return Branch(entries, tree.origin)
+    return Node(entries, tree.origin)
 
 
 def node_of(value: Any, origin: Origin) -> Node:
     """Plain Python data as nodes, all of one origin."""
     if isinstance(value, dict):
-        return Branch({name: node_of(item, origin) for name, item in value.items()}, origin)
-    if isinstance(value, (list, tuple)):
-        return Items([node_of(item, origin) for item in value], origin)
-    return Leaf(value, str(value), False, origin)
+        return Node({name: node_of(item, origin) for name, item in value.items()}, origin)
+    return Node([node_of(item, origin) for item in value] if isinstance(value, (list, tuple)) else value, origin)
 
 
 def data_of(value: Any) -> Any:

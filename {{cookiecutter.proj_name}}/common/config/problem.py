@@ -4,15 +4,17 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from pydantic_core import ErrorDetails
 
 from common.base.errors import UserError
 
-MOST_SHOWN = 20  # problems in one message: about one screen
+MAX_SHOWN = 20  # problems in one message: about one screen
 
 
 class _Absent:
-    """The value of a key that nobody wrote; None will not do, since a key may be null."""
+    """The value of a key that is not given; None will not do, since a key may be null."""
 
     def __repr__(self) -> str:
         return "ABSENT"
@@ -52,8 +54,9 @@ class Problem:
         return f"  {'  '.join(filter(None, (head, where)))}\n      {rule}"
 
 
+@runtime_checkable
 class SectionCheck(Protocol):
-    """A rule that types cannot say, hung on a field: `Annotated[dict[str, Any], MyCheck()]`."""
+    """A rule that types cannot say, attached to a field: `Annotated[dict[str, Any], MyCheck()]`."""
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         """Every problem of the plain `value` at the dotted `key`; builds nothing."""
@@ -70,10 +73,37 @@ class ConfigError(UserError):
     def __str__(self) -> str:
         count = len(self.problems)
         lines = [f"The configuration has {count} problem{'s' * (count != 1)}:"]
-        lines += [str(problem) for problem in self.problems[:MOST_SHOWN]]
-        if count > MOST_SHOWN:
-            lines.append(f"  ... and {count - MOST_SHOWN} more")
+        lines += [str(problem) for problem in self.problems[:MAX_SHOWN]]
+        if count > MAX_SHOWN:
+            lines.append(f"  ... and {count - MAX_SHOWN} more")
         return "\n".join(lines)
+
+
+_NEEDED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a section",
+    "dataclass_type": "a section",
+}
+
+
+def rule_of(errors: Sequence[ErrorDetails]) -> str:
+    """What pydantic says about one value, in the words of YAML: "must be an integer or a list".
+
+    `errors`: one for each alternative of a union.
+    """
+    if errors[0]["type"] in ("value_error", "assertion_error"):
+        return str(errors[0]["ctx"]["error"])
+    if errors[0]["type"] == "missing":
+        return "has too few items" if isinstance(errors[0]["loc"][-1], int) else "is required"
+    said = dict.fromkeys(_NEEDED.get(each["type"], each["msg"].removeprefix("Input should be ")) for each in errors)
+    text = " or ".join(said)
+    return text if text[0].isupper() else f"must be {text}"
 
 
 def shorten(value: Any, width: int = 60) -> str:
@@ -85,5 +115,5 @@ def shorten(value: Any, width: int = 60) -> str:
 
 def place(path: str | Path) -> str:
     """`path` as a person would type it: relative to the working directory when below it."""
-    full = Path(os.path.abspath(path))  # `resolve` would follow links and show a name that nobody typed
+    full = Path(os.path.abspath(path))  # `resolve` would follow links and show a name that was not typed
     return str(full.relative_to(Path.cwd())) if full.is_relative_to(Path.cwd()) else str(full)

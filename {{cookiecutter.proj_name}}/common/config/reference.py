@@ -1,9 +1,15 @@
-"""The default config as a file to read: every key with its default and, beside it, its meaning."""
+"""Every key there is, for people and editors: the default config as a commented file, `--help`, the JSON schema."""
 
+import dataclasses
+import math
+import shutil
 import textwrap
 from typing import Any
 
-from common.config.shape import keys_of, section_of
+from pydantic import TypeAdapter
+
+from common.config.layers import data_of
+from common.config.schema import choices_of, keys_of, section_of, walk
 from common.config.show import dump
 
 _WIDTH = 120
@@ -26,7 +32,7 @@ def _write(schema: type, values: Any, depth: int, lines: list[str]) -> None:
             continue
         if depth == 0:
             lines.append("")
-        meaning = key.meaning if section is None else (section.__doc__ or "").strip().split("\n\n")[0]
+        meaning = key.meaning if section is None else _summary(section)
         lines += textwrap.wrap(
             " ".join(meaning.split()), _WIDTH, initial_indent=f"{pad}# ", subsequent_indent=f"{pad}# "
         )
@@ -37,7 +43,81 @@ def _write(schema: type, values: Any, depth: int, lines: list[str]) -> None:
             _write(section, value, depth + 1, lines)
 
 
-def _beside(line: str, meaning: str) -> list[str]:
-    """The line with its comment to the right, going on below when it is long."""
-    first, *more = textwrap.wrap(meaning, _WIDTH - _COLUMN - 2) or [""]
-    return [f"{line:<{_COLUMN - 2}}  # {first}", *(f"{'':<{_COLUMN}}# {text}" for text in more)]
+def _beside(line: str, meaning: str, width: int = _WIDTH) -> list[str]:
+    """The line with its comment to the right, continued below when it is long."""
+    first, *more = textwrap.wrap(meaning, width - _COLUMN - 2) or [""]
+    below = [f"{'':<{_COLUMN}}# {text}" for text in more]
+    return [f"{line:<{_COLUMN - 2}}  # {first}".removesuffix("  # "), *below]
+
+
+_EXAMPLES = """
+Any key below may be given as --key value or --key=value, or nested in the file:
+  {prog} --config FILE --name second_try --print-config
+  {prog} --config FILE --a.list 0,1,2 --a.text=-x --a.switch
+  {prog} --config FILE --a.section null --b.section '{{key: value}}'
+"""
+
+
+def help_text(
+    schema: type, *, prog: str = "train.py", description: str = "", default: str = "", kinds: tuple[str, ...] = ()
+) -> str:
+    """The options, and every key with its default and its meaning, wrapped to the width of the terminal."""
+    width = min(shutil.get_terminal_size().columns, _WIDTH)
+    options = {
+        "--config FILE": f"the configuration{f' (default {default})' * bool(default)}; also --configs FILE, -c FILE",
+        "--print-config": "print every value with the place it came from, and stop",
+        "--list [KIND]": f"print what is registered, with file:line and arguments, and stop; KIND: {', '.join(kinds)}",
+        "--debug": "lay the debug settings over the configuration",
+        "--help, -h": "print this, and stop",
+    }
+    about = " ".join((description or schema.__doc__ or "").split())
+    lines = [f"usage: {prog} --config FILE [--key value ...]", "", *textwrap.wrap(about, width), "", "Options:"]
+    for option, meaning in options.items():
+        lines += _beside(f"  {option}", meaning, width)
+    lines += [*_EXAMPLES.format(prog=prog).splitlines(), ""]
+    for dotted, key in walk(schema):
+        if section := section_of(key.annotation):
+            lines += ["", *textwrap.wrap(f"{dotted}: {key.meaning or _summary(section)}", width)]
+            continue
+        value = "(required)" if key.default is dataclasses.MISSING else dump(data_of(key.default), flow=True)
+        choices = f" ({' | '.join(choices_of(key.annotation))})" if choices_of(key.annotation) else ""
+        line = f"  --{dotted}  {value}"
+        beside = len(line) < _COLUMN - 1
+        lines += [*([] if beside else [line]), *_beside(line if beside else "", key.meaning + choices, width)]
+    return "\n".join(lines)
+
+
+def _summary(section: type) -> str:
+    """The first paragraph of a section's docstring."""
+    return " ".join((section.__doc__ or "").partition("\n\n")[0].split())
+
+
+def json_schema(schema: type) -> dict[str, Any]:
+    """A JSON schema for editors. Nothing is required (a base may hold it); free sections allow any key."""
+    found = _editable(TypeAdapter(schema).json_schema())
+    paths = {"type": "string"}
+    found["properties"]["$BASE"] = {"anyOf": [paths, {"type": "array", "items": paths}], "description": _BASE}
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **found}
+
+
+_BASE = "file or files this one is laid over, relative to this file"
+_REPLACE = {"type": "boolean", "description": "true: replace the base's section instead of merging with it"}
+
+
+def _editable(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_editable(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {name: item for name, item in node.items() if not _is_noise(name, item)}
+    if "properties" in kept:
+        inner = {name: _editable(item) for name, item in kept.pop("properties").items()}
+        kept = {name: _editable(item) for name, item in kept.items()}
+        return {**kept, "properties": {**inner, "$REPLACE": _REPLACE}}
+    return {name: item if name == "default" else _editable(item) for name, item in kept.items()}
+
+
+def _is_noise(name: str, item: Any) -> bool:
+    """Generated titles, `required`, and defaults that JSON cannot write."""
+    infinite = name == "default" and isinstance(item, float) and not math.isfinite(item)
+    return (name == "title" and isinstance(item, str)) or (name == "required" and isinstance(item, list)) or infinite

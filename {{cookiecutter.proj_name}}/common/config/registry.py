@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.base.errors import UserError
-from common.config import ABSENT, ConfigError, Origin, Problem, nearest, place
-from common.config.arguments import check_arguments, fit_arguments, parameter_names, signature_of
+from common.config import ABSENT, ConfigError, Origin, Problem, nearest, place, suggestion
+from common.config.arguments import check_arguments, fit_arguments, parameter_names
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,7 +32,6 @@ class Registry:
 
     Args:
         kind: a word for messages and `--list`, as in "model".
-        where_to_add: file pattern for messages; without it, the one that `scan` looks for.
         provided: arguments that the engine supplies; a config must not.
         call: parameters of an entry that is a function and is used as it is; a class is always built. None: functions
             are called for what they return, like classes.
@@ -41,7 +40,6 @@ class Registry:
     def __init__(
         self,
         kind: str,
-        where_to_add: str = "",
         provided: tuple[str, ...] = (),
         call: tuple[str, ...] | None = None,
     ) -> None:
@@ -51,7 +49,7 @@ class Registry:
         self.searched: list[str] = []
         self._to_scan: list[tuple[str, str]] = []
         self._broken: list[Problem] = []
-        self._where_to_add = where_to_add
+        self._where_to_add = "an imported file"
         self._entries: dict[str, _Entry] = {}
 
     def register(self, name: str | None = None) -> Callable[[F], F]:
@@ -75,7 +73,7 @@ class Registry:
 
         The files are imported at the first look-up, not now: so a mistake in one is reported like every other.
         """
-        self._where_to_add = self._where_to_add or f"{package.replace('.', '/')}/<name>{suffix}.py"
+        self._where_to_add = f"{package.replace('.', '/')}/<name>{suffix}.py"
         self._to_scan.append((package, suffix))
 
     def import_files(self) -> list[Problem]:
@@ -96,11 +94,10 @@ class Registry:
             return self._entries[name].target
         if "." in name or ":" in name:
             return import_path(name)
-        near = nearest(name, self._entries)
-        known = f"did you mean {near}?" if near else f"known: {', '.join(sorted(self._entries)) or 'none'}"
+        known = suggestion(name, sorted(self._entries), "known")
         files = ", ".join(self.searched[:6]) + (f" and {len(self.searched) - 6} more" if len(self.searched) > 6 else "")
         decorator = f"@{self.kind.upper()}_REGISTRY.register()"
-        remedy = f"add {decorator} to a class or function in {self._where_to_add or 'an imported file'}"
+        remedy = f"add {decorator} to a class or function in {self._where_to_add}"
         raise UserError(f"no {self.kind} is called {name}; {known} (searched {files or 'no files'}; {remedy})")
 
     def build(self, section: Mapping[str, Any], *, ignore: Collection[str] = (), **provided: Any) -> Any:
@@ -162,7 +159,9 @@ class Registry:
         """Every entry: name, file:line, signature. Raises `ConfigError` when a file does not import."""
         if broken := self.import_files():
             raise ConfigError(broken)
-        rows = [(name, str(entry), signature_of(entry.target)) for name, entry in sorted(self._entries.items())]
+        rows = [
+            (name, str(entry), str(inspect.signature(entry.target))) for name, entry in sorted(self._entries.items())
+        ]
         widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
         lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
         return "\n".join([f"{self.kind}:", *(lines or ["  nothing is registered"])])

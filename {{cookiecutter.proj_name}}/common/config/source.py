@@ -3,100 +3,84 @@
 Numbers and words are read as YAML 1.2 does, not 1.1: `1e-5` is a number, `no`, `007` and `12:30:00` are text.
 """
 
-import math
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import yaml
 
-from common.config.problem import ABSENT, ConfigError, Origin, Problem, place, shorten
+from common.config.problem import ABSENT, ConfigError, Origin, Problem, place
 
-MOST_VALUES = 100_000  # per file, aliases unfolded: far above any real file, far below what fills a memory
+MAX_VALUES = 100_000  # per file, aliases unfolded: far above any real file, far below what fills a memory
 
 
-@dataclass
-class Leaf:
-    """One scalar. `raw` is its text; `plain`: written without quotes; `problem`: why it has no value, if so."""
+@dataclass(frozen=True)
+class Node:
+    """One value as it was written.
+
+    Attributes:
+        value: a scalar, a list of nodes, or a dict of nodes.
+        origin: where it was written.
+        text: of a scalar without quotes, which may be what a text field wants; None for all others.
+        replace: this mapping carries `$REPLACE: true`.
+        problem: why this scalar has no value, if so. An error only where the value is used in the end.
+    """
 
     value: Any
-    raw: str
-    plain: bool
     origin: Origin
+    text: str | None = None
+    replace: bool = False
     problem: str = ""
 
 
-@dataclass
-class Items:
-    """A list."""
-
-    items: "list[Node]"
-    origin: Origin
-
-
-@dataclass
-class Branch:
-    """A mapping. `replace`: it carries `$REPLACE: true`."""
-
-    entries: "dict[str, Node]"
-    origin: Origin
-    replace: bool = False
-
-
-Node: TypeAlias = Leaf | Items | Branch
-
-
-@dataclass
+@dataclass(frozen=True)
 class File:
-    """One file, read: its own values, the files it is based on, and what was wrong in it."""
+    """One file: its own values, the files it is based on, and the problems found in it."""
 
     path: Path
-    body: Branch
-    bases: list[Leaf] = field(default_factory=list)
+    body: Node
+    bases: list[Node] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
 def plain_of(node: Node) -> Any:
     """The node as dicts, lists and scalars."""
-    if isinstance(node, Branch):
-        return {name: plain_of(below) for name, below in node.entries.items()}
-    return [plain_of(item) for item in node.items] if isinstance(node, Items) else node.value
+    if isinstance(node.value, dict):
+        return {name: plain_of(below) for name, below in node.value.items()}
+    return [plain_of(item) for item in node.value] if isinstance(node.value, list) else node.value
 
 
 # --- scalars -----------------------------------------------------------------------------------------------------
 
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
-_NUMBER = re.compile(r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_SPECIAL = re.compile(r"([-+]?)\.?(inf|Inf|INF|nan|NaN|NAN)")
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.?(inf|Inf|INF)|\.?(nan|NaN|NAN)"
+)
 _NAMED = {word: value for name, value in (("true", True), ("false", False), ("null", None))
           for word in (name, name.capitalize(), name.upper())} | {"": None, "~": None, "None": None}  # fmt: skip
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_]\w*)(?::-([^}]*))?\}|(\{))")
 
 
 def scalar(text: str) -> Any:
-    """The value of an unquoted word. Raises ValueError for a number too large to be one."""
+    """The value of an unquoted word."""
     if text in _NAMED:
         return _NAMED[text]
     if _INTEGER.fullmatch(text):
         return int(text)
-    if match := _SPECIAL.fullmatch(text):
-        return float(match[1] + match[2])
-    if not _NUMBER.fullmatch(text):
-        return text
-    if not math.isfinite(float(text)):
-        raise ValueError(f"{shorten(text)} is too large for a number; write .inf for infinity")
-    return float(text)
+    if _FLOAT.fullmatch(text):
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    return text
 
 
-def leaf(text: str, plain: bool, origin: Origin) -> Leaf:
+def scalar_node(text: str, quoted: bool, origin: Origin) -> Node:
     """A scalar from its text: `${VAR}` filled in, then read as a number or word unless it was quoted."""
     try:
         text = _VARIABLE.sub(_variable, text)
-        return Leaf(scalar(text) if plain else text, text, plain, origin)
     except ValueError as error:
-        return Leaf(text, text, plain, origin, str(error))
+        return Node(text, origin, problem=str(error))
+    return Node(text, origin) if quoted else Node(scalar(text), origin, text)
 
 
 def _variable(match: re.Match[str]) -> str:
@@ -116,7 +100,7 @@ def _variable(match: re.Match[str]) -> str:
 # --- files -------------------------------------------------------------------------------------------------------
 
 _TAG = "tag:yaml.org,2002:"
-_PLAIN = "plain"
+_UNQUOTED = "unquoted"
 
 
 class _Loader(yaml.SafeLoader):
@@ -124,34 +108,33 @@ class _Loader(yaml.SafeLoader):
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         if kind is yaml.ScalarNode and implicit[0]:
-            return _PLAIN
+            return _UNQUOTED
         return super().resolve(kind, value, implicit)
 
 
 def read_file(path: Path) -> File:
-    """Read one YAML file, without what it is based on. Raises `ConfigError` when it is no readable YAML mapping."""
-    name = place(path)
+    """Read one YAML file, without its bases. Raises `ConfigError` when it is no readable YAML mapping."""
+    start = Origin(place(path), 1)
     try:
-        data = path.read_bytes()
+        text = path.read_text("utf-8-sig")
     except OSError as error:
-        raise _fatal("a file cannot be read", str(error.strerror), Origin(name)) from error
-    try:
-        text = data.decode("utf-8-sig")
+        raise _fatal(f"the file cannot be read: {error.strerror}", start) from error
     except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise _fatal("the file is not UTF-8 text", "save it as UTF-8", Origin(name, line)) from error
+        line = error.object[: error.start].count(b"\n")
+        raise _fatal("the file is not UTF-8 text; save it as UTF-8", _at(start, line)) from error
     problems: list[Problem] = []
-    body = read_text(text, Origin(name, 1), problems) or Branch({}, Origin(name, 1))
-    if not isinstance(body, Branch):
-        raise _fatal("the top of the file must be a mapping of keys to values", 'write "key: value"', body.origin)
-    base = body.entries.pop("$BASE", None)
-    bases = base.items if isinstance(base, Items) else [base] if base is not None else []
-    for item in bases:
-        if not (isinstance(item, Leaf) and isinstance(item.value, str)) or item.problem:
-            rule = getattr(item, "problem", "") or "must be a path or a list of paths"
+    body = read_text(text, start, problems) or Node({}, start)
+    if not isinstance(body.value, dict):
+        raise _fatal('the top of the file must be a mapping of keys to values; write "key: value"', body.origin)
+    base = body.value.pop("$BASE", Node([], start))
+    bases = []
+    for item in base.value if isinstance(base.value, list) else [base]:
+        if isinstance(item.value, str) and not item.problem:
+            bases.append(item)
+        else:
+            rule = item.problem or "must be a path or a list of paths"
             problems.append(Problem("$BASE", plain_of(item), rule, origin=item.origin))
-    good = [item for item in bases if isinstance(item, Leaf) and isinstance(item.value, str) and not item.problem]
-    return File(path, body, good, problems)
+    return File(path, body, bases, problems)
 
 
 def read_text(text: str, start: Origin, problems: list[Problem]) -> Node | None:
@@ -164,19 +147,17 @@ def read_text(text: str, start: Origin, problems: list[Problem]) -> Node | None:
         return None if root is None else _Reader(start, problems).read(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        tab = mark is not None and text[mark.index : mark.index + 1] == "\t"
-        said = ", ".join(filter(None, (error.context, error.problem)))
-        hint = "a tab stands here; YAML wants spaces" if tab else said
-        raise _fatal("this is not readable as YAML", hint, _at(start, mark.line if mark else 0)) from error
+        cause = ", ".join(filter(None, (error.context, error.problem)))
+        raise _fatal(f"this is not readable as YAML: {cause}", _at(start, mark.line if mark else 0)) from error
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
-        raise _fatal("a control character stands here", "remove it", _at(start, line)) from error
+        raise _fatal("a control character stands here; remove it", _at(start, line)) from error
     except RecursionError as error:
-        raise _fatal("this is nested too deeply to be read", "flatten it", start) from error
+        raise _fatal("this is nested too deeply, or an alias stands inside itself", start) from error
 
 
-def _fatal(rule: str, hint: str, origin: Origin) -> ConfigError:
-    return ConfigError([Problem("", ABSENT, rule, hint, origin)])
+def _fatal(rule: str, origin: Origin) -> ConfigError:
+    return ConfigError([Problem("", ABSENT, rule, origin=origin)])
 
 
 def _at(start: Origin, line: int) -> Origin:
@@ -189,76 +170,47 @@ class _Reader:
     def __init__(self, start: Origin, problems: list[Problem]):
         self.start, self.problems = start, problems
         self.count = 0
-        self.open: set[int] = set()
 
     def read(self, node: yaml.Node) -> Node:
         origin = _at(self.start, node.start_mark.line)
         self.count += 1
-        if self.count > MOST_VALUES or id(node) in self.open:
-            raise _fatal("the aliases of this file unfold without end", "write the values out", origin)
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, origin)
-        self._expect(node, {f"{_TAG}seq", f"{_TAG}map"}, origin)
-        self.open.add(id(node))
-        made: Node
+        if self.count > MAX_VALUES:
+            raise _fatal("the aliases of this file unfold to too many values; write the values out", origin)
+        if node.tag not in (_UNQUOTED, f"{_TAG}str", f"{_TAG}seq", f"{_TAG}map"):
+            rule = f"the tag {node.tag.replace(_TAG, '!!')} is not allowed"
+            self.problems.append(Problem("", ABSENT, rule, "plain values only", origin))
         if isinstance(node, yaml.MappingNode):
-            made = self._mapping(node, origin)
-        else:
-            made = Items([self.read(item) for item in node.value], origin)
-        self.open.remove(id(node))
-        return made
+            return self._mapping(node, origin)
+        if isinstance(node, yaml.SequenceNode):
+            return Node([self.read(item) for item in node.value], origin)
+        return scalar_node(node.value, node.tag != _UNQUOTED, origin)
 
-    def _expect(self, node: yaml.Node, tags: set[str], origin: Origin) -> None:
-        if node.tag not in tags:
-            shown = node.tag.replace(_TAG, "!!")
-            self.problems.append(Problem("", ABSENT, f"the tag {shown} is not allowed", "plain values only", origin))
-
-    def _scalar(self, node: yaml.ScalarNode, origin: Origin) -> Leaf:
-        self._expect(node, {_PLAIN, *(_TAG + name for name in ("str", "int", "float", "bool", "null"))}, origin)
-        return leaf(node.value, node.tag != f"{_TAG}str", origin)
-
-    def _mapping(self, node: yaml.MappingNode, origin: Origin) -> Branch:
-        branch, merged = Branch({}, origin), dict[str, Node]()
-        lines: dict[str, Origin] = {}
+    def _mapping(self, node: yaml.MappingNode, origin: Origin) -> Node:
+        merged, own = dict[str, Node](), dict[str, Node]()
         for key_node, value_node in node.value:
-            at = _at(self.start, key_node.start_mark.line)
-            if key_node.tag == _PLAIN and key_node.value == "<<":
-                merged = self._merged(self.read(value_node)) | merged
-                continue
-            name = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if name is None or (key_node.tag == _PLAIN and not isinstance(_word(name), str)):
-                rule, hint = "a key must be text", "put it in quotes"
-                self.problems.append(Problem(name or "(a list or mapping)", ABSENT, rule, hint, at))
-            elif name in lines:
-                self.problems.append(Problem(name, ABSENT, f"the key stands twice, first at {lines[name]}", origin=at))
-            elif name == "$REPLACE":
-                branch.replace = self._flag(self.read(value_node))
+            name, value = key_node.value, self.read(value_node)
+            at = _at(self.start, key_node.start_mark.line)  # the key's line: where a person looks
+            if key_node.tag == _UNQUOTED and name == "<<":
+                merged = self._merged(value) | merged
+            elif not isinstance(name, str) or (key_node.tag == _UNQUOTED and not isinstance(scalar(name), str)):
+                shown = name if isinstance(name, str) else "(a list or mapping)"
+                self.problems.append(Problem(shown, ABSENT, "a key must be text", "put it in quotes", at))
+            elif name in own:
+                rule = f"the key stands twice, first at {own[name].origin}"
+                self.problems.append(Problem(name, ABSENT, rule, origin=at))
             else:
-                lines[name] = at
-                branch.entries[name] = self.read(value_node)
-                branch.entries[name].origin = at  # the key's line: where a person looks
-        branch.entries = merged | branch.entries
-        return branch
-
-    def _flag(self, node: Node) -> bool:
-        value = plain_of(node)
-        if not isinstance(value, bool):
-            self.problems.append(Problem("$REPLACE", value, "must be true or false", origin=node.origin))
-        return value is True
+                own[name] = replace(value, origin=at)
+        flag = own.pop("$REPLACE", Node(False, origin))
+        if not isinstance(flag.value, bool):
+            self.problems.append(Problem("$REPLACE", plain_of(flag), "must be true or false", origin=flag.origin))
+        return Node(merged | own, origin, replace=flag.value is True)
 
     def _merged(self, node: Node) -> dict[str, Node]:
         """The entries behind `<<: *name`; of a list of names the first wins."""
         found: dict[str, Node] = {}
-        for item in node.items if isinstance(node, Items) else [node]:
-            if not isinstance(item, Branch):
-                self.problems.append(Problem("<<", plain_of(item), "must name a mapping", origin=item.origin))
+        for item in node.value if isinstance(node.value, list) else [node]:
+            if isinstance(item.value, dict):
+                found = item.value | found
             else:
-                found = item.entries | found
+                self.problems.append(Problem("<<", plain_of(item), "must name a mapping", origin=item.origin))
         return found
-
-
-def _word(text: str) -> Any:
-    try:
-        return scalar(text)
-    except ValueError:
-        return None

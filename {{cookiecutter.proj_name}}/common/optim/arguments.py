@@ -1,19 +1,17 @@
-"""Classes named in a configuration, and whether the arguments written beside them fit their signature."""
+"""Torch's classes named in a configuration, and whether the arguments written beside them fit their signature."""
 
-import importlib
-import inspect
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from common.base.errors import UserError
-from common.config import nearest
+from common.config import ABSENT, arguments, suggestion
+from common.config.registry import import_path
 
 
 def choices(name: str, names: Iterable[str]) -> str:
-    """The one of `names` that `name` was meant to be, or all of them when none is near."""
-    names = sorted(names)
-    near = nearest(name, names)
-    return f"did you mean {near}?" if near else f"there are {', '.join(names)}."
+    """A sentence with the one of `names` that `name` was meant to be, or with all of them when none is near."""
+    text = suggestion(name, sorted(names))
+    return text if text.endswith("?") else f"{text}."
 
 
 def import_class(key: str, path: str, base: type) -> type:
@@ -21,45 +19,31 @@ def import_class(key: str, path: str, base: type) -> type:
 
     Raises `UserError` when it cannot be imported or is no `base`.
     """
-    module_name, _, class_name = path.replace(":", ".").rpartition(".")
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UserError(f"{key} {path!r}: {module_name} cannot be imported ({error}); correct its path") from error
-    found = getattr(module, class_name, None)
-    if found is None:
-        names = (name for name, value in vars(module).items() if isinstance(value, type) and issubclass(value, base))
-        raise UserError(f"{key} {path!r}: {module_name} has no {class_name}; {choices(class_name, names)}")
+        found = import_path(path)
+    except UserError as error:
+        raise UserError(f"{key} {path!r}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(
-            f"{key} {path!r} is no {base.__name__}; name a class derived from {base.__module__}.{base.__name__}"
+            f"{key} {path!r} is not a {base.__name__}; name a class derived from {base.__module__}.{base.__name__}"
         )
     return found
 
 
 def accepts(cls: type, name: str) -> bool:
     """Whether the constructor names the argument `name`. Those it would only collect in **kwargs do not count."""
-    return name in inspect.signature(cls).parameters
+    return name in arguments.parameter_names(cls)
 
 
 def check_arguments(cls: type, given: Mapping[str, Any], provided: Collection[str], owner: str) -> None:
     """Raise `UserError` unless `cls(**provided, **given)` fits the signature; `owner` is the key that names the class.
 
-    `given` was written as `args`. `provided` holds the arguments that come from elsewhere and are refused here. Values
-    are the class's own affair.
+    `given` was written as `args`. `provided` holds the arguments that come from elsewhere and are refused here.
     """
-    parameters = dict(inspect.signature(cls).parameters)
-    named = {k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    free = [k for k in named if k not in provided]
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    for name in given:
-        if name in provided:
-            raise UserError(f"args.{name}: it is set by its own key; remove it here")
-        if name not in named and not open_ended:
-            raise UserError(f"args.{name}: {owner} {cls.__name__} takes no {name!r}; {choices(name, free)}")
-    for name in free:
-        if named[name].default is inspect.Parameter.empty and name not in given:
-            raise UserError(f"args: {owner} {cls.__name__} needs {name}; add args.{name}")
+    supplied = tuple(name for name in provided if accepts(cls, name))
+    for problem in arguments.check_arguments(cls, given, "args", lambda: f"{owner} {cls.__name__}", supplied):
+        key = problem.key.replace(".", ": ") if problem.value is ABSENT else problem.key
+        raise UserError("; ".join(filter(None, (f"{key} {problem.rule}", problem.hint))))
 
 
 def as_arguments(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def test_writing_the_files_keeps_edits(tmp_path: Path) -> None:
     """R-09: a default that changed in a class is written; a value or comment that a person changed is not undone."""
     project = tmp_path / "project"
     shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("experiments", "tests", "__pycache__", ".*cache*"))
-    default, engine = project / "configs" / "default.yaml", project / "common" / "best.py"
+    default, engine = project / "configs" / "default.yaml", project / "common" / "evaluation" / "best.py"
 
     def written(*words: str) -> subprocess.CompletedProcess[str]:
         environment = {**ENVIRONMENT, "PYTHONPATH": ""}

@@ -1,8 +1,7 @@
-"""What a schema says about a key: its type, its limits, its meaning, and the keys near a wrong one."""
+"""What a schema says about a key: its type, its default, its meaning, and the keys near a wrong one."""
 
 import dataclasses
 import difflib
-import enum
 import types
 import typing
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -45,6 +44,14 @@ def keys_of(schema: type) -> dict[str, Key]:
     return keys
 
 
+def choices_of(annotation: Any) -> list[str]:
+    """The words that a field takes, where it takes nothing else (but null)."""
+    found = [bare(member) for member in members(annotation) if bare(member) is not type(None)]
+    if not all(get_origin(member) is Literal for member in found):
+        return []
+    return [str(value) for member in found for value in get_args(member)]
+
+
 def _meaning(annotation: Any) -> str:
     described = (item.description for item in metadata(annotation) if isinstance(item, FieldInfo))
     return " ".join(" ".join(filter(None, described)).split())
@@ -52,17 +59,13 @@ def _meaning(annotation: Any) -> str:
 
 def bare(annotation: Any) -> Any:
     """The type below `Annotated` and type aliases."""
-    while True:
-        if get_origin(annotation) is Annotated:
-            annotation = get_args(annotation)[0]
-        elif hasattr(annotation, "__value__"):
-            annotation = annotation.__value__
-        else:
-            return annotation
+    if get_origin(annotation) is Annotated:
+        return bare(get_args(annotation)[0])
+    return bare(annotation.__value__) if hasattr(annotation, "__value__") else annotation
 
 
 def metadata(annotation: Any) -> tuple[Any, ...]:
-    """What `Annotated` hung on a type."""
+    """What `Annotated` attached to a type."""
     return getattr(annotation, "__metadata__", ())
 
 
@@ -81,21 +84,17 @@ def section_of(annotation: Any) -> type | None:
 
 
 def child(annotation: Any, part: str | int) -> Any:
-    """The type of what stands at `part` below a value of this type; None when nothing can stand there."""
+    """The type of what stands at `part` below a value of this type; Any when the schema does not say."""
     found = section_of(annotation)
-    if found is not None and isinstance(part, str) and part in keys_of(found):
-        return keys_of(found)[part].annotation
+    if found is not None and part in keys_of(found):
+        return keys_of(found)[str(part)].annotation
     for member in map(bare, members(annotation)):
-        if member is Any:
-            return Any
         kind, inner = get_origin(member) or member, get_args(member)
         if _is(kind, Mapping) and isinstance(part, str):
             return inner[1] if len(inner) == 2 else Any
         if is_list(member) and isinstance(part, int):
-            if kind is tuple and inner and inner[-1] is not Ellipsis:
-                return inner[part] if part < len(inner) else Any
             return inner[0] if inner else Any
-    return None
+    return Any
 
 
 def is_list(member: Any) -> bool:
@@ -126,74 +125,18 @@ def _is(kind: Any, parent: type) -> bool:
     return isinstance(kind, type) and issubclass(kind, parent)
 
 
-_WORDS = {
-    int: ("an integer", "integers"),
-    float: ("a number", "numbers"),
-    bool: ("true or false", "true or false values"),
-    str: ("text", "texts"),
-    type(None): ("null", "nulls"),
-    Any: ("any value", "values"),
-}
-_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "multiple_of": "a multiple of"}
-
-
-def describe(annotation: Any, plural: bool = False) -> str:
-    """A type in plain words: "an integer or a list of integers", "a number at least 0 and below 1, or null"."""
-    found = [member for member in members(annotation) if bare(member) is not type(None)]
-    if any(bare(member) is float for member in found):  # which an integer is, too
-        found = [member for member in found if bare(member) is not int]
-    words = list(dict.fromkeys(_describe_one(member, plural) + _limits(member) for member in found))
-    text = " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-    if found != [annotation]:
-        text += _limits(annotation)
-    if len(found) == len(members(annotation)):
-        return text
-    null = _WORDS[type(None)][plural]
-    return f"{text}{',' * (' ' in text.removeprefix('an ').removeprefix('a '))} or {null}" if text else null
-
-
-def _describe_one(annotation: Any, plural: bool) -> str:
-    member = bare(annotation)
-    kind, inner = get_origin(member) or member, get_args(member)
-    if member in _WORDS:
-        return _WORDS[member][plural]
-    if kind is Literal or _is(kind, enum.Enum):
-        values = inner if kind is Literal else [choice.value for choice in kind]
-        return "one of " + ", ".join("null" if value is None else str(value) for value in values)
-    if dataclasses.is_dataclass(member) or _is(kind, Mapping):
-        return "sections" if plural else "a section"
-    if kind is tuple and inner and inner[-1] is not Ellipsis:
-        same = len(set(inner)) == 1
-        many = f"{len(inner)} {describe(inner[0], True)}" if same else ", ".join(describe(item) for item in inner)
-        return f"{'lists' if plural else 'a list'} of {many}"
-    if is_list(member):
-        return ("lists" if plural else "a list") + (f" of {describe(inner[0], True)}" if inner else "")
-    if _is(member, Path):
-        return "paths" if plural else "a path"
-    return getattr(member, "__name__", str(member))
-
-
-def _limits(annotation: Any) -> str:
-    unit = "character" if only_text(annotation) else "item"
-    rules = []
-    for item in metadata(annotation):
-        for rule in item.metadata if isinstance(item, FieldInfo) else (item,):
-            for name, words in _BOUNDS.items():
-                if (limit := getattr(rule, name, None)) is not None:
-                    rules.append(f"{words} {limit:g}" if isinstance(limit, float) else f"{words} {limit}")
-            for name, words in (("min_length", "at least"), ("max_length", "at most")):
-                if (limit := getattr(rule, name, None)) is not None:
-                    rules.append(f"of {words} {limit} {unit}{'s' * (limit != 1)}")
-            if pattern := getattr(rule, "pattern", None):
-                rules.append(f"that matches {pattern}")
-    return " " + " and ".join(rules) if rules else ""
-
-
 def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The candidate most like `name`, not minding case and dashes; None when none is near."""
+    """The candidate most like `name`, without regard to case and dashes; None when none is near."""
     folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
     found = difflib.get_close_matches(name.lower().replace("-", "_"), folded, 1, cutoff)
     return folded[found[0]] if found else None
+
+
+def suggestion(name: str, candidates: Iterable[str], otherwise: str = "valid") -> str:
+    """The candidate that `name` was meant to be, or all of them when none is near."""
+    candidates = list(candidates)
+    near = nearest(name, candidates)
+    return f"did you mean {near}?" if near else f"{otherwise}: {', '.join(candidates) or 'none'}"
 
 
 def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
@@ -208,23 +151,18 @@ def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
 def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     """A hint for the unknown key `prefix + name` of section `parent`, or nothing.
 
-    Old names first (`__renamed__`), then a near name in the same section, then the same name elsewhere.
+    Old names first (`__renamed__`), then a near name in the same section, then the same or a near name elsewhere.
     """
     renamed = getattr(parent, "__renamed__", {}).get(name) or getattr(root, "__renamed__", {}).get(prefix + name)
     if renamed:
         if " " in renamed:
             return str(renamed)
         return f"it is now called {prefix + renamed if renamed in keys_of(parent) else renamed}"
-    siblings = [key for key in keys_of(parent) if key != name]
     elsewhere: dict[str, list[str]] = {}
     for dotted, key in walk(root):
         elsewhere.setdefault(key.name, []).append(dotted)
-    if close := nearest(name, siblings, 0.75):
-        return f"did you mean {prefix}{close}?"
-    if name in elsewhere:
-        return f"did you mean {' or '.join(elsewhere[name][:3])}?"
-    if close := nearest(name, siblings):
-        return f"did you mean {prefix}{close}?"
-    if close := nearest(name, elsewhere, 0.75):
-        return f"did you mean {' or '.join(elsewhere[close][:3])}?"
-    return ""
+    near = nearest(name, keys_of(parent), 0.75)
+    if near is None and (other := nearest(name, elsewhere, 0.75)):
+        return f"did you mean {' or '.join(elsewhere[other][:3])}?"
+    near = near or nearest(name, keys_of(parent))
+    return f"did you mean {prefix}{near}?" if near else ""
