@@ -17,7 +17,7 @@ from common.data.fork import check_fork
 from common.data.keyed import find_collate, seed_all
 from common.data.loader import LoaderConfig, Step, checked
 from common.data.move import Loaded
-from common.data.plan import Window
+from common.data.plan import GlobalBatch
 from common.data.workers import WorkerStart, opened
 from common.distributed import Rank, check_same, gather_objects, max_over_ranks
 from common.distributed.seed import mix
@@ -155,12 +155,12 @@ class IterableStream:
         return 0
 
     @property
-    def window(self) -> int:
+    def samples_per_step(self) -> int:
         """Samples of one optimizer step, over all ranks."""
         return self.batch_size * self.accumulate * self.rank.world_size
 
     @property
-    def restores_its_place(self) -> bool:
+    def is_exactly_resumable(self) -> bool:
         return self._has_state
 
     def sample_batch(self, *, full: bool) -> Any:
@@ -198,7 +198,7 @@ class IterableStream:
             # Looked at one window ahead, to know the last one; what is saved is the state before that look.
             ahead, after_ahead = self._take(batches)
             self._state = state
-            step, sample = step + 1, sample + self.window
+            step, sample = step + 1, sample + self.samples_per_step
             place = Position(step, at.epoch, sample, 0) if ahead else Position(step, at.epoch + 1, 0, 0)
             if not ahead:
                 self._state = {}
@@ -208,7 +208,7 @@ class IterableStream:
                 window = window + [window[-1]._replace(size=0, total=0)] * borrowed
             sizes, total = [turn.size for turn in window], sum(turn.total for turn in window)
             weights = [size * self.rank.world_size / total for size in sizes]
-            yield Step([turn.batch for turn in window], Window(weights, sizes, total, place))
+            yield Step([turn.batch for turn in window], GlobalBatch(weights, sizes, total, place))
             self._state = after_ahead
 
     def _opened(self, at: Position) -> Iterator[Any]:

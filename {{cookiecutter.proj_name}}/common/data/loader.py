@@ -14,7 +14,7 @@ from common.config.registry import COLLATE_REGISTRY, DATASET_REGISTRY, Registere
 from common.data.fork import check_fork
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
-from common.data.plan import BatchKey, EpochPlan, Window, evaluation_keys
+from common.data.plan import BatchKey, EpochPlan, GlobalBatch, evaluation_keys
 from common.data.workers import WorkerStart, end_workers, opened
 from common.distributed import Rank
 from common.progress import Position
@@ -75,10 +75,10 @@ class _Keys:
 
 
 class Step(NamedTuple):
-    """What one optimizer step consumes: this process' micro-batches and the `Window` they come from."""
+    """What one optimizer step consumes: this process' micro-batches and the `GlobalBatch` they come from."""
 
     batches: list[Any]
-    window: Window
+    global_batch: GlobalBatch
 
 
 class FirstSamples:
@@ -123,7 +123,7 @@ def is_map_style(dataset: Any) -> bool:
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
-class Stream(Protocol):
+class BatchStream(Protocol):
     """Training data as the trainer sees it: `TrainStream`, or `common.data.iterable.IterableStream`."""
 
     dataset: Any
@@ -137,11 +137,11 @@ class Stream(Protocol):
         """Samples per epoch; 0 when that is not known."""
 
     @property
-    def window(self) -> int:
+    def samples_per_step(self) -> int:
         """Samples of one optimizer step, over all ranks."""
 
     @property
-    def restores_its_place(self) -> bool:
+    def is_exactly_resumable(self) -> bool:
         """Whether `epoch` goes on exactly at a position."""
 
     def epoch(self, at: Position) -> Iterator[Step]:
@@ -196,12 +196,12 @@ class TrainStream:
         return self.plan.size
 
     @property
-    def window(self) -> int:
+    def samples_per_step(self) -> int:
         """Samples of one optimizer step, over all ranks."""
-        return self.plan.window
+        return self.plan.samples_per_step
 
     @property
-    def restores_its_place(self) -> bool:
+    def is_exactly_resumable(self) -> bool:
         """Whether `epoch` goes on at a position exactly: always, since the order is a function of the epoch."""
         return True
 
@@ -212,7 +212,7 @@ class TrainStream:
 
     def samples(self, at: Position) -> list[list[int]]:
         """Numbers of this process' samples in the step that begins at `at`, by micro-batch."""
-        count = len(next(self.plan.windows(at.epoch, at.step, at.sample)).sizes)
+        count = len(next(self.plan.global_batches(at.epoch, at.step, at.sample)).sizes)
         return [indices for _, (_, indices) in zip(range(count), self.plan.keys(at.epoch, at.sample), strict=False)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class TrainStream:
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
         self._keys.epoch, self._keys.sample = at.epoch, at.sample
         batches = opened(self._loader)
-        for window in self.plan.windows(at.epoch, at.step, at.sample):
+        for window in self.plan.global_batches(at.epoch, at.step, at.sample):
             yield Step([checked(next(batches)) for _ in window.sizes], window)
         # Runs the iterator to its end, so that persistent workers are idle when the next epoch begins.
         next(batches, None)

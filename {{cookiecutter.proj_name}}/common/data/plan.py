@@ -14,7 +14,7 @@ from common.progress import Position
 BatchKey = tuple[int, list[int]]
 
 
-class Window(NamedTuple):
+class GlobalBatch(NamedTuple):
     """The samples of one optimizer step, as this process sees them.
 
     Attributes:
@@ -60,18 +60,18 @@ class EpochPlan:
         self.seed = seed
         self.shuffle = shuffle
         self.drop_last = drop_last
-        self.window = batch_size * accumulate * world_size
+        self.samples_per_step = batch_size * accumulate * world_size
         self._borrowed = min(2, batch_size)  # samples: of one, batch norm could not take a variance
         if self.steps_per_epoch == 0:
             raise UserError(
-                f"an epoch has no optimizer step: {size} samples, but one step takes {self.window} "
+                f"an epoch has no optimizer step: {size} samples, but one step takes {self.samples_per_step} "
                 f"({batch_size} x {accumulate} accumulated x {world_size} processes) and loader.drop_last is true"
             )
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in a whole epoch."""
-        return self.size // self.window if self.drop_last else -(-self.size // self.window)
+        return self.size // self.samples_per_step if self.drop_last else -(-self.size // self.samples_per_step)
 
     def order(self, epoch: int) -> np.ndarray:
         """All sample indices in the order of this epoch, shape (size,)."""
@@ -82,34 +82,34 @@ class EpochPlan:
 
     def starts(self, sample: int) -> range:
         """First sample of each window from `sample` to the end of the epoch."""
-        stop = self.size - self.window + 1 if self.drop_last else self.size
-        return range(sample, stop, self.window)
+        stop = self.size - self.samples_per_step + 1 if self.drop_last else self.size
+        return range(sample, stop, self.samples_per_step)
 
     def keys(self, epoch: int, sample: int) -> Iterator[BatchKey]:
         """This process' micro-batches, from `sample` to the end of the epoch. Nothing before `sample` is read."""
         order = self.order(epoch)
         for start in self.starts(sample):
-            window = order[start : start + self.window]
+            window = order[start : start + self.samples_per_step]
             share = window[self.rank :: self.world_size].tolist()
             for first in range(0, self._turns(len(window)) * self.batch_size, self.batch_size):
                 # Where other ranks have a micro-batch more, this one borrows samples, with weight 0: it must take part
                 # in the exchange of gradients and, with FSDP, of weights.
                 yield epoch, share[first : first + self.batch_size] or window[: self._borrowed].tolist()
 
-    def windows(self, epoch: int, step: int, sample: int) -> Iterator[Window]:
+    def global_batches(self, epoch: int, step: int, sample: int) -> Iterator[GlobalBatch]:
         """The windows that go with `keys`, by arithmetic alone."""
         starts = self.starts(sample)
         last = len(starts)
-        sizes, weights = self._share(self.window)  # of all windows but perhaps the last
+        sizes, weights = self._share(self.samples_per_step)  # of all windows but perhaps the last
         for number, start in enumerate(starts, start=1):
-            samples = self.window
+            samples = self.samples_per_step
             if number < last:
                 after = Position(step + number, epoch, start + samples, self.size)
             else:
                 samples = min(samples, self.size - start)
                 sizes, weights = self._share(samples)
                 after = Position(step + number, epoch + 1, 0, self.size)
-            yield Window(weights, sizes, samples, after)
+            yield GlobalBatch(weights, sizes, samples, after)
 
     def _share(self, samples: int) -> tuple[list[int], list[float]]:
         """Sizes and weights of this process' micro-batches in a window of `samples` samples."""

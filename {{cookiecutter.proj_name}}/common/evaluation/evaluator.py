@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class SetResult:
     """The outcome of one pass over one set.
 
     Attributes:
@@ -41,10 +41,10 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Measured:
+class SplitResult:
     """The outcome on a split: of each of its sets by name, a single one being called ""."""
 
-    sets: dict[str, Evaluation]
+    sets: dict[str, SetResult]
 
     @property
     def values(self) -> dict[str, float]:
@@ -59,8 +59,8 @@ class Measured:
         return counts.get("", counts)
 
 
-class BrokenOff(Exception):
-    """Signal `number` arrived on some process, so all of them left the evaluation."""
+class EvaluationInterrupted(Exception):
+    """Signal `number` arrived on some process, so all processes left the evaluation."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -71,10 +71,11 @@ class Evaluator:
     """Evaluates a bare model (never a DDP wrapper: a process without samples would hang the others).
 
     Args:
-        in_step: whether every forward pass needs all processes (FSDP). One with fewer batches then goes on computing,
-            for nothing, until all are done.
-        asked: tells the signal that asks this process to stop, 0 for none. An evaluation may take longer than what
-            comes after the signal will wait for. Looked at between two batches; with `in_step` only after the last.
+        lockstep_forward: whether every forward pass needs all processes (FSDP). A process with fewer batches then keeps
+            computing, with the results discarded, until all are done.
+        stop_signal: the number of the signal that asked this process to stop, 0 for none. An evaluation may take longer
+            than the grace period after a signal, so this is checked between batches; with `lockstep_forward` only after
+            the last one.
     """
 
     def __init__(
@@ -83,33 +84,33 @@ class Evaluator:
         rank: Rank,
         precision: Precision,
         *,
-        in_step: bool = False,
-        asked: Callable[[], int] = lambda: 0,
+        lockstep_forward: bool = False,
+        stop_signal: Callable[[], int] = lambda: 0,
     ) -> None:
         self.task = task
-        self.asked = asked
+        self.stop_signal = stop_signal
         self.rank = rank
         self.precision = precision
-        self.in_step = in_step
+        self.lockstep_forward = lockstep_forward
 
-    def run(self, model: nn.Module, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0) -> Measured:
+    def run(self, model: nn.Module, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0) -> SplitResult:
         """Evaluate `model` on the sets of a split, one after the other. Every process must call this."""
-        return Measured({loader.name: self.run_one(model, loader, max_pictures) for loader in loaders})
+        return SplitResult({loader.name: self.run_one(model, loader, max_pictures) for loader in loaders})
 
     @torch.no_grad()
-    def run_one(self, model: nn.Module, loader: EvaluationLoader, max_pictures: int = 0) -> Evaluation:
+    def run_one(self, model: nn.Module, loader: EvaluationLoader, max_pictures: int = 0) -> SetResult:
         """Evaluate `model` on all of `loader`'s data, over all processes, which meet only at the end.
 
         Raises:
             UserError: the data set is empty.
-            BrokenOff: a process was asked to stop.
+            EvaluationInterrupted: a process was asked to stop.
         """
         if loader.size == 0:
             raise UserError(f"cannot evaluate: {type(loader.dataset).__name__} has no samples")
         sums, metrics, place = LossSums(), self.task.metric.start(), _Place(loader)
         pictures: list[Picture] = []
-        # Before the first: who waits for an answer cannot take part in a forward pass.
-        idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.in_step else 0
+        # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
+        idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.lockstep_forward else 0
         with evaluation_mode(model), located(place.describe):
             for batch in loader:
                 batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
@@ -122,16 +123,16 @@ class Evaluator:
                 if len(pictures) < max_pictures:
                     pictures += self.task.pictures(output, batch, max_pictures - len(pictures))
                 place.done += 1
-                if not self.in_step and self.asked():
+                if not self.lockstep_forward and self.stop_signal():
                     break
             for _ in range(idle):
                 batch = self.task.prepare_batch(self.precision.cast_batch(loader.sample_batch()), self.rank.device)
                 with self.precision.autocast():
                     self.task.forward(model, batch)
-            if number := max_over_ranks(self.asked(), self.rank):
-                raise BrokenOff(number)
+            if number := max_over_ranks(self.stop_signal(), self.rank):
+                raise EvaluationInterrupted(number)
             values, samples = sums.means(self.rank)
-            return Evaluation(values | metrics.compute(self.rank), samples, pictures)
+            return SetResult(values | metrics.compute(self.rank), samples, pictures)
 
 
 class _Place:
@@ -173,7 +174,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def write_evaluation(folder: Path, result: Measured, **about: Any) -> None:
+def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
     """Leave `metrics.json` (full precision) in `folder`, and one PNG per picture; of sets with names in folders."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.glob("error_rank*.txt"):  # of an attempt before this one
@@ -185,7 +186,7 @@ def write_evaluation(folder: Path, result: Measured, **about: Any) -> None:
             save_png(folder / name / f"{picture.name or f'{number:02}'}.png", picture.image)
 
 
-def table(result: Evaluation) -> str:
+def table(result: SetResult) -> str:
     """The values, one line each, with every digit there is."""
     width = max(map(len, ["samples", *result.values]))
     rows = [f"  {name:<{width}}  {value!r}" for name, value in result.values.items()]

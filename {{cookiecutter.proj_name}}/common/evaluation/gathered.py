@@ -13,7 +13,7 @@ Results = dict[str, Any]
 """By name, one entry per sample: a tensor, whose first dimension is the samples, or a list."""
 
 
-class Kept:
+class SampleBuffer:
     """What one metric keeps of the samples that this process sees."""
 
     def __init__(self, metric: str) -> None:

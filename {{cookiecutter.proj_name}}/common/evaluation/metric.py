@@ -13,7 +13,7 @@ from common.config import Problem
 from common.config.registry import METRIC_REGISTRY
 from common.distributed import Rank, from_main, gather_objects
 from common.evaluation.best import Better
-from common.evaluation.gathered import Kept, Results
+from common.evaluation.gathered import Results, SampleBuffer
 
 Value = float | dict[str, float]
 """One number, or several by name."""
@@ -134,7 +134,7 @@ class MetricDict:
         self._names = list(metrics)
         self._counted = {name: metric for name, metric in metrics.items() if isinstance(metric, Metric)}
         self._whole = {name: metric for name, metric in metrics.items() if isinstance(metric, GatheredMetric)}
-        self._kept = {name: Kept(name) for name in self._whole}
+        self._kept = {name: SampleBuffer(name) for name in self._whole}
         self._tell_size = tell_size
 
     def update(self, output: Any, batch: Any, first: int) -> None:

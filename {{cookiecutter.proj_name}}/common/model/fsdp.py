@@ -36,7 +36,7 @@ class Sharded(Strategy):
         broadcast: give all processes rank 0's buffers before each training forward, as DDP does.
     """
 
-    in_step = True
+    lockstep_forward = True
 
     def __init__(
         self,
@@ -82,16 +82,16 @@ class Sharded(Strategy):
         mine = sum(local(parameter).numel() for parameter in model.parameters())
         logger.info("fsdp: model {} and the rest, {:,} of its numbers on each rank", about, mine)
 
-    def exchange(self, on: bool) -> AbstractContextManager[Any]:
-        if on != self._exchanging:
+    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
+        if enabled != self._exchanging:
             for module in self._sharded_modules():
-                module.set_requires_gradient_sync(on, recurse=False)
-            self._exchanging = on
+                module.set_requires_gradient_sync(enabled, recurse=False)
+            self._exchanging = enabled
         return _NOTHING
 
-    def placed(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
+    def shard_state(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
         placed = dict(gathered(state, source, self._empty, self.rank))
-        live = self.bare.state_dict()
+        live = self.module.state_dict()
         placed["model"] = _placed(placed["model"], live)
         if "shadow" in placed["ema"]:
             placed["ema"] = {**placed["ema"], "shadow": _placed(placed["ema"]["shadow"], live)}
@@ -103,13 +103,13 @@ class Sharded(Strategy):
         """A sharded tensor with nothing in it yet, as FSDP would split a weight of this shape."""
         rows = -(-shape[0] // self.rank.world_size)
         mine = max(0, min(rows, shape[0] - self.rank.rank * rows))
-        device = next(local(parameter).device for parameter in self.bare.parameters())
+        device = next(local(parameter).device for parameter in self.module.parameters())
         part = torch.empty((mine, *shape[1:]), dtype=dtype, device=device)
         stride = torch.empty(tuple(shape), device="meta").stride()
         return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride)
 
     def _sharded_modules(self) -> list[FSDPModule]:
-        return [module for module in self.bare.modules() if isinstance(module, FSDPModule)]
+        return [module for module in self.module.modules() if isinstance(module, FSDPModule)]
 
     def _reshard_without_gradient(self, model: nn.Module, inputs: Any, output: Any) -> None:
         """After an evaluation, nothing else would free what was gathered; and names would lead to gathered weights."""

@@ -21,7 +21,7 @@ from common.config import resolve
 from common.data.plan import evaluation_keys
 from common.distributed import Rank
 from common.evaluation.exact import ExactSum
-from common.evaluation.gathered import Kept, Results
+from common.evaluation.gathered import Results, SampleBuffer
 from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, Metric, MetricFactory
 from tests.conftest import CONFIG, Runs, load, metrics
@@ -306,7 +306,7 @@ def test_confusion_matrix() -> None:
 
 def test_results_are_put_in_order() -> None:
     """QQ-44, MM-68: copies, so that no memory of a worker stays open; what cannot be one entry per sample is told."""
-    kept = Kept("mine")
+    kept = SampleBuffer("mine")
     shared = torch.arange(5).share_memory_()
     kept.add({"x": shared[2:4], "y": ["c", "d"]}, 2)
     kept.add({"x": shared[:2], "y": ["a", "b"]}, 0)
@@ -323,7 +323,7 @@ def test_results_are_put_in_order() -> None:
             kept.add(wrong, 5)
     results = kept.gather(Rank())
     assert (results["x"].tolist(), results["y"]) == ([0, 1, 2, 3, 4], list("abcde"))
-    kept = Kept("mine")
+    kept = SampleBuffer("mine")
     kept.add({"x": torch.ones(1, 3)}, 0)
     kept.add({"x": torch.ones(1, 4)}, 1)
     with pytest.raises(UserError, match=r"metric\.mine: x has the shape \[3\] for some samples and \[4\] for others"):

@@ -12,7 +12,7 @@ from common.distributed.seed import random_state, set_random_state
 from common.model.freeze import listed, without_gradient
 
 
-def settle_buckets(model: nn.Module, loss: Callable[[], Tensor], rank: Rank) -> None:
+def warm_up_ddp(model: nn.Module, loss: Callable[[], Tensor], rank: Rank) -> None:
     """One backward for nothing: it changes neither weights nor buffers nor random streams. Nothing to do without DDP.
 
     DDP exchanges gradients in one order in its first backward and in another from the second on. A resumed run would
