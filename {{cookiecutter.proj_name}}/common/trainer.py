@@ -95,7 +95,7 @@ class Trainer:
             rank,
             self.precision,
             lockstep_forward=self.strategy.lockstep_forward,
-            asked=lambda: self.requests.signal,
+            stop_signal=lambda: self.requests.signal,
         )
         self.optimizer = build_optimizer(settings.optim, self.raw_model)
         self.computes_loss_itself = needs_closure(self.optimizer)  # such as LBFGS

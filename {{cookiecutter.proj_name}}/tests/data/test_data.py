@@ -12,7 +12,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from common.base.errors import UserError
 from common.data.keyed import KeyedBatches
-from common.data.loader import EvaluationLoader, FirstSamples, LoaderConfig, TrainStream, checked
+from common.data.loader import EvaluationLoader, FirstSamples, LoaderConfig, TrainStream
 from common.data.move import Loaded, map_tensors, to_device
 from common.data.plan import EpochPlan, evaluation_keys
 from common.distributed import Rank
@@ -243,4 +243,4 @@ def test_only_tensors_on_the_cpu_are_pinned(monkeypatch: pytest.MonkeyPatch) -> 
     batch = {"image": torch.ones(2, device="meta"), "label": torch.ones(2)}
     loaded = pin_memory(Loaded(batch))
     assert pinned == [CPU]
-    assert checked(loaded)["image"].device.type == "meta"
+    assert loaded.batch["image"].device.type == "meta"
