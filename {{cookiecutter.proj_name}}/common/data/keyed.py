@@ -1,4 +1,4 @@
-"""Batches whose randomness is a function of (seed, epoch, sample index), whoever reads them.
+"""Batches whose randomness is a function of (seed, epoch, sample index), in whichever process they are read.
 
 Ordinary transforms draw from the global generators of Python, NumPy and PyTorch. Seeding the three before each item
 makes them depend on the item alone: not on the number of workers or ranks, nor on where a run was resumed.

@@ -107,26 +107,27 @@ class Evaluator:
         """
         if loader.size == 0:
             raise UserError(f"cannot evaluate: {type(loader.dataset).__name__} has no samples")
-        sums, metrics, place = LossSums(), self.task.metric.start(), _Place(loader)
+        sums, metrics = LossSums(), self.task.metric.start()
         pictures: list[Picture] = []
+        done = 0  # batches
         # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
         idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.lockstep_forward else 0
-        with evaluation_mode(model), located(place.describe):
-            for batch in loader:
-                batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+        with evaluation_mode(model), located(lambda: _where(loader, done)):
+            for batch, (_, indices) in zip(loader, loader.keys, strict=True):
+                batch = self._prepare(batch)
                 with self.precision.autocast():
                     output = self.task.forward(model, batch)
                     losses = self.task.losses(output, batch)
-                sums.add(losses, place.size)
+                sums.add(losses, len(indices))
                 output = self.task.post_process(output, batch)
-                metrics.update(output, batch, place.first)
+                metrics.update(output, batch, first=indices[0])
                 if len(pictures) < max_pictures:
                     pictures += self.task.pictures(output, batch, max_pictures - len(pictures))
-                place.done += 1
+                done += 1
                 if not self.lockstep_forward and self.stop_signal():
                     break
             for _ in range(idle):
-                batch = self.task.prepare_batch(self.precision.cast_batch(loader.sample_batch()), self.rank.device)
+                batch = self._prepare(loader.sample_batch())
                 with self.precision.autocast():
                     self.task.forward(model, batch)
             if number := max_over_ranks(self.stop_signal(), self.rank):
@@ -134,32 +135,18 @@ class Evaluator:
             values, samples = sums.means(self.rank)
             return SetResult(values | metrics.compute(self.rank), samples, pictures)
 
+    def _prepare(self, batch: Any) -> Any:
+        return self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
 
-class _Place:
-    """Where a pass is: the batch after those that are done."""
 
-    def __init__(self, loader: EvaluationLoader) -> None:
-        self.loader = loader
-        self.done = 0
-
-    @property
-    def first(self) -> int:
-        """The first sample of the batch."""
-        return self.loader.keys[self.done][1][0]
-
-    @property
-    def size(self) -> int:
-        """Samples in the batch."""
-        return len(self.loader.keys[self.done][1])
-
-    def describe(self) -> str:
-        """For a person; batches are counted over all processes, samples as the data set counts them."""
-        loader = self.loader
-        where = f"in the evaluation on {label(loader.split, loader.name)}"
-        if self.done == len(loader.keys):
-            return f"{where}, after the last batch"
-        batch, batches = self.first // loader.batch_size + 1, -(-loader.size // loader.batch_size)
-        return f"{where}, batch {batch} of {batches}, samples {self.first} to {loader.keys[self.done][1][-1]}"
+def _where(loader: EvaluationLoader, done: int) -> str:
+    """For error messages: the batch after the `done` first ones, numbered over all processes."""
+    where = f"in the evaluation on {label(loader.split, loader.name)}"
+    if done == len(loader.keys):
+        return f"{where}, after the last batch"
+    first, last = loader.keys[done][1][0], loader.keys[done][1][-1]
+    batch, batches = first // loader.batch_size + 1, -(-loader.size // loader.batch_size)
+    return f"{where}, batch {batch} of {batches}, samples {first} to {last}"
 
 
 @contextmanager

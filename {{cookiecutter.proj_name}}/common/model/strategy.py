@@ -1,4 +1,4 @@
-"""What several processes do together while a model is trained: nothing, or exchange its gradients (DDP)."""
+"""How processes train one model together: a single process, or replicas that average their gradients (DDP)."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ _NOTHING = nullcontext()
 
 
 class Strategy(ABC):
-    """A model that was prepared, and how it is trained on all processes.
+    """A prepared model, and how it is trained on all processes.
 
     Attributes:
         about: how it was prepared, in a few words for the log and the checkpoint.
@@ -38,7 +38,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
-        """Whether gradients are exchanged in the backward passes within this context."""
+        """Whether the backward passes within this context average gradients over all processes."""
 
     def shard_state(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
         """A state that was read from the checkpoint `source`, with its tensors as this strategy holds them.

@@ -281,7 +281,7 @@ class Neither:
 def test_large_results_are_told_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """QQ-44: with their size, over all validations of a run; and what is no metric is refused."""
     monkeypatch.setattr(
-        common.evaluation.metric, "_MUCH", 160 * 11 * 4
+        common.evaluation.metric, "_LARGE_BYTES", 160 * 11 * 4
     )  # bytes of 10 probabilities; the label makes it more
     folder = runs.train("--metric", "{AreaUnderCurve: null}")
     log = (folder / "train.log").read_text()
