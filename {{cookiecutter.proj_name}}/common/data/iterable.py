@@ -77,7 +77,7 @@ class _Batches(IterableDataset[Any]):
         own = records if self.shares else records[self.rank :: self.ranks]
         total = len(own) * self.ranks if self.shares else len(records)
         mark = _mark(records[0]) if number == 0 and self.ranks > 1 else 0
-        # Where only other ranks have a sample left, this one borrows, with weight 0; see `EpochPlan.keys`.
+        # Where only other ranks have a sample left, this one borrows, with weight 0; see `EpochPlan.global_batches`.
         return _MicroBatch(self.collate(own or records[:2]), len(own), total, mark)
 
 
@@ -171,7 +171,7 @@ class IterableStream(BatchStream):
             current = current + [current[-1]._replace(size=0, total=0)] * missing
         sizes, total = [each.size for each in current], sum(each.total for each in current)
         weights = [size * self.rank.world_size / total for size in sizes]
-        return Step([each.batch for each in current], GlobalBatch(weights, sizes, total, after))
+        return Step([each.batch for each in current], GlobalBatch([], weights, sizes, total, after))
 
     def _batches_from(self, at: Position) -> Iterator[_MicroBatch]:
         done = at.sample // (self.batch_size * self.rank.world_size)

@@ -203,8 +203,7 @@ class TrainStream(BatchStream):
         return checked(self._batches.__getitems__((0, list(range(size)))))
 
     def samples(self, at: Position) -> list[list[int]]:
-        count = len(next(self.plan.global_batches(at.epoch, at.step, at.sample)).sizes)
-        return [indices for _, indices in islice(self.plan.keys(at.epoch, at.sample), count)]
+        return next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's own state, if it has any; the place in the data is the run's position."""
