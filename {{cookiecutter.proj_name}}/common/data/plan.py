@@ -88,18 +88,17 @@ class EpochPlan:
     def global_batches(self, epoch: int, step: int, sample: int) -> Iterator[GlobalBatch]:
         """The global batches from `sample` to the end of the epoch; `step`: optimizer steps done before."""
         order = self.order(epoch)
-        starts = range(
-            sample, self.size - self.samples_per_step + 1 if self.drop_last else self.size, self.samples_per_step
-        )
+        batch_size, stop = self.batch_size, self.size
+        if self.drop_last:
+            stop -= self.samples_per_step - 1
+        starts = range(sample, stop, self.samples_per_step)
         for start in starts:
             window = order[start : start + self.samples_per_step]
             samples, share = len(window), window[self.rank :: self.world_size].tolist()
             # The first rank has the most micro-batches. The others take part as often, with borrowed samples of weight
             # 0 if need be: in the exchange of gradients and, with FSDP, of weights.
-            count = -(-samples // (self.world_size * self.batch_size))
-            own = [
-                share[first : first + self.batch_size] for first in range(0, count * self.batch_size, self.batch_size)
-            ]
+            count = -(-samples // (self.world_size * batch_size))
+            own = [share[first : first + batch_size] for first in range(0, count * batch_size, batch_size)]
             weights = [len(each) * self.world_size / samples for each in own]
             indices = [each or window[: self._borrowed].tolist() for each in own]
             step += 1
