@@ -140,7 +140,7 @@ class IterableStream(BatchStream):
         after = f" after the first {at.sample}" if at.sample else ""
         return UserError(
             f"dataset.train: {type(self.dataset).__name__} gave no sample{after} in epoch {at.epoch + 1}; each call of "
-            "its __iter__ must begin anew, and every process must have something to read"
+            "its __iter__ must start from the beginning, and every process must have something to read"
         )
 
     def samples(self, at: Position) -> list[list[int]]:
@@ -179,7 +179,7 @@ class IterableStream(BatchStream):
         self._batches.epoch, self._batches.first = at.epoch, done if restored else 0
         batches = read(self._loader)
         if done and not restored:
-            logger.warning("the data set cannot restore its place: reading {} batches again to come to it", done)
+            logger.warning("the data set cannot restore its position: reading {} batches again to reach it", done)
             for _ in range(done):
                 next(batches, None)
         return batches

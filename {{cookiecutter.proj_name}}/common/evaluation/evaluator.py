@@ -162,7 +162,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
-    """Leave `metrics.json` (full precision) in `folder`, and one PNG per picture; of sets with names in folders."""
+    """Write `metrics.json` (full precision) and one PNG per picture to `folder`; named sets get a folder each."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.glob("error_rank*.txt"):  # of an attempt before this one
         file.unlink(missing_ok=True)
@@ -174,7 +174,7 @@ def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
 
 
 def table(result: SetResult) -> str:
-    """The values, one line each, with every digit there is."""
+    """The values, one line each, with all their digits."""
     width = max(map(len, ["samples", *result.values]))
     rows = [f"  {name:<{width}}  {value!r}" for name, value in result.values.items()]
     return "\n".join([f"  {'samples':<{width}}  {result.samples}", *rows])

@@ -14,7 +14,7 @@ Results = dict[str, Any]
 
 
 class SampleBuffer:
-    """What one metric keeps of the samples that this process sees."""
+    """Results of one metric for the samples of this process, until they are gathered."""
 
     def __init__(self, metric: str) -> None:
         self._metric = metric

@@ -440,7 +440,7 @@ def test_named_sets_on_the_command_line(runs: Runs, named: str) -> None:
         ("--dataset.eval", "{a/b: {type: DigitsDataset}}", "dataset.eval.a/b", "only letters, digits, _ and -"),
         ("--dataset.eval", "{a.b: {type: DigitsDataset}}", "dataset.eval.a.b", "only letters, digits, _ and -"),
         ("--dataset.eval.eval_batch_size", "64", "dataset.eval.eval_batch_size = 64",
-         "belongs into each of the sets of dataset.eval: clean, shifted"),
+         "belongs in each of the sets of dataset.eval: clean, shifted"),
         ("--dataset.train", "{$REPLACE: true, a: {shift: 1}}", "dataset.train.type", "must name a dataset"),
         ("--best.metric", "clean.Acuracy", "best.metric = 'clean.Acuracy'", "did you mean clean.Accuracy?"),
         ("--best.metric", "cleen.loss", "best.metric = 'cleen.loss'", "did you mean clean.loss?"),
