@@ -31,7 +31,7 @@ class _MicroBatch(NamedTuple):
     batch: Any
     size: int  # its samples; 0 where they are only borrowed from other ranks
     total: int  # samples over all ranks
-    mark: int  # of the epoch's first record
+    mark: int  # of the epoch's first record, where all ranks should read the same; else 0
 
 
 class _Batches(IterableDataset[Any]):
@@ -74,11 +74,12 @@ class _Batches(IterableDataset[Any]):
                 yield found
 
     def _micro_batch(self, records: list[Any], number: int) -> _MicroBatch:
-        own = records if self.shares else records[self.rank :: self.ranks]
-        total = len(own) * self.ranks if self.shares else len(records)
+        if self.shares:
+            return _MicroBatch(self.collate(records), len(records), len(records) * self.ranks, mark=0)
+        own = records[self.rank :: self.ranks]
         mark = _mark(records[0]) if number == 0 and self.ranks > 1 else 0
         # Where only other ranks have a sample left, this one borrows, with weight 0; see `EpochPlan.global_batches`.
-        return _MicroBatch(self.collate(own or records[:2]), len(own), total, mark)
+        return _MicroBatch(self.collate(own or records[:2]), len(own), len(records), mark)
 
 
 def _mark(record: Any) -> int:
