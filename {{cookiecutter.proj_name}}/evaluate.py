@@ -12,7 +12,7 @@ from common.config.registry import MODEL_REGISTRY, REGISTRIES
 from common.distributed import Rank
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed, set_seed
-from common.evaluation.evaluator import Evaluator, Measured, table, write_evaluation
+from common.evaluation.evaluator import Evaluator, SplitResult, table, write_evaluation
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.failure.failsafe import leave, reported, together
@@ -97,7 +97,7 @@ def which_checkpoint() -> NoReturn:
     raise UserError("model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt")
 
 
-def report(result: Measured, config: EvalConfig, path: Path, folder: Path, position: dict[str, int]) -> None:
+def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, position: dict[str, int]) -> None:
     """Print the numbers, and leave them in the evaluation's `folder` with the pictures."""
     about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
     logger.info("{} of {}, epoch {epoch}, step {step}", config.split, path, **position)

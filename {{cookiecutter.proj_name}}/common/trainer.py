@@ -17,15 +17,15 @@ from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver
 from common.checkpoint.finite import are_finite, bad_loss, not_finite
 from common.checkpoint.guarantee import fingerprint
 from common.checkpoint.state import RunState
-from common.data.loader import EvaluationLoader, Step, Stream
+from common.data.loader import BatchStream, EvaluationLoader, Step
 from common.data.whereabouts import whereabouts
 from common.distributed import DistConfig, Rank, max_over_ranks, share_buffers
 from common.evaluation.best import BestTracker
-from common.evaluation.evaluator import BrokenOff, Evaluator, Measured, evaluation_mode, write_evaluation
+from common.evaluation.evaluator import EvaluationInterrupted, Evaluator, SplitResult, evaluation_mode, write_evaluation
 from common.failure.failsafe import Requests, exit_code
 from common.model import PrepareConfig, prepare
 from common.model.freeze import Trainable
-from common.model.settle import settle_buckets
+from common.model.warm_up import warm_up_ddp
 from common.monitor import Monitor
 from common.optim import (
     OptimConfig,
@@ -70,7 +70,7 @@ class Trainer:
         *,
         task: Task,
         model: nn.Module,
-        stream: Stream,
+        stream: BatchStream,
         val: Sequence[EvaluationLoader],
         evaluation: Sequence[EvaluationLoader],
         best: BestTracker,
@@ -88,10 +88,14 @@ class Trainer:
         self.requests = Requests(rank)
 
         self.strategy = prepare(model, settings.prepare, settings.dist, precision, rank)
-        self.raw_model, self.model, self.precision = self.strategy.bare, self.strategy.model, self.strategy.precision
+        self.raw_model, self.model, self.precision = self.strategy.module, self.strategy.model, self.strategy.precision
         self.trainable = Trainable(self.raw_model)
         self.evaluator = Evaluator(
-            task, rank, self.precision, in_step=self.strategy.in_step, asked=lambda: self.requests.signal
+            task,
+            rank,
+            self.precision,
+            lockstep_forward=self.strategy.lockstep_forward,
+            stop_signal=lambda: self.requests.signal,
         )
         self.optimizer = build_optimizer(settings.optim, self.raw_model)
         self.computes_loss_itself = needs_closure(self.optimizer)  # such as LBFGS
@@ -132,7 +136,7 @@ class Trainer:
         self.grad_norm: Tensor | None = None
         self.saved_at = time.monotonic()
         self.saved_step = -1
-        settle_buckets(self.model, self.trial_loss, rank)
+        warm_up_ddp(self.model, self.trial_loss, rank)
 
     def train(self) -> Outcome:
         """Train from the current position to the end, to an early stop, or until a signal asks for it."""
@@ -150,9 +154,9 @@ class Trainer:
                     self.monitor.loaded()
                     self.step = step
                     self.train_step(step)
-                    self.before, self.at = self.at, step.window.after
+                    self.before, self.at = self.at, step.global_batch.after
                     self.last = is_over(self.at, self.progress)
-                    self.monitor.stepped(self.at, step.window.samples)
+                    self.monitor.stepped(self.at, step.global_batch.samples)
                     due = self.rhythm.due(self.before, self.at, last=self.last)
                     if due.log:
                         self.log()
@@ -185,15 +189,15 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         total: Tensor | None = None
         last = len(step.batches) - 1
-        for number, (batch, weight) in enumerate(zip(step.batches, step.window.weights, strict=True)):
+        for number, (batch, weight) in enumerate(zip(step.batches, step.global_batch.weights, strict=True)):
             batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
-            with self.strategy.exchange(number == last):
+            with self.strategy.gradient_sync(number == last):
                 with self.precision.autocast():
                     output = self.task.forward(self.model, batch)
                     losses = self.task.losses(output, batch)
                 loss = losses["sum"] if weight == 1.0 else losses["sum"] * weight
                 self.precision.backward(loss)
-            self.monitor.meter.add(losses, step.window.sizes[number] if weight else 0)
+            self.monitor.meter.add(losses, step.global_batch.sizes[number] if weight else 0)
             total = loss if total is None else total + loss.detach()
         self.precision.unscale(self.optimizer)
         self.grad_norm = self.clip(self.parameters, self.at)
@@ -243,7 +247,9 @@ class Trainer:
 
     def show(self, step: Step) -> None:
         """Pictures of the batch that was just trained on, as the model sees it now."""
-        if self.before.epoch % self.progress.epoch_save_progress or not (self.rank.is_main or self.strategy.in_step):
+        if self.before.epoch % self.progress.epoch_save_progress or not (
+            self.rank.is_main or self.strategy.lockstep_forward
+        ):
             return
         batch = self.task.prepare_batch(self.precision.cast_batch(step.batches[-1]), self.rank.device)
         with torch.no_grad(), evaluation_mode(self.raw_model), self.precision.autocast():
@@ -283,7 +289,7 @@ class Trainer:
             with dispensable("the evaluation's folder"):  # its numbers are in metrics.jsonl too
                 write_evaluation(self.run.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
-    def measure(self, split: str, data: Sequence[EvaluationLoader], max_pictures: int) -> Measured | None:
+    def measure(self, split: str, data: Sequence[EvaluationLoader], max_pictures: int) -> SplitResult | None:
         """Evaluate the averaged weights, or the weights themselves where none are averaged.
 
         None when a signal broke it off; the split is owed then, and evaluated first when the run goes on.
@@ -294,7 +300,7 @@ class Trainer:
             share_buffers(self.raw_model, self.rank)
             try:
                 result = self.evaluator.run(self.raw_model, data, max_pictures=max_pictures if self.rank.is_main else 0)
-            except BrokenOff as broken:
+            except EvaluationInterrupted as broken:
                 self.signal = broken.number
                 self.owed.add(split)
                 logger.info("the {} evaluation is broken off, and done when the run goes on", split)
@@ -334,12 +340,12 @@ class Trainer:
 
     def load_weights(self, state: Mapping[str, Any], source: Path) -> None:
         """Start from the weights of a checkpoint, and nothing else of it."""
-        self.state.load_weights(self.strategy.placed(state, source), source)
+        self.state.load_weights(self.strategy.shard_state(state, source), source)
         self.ema.reset(self.raw_model)
 
     def load_state_dict(self, state: Mapping[str, Any], source: Path) -> None:
         """Go on where the checkpoint stopped."""
-        at, self.values, self.owed = self.state.load_state_dict(self.strategy.placed(state, source), source)
+        at, self.values, self.owed = self.state.load_state_dict(self.strategy.shard_state(state, source), source)
         self.at = self.before = resumed_position(at, self.stream.epoch_size)
         self.saved_step, self.last = self.at.step, is_over(self.at, self.progress)
         if reason := self.best.reason_to_stop(self.values.get(self.best.config.metric)):

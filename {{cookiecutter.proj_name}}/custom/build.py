@@ -13,7 +13,7 @@ from common.base.errors import UserError
 from common.checkpoint import init_weights
 from common.config.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
 from common.data.iterable import IterableStream
-from common.data.loader import EvaluationLoader, Stream, TrainStream, build_dataset, is_map_style
+from common.data.loader import BatchStream, EvaluationLoader, TrainStream, build_dataset, is_map_style
 from common.data.plan import EpochPlan
 from common.data.sets import label, sets_of, warn_of_shared_samples
 from common.distributed import Rank, check_same
@@ -32,7 +32,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 class Data:
     """The loaders of a run: one of each set of a split, none for a split that the config does not have."""
 
-    stream: Stream
+    stream: BatchStream
     val: Sequence[EvaluationLoader]
     evaluation: Sequence[EvaluationLoader]
 
@@ -63,7 +63,7 @@ def build_data(config: Config, rank: Rank, seed: int) -> Data:
     return data
 
 
-def build_stream(config: Config, rank: Rank, seed: int) -> Stream:
+def build_stream(config: Config, rank: Rank, seed: int) -> BatchStream:
     """The training data, shuffled and shared among the ranks; or as it comes, if it can only be read in order."""
     dataset = build_dataset(
         config.dataset.train, "train", data_dir(config.dir, PROJECT), limit=config.debug.max_samples

@@ -53,6 +53,23 @@ def test_rooms_import_only_from_the_floors_below() -> None:
                 assert room(use) not in LEAVES, f"{name} imports {use}"
 
 
+def test_the_picture_shows_these_floors() -> None:
+    """docs/architecture.md: floor by floor, from the top; a floor that needs two lines goes on with a dot."""
+    text = (PROJECT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    cells = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│ ")]
+    rows = "\n".join(cells).replace("\n·", " ·").splitlines()
+    assert [set(row.split(" · ")) for row in rows] == list(reversed(FLOORS))
+
+
+def test_the_guide_names_files_that_exist() -> None:
+    """docs/architecture.md: each path of its table."""
+    text = (PROJECT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = [name for line in text.splitlines() if line.startswith("| …") for name in line.split("`")[1::2]]
+    paths = [PROJECT / name for name in named if "/" in name]
+    assert len(paths) > 10
+    assert [path for path in paths if not path.exists()] == []
+
+
 def test_every_room_says_what_it_is_for() -> None:
     rooms = [path for path in (PROJECT / "common").iterdir() if path.is_dir() and any(path.glob("*.py"))]
     silent = [path.name for path in rooms if not ast.get_docstring(ast.parse((path / "__init__.py").read_text()))]

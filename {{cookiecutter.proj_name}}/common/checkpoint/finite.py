@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from common.checkpoint import CheckpointFolder
-from common.data.loader import Stream
+from common.data.loader import BatchStream
 from common.data.whereabouts import bad_step
 from common.distributed import Rank
 from common.distributed.sharded import local
@@ -19,7 +19,7 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 
 
-def bad_loss(step: int, here: bool, stream: Stream, folder: CheckpointFolder, rank: Rank) -> TrainingError:
+def bad_loss(step: int, here: bool, stream: BatchStream, folder: CheckpointFolder, rank: Rank) -> TrainingError:
     """The error for a loss of `step` that is not a number; `here`: on this rank. Every process must call this."""
     where = bad_step(stream, step, here, rank)
     error = not_finite(f"the loss of step {step} is not a finite number ({where})", folder)

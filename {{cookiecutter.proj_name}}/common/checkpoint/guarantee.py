@@ -109,7 +109,7 @@ class Data(Protocol):
     """What the guarantee depends on, of the training data."""
 
     @property
-    def window(self) -> int:
+    def samples_per_step(self) -> int:
         """Samples of one optimizer step, over all ranks."""
 
     @property
@@ -117,7 +117,7 @@ class Data(Protocol):
         """Samples of an epoch; 0 when that is not known."""
 
     @property
-    def restores_its_place(self) -> bool:
+    def is_exactly_resumable(self) -> bool:
         """Whether reading goes on exactly at a position."""
 
 
@@ -136,10 +136,10 @@ def fingerprint(rank: Rank, data: Data, seed: int, model: str) -> dict[str, Any]
         "threads": torch.get_num_threads(),
         "matmul precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "samples per step": data.window,
+        "samples per step": data.samples_per_step,
         "seed": seed,
         "samples per epoch": data.epoch_size,
-        "data position restored": data.restores_its_place,
+        "data position restored": data.is_exactly_resumable,
         "libraries": ", ".join(sorted(Path(path).name for path in torch.ops.loaded_libraries)) or "none",
         "environment": {name: os.environ.get(name, "unset") for name in RESULT_VARIABLES},
         "code": code_of(),

@@ -1,11 +1,12 @@
-"""Batches whose randomness is a function of (seed, epoch, sample index), whoever reads them.
+"""Batches whose randomness is a function of (seed, epoch, sample index), in whichever process they are read.
 
 Ordinary transforms draw from the global generators of Python, NumPy and PyTorch. Seeding the three before each item
 makes them depend on the item alone: not on the number of workers or ranks, nor on where a run was resumed.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from common.data.plan import BatchKey
 from common.distributed.seed import mix
 
 Collate = Callable[[list[Any]], Any]
-_BATCH = 1  # tells the key of a batch (collate functions may draw too) from the keys of its items
+_BATCH = 1  # distinguishes the key of a batch (collate functions may draw too) from the keys of its items
 
 
 class SizedDataset(Protocol):
@@ -49,19 +50,11 @@ class KeyedBatches:
         try:
             if not self.random:
                 return self.collate(self._items(key))
-            # A worker's streams belong to nobody; the main process' belong to the training loop (dropout).
-            mine = torch.utils.data.get_worker_info() is None
-            saved = (random.getstate(), np.random.get_state(), torch.get_rng_state()) if mine else None
-            try:
+            with loop_streams_unchanged():
                 items = self._items(key)
                 epoch, indices = key
                 seed_all(mix(self.seed, epoch, indices[0], _BATCH))
                 return self.collate(items)
-            finally:
-                if saved is not None:
-                    random.setstate(saved[0])
-                    np.random.set_state(saved[1])
-                    torch.set_rng_state(saved[2])
         except UserError as error:
             # Returned, not raised: the loader would wrap its text in the traceback of a worker.
             return error
@@ -83,6 +76,24 @@ class KeyedBatches:
     def _seeded_item(self, epoch: int, index: int) -> Any:
         seed_all(mix(self.seed, epoch, index))
         return self.dataset[index]
+
+
+@contextmanager
+def loop_streams_unchanged() -> Iterator[None]:
+    """Data may be seeded and draw numbers in here; what the training loop draws afterwards (dropout) stays the same.
+
+    A worker process has no training loop, and saves the time.
+    """
+    if torch.utils.data.get_worker_info() is not None:
+        yield
+        return
+    python, numpy, torch_ = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torch_)
 
 
 def seed_all(seed: int) -> None:

@@ -1,8 +1,10 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -11,16 +13,17 @@ from torch.utils.data import DataLoader
 from common.base.errors import UserError
 from common.config import Problem, section
 from common.config.registry import COLLATE_REGISTRY, DATASET_REGISTRY, RegisteredName
-from common.data.fork import check_fork
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
-from common.data.plan import BatchKey, EpochPlan, Window, evaluation_keys
+from common.data.plan import BatchKey, EpochPlan, GlobalBatch, evaluation_keys
 from common.data.workers import WorkerStart, end_workers, opened
 from common.distributed import Rank
 from common.progress import Position
 
 # Keys of a data set's section that are ours; the others are arguments of the data set.
 OWN = ("eval_batch_size",)
+# What CUDA says in a forked process whose parent uses a GPU: of new things on the GPU, and of those that exist.
+_CUDA_AFTER_FORK = ("Cannot re-initialize CUDA in forked subprocess", "CUDA error: initialization error")
 
 
 @section
@@ -75,10 +78,10 @@ class _Keys:
 
 
 class Step(NamedTuple):
-    """What one optimizer step consumes: this process' micro-batches and the `Window` they come from."""
+    """What one optimizer step consumes: this process' micro-batches and the `GlobalBatch` they come from."""
 
     batches: list[Any]
-    window: Window
+    global_batch: GlobalBatch
 
 
 class FirstSamples:
@@ -123,53 +126,57 @@ def is_map_style(dataset: Any) -> bool:
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
-class Stream(Protocol):
-    """Training data as the trainer sees it: `TrainStream`, or `common.data.iterable.IterableStream`."""
+class BatchStream(ABC):
+    """Training data as the trainer sees it: a `TrainStream`, or a `common.data.iterable.IterableStream`.
+
+    Attributes:
+        steps_per_epoch: optimizer steps; None when that is not known.
+        epoch_size: samples; 0 when that is not known.
+        samples_per_step: samples of one optimizer step, over all ranks.
+        is_exactly_resumable: whether `epoch` can start at exactly any position.
+    """
 
     dataset: Any
+    steps_per_epoch: int | None
+    epoch_size: int
+    samples_per_step: int
+    is_exactly_resumable: bool
+    _loader: DataLoader[Any]
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Optimizer steps per epoch; None when that is not known."""
-
-    @property
-    def epoch_size(self) -> int:
-        """Samples per epoch; 0 when that is not known."""
-
-    @property
-    def window(self) -> int:
-        """Samples of one optimizer step, over all ranks."""
-
-    @property
-    def restores_its_place(self) -> bool:
-        """Whether `epoch` goes on exactly at a position."""
-
+    @abstractmethod
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch."""
 
+    @abstractmethod
     def sample_batch(self, *, full: bool) -> Any:
         """A batch to try a model on: a small one, or a full one, whose shape is what a compiler will see."""
 
+    @abstractmethod
     def samples(self, at: Position) -> list[list[int]]:
         """Numbers of this process' samples in the step that begins at `at`, by micro-batch; empty if they have none."""
 
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What restoring the place needs besides the position."""
+        """What a resume needs besides the position."""
 
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take it back."""
 
     def close(self) -> None:
-        """Nothing will be read any more: end the processes that read."""
+        """End the processes that read; nothing will be read any more."""
+        end_workers(self._loader)
 
 
-class TrainStream:
-    """The training data, epoch by epoch, from any position.
+class TrainStream(BatchStream):
+    """A map-style data set, epoch by epoch, from any position: the order is a function of the epoch.
 
     Args:
-        dataset: map-style data set, not empty.
+        dataset: not empty.
         worker: loader processes; 0 reads in the main process. The batches are the same either way.
     """
+
+    is_exactly_resumable = True
 
     def __init__(
         self,
@@ -182,38 +189,21 @@ class TrainStream:
     ) -> None:
         self.dataset = dataset
         self.plan = plan
+        self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.size
+        self.samples_per_step = plan.samples_per_step
         self._keys = _Keys(plan)
-        self._loader = _make_loader(dataset, self._keys, config, worker=worker, seed=plan.seed, device=device)
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """Optimizer steps per epoch."""
-        return self.plan.steps_per_epoch
-
-    @property
-    def epoch_size(self) -> int:
-        """Samples per epoch."""
-        return self.plan.size
-
-    @property
-    def window(self) -> int:
-        """Samples of one optimizer step, over all ranks."""
-        return self.plan.window
-
-    @property
-    def restores_its_place(self) -> bool:
-        """Whether `epoch` goes on at a position exactly: always, since the order is a function of the epoch."""
-        return True
+        self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate), plan.seed)
+        self._loader = make_loader(
+            self._batches, config, batch_sampler=self._keys, worker=worker, seed=plan.seed, device=device
+        )
 
     def sample_batch(self, *, full: bool) -> Any:
         """A batch to try a model on; reading it draws from no random stream."""
         size = min(self.plan.batch_size if full else 2, self.plan.size)
-        return checked(self._loader.dataset.__getitems__((0, list(range(size)))))  # type: ignore[attr-defined]
+        return checked(self._batches.__getitems__((0, list(range(size)))))
 
     def samples(self, at: Position) -> list[list[int]]:
-        """Numbers of this process' samples in the step that begins at `at`, by micro-batch."""
-        count = len(next(self.plan.windows(at.epoch, at.step, at.sample)).sizes)
-        return [indices for _, (_, indices) in zip(range(count), self.plan.keys(at.epoch, at.sample), strict=False)]
+        return next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's own state, if it has any; the place in the data is the run's position."""
@@ -221,22 +211,17 @@ class TrainStream:
         return {"dataset": own()} if callable(own) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Give the data set its own state back."""
         if "dataset" in state and callable(own := getattr(self.dataset, "load_state_dict", None)):
             own(state["dataset"])
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
         self._keys.epoch, self._keys.sample = at.epoch, at.sample
-        batches = opened(self._loader)
-        for window in self.plan.windows(at.epoch, at.step, at.sample):
-            yield Step([checked(next(batches)) for _ in window.sizes], window)
+        batches = read(self._loader)
+        for global_batch in self.plan.global_batches(at.epoch, at.step, at.sample):
+            yield Step(list(islice(batches, len(global_batch.sizes))), global_batch)
         # Runs the iterator to its end, so that persistent workers are idle when the next epoch begins.
         next(batches, None)
-
-    def close(self) -> None:
-        """Nothing will be read any more: end the processes that read."""
-        end_workers(self._loader)
 
 
 class EvaluationLoader:
@@ -266,33 +251,35 @@ class EvaluationLoader:
         self.split, self.name = split, name
         self.size, self.batch_size = len(dataset), batch_size
         self.keys = evaluation_keys(self.size, batch_size, rank.rank, rank.world_size)
-        self._loader = _make_loader(dataset, self.keys, config, worker=worker, seed=seed, device=rank.device)
+        self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate), seed)
+        self._loader = make_loader(
+            self._batches, config, batch_sampler=self.keys, worker=worker, seed=seed, device=rank.device
+        )
 
     def __iter__(self) -> Iterator[Any]:
-        return (checked(batch) for batch in opened(self._loader))
+        return read(self._loader)
 
     def sample_batch(self) -> Any:
         """A batch of the first sample."""
-        return checked(self._loader.dataset.__getitems__((0, [0])))  # type: ignore[attr-defined]
+        return checked(self._batches.__getitems__((0, [0])))
 
     def close(self) -> None:
-        """Nothing will be read any more: end the processes that read."""
+        """End the processes that read; nothing will be read any more."""
         end_workers(self._loader)
 
 
-def _make_loader(
-    dataset: SizedDataset, keys: Any, config: LoaderConfig, *, worker: int, seed: int, device: torch.device
+def make_loader(
+    batches: Any, config: LoaderConfig, *, worker: int, seed: int, device: torch.device, **sampling: Any
 ) -> DataLoader[Any]:
-    check_fork(dataset, config.start_method, worker)
-    batches: Any = KeyedBatches(dataset, find_collate(dataset, config.collate), seed)
+    """The `DataLoader` of a split; `sampling`: its options `batch_sampler` or `batch_size`."""
     return DataLoader(
         batches,
-        batch_sampler=keys,
+        **sampling,
         collate_fn=Loaded,
         num_workers=worker,
         pin_memory=device.type == "cuda" if config.pin_memory is None else config.pin_memory,
         prefetch_factor=config.prefetch if worker else None,
-        persistent_workers=config.persistent and worker > 0,
+        persistent_workers=config.persistent and worker > 0 and "batch_sampler" in sampling,
         timeout=config.timeout if worker else 0,
         worker_init_fn=WorkerStart(),
         multiprocessing_context=config.start_method if worker else None,
@@ -301,10 +288,27 @@ def _make_loader(
     )
 
 
+def read(loader: DataLoader[Any]) -> Iterator[Any]:
+    """The batches of `loader`. Raises the user's mistakes that its workers send in place of a batch."""
+    batches = opened(loader)
+    while True:
+        try:
+            loaded = next(batches, None)
+        except RuntimeError as error:
+            for text in _CUDA_AFTER_FORK:
+                if text in str(error):
+                    raise UserError(
+                        f"{text}: a worker process that was forked cannot use the GPU. Keep the data set on the CPU, "
+                        "or start workers with --loader.start_method forkserver, or use none (--worker 0)"
+                    ) from error
+            raise
+        if loaded is None:
+            return
+        yield checked(loaded.batch)
+
+
 def checked(batch: Any) -> Any:
-    """The batch that was loaded; or raise the user's mistake that came instead of it."""
-    if isinstance(batch, Loaded):
-        batch = batch.batch
+    """The batch; raises the user's mistake where that was returned in its place."""
     if isinstance(batch, UserError):
         raise batch
     return batch

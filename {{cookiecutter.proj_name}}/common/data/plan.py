@@ -14,17 +14,19 @@ from common.progress import Position
 BatchKey = tuple[int, list[int]]
 
 
-class Window(NamedTuple):
+class GlobalBatch(NamedTuple):
     """The samples of one optimizer step, as this process sees them.
 
     Attributes:
+        indices: of the samples in each micro-batch of this process; empty where samples are only read in order.
         weights: one factor per micro-batch of this process. The mean loss of each micro-batch, multiplied by its
-            factor, summed over micro-batches and averaged over processes, is the mean over all samples of the window.
+            factor, summed over micro-batches and averaged over processes, is the mean over all samples of the step.
         sizes: samples in each micro-batch of this process.
         samples: samples over all processes.
         after: the run's position once the step is done.
     """
 
+    indices: list[list[int]]
     weights: list[float]
     sizes: list[int]
     samples: int
@@ -32,13 +34,13 @@ class Window(NamedTuple):
 
 
 class EpochPlan:
-    """Cuts each epoch's order into windows, windows into shares of the ranks, and shares into micro-batches.
+    """Cuts each epoch's order into global batches, these into shares of the ranks, and shares into micro-batches.
 
     Args:
         size: samples in the data set.
         batch_size: samples per micro-batch and process.
         accumulate: micro-batches per optimizer step.
-        drop_last: leave out the last window of an epoch when it is not full.
+        drop_last: leave out the last global batch of an epoch when it is not full.
     """
 
     def __init__(
@@ -60,68 +62,55 @@ class EpochPlan:
         self.seed = seed
         self.shuffle = shuffle
         self.drop_last = drop_last
-        self.window = batch_size * accumulate * world_size
+        self.samples_per_step = batch_size * accumulate * world_size
+        self._last_order: tuple[int, np.ndarray] = (-1, np.empty(0))
         self._borrowed = min(2, batch_size)  # samples: of one, batch norm could not take a variance
         if self.steps_per_epoch == 0:
             raise UserError(
-                f"an epoch has no optimizer step: {size} samples, but one step takes {self.window} "
+                f"an epoch has no optimizer step: {size} samples, but one step takes {self.samples_per_step} "
                 f"({batch_size} x {accumulate} accumulated x {world_size} processes) and loader.drop_last is true"
             )
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in a whole epoch."""
-        return self.size // self.window if self.drop_last else -(-self.size // self.window)
+        return self.size // self.samples_per_step if self.drop_last else -(-self.size // self.samples_per_step)
 
     def order(self, epoch: int) -> np.ndarray:
         """All sample indices in the order of this epoch, shape (size,)."""
         if not self.shuffle:
             return np.arange(self.size)
-        generator = torch.Generator().manual_seed(mix(self.seed, epoch))
-        return torch.randperm(self.size, generator=generator).numpy()
+        if self._last_order[0] != epoch:  # kept: the batch sampler and the training loop both ask
+            generator = torch.Generator().manual_seed(mix(self.seed, epoch))
+            self._last_order = epoch, torch.randperm(self.size, generator=generator).numpy()
+        return self._last_order[1]
 
-    def starts(self, sample: int) -> range:
-        """First sample of each window from `sample` to the end of the epoch."""
-        stop = self.size - self.window + 1 if self.drop_last else self.size
-        return range(sample, stop, self.window)
+    def global_batches(self, epoch: int, step: int, sample: int) -> Iterator[GlobalBatch]:
+        """The global batches from `sample` to the end of the epoch; `step`: optimizer steps done before."""
+        order = self.order(epoch)
+        batch_size, stop = self.batch_size, self.size
+        if self.drop_last:
+            stop -= self.samples_per_step - 1
+        starts = range(sample, stop, self.samples_per_step)
+        for start in starts:
+            window = order[start : start + self.samples_per_step]
+            samples, share = len(window), window[self.rank :: self.world_size].tolist()
+            # The first rank has the most micro-batches. The others take part as often, with borrowed samples of weight
+            # 0 if need be: in the exchange of gradients and, with FSDP, of weights.
+            count = -(-samples // (self.world_size * batch_size))
+            own = [share[first : first + batch_size] for first in range(0, count * batch_size, batch_size)]
+            weights = [len(each) * self.world_size / samples for each in own]
+            indices = [each or window[: self._borrowed].tolist() for each in own]
+            step += 1
+            is_last = start == starts[-1]
+            after = Position(step, epoch + is_last, 0 if is_last else start + samples, self.size)
+            yield GlobalBatch(indices, weights, [len(each) for each in indices], samples, after)
 
     def keys(self, epoch: int, sample: int) -> Iterator[BatchKey]:
-        """This process' micro-batches, from `sample` to the end of the epoch. Nothing before `sample` is read."""
-        order = self.order(epoch)
-        for start in self.starts(sample):
-            window = order[start : start + self.window]
-            share = window[self.rank :: self.world_size].tolist()
-            for first in range(0, self._turns(len(window)) * self.batch_size, self.batch_size):
-                # Where other ranks have a micro-batch more, this one borrows samples, with weight 0: it must take part
-                # in the exchange of gradients and, with FSDP, of weights.
-                yield epoch, share[first : first + self.batch_size] or window[: self._borrowed].tolist()
-
-    def windows(self, epoch: int, step: int, sample: int) -> Iterator[Window]:
-        """The windows that go with `keys`, by arithmetic alone."""
-        starts = self.starts(sample)
-        last = len(starts)
-        sizes, weights = self._share(self.window)  # of all windows but perhaps the last
-        for number, start in enumerate(starts, start=1):
-            samples = self.window
-            if number < last:
-                after = Position(step + number, epoch, start + samples, self.size)
-            else:
-                samples = min(samples, self.size - start)
-                sizes, weights = self._share(samples)
-                after = Position(step + number, epoch + 1, 0, self.size)
-            yield Window(weights, sizes, samples, after)
-
-    def _share(self, samples: int) -> tuple[list[int], list[float]]:
-        """Sizes and weights of this process' micro-batches in a window of `samples` samples."""
-        share = max(0, -(-(samples - self.rank) // self.world_size))
-        sizes = [min(self.batch_size, share - first) for first in range(0, share, self.batch_size)]
-        weights = [size * self.world_size / samples for size in sizes]
-        borrowed = self._turns(samples) - len(sizes)
-        return sizes + [min(self._borrowed, samples)] * borrowed, weights + [0.0] * borrowed
-
-    def _turns(self, samples: int) -> int:
-        """Micro-batches of the first rank, which has the most, in a window of `samples` samples."""
-        return -(-samples // (self.world_size * self.batch_size))
+        """The key of each micro-batch of this process, from `sample` to the end of the epoch."""
+        for batch in self.global_batches(epoch, 0, sample):
+            for indices in batch.indices:
+                yield epoch, indices
 
 
 def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:

@@ -27,7 +27,7 @@ def _named(part: Mapping[str, Any]) -> Sections:
 
 
 def label(split: str, name: str) -> str:
-    """How a set is called in messages: its split, or split.name."""
+    """The name of a set in messages: its split, or split.name."""
     return f"{split}.{name}" if name else split
 
 
@@ -47,7 +47,7 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank) -> None:
         if first.split(".")[0] != second.split(".")[0] and (shared := one & other):
             logger.warning(
                 "dataset.{}: {} of {} samples are those of dataset.{} too, such as {}; numbers measured on them do not "
-                "show what the model does with new data",
+                "show how the model does on new data",
                 second,
                 len(shared),
                 len(other),
@@ -64,7 +64,7 @@ def _sample_ids(dataset: Any) -> Callable[[], Iterable[Hashable]] | None:
 class EvaluationSection:
     """Checks a split: the section of a data set, or names with such sections, `{clean: {type: DigitsDataset}}`.
 
-    A set that is null is left out: so a config can do without one that its base has.
+    A set that is null is left out, so a config can drop one that its base has.
     """
 
     ignore = OWN
@@ -77,9 +77,11 @@ class EvaluationSection:
         for name, section in value.items():
             below = f"{key}.{name}"
             if name in OWN:
-                yield Problem(below, _shown(section), f"belongs into each of the sets of {key}: {names}")
+                yield Problem(below, _shown(section), f"belongs in each of the sets of {key}: {names}")
             elif not re.fullmatch(r"[\w-]+", name):
-                yield Problem(below, _shown(section), "is no name for a set: only letters, digits, _ and -")
+                yield Problem(
+                    below, _shown(section), "is not a valid name for a set: use only letters, digits, _ and -"
+                )
             elif section is not None:
                 yield from DatasetSection().check(section, below)
 

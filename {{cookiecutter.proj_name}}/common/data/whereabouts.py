@@ -1,35 +1,35 @@
 """Which step, and which samples: for the messages of errors."""
 
-from common.data.loader import Step, Stream
+from common.data.loader import BatchStream, Step
 from common.distributed import Rank, gather_objects
 from common.progress import Position
 
 _SHOWN = 40  # sample numbers in a message
 
 
-def whereabouts(stream: Stream, step: Step | None, at: Position) -> str:
+def whereabouts(stream: BatchStream, step: Step | None, at: Position) -> str:
     """What a trainer was doing that stands at `at` and was last given `step`."""
     if step is None:
         return "before the first step"
-    if step.window.after == at:
+    if step.global_batch.after == at:
         return f"after training step {at.step}, epoch {at.epoch + (at.sample > 0 or at.epoch_size == 0)}"
     return f"training step {at.step + 1}, epoch {at.epoch + 1}{_samples(stream, at)}"
 
 
-def bad_step(stream: Stream, step: int, here: bool, rank: Rank) -> str:
+def bad_step(stream: BatchStream, step: int, here: bool, rank: Rank) -> str:
     """Where the loss of a step was not a number: on which ranks, at which samples. Every process must call this."""
-    told = ""
+    samples = ""
     if here and stream.steps_per_epoch is not None:
         epoch, number = divmod(step - 1, stream.steps_per_epoch)
-        at = Position(step - 1, epoch, number * stream.window, stream.epoch_size)
-        told = _samples(stream, at)
-    everyone = gather_objects((here, told), rank)
+        at = Position(step - 1, epoch, number * stream.samples_per_step, stream.epoch_size)
+        samples = _samples(stream, at)
+    everyone = gather_objects((here, samples), rank)
     if rank.is_alone:
-        return told.removeprefix(", of ")
+        return samples.removeprefix(", of ")
     return "; ".join(f"rank {number}{text}" for number, (bad, text) in enumerate(everyone) if bad)
 
 
-def _samples(stream: Stream, at: Position) -> str:
+def _samples(stream: BatchStream, at: Position) -> str:
     """Text with this process' samples of the step that begins at `at`; empty for data without numbers."""
     numbers = [number for batch in stream.samples(at) for number in batch]
     if not numbers:

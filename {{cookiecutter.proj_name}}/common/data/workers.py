@@ -1,4 +1,4 @@
-"""The loader's processes: what reaches them, and what does not."""
+"""Loader processes: signals do not stop them, and they do not outlive the trainer."""
 
 import atexit
 import multiprocessing
@@ -15,32 +15,32 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from common.failure.failsafe import die_with_parent
 
-# Whoever stops a run mostly signals all of its processes at once: a terminal, Slurm, torchrun, `kill -- -GROUP`.
+# A terminal, Slurm, torchrun and `kill -- -GROUP` signal all processes of a run at once.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-_FOR_THE_LOOP = {getattr(signal, name) for name in _NAMES if hasattr(signal, name)}
+_TRAINER_SIGNALS = {getattr(signal, name) for name in _NAMES if hasattr(signal, name)}
 
 
 def opened(loader: DataLoader[Any]) -> Iterator[Any]:
-    """What `loader` reads. Its workers start with those signals held back, and so do Python's own servers of processes.
+    """An iterator over `loader`. Its workers, and Python's helper processes, start with the trainer's signals blocked.
 
-    What arrives meanwhile reaches this process afterwards.
+    A signal that arrives meanwhile reaches this process afterwards.
     """
     if loader.num_workers == 0 or not hasattr(signal, "pthread_sigmask"):
         return iter(loader)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_LOOP)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TRAINER_SIGNALS)
     try:
         if (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
-            resource_tracker.ensure_running()  # a process; then it lets SIGTERM and SIGINT in, whatever was before
-            signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_LOOP)
+            resource_tracker.ensure_running()  # starts a process, and then unblocks SIGTERM and SIGINT
+            signal.pthread_sigmask(signal.SIG_BLOCK, _TRAINER_SIGNALS)
         return iter(loader)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_workers(loader: DataLoader[Any]) -> None:
-    """End those that `loader` keeps for its next pass, if any.
+    """End the workers that `loader` keeps for its next pass, if any.
 
-    Left to the garbage collection, they would be waited for, 5 s each: it closes their queues before they are told.
+    The garbage collector would take 5 s for each: it closes their queues before it asks them to stop.
     """
     iterator, loader._iterator = loader._iterator, None
     if isinstance(iterator, _MultiProcessingDataLoaderIter):
@@ -48,16 +48,16 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
 
 class WorkerStart:
-    """What a loader's process does first. Made in the process that it is to serve."""
+    """Sets up a worker process. Create it in the process that will read from the worker."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
 
     def __call__(self, _: int) -> None:
-        # The loop decides what a signal means; workers go on serving, or it would fail for want of data.
-        for number in _FOR_THE_LOOP - {signal.SIGTERM}:
+        # Workers ignore signals; the trainer decides when to stop.
+        for number in _TRAINER_SIGNALS - {signal.SIGTERM}:
             signal.signal(number, signal.SIG_IGN)
-        # By a handler: what is ignored or held back stays so in programs that a data set starts, and may want to end.
+        # By a handler: an ignored or blocked signal would stay so in programs that a data set starts.
         signal.signal(signal.SIGTERM, lambda *_: None)
         if hasattr(signal, "pthread_sigmask"):
             signal.siginterrupt(signal.SIGTERM, False)
@@ -65,12 +65,12 @@ class WorkerStart:
         torch.set_num_threads(1)
         if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
             sys.modules["cv2"].setNumThreads(0)
-        if os.getppid() == self.owner:  # and not Python's server of processes, which lives shorter or longer
+        if os.getppid() == self.owner:  # not with forkserver, whose server has a life of its own
             die_with_parent()
 
 
-@atexit.register  # so it runs before what multiprocessing has registered, which would send SIGTERM and wait
-def _end_those_that_do_not_listen() -> None:
+@atexit.register  # runs before multiprocessing's own handler, which would send SIGTERM and wait
+def _kill_remaining_workers() -> None:
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class SetResult:
     """The outcome of one pass over one set.
 
     Attributes:
@@ -41,10 +41,10 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class Measured:
+class SplitResult:
     """The outcome on a split: of each of its sets by name, a single one being called ""."""
 
-    sets: dict[str, Evaluation]
+    sets: dict[str, SetResult]
 
     @property
     def values(self) -> dict[str, float]:
@@ -59,8 +59,8 @@ class Measured:
         return counts.get("", counts)
 
 
-class BrokenOff(Exception):
-    """Signal `number` arrived on some process, so all of them left the evaluation."""
+class EvaluationInterrupted(Exception):
+    """Signal `number` arrived on some process, so all processes left the evaluation."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -71,10 +71,11 @@ class Evaluator:
     """Evaluates a bare model (never a DDP wrapper: a process without samples would hang the others).
 
     Args:
-        in_step: whether every forward pass needs all processes (FSDP). One with fewer batches then goes on computing,
-            for nothing, until all are done.
-        asked: tells the signal that asks this process to stop, 0 for none. An evaluation may take longer than what
-            comes after the signal will wait for. Looked at between two batches; with `in_step` only after the last.
+        lockstep_forward: whether every forward pass needs all processes (FSDP). A process with fewer batches then keeps
+            computing, with the results discarded, until all are done.
+        stop_signal: the number of the signal that asked this process to stop, 0 for none. An evaluation may take longer
+            than the grace period after a signal, so this is checked between batches; with `lockstep_forward` only after
+            the last one.
     """
 
     def __init__(
@@ -83,82 +84,69 @@ class Evaluator:
         rank: Rank,
         precision: Precision,
         *,
-        in_step: bool = False,
-        asked: Callable[[], int] = lambda: 0,
+        lockstep_forward: bool = False,
+        stop_signal: Callable[[], int] = lambda: 0,
     ) -> None:
         self.task = task
-        self.asked = asked
+        self.stop_signal = stop_signal
         self.rank = rank
         self.precision = precision
-        self.in_step = in_step
+        self.lockstep_forward = lockstep_forward
 
-    def run(self, model: nn.Module, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0) -> Measured:
+    def run(self, model: nn.Module, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0) -> SplitResult:
         """Evaluate `model` on the sets of a split, one after the other. Every process must call this."""
-        return Measured({loader.name: self.run_one(model, loader, max_pictures) for loader in loaders})
+        return SplitResult({loader.name: self.run_one(model, loader, max_pictures) for loader in loaders})
 
     @torch.no_grad()
-    def run_one(self, model: nn.Module, loader: EvaluationLoader, max_pictures: int = 0) -> Evaluation:
+    def run_one(self, model: nn.Module, loader: EvaluationLoader, max_pictures: int = 0) -> SetResult:
         """Evaluate `model` on all of `loader`'s data, over all processes, which meet only at the end.
 
         Raises:
             UserError: the data set is empty.
-            BrokenOff: a process was asked to stop.
+            EvaluationInterrupted: a process was asked to stop.
         """
         if loader.size == 0:
             raise UserError(f"cannot evaluate: {type(loader.dataset).__name__} has no samples")
-        sums, metrics, place = LossSums(), self.task.metric.start(), _Place(loader)
+        sums, metrics = LossSums(), self.task.metric.start()
         pictures: list[Picture] = []
-        # Before the first: who waits for an answer cannot take part in a forward pass.
-        idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.in_step else 0
-        with evaluation_mode(model), located(place.describe):
-            for batch in loader:
-                batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+        done = 0  # batches
+        # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
+        idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.lockstep_forward else 0
+        with evaluation_mode(model), located(lambda: _where(loader, done)):
+            for batch, (_, indices) in zip(loader, loader.keys, strict=True):
+                batch = self._prepare(batch)
                 with self.precision.autocast():
                     output = self.task.forward(model, batch)
                     losses = self.task.losses(output, batch)
-                sums.add(losses, place.size)
+                sums.add(losses, len(indices))
                 output = self.task.post_process(output, batch)
-                metrics.update(output, batch, place.first)
+                metrics.update(output, batch, first=indices[0])
                 if len(pictures) < max_pictures:
                     pictures += self.task.pictures(output, batch, max_pictures - len(pictures))
-                place.done += 1
-                if not self.in_step and self.asked():
+                done += 1
+                if not self.lockstep_forward and self.stop_signal():
                     break
             for _ in range(idle):
-                batch = self.task.prepare_batch(self.precision.cast_batch(loader.sample_batch()), self.rank.device)
+                batch = self._prepare(loader.sample_batch())
                 with self.precision.autocast():
                     self.task.forward(model, batch)
-            if number := max_over_ranks(self.asked(), self.rank):
-                raise BrokenOff(number)
+            if number := max_over_ranks(self.stop_signal(), self.rank):
+                raise EvaluationInterrupted(number)
             values, samples = sums.means(self.rank)
-            return Evaluation(values | metrics.compute(self.rank), samples, pictures)
+            return SetResult(values | metrics.compute(self.rank), samples, pictures)
+
+    def _prepare(self, batch: Any) -> Any:
+        return self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
 
 
-class _Place:
-    """Where a pass is: the batch after those that are done."""
-
-    def __init__(self, loader: EvaluationLoader) -> None:
-        self.loader = loader
-        self.done = 0
-
-    @property
-    def first(self) -> int:
-        """The first sample of the batch."""
-        return self.loader.keys[self.done][1][0]
-
-    @property
-    def size(self) -> int:
-        """Samples in the batch."""
-        return len(self.loader.keys[self.done][1])
-
-    def describe(self) -> str:
-        """For a person; batches are counted over all processes, samples as the data set counts them."""
-        loader = self.loader
-        where = f"in the evaluation on {label(loader.split, loader.name)}"
-        if self.done == len(loader.keys):
-            return f"{where}, after the last batch"
-        batch, batches = self.first // loader.batch_size + 1, -(-loader.size // loader.batch_size)
-        return f"{where}, batch {batch} of {batches}, samples {self.first} to {loader.keys[self.done][1][-1]}"
+def _where(loader: EvaluationLoader, done: int) -> str:
+    """For error messages: the batch after the `done` first ones, numbered over all processes."""
+    where = f"in the evaluation on {label(loader.split, loader.name)}"
+    if done == len(loader.keys):
+        return f"{where}, after the last batch"
+    first, last = loader.keys[done][1][0], loader.keys[done][1][-1]
+    batch, batches = first // loader.batch_size + 1, -(-loader.size // loader.batch_size)
+    return f"{where}, batch {batch} of {batches}, samples {first} to {last}"
 
 
 @contextmanager
@@ -173,8 +161,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def write_evaluation(folder: Path, result: Measured, **about: Any) -> None:
-    """Leave `metrics.json` (full precision) in `folder`, and one PNG per picture; of sets with names in folders."""
+def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
+    """Write `metrics.json` (full precision) and one PNG per picture to `folder`; named sets get a folder each."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.glob("error_rank*.txt"):  # of an attempt before this one
         file.unlink(missing_ok=True)
@@ -185,8 +173,8 @@ def write_evaluation(folder: Path, result: Measured, **about: Any) -> None:
             save_png(folder / name / f"{picture.name or f'{number:02}'}.png", picture.image)
 
 
-def table(result: Evaluation) -> str:
-    """The values, one line each, with every digit there is."""
+def table(result: SetResult) -> str:
+    """The values, one line each, with all their digits."""
     width = max(map(len, ["samples", *result.values]))
     rows = [f"  {name:<{width}}  {value!r}" for name, value in result.values.items()]
     return "\n".join([f"  {'samples':<{width}}  {result.samples}", *rows])

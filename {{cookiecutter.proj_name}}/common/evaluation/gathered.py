@@ -13,8 +13,8 @@ Results = dict[str, Any]
 """By name, one entry per sample: a tensor, whose first dimension is the samples, or a list."""
 
 
-class Kept:
-    """What one metric keeps of the samples that this process sees."""
+class SampleBuffer:
+    """Results of one metric for the samples of this process, until they are gathered."""
 
     def __init__(self, metric: str) -> None:
         self._metric = metric

@@ -13,12 +13,12 @@ from common.config import Problem
 from common.config.registry import METRIC_REGISTRY
 from common.distributed import Rank, from_main, gather_objects
 from common.evaluation.best import Better
-from common.evaluation.gathered import Kept, Results
+from common.evaluation.gathered import Results, SampleBuffer
 
 Value = float | dict[str, float]
 """One number, or several by name."""
 
-_MUCH = 2**30  # bytes
+_LARGE_BYTES = 2**30
 
 
 class Metric(ABC):
@@ -106,7 +106,7 @@ class MetricFactory:
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
         self._empty: dict[str, Metric | GatheredMetric] = {}
-        self._told = False
+        self._has_warned = False
         for name, section in sections.items():
             metric = METRIC_REGISTRY.build({"type": name, **(section or {})})
             if not isinstance(metric, (Metric, GatheredMetric)):
@@ -118,35 +118,35 @@ class MetricFactory:
 
     def start(self) -> "MetricDict":
         """Empty metrics for one pass over a data set."""
-        return MetricDict(copy.deepcopy(self._empty), self.tell_size)
+        return MetricDict(copy.deepcopy(self._empty), self.warn_if_large)
 
-    def tell_size(self, size: int) -> None:
-        """Warn, once, when the results to be gathered, in bytes, are large."""
-        if size > _MUCH and not self._told:
-            self._told = True
+    def warn_if_large(self, size: int) -> None:
+        """Warn, once in a run, when many bytes of results are gathered."""
+        if size > _LARGE_BYTES and not self._has_warned:
+            self._has_warned = True
             logger.warning("whole-set metrics gather {:.1f} GB of results in the main process", size / 2**30)
 
 
 class MetricDict:
     """The metrics of one pass."""
 
-    def __init__(self, metrics: Mapping[str, Metric | GatheredMetric], tell_size: Callable[[int], None]) -> None:
+    def __init__(self, metrics: Mapping[str, Metric | GatheredMetric], warn_if_large: Callable[[int], None]) -> None:
         self._names = list(metrics)
         self._counted = {name: metric for name, metric in metrics.items() if isinstance(metric, Metric)}
         self._whole = {name: metric for name, metric in metrics.items() if isinstance(metric, GatheredMetric)}
-        self._kept = {name: Kept(name) for name in self._whole}
-        self._tell_size = tell_size
+        self._buffers = {name: SampleBuffer(name) for name in self._whole}
+        self._warn_if_large = warn_if_large
 
     def update(self, output: Any, batch: Any, first: int) -> None:
         """Take in a batch, which begins with the sample `first` of the data set."""
         for counted in self._counted.values():
             counted.update(output, batch)
         for name, whole in self._whole.items():
-            self._kept[name].add(whole.results(output, batch), first)
+            self._buffers[name].add(whole.results(output, batch), first)
 
     def compute(self, rank: Rank) -> dict[str, float]:
         """Values over all processes, the same on each of them: `name`, or `name.part` for a metric of several."""
-        sizes = sum(kept.bytes for kept in self._kept.values())
+        sizes = sum(buffer.bytes for buffer in self._buffers.values())
         (merged, size), *others = gather_objects((self._counted, sizes), rank)
         for counted, more in others:  # in rank order on every process, so that all add up alike
             size += more
@@ -155,14 +155,14 @@ class MetricDict:
         values = {name: _named(name, metric.compute()) for name, metric in merged.items()}
         if self._whole:
             if rank.is_main:
-                self._tell_size(size)
+                self._warn_if_large(size)
             values |= self._compute_whole(rank)
         return {key: number for name in self._names for key, number in values[name].items()}
 
     def _compute_whole(self, rank: Rank) -> dict[str, dict[str, float]]:
         values = {}
         for name, whole in self._whole.items():
-            results = self._kept.pop(name).gather(rank)  # held no longer than needed
+            results = self._buffers.pop(name).gather(rank)  # held no longer than needed
             if rank.is_main:
                 values[name] = _named(name, whole.compute(results))
         return from_main(values, rank)

@@ -7,13 +7,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from common.base.errors import UserError
-from common.model.names import matched
+from common.model.names import listed, matched
 
 KEY = "prepare.freeze"
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Let no gradient reach the parameters that any of `patterns` matches, and log which these are.
+    """Freeze the parameters that any of `patterns` matches, and log which these are.
 
     A batch norm (any layer with running statistics) that is frozen whole stays in evaluation mode: otherwise its
     statistics would go on moving with every batch, and the frozen part would change.
@@ -47,21 +47,21 @@ def parameter_names(model: nn.Module) -> list[str]:
 
 
 class Trainable:
-    """Remembers which parameters are trained: from wrapping on that cannot change, since others rely on it."""
+    """Remembers which parameters are trained. That cannot change any more: DDP and the optimizer rely on it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._told = False
+        self._has_warned = False
         self._parameters = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
 
     def look_after_step(self) -> None:
-        """What `check` does; and tell once of parameters that the last backward pass has not reached."""
+        """`check`, and one warning about parameters that the last backward pass has not reached."""
         self.check()
-        unreached, self._told = [] if self._told else without_gradient(self._model), True
+        unreached, self._has_warned = [] if self._has_warned else without_gradient(self._model), True
         if unreached:
             logger.warning(
                 "{} parameters got no gradient in this step, though they are to be trained: {}. Do the model's "
-                "forward and the loss use them? prepare.freeze says that it is meant",
+                "forward and the loss use them? If that is intended, name them in prepare.freeze",
                 len(unreached),
                 listed(unreached),
             )
@@ -82,12 +82,6 @@ def without_gradient(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
 
 
-def listed(names: Sequence[str], limit: int = 8) -> str:
-    """The first names, and how many more there are."""
-    more = [f"and {len(names) - limit} more"] if len(names) > limit else []
-    return ", ".join([*names[:limit], *more])
-
-
 def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -> bool:
     """Whether all its parameters are; for one without any, whether all beside it are."""
     prefix = f"{name}." if any(True for _ in norm.parameters()) else name.removesuffix(name.rpartition(".")[2])
@@ -96,7 +90,7 @@ def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -
 
 
 def _keep_in_evaluation(module: nn.Module) -> None:
-    """Let `module.train()` do nothing, and with it that of every module around."""
+    """Make `module.train()` do nothing, also when it is called through a module around it."""
     module.eval()
 
     def train(mode: bool = True) -> nn.Module:

@@ -1,4 +1,4 @@
-"""A model that is shared out among the processes: each holds a part of every weight, gradient and moment (FSDP2)."""
+"""A sharded model: each process holds a part of every weight, gradient and moment (FSDP2)."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +36,7 @@ class Sharded(Strategy):
         broadcast: give all processes rank 0's buffers before each training forward, as DDP does.
     """
 
-    in_step = True
+    lockstep_forward = True
 
     def __init__(
         self,
@@ -75,41 +75,41 @@ class Sharded(Strategy):
             raise UserError(f"dist.strategy fsdp cannot share out {kind}: {error}") from error
         about = f"sharded, {len(holding)} blocks"
         super().__init__(about, model, model, Precision() if policy.param_dtype else precision)
-        self._exchanging = True
+        self._is_syncing = True
         model.register_forward_hook(self._reshard_without_gradient)
         if broadcast and any(True for _ in model.buffers()):
             model.register_forward_pre_hook(self._share_buffers_in_training)
         mine = sum(local(parameter).numel() for parameter in model.parameters())
         logger.info("fsdp: model {} and the rest, {:,} of its numbers on each rank", about, mine)
 
-    def exchange(self, on: bool) -> AbstractContextManager[Any]:
-        if on != self._exchanging:
+    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
+        if enabled != self._is_syncing:
             for module in self._sharded_modules():
-                module.set_requires_gradient_sync(on, recurse=False)
-            self._exchanging = on
+                module.set_requires_gradient_sync(enabled, recurse=False)
+            self._is_syncing = enabled
         return _NOTHING
 
-    def placed(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
-        placed = dict(gathered(state, source, self._empty, self.rank))
-        live = self.bare.state_dict()
-        placed["model"] = _placed(placed["model"], live)
-        if "shadow" in placed["ema"]:
-            placed["ema"] = {**placed["ema"], "shadow": _placed(placed["ema"]["shadow"], live)}
-        if "optimizer" in placed:  # not where weights alone were wanted
-            placed["optimizer"] = _placed_optimizer(placed["optimizer"], live)
-        return placed
+    def shard_state(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
+        loaded = dict(gathered(state, source, self._empty, self.rank))
+        live = self.module.state_dict()
+        loaded["model"] = _sharded(loaded["model"], live)
+        if "shadow" in loaded["ema"]:
+            loaded["ema"] = {**loaded["ema"], "shadow": _sharded(loaded["ema"]["shadow"], live)}
+        if "optimizer" in loaded:  # not where weights alone were wanted
+            loaded["optimizer"] = _sharded_optimizer(loaded["optimizer"], live)
+        return loaded
 
     def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A sharded tensor with nothing in it yet, as FSDP would split a weight of this shape."""
         rows = -(-shape[0] // self.rank.world_size)
         mine = max(0, min(rows, shape[0] - self.rank.rank * rows))
-        device = next(local(parameter).device for parameter in self.bare.parameters())
+        device = next(local(parameter).device for parameter in self.module.parameters())
         part = torch.empty((mine, *shape[1:]), dtype=dtype, device=device)
         stride = torch.empty(tuple(shape), device="meta").stride()
         return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride)
 
     def _sharded_modules(self) -> list[FSDPModule]:
-        return [module for module in self.bare.modules() if isinstance(module, FSDPModule)]
+        return [module for module in self.module.modules() if isinstance(module, FSDPModule)]
 
     def _reshard_without_gradient(self, model: nn.Module, inputs: Any, output: Any) -> None:
         """After an evaluation, nothing else would free what was gathered; and names would lead to gathered weights."""
@@ -147,11 +147,11 @@ def _policy(config: FsdpConfig, precision: Precision, model: nn.Module) -> Mixed
     )
 
 
-def _placed(weights: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
+def _sharded(weights: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _like(live.get(name), value) for name, value in weights.items()}
 
 
-def _placed_optimizer(state: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
+def _sharded_optimizer(state: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
     """An optimizer's state with its tensors sharded as the parameters are that they belong to."""
     names = {
         index: name

@@ -21,7 +21,7 @@ def matched(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = nearest(pattern, names)
-            hint = f"did you mean {near}?" if near else "there is: " + _listed(names)
+            hint = f"did you mean {near}?" if near else "there is: " + listed(names)
             raise UserError(f"{key}: {pattern} matches none of the model's {len(names)} names; {hint}")
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
@@ -44,5 +44,7 @@ def matched_modules(model: nn.Module, patterns: Sequence[str], key: str) -> dict
     return chosen
 
 
-def _listed(names: Sequence[str], limit: int = 8) -> str:
-    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
+def listed(names: Sequence[str], limit: int = 8) -> str:
+    """The first names, and how many more there are."""
+    more = [f"and {len(names) - limit} more"] if len(names) > limit else []
+    return ", ".join([*names[:limit], *more])

@@ -36,13 +36,13 @@ def prepare(model: nn.Module, config: PrepareConfig, dist: DistConfig, precision
         compiled = _to_compile(model, config, config.fsdp.blocks if is_sharding(dist, rank) else [])
         compile_modules(compiled.values(), config.compile)  # with the recomputing inside it, which it plans along
         logger.info("compiled at the first step: {}", ", ".join(compiled) or type(model).__name__)
-    strategy = _wrapped(model, config, dist, precision, rank)
+    strategy = _strategy(model, config, dist, precision, rank)
     strategy.about += ", compiled" if config.compile.enabled else ""
     return strategy
 
 
 def is_sharding(dist: DistConfig, rank: Rank) -> bool:
-    """Whether the weights are shared out. One process alone keeps them all, whatever the config says."""
+    """Whether the weights are sharded. A single process keeps them all, whatever the config says."""
     return dist.strategy == "fsdp" and not rank.is_alone
 
 
@@ -68,13 +68,13 @@ def _to_compile(model: nn.Module, config: PrepareConfig, sharded: list[str]) -> 
     return {"": model}
 
 
-def _wrapped(model: nn.Module, config: PrepareConfig, dist: DistConfig, precision: Precision, rank: Rank) -> Strategy:
+def _strategy(model: nn.Module, config: PrepareConfig, dist: DistConfig, precision: Precision, rank: Rank) -> Strategy:
     if is_sharding(dist, rank):
         from common.model.fsdp import Sharded  # 0.8 s, and most runs do without
 
         blocks = list(matched_modules(model, config.fsdp.blocks, _BLOCKS).values())
         return Sharded(model, blocks, precision, config.fsdp, broadcast=dist.broadcast_buffers, rank=rank)
     if dist.strategy == "fsdp":
-        logger.info("dist.strategy fsdp: one process has nobody to share weights with, so it keeps them all")
+        logger.info("dist.strategy fsdp has no effect on a single process")
     model = model.to(rank.device)
     return Alone(model, precision) if rank.is_alone else Replicated(model, precision, dist, rank)

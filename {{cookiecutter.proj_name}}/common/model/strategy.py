@@ -1,4 +1,4 @@
-"""What several processes do together while a model is trained: nothing, or exchange its gradients (DDP)."""
+"""How processes train one model together: a single process, or replicas that average their gradients (DDP)."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -18,29 +18,29 @@ _NOTHING = nullcontext()
 
 
 class Strategy(ABC):
-    """A model that was prepared, and how it is trained on all processes.
+    """A prepared model, and how it is trained on all processes.
 
     Attributes:
         about: how it was prepared, in a few words for the log and the checkpoint.
-        bare: the model itself, whose names carry no prefix of a wrapper.
+        module: the model itself, whose names carry no prefix of a wrapper.
         model: what training calls.
         precision: of the forward pass.
-        in_step: whether each forward pass needs all processes, so that all must make the same number of them.
+        lockstep_forward: whether each forward pass needs all processes, so that all must make the same number of them.
     """
 
-    in_step = False
+    lockstep_forward = False
 
-    def __init__(self, about: str, bare: nn.Module, model: nn.Module, precision: Precision) -> None:
+    def __init__(self, about: str, module: nn.Module, model: nn.Module, precision: Precision) -> None:
         self.about = about
-        self.bare = bare
+        self.module = module
         self.model = model
         self.precision = precision
 
     @abstractmethod
-    def exchange(self, on: bool) -> AbstractContextManager[Any]:
-        """Whether gradients are exchanged in the backward passes within this context."""
+    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
+        """Whether the backward passes within this context average gradients over all processes."""
 
-    def placed(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
+    def shard_state(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
         """A state that was read from the checkpoint `source`, with its tensors as this strategy holds them.
 
         Raises:
@@ -55,7 +55,7 @@ class Alone(Strategy):
     def __init__(self, model: nn.Module, precision: Precision) -> None:
         super().__init__("whole", model, model, precision)
 
-    def exchange(self, on: bool) -> AbstractContextManager[Any]:
+    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
         return _NOTHING
 
 
@@ -75,8 +75,8 @@ class Replicated(Strategy):
         super().__init__("whole", model, wrapped, precision)
         self._wrapped = wrapped
 
-    def exchange(self, on: bool) -> AbstractContextManager[Any]:
-        return _NOTHING if on else self._wrapped.no_sync()
+    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
+        return _NOTHING if enabled else self._wrapped.no_sync()
 
 
 def _buffers(broadcast: bool) -> dict[str, Any]:

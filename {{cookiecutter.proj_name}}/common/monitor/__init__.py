@@ -27,7 +27,7 @@ from common.progress import Position
 from common.run.folder import OpenRun, State, write_status
 
 if TYPE_CHECKING:
-    from common.evaluation.evaluator import Measured
+    from common.evaluation.evaluator import SplitResult
 
 # Records show the line that called the monitor, not one in here.
 _log = logger.opt(depth=1)
@@ -147,7 +147,7 @@ class Monitor:
         self.writer.scalars("speed", at.step, speed | {"memory_bytes": memory}, epoch=current_epoch(at))
         self.bar.note(f"loss {number(losses.smooth['loss']).strip()}" if losses.smooth else "")
 
-    def evaluation(self, split: str, at: Position, result: "Measured", *, best: bool = False) -> None:
+    def evaluation(self, split: str, at: Position, result: "SplitResult", *, best: bool = False) -> None:
         """A line for each set of the `split` data, the scalars of all, and pictures."""
         for name, one in result.sets.items():
             _log.info("{}", evaluation_line(label(split, name), at, one.values, one.samples, best=best))

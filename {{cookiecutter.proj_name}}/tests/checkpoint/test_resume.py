@@ -406,7 +406,7 @@ def test_a_checkpoint_that_records_less(runs: Runs) -> None:
 
 def without_settling() -> None:
     """A trainer that skips the step for nothing."""
-    setattr(common.trainer, "settle_buckets", lambda model, loss, rank: None)  # noqa: B010 - not exported there
+    setattr(common.trainer, "warm_up_ddp", lambda model, loss, rank: None)  # noqa: B010 - not exported there
 
 
 # Buckets so small that every layer has its own: their order is then what decides in which order gradients are added.

@@ -12,7 +12,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from common.base.errors import UserError
 from common.data.keyed import KeyedBatches
-from common.data.loader import EvaluationLoader, FirstSamples, LoaderConfig, TrainStream, checked
+from common.data.loader import EvaluationLoader, FirstSamples, LoaderConfig, TrainStream
 from common.data.move import Loaded, map_tensors, to_device
 from common.data.plan import EpochPlan, evaluation_keys
 from common.distributed import Rank
@@ -98,7 +98,7 @@ def test_every_sample_once_and_weighted_alike(size: int, batch: int, accumulate:
     ]
     used: list[int] = []
     keys = [list(plan.keys(2, 0)) for plan in plans]
-    windows = [list(plan.windows(2, 0, 0)) for plan in plans]
+    windows = [list(plan.global_batches(2, 0, 0)) for plan in plans]
     assert len({len(each) for each in windows}) == 1 == len({plan.steps_per_epoch for plan in plans})
     assert len(windows[0]) == plans[0].steps_per_epoch
     for number in range(len(windows[0])):
@@ -133,11 +133,11 @@ def test_resume_continues_with_the_samples_not_yet_seen_for_any_number_of_ranks(
 def test_drop_last_leaves_out_the_last_window_only_when_not_full() -> None:
     dropped = EpochPlan(10, batch_size=4, drop_last=True)
     assert (
-        [window.samples for window in dropped.windows(0, 0, 0)]
+        [window.samples for window in dropped.global_batches(0, 0, 0)]
         == [4, 4]
         == [len(indices) for _, indices in dropped.keys(0, 0)]
     )
-    assert list(dropped.windows(0, 0, 0))[-1].after.epoch == 1
+    assert list(dropped.global_batches(0, 0, 0))[-1].after.epoch == 1
     assert EpochPlan(8, batch_size=4, drop_last=True).steps_per_epoch == 2
     with pytest.raises(UserError, match="no optimizer step: 3 samples, but one step takes 4"):
         EpochPlan(3, batch_size=4, drop_last=True)
@@ -243,4 +243,4 @@ def test_only_tensors_on_the_cpu_are_pinned(monkeypatch: pytest.MonkeyPatch) -> 
     batch = {"image": torch.ones(2, device="meta"), "label": torch.ones(2)}
     loaded = pin_memory(Loaded(batch))
     assert pinned == [CPU]
-    assert checked(loaded)["image"].device.type == "meta"
+    assert loaded.batch["image"].device.type == "meta"

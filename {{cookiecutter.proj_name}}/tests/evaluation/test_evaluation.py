@@ -21,15 +21,13 @@ from common.config import resolve
 from common.data.plan import evaluation_keys
 from common.distributed import Rank
 from common.evaluation.exact import ExactSum
-from common.evaluation.gathered import Kept, Results
+from common.evaluation.gathered import Results, SampleBuffer
 from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, Metric, MetricFactory
 from tests.conftest import CONFIG, Runs, load, metrics
 from tests.ranks import failed, several, start_ranks
 from custom.config import Config, EvalConfig
 from custom.datasets.digits_dataset import DigitsDataset
-from custom.metric.confusion_metric import ConfusionMatrix
-from custom.metric.curve_metric import AreaUnderCurve, MeanAveragePrecision
 
 HERE = "tests.evaluation.test_evaluation"
 
@@ -250,63 +248,9 @@ def test_losses_are_read_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> Non
 # Whole-set metrics.
 
 
-def scores(seed: int, ties: bool = True) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    probabilities = torch.rand(41, 4, generator=generator)
-    labels = torch.randint(0, 3, (41,), generator=generator)  # the fourth class has no samples
-    return (probabilities * 5).round() if ties else probabilities, labels
-
-
-@pytest.mark.parametrize(("seed", "ties"), [(0, True), (1, True), (2, False)])
-def test_areas_under_curves(seed: int, ties: bool) -> None:
-    """QQ-44, MM-68: against counting all pairs, and against walking all thresholds."""
-    probabilities, labels = scores(seed, ties)
-    areas, precisions = [], []
-    for number in range(3):
-        own = [float(score) for score in probabilities[labels == number, number]]
-        others = [float(score) for score in probabilities[labels != number, number]]
-        won = sum(Fraction(1 + (a > b) - (a < b), 2) for a in own for b in others)
-        areas.append(won / (len(own) * len(others)))
-        precision, recalled = Fraction(0), 0
-        for threshold in sorted({*own, *others}, reverse=True):
-            hits, taken = sum(a >= threshold for a in own), sum(a >= threshold for a in own + others)
-            precision += Fraction(hits, taken) * Fraction(hits - recalled, len(own))
-            recalled = hits
-        precisions.append(precision)
-    results = {"probabilities": probabilities, "label": labels}
-    assert AreaUnderCurve().compute(results) == pytest.approx(float(sum(areas) / 3), abs=1e-15)
-    assert MeanAveragePrecision().compute(results) == pytest.approx(float(sum(precisions) / 3), abs=1e-15)
-    perfect = {"probabilities": torch.eye(3)[labels], "label": labels}
-    assert AreaUnderCurve().compute(perfect) == MeanAveragePrecision().compute(perfect) == 1.0
-    assert math.isnan(AreaUnderCurve().compute({"probabilities": torch.ones(3, 2), "label": torch.zeros(3).long()}))
-
-
-def test_confusion_matrix() -> None:
-    """QQ-44: against counting by hand; a class without samples or predictions is left out."""
-    probabilities, labels = scores(5)
-    predictions = probabilities[:, :3].argmax(dim=1)
-    metric, other, empty = ConfusionMatrix(per_class=True), ConfusionMatrix(), ConfusionMatrix()
-    for part, into in ((slice(0, 17), metric), (slice(17, None), other)):
-        into.update({"logits": probabilities[part], "prediction": predictions[part]}, {"label": labels[part]})
-    metric.merge(empty)
-    metric.merge(other)
-    pairs = list(zip(labels.tolist(), predictions.tolist(), strict=True))
-    recall, f1 = [], []
-    for number in range(3):
-        hits = pairs.count((number, number))
-        labelled, predicted = sum(a == number for a, _ in pairs), sum(b == number for _, b in pairs)
-        recall.append(hits / labelled)
-        f1.append(2 * hits / (labelled + predicted))
-    values = metric.compute()
-    assert values["balanced_accuracy"] == pytest.approx(sum(recall) / 3, abs=1e-15)
-    assert values["macro_f1"] == pytest.approx(sum(f1) / 3, abs=1e-15)
-    assert [values[f"recall_{number}"] for number in range(3)] == recall
-    assert math.isnan(values["recall_3"]) and math.isnan(values["precision_3"])
-
-
 def test_results_are_put_in_order() -> None:
     """QQ-44, MM-68: copies, so that no memory of a worker stays open; what cannot be one entry per sample is told."""
-    kept = Kept("mine")
+    kept = SampleBuffer("mine")
     shared = torch.arange(5).share_memory_()
     kept.add({"x": shared[2:4], "y": ["c", "d"]}, 2)
     kept.add({"x": shared[:2], "y": ["a", "b"]}, 0)
@@ -323,7 +267,7 @@ def test_results_are_put_in_order() -> None:
             kept.add(wrong, 5)
     results = kept.gather(Rank())
     assert (results["x"].tolist(), results["y"]) == ([0, 1, 2, 3, 4], list("abcde"))
-    kept = Kept("mine")
+    kept = SampleBuffer("mine")
     kept.add({"x": torch.ones(1, 3)}, 0)
     kept.add({"x": torch.ones(1, 4)}, 1)
     with pytest.raises(UserError, match=r"metric\.mine: x has the shape \[3\] for some samples and \[4\] for others"):
@@ -337,7 +281,7 @@ class Neither:
 def test_large_results_are_told_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """QQ-44: with their size, over all validations of a run; and what is no metric is refused."""
     monkeypatch.setattr(
-        common.evaluation.metric, "_MUCH", 160 * 11 * 4
+        common.evaluation.metric, "_LARGE_BYTES", 160 * 11 * 4
     )  # bytes of 10 probabilities; the label makes it more
     folder = runs.train("--metric", "{AreaUnderCurve: null}")
     log = (folder / "train.log").read_text()
@@ -496,7 +440,7 @@ def test_named_sets_on_the_command_line(runs: Runs, named: str) -> None:
         ("--dataset.eval", "{a/b: {type: DigitsDataset}}", "dataset.eval.a/b", "only letters, digits, _ and -"),
         ("--dataset.eval", "{a.b: {type: DigitsDataset}}", "dataset.eval.a.b", "only letters, digits, _ and -"),
         ("--dataset.eval.eval_batch_size", "64", "dataset.eval.eval_batch_size = 64",
-         "belongs into each of the sets of dataset.eval: clean, shifted"),
+         "belongs in each of the sets of dataset.eval: clean, shifted"),
         ("--dataset.train", "{$REPLACE: true, a: {shift: 1}}", "dataset.train.type", "must name a dataset"),
         ("--best.metric", "clean.Acuracy", "best.metric = 'clean.Acuracy'", "did you mean clean.Accuracy?"),
         ("--best.metric", "cleen.loss", "best.metric = 'cleen.loss'", "did you mean clean.loss?"),

@@ -12,7 +12,7 @@ from loguru import logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.distributed import Rank
-from common.evaluation.evaluator import Evaluation, Measured
+from common.evaluation.evaluator import SetResult, SplitResult
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.clock import Timing
 from common.monitor.line import clock_time, evaluation_line, learning_rates, number, size, train_line
@@ -126,7 +126,7 @@ def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
     monitor = Monitor(MonitorConfig(bar="off", tensorboard=False), Rank(), run)
     at, optimizer = Position(step=1, sample=1), torch.optim.SGD([torch.zeros(1)], lr=0.5)
     monitor.train(at, optimizer, None)
-    monitor.evaluation("val", at, Measured({"": Evaluation({}, 1)}))
+    monitor.evaluation("val", at, SplitResult({"": SetResult({}, 1)}))
     monitor.end("finished", at, "")
     line = int(here().rpartition(":")[2])
     places = [text.split()[3] for text in (tmp_path / "log").read_text().splitlines()]
@@ -153,7 +153,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
                 monitor.meter.add(losses(1.0 / step, ce=1.0 / step), 4)
                 monitor.stepped(at, 4)
                 monitor.train(at, optimizer, torch.tensor(2.0))
-        monitor.evaluation("val", at, Measured({"": Evaluation({"loss": 0.5}, 7, [picture, picture])}), best=True)
+        monitor.evaluation("val", at, SplitResult({"": SetResult({"loss": 0.5}, 7, [picture, picture])}), best=True)
         monitor.pictures("train", at, [Picture("7", picture.image)] * 2)
         monitor.saving(at, best=False, numbered=False)
         monitor.end("finished", at, "3 epochs")

@@ -9,14 +9,15 @@ from torch.nn.parallel import DistributedDataParallel
 from common.base.errors import UserError
 from common.distributed import Rank, gather_objects
 from common.distributed.seed import random_state, set_random_state
-from common.model.freeze import listed, without_gradient
+from common.model.freeze import without_gradient
+from common.model.names import listed
 
 
-def settle_buckets(model: nn.Module, loss: Callable[[], Tensor], rank: Rank) -> None:
-    """One backward for nothing: it changes neither weights nor buffers nor random streams. Nothing to do without DDP.
+def warm_up_ddp(model: nn.Module, loss: Callable[[], Tensor], rank: Rank) -> None:
+    """One backward pass whose result is discarded: weights, buffers and random streams stay as they are.
 
     DDP exchanges gradients in one order in its first backward and in another from the second on. A resumed run would
-    begin with the first again and, with three ranks or more, add up in another order than the uncut run.
+    begin with the first again and, with three ranks or more, add up in another order than the uninterrupted run.
 
     Raises:
         UserError: a parameter that is trained gets no gradient on some rank; on all of them. DDP would only wait.
@@ -27,7 +28,7 @@ def settle_buckets(model: nn.Module, loss: Callable[[], Tensor], rank: Rank) -> 
     streams = random_state(rank.device)
     model.train()
     if not (model.find_unused_parameters or model.static_graph):
-        with model.no_sync():  # an exchange would wait for gradients that never come
+        with model.no_sync():  # DDP would wait for ever for a gradient that does not come
             loss().backward()
         _refuse_unused(model.module, rank)
         model.zero_grad(set_to_none=True)

@@ -1,0 +1,65 @@
+"""The metrics that come with the project, against counting by hand."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from custom.metric.confusion_metric import ConfusionMatrix
+from custom.metric.curve_metric import AreaUnderCurve, MeanAveragePrecision
+
+
+def scores(seed: int, ties: bool = True) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    probabilities = torch.rand(41, 4, generator=generator)
+    labels = torch.randint(0, 3, (41,), generator=generator)  # the fourth class has no samples
+    return (probabilities * 5).round() if ties else probabilities, labels
+
+
+@pytest.mark.parametrize(("seed", "ties"), [(0, True), (1, True), (2, False)])
+def test_areas_under_curves(seed: int, ties: bool) -> None:
+    """QQ-44, MM-68: against counting all pairs, and against walking all thresholds."""
+    probabilities, labels = scores(seed, ties)
+    areas, precisions = [], []
+    for number in range(3):
+        own = [float(score) for score in probabilities[labels == number, number]]
+        others = [float(score) for score in probabilities[labels != number, number]]
+        won = sum(Fraction(1 + (a > b) - (a < b), 2) for a in own for b in others)
+        areas.append(won / (len(own) * len(others)))
+        precision, recalled = Fraction(0), 0
+        for threshold in sorted({*own, *others}, reverse=True):
+            hits, taken = sum(a >= threshold for a in own), sum(a >= threshold for a in own + others)
+            precision += Fraction(hits, taken) * Fraction(hits - recalled, len(own))
+            recalled = hits
+        precisions.append(precision)
+    results = {"probabilities": probabilities, "label": labels}
+    assert AreaUnderCurve().compute(results) == pytest.approx(float(sum(areas) / 3), abs=1e-15)
+    assert MeanAveragePrecision().compute(results) == pytest.approx(float(sum(precisions) / 3), abs=1e-15)
+    perfect = {"probabilities": torch.eye(3)[labels], "label": labels}
+    assert AreaUnderCurve().compute(perfect) == MeanAveragePrecision().compute(perfect) == 1.0
+    assert math.isnan(AreaUnderCurve().compute({"probabilities": torch.ones(3, 2), "label": torch.zeros(3).long()}))
+
+
+def test_confusion_matrix() -> None:
+    """QQ-44: against counting by hand; a class without samples or predictions is left out."""
+    probabilities, labels = scores(5)
+    predictions = probabilities[:, :3].argmax(dim=1)
+    metric, other, empty = ConfusionMatrix(per_class=True), ConfusionMatrix(), ConfusionMatrix()
+    for part, into in ((slice(0, 17), metric), (slice(17, None), other)):
+        into.update({"logits": probabilities[part], "prediction": predictions[part]}, {"label": labels[part]})
+    metric.merge(empty)
+    metric.merge(other)
+    pairs = list(zip(labels.tolist(), predictions.tolist(), strict=True))
+    recall, f1 = [], []
+    for number in range(3):
+        hits = pairs.count((number, number))
+        labelled, predicted = sum(a == number for a, _ in pairs), sum(b == number for _, b in pairs)
+        recall.append(hits / labelled)
+        f1.append(2 * hits / (labelled + predicted))
+    values = metric.compute()
+    assert values["balanced_accuracy"] == pytest.approx(sum(recall) / 3, abs=1e-15)
+    assert values["macro_f1"] == pytest.approx(sum(f1) / 3, abs=1e-15)
+    assert [values[f"recall_{number}"] for number in range(3)] == recall
+    assert math.isnan(values["recall_3"]) and math.isnan(values["precision_3"])
