@@ -70,7 +70,7 @@ class LrSchedulerConfig:
 
     def __post_init__(self) -> None:
         """Raise `UserError` for what is no schedule, for unfit arguments, or a length that cannot be read."""
-        if self.tmax is not None and not Period.parse(self.tmax, "epoch"):
+        if self.tmax is not None and not _period("tmax", self.tmax):
             raise UserError(f"tmax {self.tmax}: must be above 0; null means the end of the run")
         if not self.lr_steps or not all(_period("lr_steps", length) for length in self.lr_steps):
             raise UserError(f"lr_steps {self.lr_steps}: needs at least one, and each above 0")
