@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,29 +126,29 @@ class CheckpointFolder:
         Raises:
             CheckpointError: there are files, and none can be loaded.
         """
-        files = [self.latest, self.previous, *(path for _, path in reversed(self.numbered())), self.best]
-        files = [path for path in files if path.is_file()]
-        if self.latest in files:  # the usual case needs no look at the others
-            try:
-                return LoadedCheckpoint(self.latest, read_checkpoint(self.latest, whole=False))
-            except CheckpointError as error:
-                logger.warning("{}; looking for the one before", error)
-        others = sorted((path for path in files if path != self.latest), key=step_of, reverse=True)
-        for path in others:
+        damaged = []
+        for path in self._furthest_first():
             try:
                 found = LoadedCheckpoint(path, read_checkpoint(path, whole=False))
             except CheckpointError as error:
                 logger.warning("{}; looking for the one before", error)
+                damaged.append(path.name)
                 continue
-            logger.warning("using {}, step {}", path, found.state["position"]["step"])
+            if path != self.latest:
+                logger.warning("using {}, step {}", path, found.step)
             return found
-        if files:
-            names = ", ".join(path.name for path in files)
+        if damaged:
             raise CheckpointError(
-                f"none of the checkpoints in {self.folder} can be loaded ({names}); to start afresh give the run "
-                "another --name, or leave out --resume: this one's folder is kept under another name"
+                f"none of the checkpoints in {self.folder} can be loaded ({', '.join(damaged)}); to start afresh give "
+                "the run another --name, or leave out --resume: this one's folder is kept under another name"
             )
         return None
+
+    def _furthest_first(self) -> Iterator[Path]:
+        if self.latest.is_file():
+            yield self.latest  # usually whole, so that the others need not be read
+        others = [self.previous, *(path for _, path in self.numbered()), self.best]
+        yield from sorted((path for path in others if path.is_file()), key=step_of, reverse=True)
 
 
 def find_checkpoint(

@@ -20,7 +20,7 @@ from common.optim.ema import averaged_state_dict
 
 @section
 class InitConfig:
-    """Weights that a new run starts from. Not a resume: everything else begins anew."""
+    """Weights that a new run starts from. Not a resume: everything else starts from its beginning."""
 
     path: Annotated[str | None, Field(description="a checkpoint, or a file of weights alone; null: none")] = None
     prefix: Annotated[

@@ -120,7 +120,7 @@ class WeightAverage(Ema):
         if saved is None:
             raise UserError(
                 f"optim.ema.decay {self._config.decay}: the checkpoint holds no average of the weights; set it to 0, "
-                "or start anew from the weights with progress.start_epoch 0"
+                "or start a new run from the weights with progress.start_epoch 0"
             )
         for name, first in self._first_name.items():
             if name not in saved or saved[name].shape != self._shadow[first].shape:
