@@ -5,7 +5,7 @@ from typing import Any
 
 from common import distributed
 from common.base.errors import UserError
-from common.checkpoint import Found, find_checkpoint
+from common.checkpoint import LoadedCheckpoint, find_checkpoint
 from common.checkpoint.guarantee import changes, check_changes, resume_guarantee
 from common.config import parse
 from common.config.registry import REGISTRIES, import_path
@@ -63,7 +63,7 @@ def train(config: Config, folder: RunFolder, values: dict[str, Any], rank: Rank,
     only_weights = config.progress.start_epoch == 0 and not restarted
     checkpoint = find_checkpoint("auto" if restarted else config.resume, folder.checkpoints, rank, whole=only_weights)
     resumed = None if only_weights else checkpoint
-    own = resumed if resumed is not None and resumed.lies_in(folder.root) else None
+    own = resumed if resumed is not None and resumed.belongs_to(folder.root) else None
     if own is None:  # an earlier run of this name moves out of the way, with whatever would be taken from it
         sources = {"init_from.path": config.init_from.path, "resume": checkpoint.path if checkpoint else None}
         check_stays(sources, folder, PROJECT)
@@ -94,7 +94,7 @@ def train(config: Config, folder: RunFolder, values: dict[str, Any], rank: Rank,
     return outcome
 
 
-def restore(trainer: Trainer, checkpoint: Found | None, config: Config, only_weights: bool) -> None:
+def restore(trainer: Trainer, checkpoint: LoadedCheckpoint | None, config: Config, only_weights: bool) -> None:
     """Continue from a checkpoint, or take only its weights."""
     if checkpoint is None:
         if config.resume is not None:

@@ -10,7 +10,7 @@ from loguru import logger
 
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.checkpoint import CheckpointFolder, Found
+from common.checkpoint import CheckpointFolder, LoadedCheckpoint
 from common.distributed import Rank, barrier
 from common.failure.lifeline import NoLifeline, Tell, print_failure
 from common.failure.report import Failure, describe
@@ -29,7 +29,7 @@ class Start:
     argv: Sequence[str]
     values: Mapping[str, Any]
     seed: int
-    resumed: Found | None
+    resumed: LoadedCheckpoint | None
     local_pictures: bool
     workers: int
 
@@ -85,7 +85,7 @@ def _set_up(config: MonitorConfig, folder: RunFolder, rank: Rank, run: OpenRun |
         checkpoints = CheckpointFolder(folder.checkpoints)
         checkpoints.clean()
         if start.resumed is not None:
-            checkpoints.go_on_from(start.resumed)
+            checkpoints.rewind_to(start.resumed)
     return Monitor(
         config,
         rank,

@@ -28,8 +28,8 @@ from common.model.freeze import Trainable
 from common.model.warm_up import warm_up_ddp
 from common.monitor import Monitor
 from common.optim import (
+    Clip,
     OptimConfig,
-    build_clip,
     build_ema,
     build_optimizer,
     build_schedule,
@@ -103,7 +103,7 @@ class Trainer:
         self.schedule = build_schedule(
             settings.optim.lr_scheduler, self.optimizer, self.total_steps, stream.steps_per_epoch
         )
-        self.clip = build_clip(settings.optim)
+        self.clip = Clip(settings.optim)
         self.ema = build_ema(settings.optim.ema, self.raw_model)
         keep_every = Period.parse(settings.checkpoint.keep_every, "step").in_steps(stream.steps_per_epoch)
         folder = CheckpointFolder(run.checkpoints, settings.checkpoint.keep, keep_every)

@@ -28,7 +28,8 @@ from common.run.paths import DirConfig
 import custom.datasets
 import custom.loss
 import custom.metric
-import custom.models  # noqa: F401 - importing the four folders fills the registries
+import custom.models
+import custom.schedules  # noqa: F401 - importing the folders fills the registries
 
 
 @section
@@ -108,7 +109,7 @@ class Config:
     def __post_init__(self) -> None:
         check_names(self.metric, self.loss)
         mode, scheduler = self.best_mode, self.optim.lr_scheduler
-        if scheduler.kind == "plateau" and scheduler.mode != mode:
+        if scheduler.type == "plateau" and scheduler.mode != mode:
             raise ValueError(
                 f"optim.lr_scheduler.mode: {scheduler.mode}, but plateau follows best.metric, and the best value of "
                 f"{self.best.metric} is its {mode}; set it to {mode}"

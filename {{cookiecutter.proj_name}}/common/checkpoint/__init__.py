@@ -1,15 +1,14 @@
 """Checkpoints: a mapping of named parts in one atomic file, and what resuming from one means.
 
-`file` reads and writes one, `shards` what several processes write together, `read` gives either, `folder` keeps those
+`file` reads and writes one, `shards` adds what several processes write together, `folder` keeps those
 of a run, `saver` writes beside training, `weights` fills models, `guarantee` says how exact a resume is.
 `python -m common.checkpoint FILE` shows what is in one.
 """
 
 from common.checkpoint.file import FORMAT, CheckpointError, write_checkpoint
-from common.checkpoint.folder import CheckpointFolder, Found, find_checkpoint
-from common.checkpoint.read import read_checkpoint
+from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
 from common.checkpoint.saver import CheckpointConfig, Saver
-from common.checkpoint.shards import gathered
+from common.checkpoint.shards import gathered, read_checkpoint
 from common.checkpoint.weights import InitConfig, init_weights, load_weights
 
 __all__ = [
@@ -17,8 +16,8 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointError",
     "CheckpointFolder",
-    "Found",
     "InitConfig",
+    "LoadedCheckpoint",
     "Saver",
     "find_checkpoint",
     "gathered",

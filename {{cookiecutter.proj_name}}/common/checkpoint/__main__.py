@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.checkpoint.file import write_checkpoint, write_file
-from common.checkpoint.read import read_checkpoint
+from common.checkpoint.shards import read_checkpoint
 from common.config import dump
 from common.failure.failsafe import reported
 from common.optim.ema import averaged_state_dict

@@ -29,31 +29,37 @@ def write_checkpoint(state: Mapping[str, Any], *paths: Path) -> None:
         UserError: something in it could not be loaded again with `weights_only=True`.
         OSError: the disk is full, the folder is read-only, ...; nothing half-written is left behind.
     """
-    safe = plain(state, "checkpoint")
+    safe = map_leaves(state, _plain)
     write_file(paths[0], lambda file: torch.save(safe, file), links=paths[1:])
 
 
-def plain(value: Any, where: str) -> Any:
-    """`value` in the types that load without executing anything; subclasses of them become the types themselves.
+def map_leaves(value: Any, function: Callable[[Any, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()) -> Any:
+    """`value`, of nested dicts, lists and tuples, with `function(leaf, path)` in the place of every leaf and key.
 
-    Raises:
-        UserError: there is something else in it, such as a NumPy number; the message says where.
+    `path` holds the keys and indices that lead there. Subclasses (OrderedDict, named tuples) become plain types.
     """
+    if isinstance(value, Mapping):
+        items = ((key, item, (*path, key)) for key, item in value.items())
+        return {function(key, below): map_leaves(item, function, below) for key, item, below in items}
+    if isinstance(value, (list, tuple)):
+        mapped = [map_leaves(item, function, (*path, index)) for index, item in enumerate(value)]
+        return tuple(mapped) if isinstance(value, tuple) else mapped
+    return function(value, path)
+
+
+def _plain(value: Any, path: tuple[Any, ...]) -> Any:
+    """`value` as a type that loads without executing anything. Raises `UserError` for others (a NumPy number)."""
     if value is None or type(value) in (bool, int, float, str, Tensor):
         return value
     if isinstance(value, Tensor):
         return value.detach()
-    if isinstance(value, Mapping):
-        return {plain(key, where): plain(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-        return tuple(items) if isinstance(value, tuple) else items
     for kind in (bool, int, float, str):
         if isinstance(value, kind) and type(value).__module__ != "numpy":
             return kind(value)
     raise UserError(
-        f"{where} is of type {type(value).__module__}.{type(value).__name__}; a checkpoint holds tensors, numbers, "
-        "text, and lists, tuples and dicts of these: convert it (float(x), torch.from_numpy(x), ...) in state_dict"
+        f"{'.'.join(map(str, ('checkpoint', *path)))} is of type {type(value).__module__}.{type(value).__name__}; a "
+        "checkpoint holds tensors, numbers, text, and lists, tuples and dicts of these: convert it (float(x), "
+        "torch.from_numpy(x), ...) in state_dict"
     )
 
 
@@ -117,21 +123,31 @@ def read_file(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is missing, damaged (truncated, a flipped bit), or not a checkpoint of this project.
     """
-    check_archive(path)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
-    if not isinstance(state, dict) or "model" not in state or "format" not in state:
+    state = load_archive(path)
+    if not is_checkpoint(state):
         raise CheckpointError(f"{path} holds no checkpoint of this project (a dict with 'format', 'model', ...)")
     if state["format"] > FORMAT:
         raise CheckpointError(
             f"{path} has format {state['format']}; this code reads up to {FORMAT}: use a newer version"
         )
-    return state
+    return dict(state)
 
 
-def check_archive(path: Path) -> None:
+def is_checkpoint(state: Any) -> bool:
+    """Whether something that was loaded is a checkpoint, not a file of weights."""
+    return isinstance(state, dict) and "model" in state and "format" in state
+
+
+def load_archive(path: Path) -> Any:
+    """What torch wrote to `path`, with its checksums verified. Raises `CheckpointError`."""
+    _check_archive(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+def _check_archive(path: Path) -> None:
     """Verify the checksums of a file that torch wrote. Raises `CheckpointError` when it is missing or damaged."""
     if not path.is_file():
         near = sorted(p.name for p in path.parent.glob("*.pt")) if path.parent.is_dir() else []
@@ -153,5 +169,5 @@ def step_of(path: Path) -> int:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return int(state["position"]["step"])
-    except Exception:  # noqa: BLE001 - damaged in whatever way; `read_file` tells how
+    except Exception:  # noqa: BLE001 - damaged in any way; `read_file` says how
         return -1

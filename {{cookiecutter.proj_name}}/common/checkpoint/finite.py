@@ -1,4 +1,4 @@
-"""Numbers that are none: found before they reach a checkpoint."""
+"""Infinities and NaNs, found before they reach a checkpoint."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from common.failure.failsafe import TrainingError
 
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether every number of every tensor is finite, of sharded ones those that are here. Waits for the device."""
+    """Whether every number of every tensor is finite; of sharded ones, this process' part. Waits for the device."""
     norms = torch._foreach_norm([local(tensor.detach()) for tensor in tensors])
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 

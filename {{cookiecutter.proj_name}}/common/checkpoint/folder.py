@@ -1,8 +1,8 @@
-"""The checkpoints of one run, which of them are kept, and which one to go on from."""
+"""The checkpoints of one run, which of them are kept, and which one to resume from."""
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,7 @@ from loguru import logger
 
 from common.base.files import unused
 from common.checkpoint.file import CheckpointError, link_file, read_file, step_of, write_checkpoint
-from common.checkpoint.read import read_checkpoint
-from common.checkpoint.shards import ShardFolders, gathered
+from common.checkpoint.shards import drop_unused_shards, gathered, read_checkpoint
 from common.distributed import Rank, from_main
 
 _ALONE = Rank()
@@ -20,8 +19,8 @@ _NUMBERED = re.compile(r"step_(\d+)\.pt")
 
 
 @dataclass(frozen=True)
-class Found:
-    """A checkpoint that was asked for: where it lies, and what it holds; of a sharded one, what `gathered` needs."""
+class LoadedCheckpoint:
+    """A checkpoint that was asked for: its file and its state; the tensors of a sharded one are still in its shards."""
 
     path: Path
     state: dict[str, Any]
@@ -36,8 +35,8 @@ class Found:
         """The seed of its run, configured or drawn."""
         return int(self.state["about"]["seed"])
 
-    def lies_in(self, run: Path) -> bool:
-        """Whether it belongs to the run of this folder, so that a resume goes on there."""
+    def belongs_to(self, run: Path) -> bool:
+        """Whether it is of the run in this folder, so that a resume continues that run."""
         return self.path.resolve().is_relative_to(run.resolve())
 
 
@@ -53,7 +52,6 @@ class CheckpointFolder:
         self.folder = folder
         self.keep = keep
         self.keep_every = keep_every
-        self.shards = ShardFolders(folder)
 
     @property
     def latest(self) -> Path:
@@ -68,7 +66,7 @@ class CheckpointFolder:
         return self.folder / "best.pt"
 
     def numbered(self) -> list[tuple[int, Path]]:
-        """Step and file of each `step_*.pt`, oldest first; by number, since dates and text order both lie."""
+        """Step and file of each `step_*.pt`, oldest first; by number, since dates and text order are unreliable."""
         matches = ((_NUMBERED.fullmatch(path.name), path) for path in self.folder.glob("step_*.pt"))
         return sorted((int(match[1]), path) for match, path in matches if match)
 
@@ -85,7 +83,7 @@ class CheckpointFolder:
         write_checkpoint(state, *paths)
         if step is not None:
             self._drop_old()
-        self.shards.drop_unused()
+        drop_unused_shards(self.folder)
         return paths
 
     def _drop_old(self) -> None:
@@ -95,8 +93,8 @@ class CheckpointFolder:
             if not (self.keep_every and step % self.keep_every == 0):
                 path.unlink(missing_ok=True)
 
-    def go_on_from(self, found: "Found") -> None:
-        """Make `found`, of this run, the latest; what another continuation saved is set aside, and never cleaned up.
+    def rewind_to(self, found: LoadedCheckpoint) -> None:
+        """Make `found`, of this run, the latest; later ones are renamed to `abandoned_...`, and never cleaned up.
 
         Otherwise its numbered files would count as the newest, and a kill before the next save would lead back to it.
         """
@@ -114,47 +112,49 @@ class CheckpointFolder:
             link_file(found.path, self.latest)
 
     def clean(self) -> None:
-        """Remove what a killed process left half-written. For whoever holds the run's lock."""
+        """Remove what a killed process left half-written. Only for the process that holds the run's lock."""
         for path in self.folder.glob(".*.tmp"):
             logger.warning("removing {}, which was never finished", path)
             path.unlink(missing_ok=True)
-        self.shards.drop_unused()
+        drop_unused_shards(self.folder)
 
-    def newest(self) -> Found | None:
-        """The checkpoint that got furthest and is whole; damaged ones are passed over with a warning.
+    def newest(self) -> LoadedCheckpoint | None:
+        """The whole checkpoint with the most steps; damaged ones are passed over with a warning.
 
         None when there is no file at all.
 
         Raises:
             CheckpointError: there are files, and none can be loaded.
         """
-        files = [self.latest, self.previous, *(path for _, path in reversed(self.numbered())), self.best]
-        files = [path for path in files if path.is_file()]
-        if self.latest in files:  # the usual case needs no look at the others
+        damaged = []
+        for path in self._furthest_first():
             try:
-                return Found(self.latest, read_checkpoint(self.latest, whole=False))
+                found = LoadedCheckpoint(path, read_checkpoint(path, whole=False))
             except CheckpointError as error:
                 logger.warning("{}; looking for the one before", error)
-        others = sorted((path for path in files if path != self.latest), key=step_of, reverse=True)
-        for path in others:
-            try:
-                found = Found(path, read_checkpoint(path, whole=False))
-            except CheckpointError as error:
-                logger.warning("{}; looking for the one before", error)
+                damaged.append(path.name)
                 continue
-            logger.warning("using {}, step {}", path, found.state["position"]["step"])
+            if path != self.latest:
+                logger.warning("using {}, step {}", path, found.step)
             return found
-        if files:
-            names = ", ".join(path.name for path in files)
+        if damaged:
             raise CheckpointError(
-                f"none of the checkpoints in {self.folder} can be loaded ({names}); to start afresh give the run "
-                "another --name, or leave out --resume: this one's folder is kept under another name"
+                f"none of the checkpoints in {self.folder} can be loaded ({', '.join(damaged)}); to start afresh give "
+                "the run another --name, or leave out --resume: this one's folder is kept under another name"
             )
         return None
 
+    def _furthest_first(self) -> Iterator[Path]:
+        if self.latest.is_file():
+            yield self.latest  # usually whole, so that the others need not be read
+        others = [self.previous, *(path for _, path in self.numbered()), self.best]
+        yield from sorted((path for path in others if path.is_file()), key=step_of, reverse=True)
 
-def find_checkpoint(resume: str | None, own: Path, rank: Rank = _ALONE, *, whole: bool = False) -> Found | None:
-    """The checkpoint that the config's `resume` means. Every process must call this: one looks, all take what it found.
+
+def find_checkpoint(
+    resume: str | None, own: Path, rank: Rank = _ALONE, *, whole: bool = False
+) -> LoadedCheckpoint | None:
+    """The checkpoint that the config's `resume` names. Every process must call this: one looks, all take what it found.
 
     Args:
         resume: None; a file; a folder (of a run, or its checkpoints): the newest in it; "auto": the newest in `own`.
@@ -169,12 +169,12 @@ def find_checkpoint(resume: str | None, own: Path, rank: Rank = _ALONE, *, whole
     """
     if resume is None:
         return None
-    found: Found | None = None
+    found: LoadedCheckpoint | None = None
     path: Path | None = None
     reason = ""
     if rank.is_main:
         try:
-            found = _look_for(resume, own)
+            found = _find(resume, own)
             path = None if found is None else found.path
         except CheckpointError as error:
             reason = str(error)
@@ -184,16 +184,16 @@ def find_checkpoint(resume: str | None, own: Path, rank: Rank = _ALONE, *, whole
     if path is None:
         return None
     if found is None:  # the main process has verified its shards already
-        found = Found(path, read_file(path))
-    return Found(path, dict(gathered(found.state, path, parts=("model", "ema")))) if whole else found
+        found = LoadedCheckpoint(path, read_file(path))
+    return LoadedCheckpoint(path, dict(gathered(found.state, path, without=("optimizer",)))) if whole else found
 
 
-def _look_for(resume: str, own: Path) -> Found | None:
+def _find(resume: str, own: Path) -> LoadedCheckpoint | None:
     if resume == "auto":
         return CheckpointFolder(own).newest()
     path = Path(os.path.expanduser(resume))
     if not path.is_dir():
-        return Found(path, read_checkpoint(path, whole=False))
+        return LoadedCheckpoint(path, read_checkpoint(path, whole=False))
     for folder in (path / "checkpoints", path):
         if found := CheckpointFolder(folder).newest():
             return found

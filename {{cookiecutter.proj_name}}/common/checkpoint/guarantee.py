@@ -1,4 +1,4 @@
-"""What a resume keeps: which changes of the config it takes, and how exactly it goes on."""
+"""What a resume guarantees: which changes of the config are accepted, and how exact the continued run is."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from common.distributed import Rank
 from common.distributed.code import code_of
 from common.run.record import RESULT_VARIABLES
 
-# Keys that say how a run is carried out, not what it computes: a resume takes new values of these without a word.
+# Keys that decide how a run is carried out, not what it computes: a resume accepts new values of these.
 SAFE = (
     "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "worker", "plugins", "dir.*", "debug.debug_mode",
     "debug.print_all_grad", "monitor.*", "checkpoint.*", "early_stop.*", "best.*", "progress.*", "init_from.*",
@@ -26,8 +26,8 @@ SAFE = (
     "prepare.fsdp.blocks", "prepare.fsdp.reshard_after_forward", "prepare.fsdp.cpu_offload",
     "dataset.val", "dataset.val.*", "dataset.eval", "dataset.eval.*", "metric", "metric.*",
 )  # fmt: skip
-# Of these, what decides when and what a run measures, and so its best value, its early stop, perhaps its rate.
-_RHYTHM = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val.*", "metric", "metric.*")
+# Of these, the keys that decide when and what a run measures, and so its best value, early stop, perhaps its rate.
+_MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val.*", "metric", "metric.*")
 # Together these make the samples of one optimizer step; see `check_changes`.
 _BATCH = ("batch_size", "optim.accumulate")
 _SHOWN = 10  # changed files in a message
@@ -42,8 +42,8 @@ class Change:
     new: Any
 
     @property
-    def as_file(self) -> str:
-        """Of a change in `code`."""
+    def file(self) -> str:
+        """The file, of a change in `code`."""
         suffix = " (new)" if self.old is None else " (gone)" if self.new is None else ""
         return self.key.removeprefix("code.") + suffix
 
@@ -56,7 +56,7 @@ class Change:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
-    """Leaf by leaf, what differs between two resolved configs. A missing key counts as null; `resume` is no news."""
+    """The leaves that differ between two resolved configs. A missing key counts as null; `resume` is not compared."""
     for name in dict.fromkeys([*old, *new]):
         key, before, after = f"{prefix}{name}", old.get(name), new.get(name)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
@@ -68,13 +68,13 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") ->
 def check_changes(
     found: list[Change], old: Mapping[str, Any], new: Mapping[str, Any], *, allowed: bool, elastic: bool = False
 ) -> tuple[list[Change], list[Change]]:
-    """Split changes into those taken as a matter of course and those that alter what is trained.
+    """Split changes into safe ones and breaking ones, which alter what is trained.
 
     Args:
         old, new: fingerprints. While a step has as many samples as before, over all ranks, batch size, accumulation
             and number of ranks may be traded against each other.
         allowed: `allow_changes` of the config.
-        elastic: the launcher itself goes on with another number of ranks; that is taken, and told.
+        elastic: the launcher restarted the run with another number of ranks; that is accepted, and logged.
 
     Raises:
         UserError: something that alters the training has changed, and `allowed` is false.
@@ -89,18 +89,18 @@ def check_changes(
     if breaking and not allowed:
         lines = "\n".join(map(str, breaking))
         raise UserError(
-            f"the run cannot go on as it began, since this changes what is trained:\n{lines}\n"
-            "  Take the old values (--resume FOLDER without --config uses the run's own config), or say that it is\n"
-            "  meant: --allow_changes true. For a new run from these weights: --progress.start_epoch 0."
+            f"cannot resume, since these changes alter what is trained:\n{lines}\n"
+            "  Use the old values (--resume FOLDER without --config uses the run's own config), or accept the\n"
+            "  changes: --allow_changes true. For a new run from these weights: --progress.start_epoch 0."
         )
     if window != old_window and not any(change.key in _BATCH for change in breaking):
         breaking.append(Change("samples per step", old_window, window))
         if not (allowed or elastic):
             raise UserError(
-                f"the run cannot go on as it began, on {new['ranks']} process(es) instead of {old['ranks']}:\n"
+                f"cannot resume on {new['ranks']} process(es) instead of {old['ranks']}, since that alters the steps:\n"
                 f"{breaking[-1]}\n"
                 f"  batch_size * optim.accumulate * processes must stay {old_window}: change --batch_size or\n"
-                "  --optim.accumulate with the number of processes, or say that it is meant: --allow_changes true."
+                "  --optim.accumulate with the number of processes, or accept the change: --allow_changes true."
             )
     return safe, breaking
 
@@ -164,35 +164,35 @@ def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[
     if not new["device"].startswith("cpu") and not new["deterministic"]:
         different.append("CUDA without dist.deterministic strict")
     if "compiled" in new["model"]:
-        different.append("torch.compile, whose code depends on the shapes that came first")
-    since = _when_and_what(safe)
+        different.append("torch.compile, whose code depends on the shapes that it saw first")
+    note = _measuring_note(safe)
     if code:
         besides = f"; besides: {'; '.join(different)}" if different else ""
         return (
             f"this resume is not guaranteed to be bit-exact or sample-exact, since {code[0]}; state and place in the "
-            f"data are those of the checkpoint{besides}{since}"
+            f"data are those of the checkpoint{besides}{note}"
         )
     if not different:
-        return f"this resume is bit-exact: weights and metrics will be those of a run that was never stopped{since}"
-    streams = "; the random streams of the ranks (dropout) start anew" if old.get("ranks") != new["ranks"] else ""
-    return f"this resume is sample-exact, not bit-exact ({'; '.join(different)}): every sample once{streams}{since}"
+        return f"this resume is bit-exact: weights and metrics will be those of a run that was never stopped{note}"
+    streams = "; the random streams of the ranks (dropout) start again" if old.get("ranks") != new["ranks"] else ""
+    return f"this resume is sample-exact, not bit-exact ({'; '.join(different)}): every sample once{streams}{note}"
 
 
 def _code_changes(files: list[Change], safe: list[Change], known: bool) -> list[str]:
     """One text that names the changed code, of the project's packages and of plug-ins; none without a change."""
     if not known:
         return ["the checkpoint does not record the code"]
-    names = sorted(change.as_file for change in files) + [change.arrow for change in safe if change.key == "plugins"]
+    names = sorted(change.file for change in files) + [change.arrow for change in safe if change.key == "plugins"]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return [f"the code changed: {', '.join(names[:_SHOWN])}{more}"] if names else []
 
 
-def _when_and_what(safe: list[Change]) -> str:
+def _measuring_note(safe: list[Change]) -> str:
     """A sentence on changed keys that decide when and what a run measures; empty without any."""
-    rhythm = [change.key for change in safe if any(fnmatchcase(change.key, pattern) for pattern in _RHYTHM)]
-    if not rhythm:
+    keys = [change.key for change in safe if any(fnmatchcase(change.key, pattern) for pattern in _MEASURING)]
+    if not keys:
         return ""
     return (
-        f". With {', '.join(rhythm)} changed, a run that had the new values from its start may differ: in when and "
+        f". With {', '.join(keys)} changed, a run that had the new values from its start may differ: in when and "
         "what it measured, and in a learning rate that follows the run's length or its validation"
     )

@@ -1,4 +1,4 @@
-"""Saving beside training: the loop waits for a copy in memory, a thread writes it to the disk."""
+"""Saving in the background: the loop waits for a copy in memory, a thread writes it to the disk."""
 
 import threading
 import time
@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.base.errors import UserError
+from common.checkpoint.file import map_leaves
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.shards import write_shards
 from common.config import section
@@ -40,13 +41,13 @@ class CheckpointConfig:
 
 
 class Saver:
-    """Writes checkpoints, one at a time, and says what went wrong.
+    """Writes checkpoints, one at a time.
 
-    A save that fails leaves the files there were. Training goes on and the next due save tries again, until
+    A save that fails leaves the old files as they were. Training continues and the next due save tries again, until
     `failures` in a row have failed. Errors of the background surface at the next call of any method.
 
-    Tensors that are shared out among processes (FSDP) are written at once, by all of them; the file, which the main
-    process writes then, makes them count.
+    Sharded tensors (FSDP) are written at once, by all processes; the main process then writes the file that refers to
+    them.
     """
 
     def __init__(self, folder: CheckpointFolder, config: CheckpointConfig, rank: Rank = _ALONE) -> None:
@@ -95,9 +96,9 @@ class Saver:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around training: the folder may be given free afterwards, also after an error, as nothing is being written.
+        """Around training: afterwards nothing is being written, even after an error, and the folder can be unlocked.
 
-        But with other processes, which must end too, an error waits for nothing.
+        With several processes an error does not wait, since all of them must end.
         """
         try:
             yield
@@ -106,13 +107,13 @@ class Saver:
                 self._thread.join()
 
     def finish(self) -> None:
-        """Wait, and refuse to end well without the last save. Raises like `save`."""
+        """Wait. Raises like `save`, and also when the last save failed, since the run is then not complete."""
         self.wait()
         if self._failed:
             raise UserError(f"the last checkpoint could not be written; {self.folder.folder} has the ones before it")
 
     def check(self) -> None:
-        """Tell of a save that failed, without waiting. Raises like `save`."""
+        """Report a save that failed, without waiting. Raises like `save`."""
         error, self._error = self._error, None
         if error is None:
             return
@@ -126,7 +127,7 @@ class Saver:
         if self._failed >= self.config.failures:
             raise UserError(f"no checkpoint could be written, {self._failed} times in a row: {what}; {kept}")
         left = self.config.failures - self._failed
-        logger.error("checkpoint not written: {}; {}. Training goes on; {} more failures end it", what, kept, left)
+        logger.error("checkpoint not written: {}; {}. Training continues; {} more failures end it", what, kept, left)
 
     def _write(self, state: Mapping[str, Any], step: int, number: int | None, best: bool, start: float) -> None:
         try:
@@ -149,14 +150,10 @@ class Stage:
         """`state` with copies of all tensors, on the CPU. The copy is good until the next call."""
         used: dict[tuple[Any, ...], Tensor] = {}
         seen: dict[tuple[Any, ...], Tensor] = {}
-        copied = self._copy(state, (), used, seen)
-        self._buffers = used
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        return copied
 
-    def _copy(self, value: Any, path: tuple[Any, ...], used: dict[Any, Tensor], seen: dict[Any, Tensor]) -> Any:
-        if isinstance(value, Tensor):
+        def copied(value: Any, path: tuple[Any, ...]) -> Any:
+            if not isinstance(value, Tensor) or value.is_meta:
+                return value
             # Two names of one tensor (tied weights) stay one tensor in the file.
             identity = (value.data_ptr(), value.device, value.dtype, value.shape, value.stride())
             if value.numel() and identity in seen:
@@ -168,8 +165,9 @@ class Stage:
             buffer.copy_(value.detach(), non_blocking=True)
             used[path] = seen[identity] = buffer
             return buffer
-        if isinstance(value, Mapping):
-            return {key: self._copy(item, (*path, key), used, seen) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._copy(item, (*path, index), used, seen) for index, item in enumerate(value))
-        return value
+
+        copy = map_leaves(state, copied)
+        self._buffers = used
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return copy

@@ -1,8 +1,8 @@
 """The large parts of a checkpoint when they are shared out among processes: each writes and reads its own shards.
 
 They lie in a folder beside the checkpoint files, `shards/<name>/`, in the format of torch.distributed.checkpoint. The
-file refers to it, and holds everything else; without the file the folder means nothing. In the file's state a tensor
-that is in the shards is `{"$shard": its name there, "dtype": ..., "shape": [...]}`.
+file refers to it, and holds everything else; without the file the folder means nothing. In the place of a tensor that
+lies in the shards the file has a meta tensor: shape and type without numbers. Its path in the state is its name there.
 """
 
 import hashlib
@@ -11,8 +11,9 @@ import re
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +21,47 @@ import torch
 from loguru import logger
 from torch import Tensor
 
-from common.checkpoint.file import CheckpointError, sync_folder
+from common.checkpoint.file import CheckpointError, map_leaves, read_file, sync_folder
 from common.distributed import Rank, from_main, gather_objects
 from common.distributed.sharded import is_sharded
 
 FOLDER = "shards"
-_MARK = "$shard"
 _ALONE = Rank()
-Make = Callable[[Sequence[int], torch.dtype], Tensor]
+Make = Callable[..., Tensor]
+
+
+def read_checkpoint(path: Path, *, whole: bool = True) -> dict[str, Any]:
+    """Read a checkpoint to the CPU. Everything is verified, the shards of a sharded one too.
+
+    Args:
+        whole: put a sharded one together; false leaves its tensors in the shards.
+
+    Raises:
+        CheckpointError: it is missing, damaged (truncated, a flipped bit), or not a checkpoint of this project.
+    """
+    state = read_file(path)
+    check_shards(state, path)
+    return dict(gathered(state, path)) if whole else state
 
 
 def write_shards(state: Mapping[str, Any], checkpoints: Path, step: int, rank: Rank) -> Mapping[str, Any]:
     """Write all sharded tensors in `state` below `checkpoints`. Every process must call this.
 
     Returns:
-        `state` with references in their places, and what `check_shards` needs; `state` itself when none is sharded.
+        `state` with meta tensors in their places, and what `check_shards` needs; `state` itself when none is sharded.
 
     Raises:
         OSError: some process could not write; on all of them. Nothing is left behind.
     """
     tensors: dict[str, Tensor] = {}
-    left = _without_tensors(state, (), tensors, _optimizer_names(state))
+
+    def take(value: Any, path: tuple[Any, ...]) -> Any:
+        if not is_sharded(value):
+            return value
+        tensors[_name(path)] = value.detach()
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+    left = map_leaves(state, take)
     if not tensors:
         return state
     name = from_main(f"step_{step:08d}_{secrets.token_hex(4)}", rank)
@@ -85,65 +106,63 @@ def check_shards(state: Mapping[str, Any], source: Path) -> None:
 def gathered(
     state: Mapping[str, Any],
     source: Path,
-    make: Make | None = None,
+    make: Make = torch.empty,
     rank: Rank = _ALONE,
-    parts: Sequence[str] | None = None,
+    without: Collection[str] = (),
 ) -> Mapping[str, Any]:
-    """`state`, as read from the file `source`, with the tensors of its shards in the places of their references.
+    """`state`, as read from the file `source`, with the tensors of its shards in their places.
 
     Args:
-        make: gives an empty tensor for a shape and type; None: whole ones on the CPU.
+        make: gives an empty tensor for a shape and `dtype`; by default whole ones on the CPU.
         rank: of all processes that read together, each its shards. Left out, this process reads on its own.
-        parts: entries of `state` that are wanted; others with shards are left out. None: all.
+        without: entries of a sharded state to leave out.
 
     Raises:
         CheckpointError: a shard cannot be read.
     """
     if "shards" not in state:
         return state
-    wanted = {name: part for name, part in state.items() if parts is None or name in parts or not _refers(part)}
     tensors: dict[str, Tensor] = {}
-    whole = _with_tensors(wanted, make or _whole, tensors)
+
+    def fill(value: Any, path: tuple[Any, ...]) -> Any:
+        if not (isinstance(value, Tensor) and value.is_meta):
+            return value
+        return tensors.setdefault(_name(path), make(value.shape, dtype=value.dtype))
+
+    whole = {name: map_leaves(part, fill, (name,)) for name, part in state.items() if name not in ("shards", *without)}
     _load(tensors, _folder_of(state, source), rank)
-    return {name: part for name, part in whole.items() if name != "shards"}
+    return whole
 
 
-class ShardFolders:
-    """The shards beside the checkpoint files of one run."""
+def drop_unused_shards(checkpoints: Path) -> None:
+    """Remove shards that no file refers to: of files that are gone, and of saves that were killed.
 
-    def __init__(self, checkpoints: Path) -> None:
-        self._checkpoints = checkpoints
-        self._known: dict[tuple[int, int], str] = {}  # inode and time of a file -> the folder it refers to, or ""
+    Never while shards are being written: the file that refers to them comes last.
+    """
+    root = checkpoints / FOLDER
+    if not root.is_dir():
+        return
+    try:
+        stats = [(path, path.stat()) for path in checkpoints.glob("*.pt")]
+        used = {_folder_name(path, stat.st_ino, stat.st_mtime_ns) for path, stat in stats}
+    except OSError as error:
+        logger.warning("no shards are removed this time, since {} cannot be read", error.filename)
+        return
+    for folder in root.iterdir():
+        if folder.name not in used:
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def drop_unused(self) -> None:
-        """Remove those that no file refers to: of files that are gone, and of saves that were killed.
 
-        Never while shards are being written: the file that refers to them comes last.
-        """
-        root = self._checkpoints / FOLDER
-        if not root.is_dir():
-            return
-        try:
-            used = {self._folder_of(path) for path in self._checkpoints.glob("*.pt")}
-        except OSError as error:
-            logger.warning("no shards are removed this time, since {} cannot be read", error.filename)
-            return
-        for folder in root.iterdir():
-            if folder.name not in used:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    def _folder_of(self, path: Path) -> str:
-        stat = path.stat()
-        key = (stat.st_ino, stat.st_mtime_ns)
-        if key not in self._known:
-            try:
-                state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-                self._known[key] = state["shards"]["folder"] if "shards" in state else ""
-            except OSError:
-                raise
-            except Exception:  # noqa: BLE001 - damaged in whatever way, so of no use with its shards either
-                self._known[key] = ""
-        return self._known[key]
+@cache
+def _folder_name(path: Path, inode: int, modified_ns: int) -> str:
+    """The shards folder that a checkpoint file refers to, or "". A file that is replaced is read again."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return str(state["shards"]["folder"]) if "shards" in state else ""
+    except OSError:
+        raise
+    except Exception:  # noqa: BLE001 - damaged in any way, so of no use with its shards either
+        return ""
 
 
 def _save(tensors: dict[str, Tensor], folder: Path, rank: Rank) -> str:
@@ -155,7 +174,7 @@ def _save(tensors: dict[str, Tensor], folder: Path, rank: Rank) -> str:
 
     try:
         save(tensors, storage_writer=ShardWriter(folder), process_group=rank.control)
-    except CheckpointException as error:  # torch has told all processes
+    except CheckpointException as error:  # on all processes
         failed, (reason, _) = next(iter(error.failures.items()))
         return f"rank {failed}: {type(reason).__name__}: {str(reason).splitlines()[0]}"
     return ""
@@ -197,7 +216,7 @@ def _load(tensors: dict[str, Tensor], folder: Path, rank: Rank) -> None:
     from torch.distributed.checkpoint.state_dict_loader import load
 
     try:
-        with warnings.catch_warnings():  # torch tells that one process reads alone, which is meant
+        with warnings.catch_warnings():  # torch warns that one process reads alone, as intended
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             load(tensors, storage_reader=FileSystemReader(folder), process_group=rank.control, no_dist=rank.is_alone)
     except CheckpointException as error:
@@ -209,48 +228,5 @@ def _folder_of(state: Mapping[str, Any], source: Path) -> Path:
     return source.parent / FOLDER / state["shards"]["folder"]
 
 
-def _whole(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return torch.empty(tuple(shape), dtype=dtype)
-
-
-def _optimizer_names(state: Mapping[str, Any]) -> dict[Any, str]:
-    """An optimizer numbers its parameters; in the shards they go by their names."""
-    groups = state.get("optimizer", {}).get("param_groups", ())
-    pairs = (zip(group["params"], group.get("param_names", ()), strict=False) for group in groups)
-    return {index: name for each in pairs for index, name in each}
-
-
-def _without_tensors(value: Any, path: tuple[Any, ...], taken: dict[str, Tensor], names: Mapping[Any, str]) -> Any:
-    """`value` with references in the places of sharded tensors, which are collected in `taken`."""
-    if is_sharded(value):
-        if path[:2] == ("optimizer", "state"):
-            path = ("optimizer", names[path[2]], *path[3:])
-        key = ".".join(map(str, path))
-        taken[key] = value.detach()
-        return {_MARK: key, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
-    if isinstance(value, Mapping):
-        return {key: _without_tensors(item, (*path, key), taken, names) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [_without_tensors(item, (*path, index), taken, names) for index, item in enumerate(value)]
-        return tuple(items) if isinstance(value, tuple) else items
-    return value
-
-
-def _with_tensors(value: Any, make: Make, made: dict[str, Tensor]) -> Any:
-    """`value` with empty tensors in the places of references, collected in `made` to be filled."""
-    if isinstance(value, Mapping):
-        if _MARK in value:
-            made[value[_MARK]] = make(value["shape"], getattr(torch, value["dtype"]))
-            return made[value[_MARK]]
-        return {key: _with_tensors(item, make, made) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [_with_tensors(item, make, made) for item in value]
-        return tuple(items) if isinstance(value, tuple) else items
-    return value
-
-
-def _refers(value: Any) -> bool:
-    """Whether there is a reference anywhere in `value`."""
-    if isinstance(value, Mapping):
-        return _MARK in value or any(map(_refers, value.values()))
-    return isinstance(value, (list, tuple)) and any(map(_refers, value))
+def _name(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))

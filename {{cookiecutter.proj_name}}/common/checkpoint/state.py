@@ -24,10 +24,10 @@ class Stateful(Protocol):
 
 
 class RunState:
-    """Gathers the parts of a run into one mapping, and puts one back. What is not here is lost when a run stops.
+    """Collects the parts of a run into one mapping, and restores them from one. Other state is lost when a run stops.
 
     Args:
-        model: bare, so that no name ever carries a wrapper's prefix.
+        model: without wrappers, so that no name has a wrapper's prefix.
         parts: everything else that is saved, by name.
         fingerprint: see `common.checkpoint.guarantee`.
         about: plain values (the config) that a checkpoint carries along.
@@ -74,7 +74,7 @@ class RunState:
             "fingerprint": dict(self.fingerprint),
             "about": dict(self.about),
         }
-        set_random_state(mine, self.rank.device)  # a part may have drawn numbers while it was asked
+        set_random_state(mine, self.rank.device)  # a part's state_dict may have drawn random numbers
         return state
 
     def load_weights(self, state: Mapping[str, Any], source: Path) -> None:

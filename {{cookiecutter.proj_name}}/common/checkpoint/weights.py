@@ -7,13 +7,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from loguru import logger
 from pydantic import Field
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.checkpoint.file import CheckpointError, check_archive
+from common.checkpoint.file import CheckpointError, is_checkpoint, load_archive
 from common.checkpoint.shards import check_shards, gathered
 from common.config import section
 from common.optim.ema import averaged_state_dict
@@ -21,7 +20,7 @@ from common.optim.ema import averaged_state_dict
 
 @section
 class InitConfig:
-    """Weights that a new run starts from. Not a resume: everything else begins anew."""
+    """Weights that a new run starts from. Not a resume: everything else starts from its beginning."""
 
     path: Annotated[str | None, Field(description="a checkpoint, or a file of weights alone; null: none")] = None
     prefix: Annotated[
@@ -82,14 +81,10 @@ def init_weights(model: nn.Module, config: InitConfig) -> None:
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
-    check_archive(path)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
-    if isinstance(state, dict) and "format" in state and "model" in state:
+    state = load_archive(path)
+    if is_checkpoint(state):
         check_shards(state, path)
-        state = gathered(state, path, parts=("model", "ema"))
+        state = gathered(state, path, without=("optimizer",))
         state = averaged_state_dict(state["model"], state.get("ema", {}))
     for name in ("state_dict", "model"):  # how other projects wrap them
         if isinstance(state, dict) and isinstance(state.get(name), dict):

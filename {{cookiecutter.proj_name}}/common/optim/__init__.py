@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from common.config import section
-from common.optim.clip import Clip, ClipConfig, build_clip
+from common.optim.clip import Clip, ClipConfig
 from common.optim.ema import Ema, EmaConfig, averaged_state_dict, build_ema
 from common.optim.optimizer import OptimizerConfig, build_optimizer, learning_rates, needs_closure, parameter_groups
 from common.optim.precision import Precision, PrecisionConfig, build_precision
@@ -24,7 +24,6 @@ __all__ = [
     "PrecisionConfig",
     "Schedule",
     "averaged_state_dict",
-    "build_clip",
     "build_ema",
     "build_optimizer",
     "build_precision",

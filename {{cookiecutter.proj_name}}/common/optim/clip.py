@@ -1,6 +1,5 @@
 """Gradients kept within a limit, by their common norm or each value for itself."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -46,73 +45,35 @@ class ClipConfig:
             )
 
 
-class Clip(ABC):
+class Clip:
     """Called between the backward pass and the optimizer step."""
 
-    @abstractmethod
+    def __init__(self, config: ClipConfig) -> None:
+        self._by_norm = config.clip_type == "norm"
+        self._limit, self._later_limit = config.clip_gradients, config.clip_gradients_warmup
+        self._change = Period.parse(config.clip_warmup, "epoch")
+
     def __call__(self, parameters: Sequence[Tensor], position: Position) -> Tensor | None:
         """Clip the parameters' gradients in place.
 
         `position` is where the run stands before this optimizer step. Returns the norm of all gradients before
-        clipping, a scalar on their device that nobody has waited for; None when clipping is off.
+        clipping, a scalar on their device that was not waited for; None when clipping is off.
         """
-
-
-def build_clip(config: ClipConfig) -> Clip:
-    """The configured clipping."""
-    before = _limited(config.clip_type, config.clip_gradients)
-    change = Period.parse(config.clip_warmup, "epoch")
-    return ChangingClip(before, _limited(config.clip_type, config.clip_gradients_warmup), change) if change else before
-
-
-class NoClip(Clip):
-    """Clipping turned off."""
-
-    def __call__(self, parameters: Sequence[Tensor], position: Position) -> Tensor | None:
-        return None
-
-
-class NormClip(Clip):
-    """All gradients are scaled by one number so that their common 2-norm stays within `limit`."""
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-
-    def __call__(self, parameters: Sequence[Tensor], position: Position) -> Tensor | None:
-        gradients = _gradients(parameters)
+        limit = self._later_limit if self._change.due(_START, position) else self._limit
+        if limit == 0:
+            return None
+        gradients = [p.grad for p in parameters if p.grad is not None]
         norm = gradient_norm(gradients)
-        if gradients:
+        if not gradients:
+            return norm
+        parts = [local(gradient) for gradient in gradients]
+        if self._by_norm:
             # Half the time of torch's clip_grad_norm_ on a small model (19 against 38 us), with the same numbers.
-            factor = (self._limit / (norm + 1e-6)).clamp_(max=1.0)
-            torch._foreach_mul_([local(gradient) for gradient in gradients], factor)
+            torch._foreach_mul_(parts, (limit / (norm + 1e-6)).clamp_(max=1.0))
+        else:
+            torch._foreach_clamp_min_(parts, -limit)
+            torch._foreach_clamp_max_(parts, limit)
         return norm
-
-
-class ValueClip(Clip):
-    """Every number of every gradient is cut to [-limit, limit]."""
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-
-    def __call__(self, parameters: Sequence[Tensor], position: Position) -> Tensor | None:
-        gradients = _gradients(parameters)
-        norm = gradient_norm(gradients)
-        if gradients:
-            parts = [local(gradient) for gradient in gradients]
-            torch._foreach_clamp_min_(parts, -self._limit)
-            torch._foreach_clamp_max_(parts, self._limit)
-        return norm
-
-
-class ChangingClip(Clip):
-    """One clipping until `change` has passed since the start of the run, another from then on."""
-
-    def __init__(self, before: Clip, after: Clip, change: Period) -> None:
-        self._before, self._after, self._change = before, after, change
-
-    def __call__(self, parameters: Sequence[Tensor], position: Position) -> Tensor | None:
-        clip = self._after if self._change.due(_START, position) else self._before
-        return clip(parameters, position)
 
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:
@@ -124,13 +85,3 @@ def gradient_norm(gradients: list[Tensor]) -> Tensor:
         return torch.zeros(())
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([local(gradient) for gradient in gradients])))
     return norm_over_shards(norm, gradients[0]) if is_sharded(gradients[0]) else norm
-
-
-def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    return [p.grad for p in parameters if p.grad is not None]
-
-
-def _limited(kind: str, limit: float) -> Clip:
-    if limit == 0:
-        return NoClip()
-    return NormClip(limit) if kind == "norm" else ValueClip(limit)

@@ -1,8 +1,7 @@
 """A moving average of the weights, often better than the weights themselves, swapped in for evaluation."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.config import section
-from common.distributed.sharded import is_sharded, local
+from common.distributed.sharded import local
 
 
 @section
@@ -27,70 +26,32 @@ class EmaConfig:
     every: Annotated[int, Field(ge=1, description="optimizer steps between updates")] = 1
 
 
-class Ema(ABC):
-    """What a trainer does with an average. Models are given bare, not wrapped for several ranks."""
+class Ema:
+    """The average turned off, and the base of the real one. Models are given without wrappers (DDP)."""
 
-    @abstractmethod
     def update(self, model: nn.Module) -> None:
         """Take in the weights. Call it after every optimizer step that was not skipped."""
 
-    @abstractmethod
-    def applied(self, model: nn.Module) -> AbstractContextManager[None]:
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
         """Within this context the model has the averaged weights; after it, its own again, whatever happened."""
+        yield
 
-    @abstractmethod
     def reset(self, model: nn.Module) -> None:
         """Begin again from the model's present weights. Needed when weights were loaded after the average was built."""
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a continued run needs. The tensors are the average itself, not copies."""
+        """Everything that a resumed run needs. The tensors are the average itself, not copies."""
+        return {}
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
 
 
-def build_ema(config: EmaConfig, model: nn.Module) -> Ema:
-    """The configured average, starting from the present weights of `model`."""
-    return WeightAverage(config, model) if config.decay > 0.0 else NoEma()
-
-
-def averaged_state_dict(model_state: Mapping[str, Any], ema_state: Mapping[str, Any]) -> dict[str, Any]:
-    """`model_state` with the averages of `ema_state` in the model's own types; unchanged for the state of `NoEma`."""
-    shadow = ema_state.get("shadow", {})
-    return {
-        name: shadow[name].to(value.dtype) if isinstance(value, Tensor) and name in shadow else value
-        for name, value in model_state.items()
-    }
-
-
-class NoEma(Ema):
-    """The average turned off: evaluation sees the weights themselves."""
-
-    _context: AbstractContextManager[None] = nullcontext()
-
-    def update(self, model: nn.Module) -> None:
-        """Nothing to do."""
-
-    def applied(self, model: nn.Module) -> AbstractContextManager[None]:
-        return self._context
-
-    def reset(self, model: nn.Module) -> None:
-        """Nothing to do."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to do; the average of an earlier run is left behind."""
-
-
 class WeightAverage(Ema):
-    """Floating point parameters and buffers are averaged, in 32 bits at least; what counts is copied.
+    """The tensors of `model.state_dict()`: floating point ones are averaged, in at least 32 bits, others copied.
 
-    Covers what `model.state_dict()` covers, so buffers that are not saved stay out. Of sharded weights (FSDP), each
-    process averages its part.
+    Of sharded weights (FSDP), each process averages its part.
     """
 
     def __init__(self, config: EmaConfig, model: nn.Module) -> None:
@@ -98,11 +59,12 @@ class WeightAverage(Ema):
         self._steps = 0
         self._updates = 0
         self._swapped = False
-        self._bind(model)
-        clones = [_wide(table[key].detach().clone()) for table, key in self._slots]
-        self._shadow = dict(zip(self._names, clones, strict=True))
-        self._parts = [local(tensor) for tensor in clones]
-        self._sort()
+        state = _tensors(model)
+        places: dict[int, str] = {}
+        # Tied weights are one tensor with several names: it is averaged once, under the first of them.
+        self._first_name = {name: places.setdefault(id(tensor), name) for name, tensor in state.items()}
+        self._shadow = {name: _wide(state[name].detach().clone()) for name in places.values()}
+        self._parts = [local(tensor) for tensor in self._shadow.values()]
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -110,14 +72,12 @@ class WeightAverage(Ema):
         self._steps += 1
         if self._steps % self._config.every:
             return
-        live = self._live(model)
-        weight = 1.0 - self.decay
-        averaged = [live[i] for i in self._averaged]
-        if self._narrow:
-            averaged = [tensor.to(mean.dtype) for tensor, mean in zip(averaged, self._means, strict=True)]
-        torch._foreach_lerp_(self._means, averaged, weight)
-        if self._copied:
-            torch._foreach_copy_(self._copies, [live[i] for i in self._copied])
+        pairs = list(zip(self._parts, self._live(model), strict=True))
+        averaged = [(mean, tensor.to(mean.dtype)) for mean, tensor in pairs if _is_averaged(mean)]
+        copied = [pair for pair in pairs if not _is_averaged(pair[0])]
+        if averaged:
+            torch._foreach_lerp_([mean for mean, _ in averaged], [tensor for _, tensor in averaged], 1.0 - self.decay)
+        _copy([mine for mine, _ in copied], [tensor for _, tensor in copied])
         self._updates += 1
 
     @property
@@ -160,7 +120,7 @@ class WeightAverage(Ema):
         if saved is None:
             raise UserError(
                 f"optim.ema.decay {self._config.decay}: the checkpoint holds no average of the weights; set it to 0, "
-                "or start anew from the weights with progress.start_epoch 0"
+                "or start a new run from the weights with progress.start_epoch 0"
             )
         for name, first in self._first_name.items():
             if name not in saved or saved[name].shape != self._shadow[first].shape:
@@ -172,44 +132,23 @@ class WeightAverage(Ema):
         _copy(self._parts, [local(saved[name]) for name in self._shadow])
         self._steps, self._updates = state["steps"], state["updates"]
 
-    def _bind(self, model: nn.Module) -> None:
-        """Find where the model keeps each saved tensor. The places outlive the tensors, which `to` may replace."""
-        self._model = model
-        self._slots: list[tuple[dict[str, Any], str]] = []
-        self._first_name: dict[str, str] = {}  # every name in the model's state -> the first of its tensor's names
-        places: dict[int, str] = {}
-        for prefix, module in model.named_modules(remove_duplicate=False):
-            for table in (module._parameters, module._buffers):
-                for key, tensor in table.items():
-                    if tensor is None or key in module._non_persistent_buffers_set:
-                        continue
-                    name = f"{prefix}.{key}" if prefix else key
-                    if id(tensor) not in places:
-                        places[id(tensor)] = name
-                        self._slots.append((table, key))
-                    self._first_name[name] = places[id(tensor)]
-        self._names = list(places.values())
-        self._sharded = any(is_sharded(table[key]) for table, key in self._slots)
-
-    def _sort(self) -> None:
-        """Split the shadow, once, into what is averaged and what is copied."""
-        shadow = self._parts
-        self._averaged = [i for i, tensor in enumerate(shadow) if tensor.is_floating_point() or tensor.is_complex()]
-        self._copied = [i for i in range(len(shadow)) if i not in set(self._averaged)]
-        self._means = [shadow[i] for i in self._averaged]
-        self._copies = [shadow[i] for i in self._copied]
-        live = self._live()
-        self._narrow = any(live[i].dtype != shadow[i].dtype for i in self._averaged)
-
-    def _live(self, model: nn.Module | None = None) -> list[Tensor]:
-        if model is not None and model is not self._model:
-            raise RuntimeError("this average belongs to another model: give the bare one that it was built with")
-        live = [table[key] for table, key in self._slots]
-        return [local(tensor.detach()) for tensor in live] if self._sharded else live
+    def _live(self, model: nn.Module) -> list[Tensor]:
+        """The model's tensors in the order of `_parts`. Looked up each time, since a module may replace a buffer."""
+        state = _tensors(model)
+        return [local(state[name].detach()) for name in self._shadow]
 
     def _refuse_while_swapped(self, what: str) -> None:
         if self._swapped:
             raise RuntimeError(f"{what} of the weight average inside its own `applied`: leave the context first")
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    state = model.state_dict(keep_vars=True)  # the tensors themselves: tied ones are the same object
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _is_averaged(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -221,3 +160,17 @@ def _wide(tensor: Tensor) -> Tensor:
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     if targets:
         torch._foreach_copy_(targets, sources)
+
+
+def build_ema(config: EmaConfig, model: nn.Module) -> Ema:
+    """The configured average, starting from the present weights of `model`."""
+    return WeightAverage(config, model) if config.decay > 0.0 else Ema()
+
+
+def averaged_state_dict(model_state: Mapping[str, Any], ema_state: Mapping[str, Any]) -> dict[str, Any]:
+    """`model_state` with the averages of `ema_state` in the model's own types; unchanged where there is none."""
+    shadow = ema_state.get("shadow", {})
+    return {
+        name: shadow[name].to(value.dtype) if isinstance(value, Tensor) and name in shadow else value
+        for name, value in model_state.items()
+    }

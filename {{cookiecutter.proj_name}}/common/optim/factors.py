@@ -1,67 +1,145 @@
-"""Learning rate factors as functions of the optimizer step, counted from 0. No history: any step can be asked for."""
+"""The schedules that a config can name: the factor of the learning rate at a step. Add your own in custom/schedules.
+
+A schedule is a function of `step`, counted from the end of the warm-up: a resumed run needs no history. It can also
+name these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `milestones`
+(`lr_steps`, counted like `step`), and the keys of optim.lr_scheduler in `SHARED_KEYS`. All others come from
+`optim.lr_scheduler.args`. A schedule that follows the validation is a `StatefulFactor`.
+"""
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-Factor = Callable[[int], float]
+from common.base.errors import UserError
+from common.config.registry import SCHEDULE_REGISTRY
+
+SHARED_KEYS = (
+    "lr_gamma", "min_factor", "power", "pct_start", "div_factor", "final_div_factor",
+    "patience", "threshold", "cooldown", "mode",
+)  # fmt: skip
 
 
+@SCHEDULE_REGISTRY.register()
 def constant(step: int) -> float:
     """Always 1."""
     return 1.0
 
 
-def ramp(warmup: int, start: float) -> Factor:
-    """A straight line from `start`, one step before the first, to 1 at step `warmup`: above 0 at once, 1 ever after."""
-    return lambda step: 1.0 if step >= warmup else start + (1.0 - start) * (step + 1) / (warmup + 1)
+@SCHEDULE_REGISTRY.register()
+def linear(step: int, steps: int, min_factor: float) -> float:
+    """From 1 to `min_factor` after `steps`, and no further."""
+    return min_factor + (1.0 - min_factor) * (1.0 - min(1.0, step / steps))
 
 
-def after_ramp(main: Factor, warmup: int, start: float) -> Factor:
-    """`main` from step `warmup` on, and before it a rise to where `main` begins there."""
-    rise, begin = ramp(warmup, start), main(warmup)
-    return lambda step: main(step) if step >= warmup else rise(step) * begin
+@SCHEDULE_REGISTRY.register("CosineAnnealingLR")
+@SCHEDULE_REGISTRY.register("WarmUpCosineLR")  # warms up for lr_steps[0] when `warmup` does not say how long
+@SCHEDULE_REGISTRY.register()
+def cosine(step: int, steps: int, min_factor: float) -> float:
+    """From 1 to `min_factor` after `steps` along half a cosine, and no further."""
+    return min_factor + (1.0 - min_factor) * _half_cosine(min(1.0, step / steps))
 
 
-def linear(begin: int, length: int, floor: float) -> Factor:
-    """From 1 at `begin` to `floor` after `length` steps, and no further."""
-    return lambda step: floor + (1.0 - floor) * (1.0 - min(1.0, (step - begin) / length))
+@SCHEDULE_REGISTRY.register("PolyLR")
+@SCHEDULE_REGISTRY.register()
+def poly(step: int, steps: int, min_factor: float, power: float) -> float:
+    """From 1 to `min_factor` after `steps`, as the remaining part of them to a power."""
+    return min_factor + (1.0 - min_factor) * (1.0 - min(1.0, step / steps)) ** power
 
 
-def cosine(begin: int, length: int, floor: float) -> Factor:
-    """From 1 at `begin` to `floor` after `length` steps along half a cosine, and no further."""
-    return lambda step: floor + (1.0 - floor) * _wave(min(1.0, (step - begin) / length))
+@SCHEDULE_REGISTRY.register("MultiStepLR")
+@SCHEDULE_REGISTRY.register()
+def multistep(step: int, milestones: Sequence[int], lr_gamma: float, min_factor: float) -> float:
+    """A drop by `lr_gamma` at every milestone, counting that step itself."""
+    return max(min_factor, lr_gamma ** bisect_right(sorted(milestones), step))
 
 
-def poly(begin: int, length: int, floor: float, power: float) -> Factor:
-    """From 1 at `begin` to `floor` after `length` steps, as the remaining part of them to a power."""
-    return lambda step: floor + (1.0 - floor) * (1.0 - min(1.0, (step - begin) / length)) ** power
+@SCHEDULE_REGISTRY.register("ExponentialLR")
+@SCHEDULE_REGISTRY.register()
+def exponential(step: int, milestones: Sequence[int], lr_gamma: float, min_factor: float) -> float:
+    """From 1 to `lr_gamma` at the first milestone, and on at the same pace."""
+    if milestones[0] <= 0:
+        raise UserError("optim.lr_scheduler.lr_steps[0] is reached during the warm-up; shorten the warm-up")
+    return max(min_factor, lr_gamma ** (step / milestones[0]))
 
 
-def multistep(milestones: Sequence[int], gamma: float, floor: float) -> Factor:
-    """A drop by `gamma` at every milestone, counting that step itself."""
-    ordered = sorted(milestones)
-    return lambda step: max(floor, gamma ** bisect_right(ordered, step))
+@SCHEDULE_REGISTRY.register()
+def onecycle(
+    step: int, steps: int, min_factor: float, pct_start: float, div_factor: float, final_div_factor: float
+) -> float:
+    """Up to 1 in the part `pct_start` of `steps`, then down to the last of them, along cosines."""
+    start = 1.0 / div_factor
+    end = max(min_factor, start / final_div_factor)
+    peak, last = pct_start * steps - 1.0, steps - 1.0
+    if step < peak:
+        return 1.0 + (start - 1.0) * _half_cosine(step / peak)
+    return end + (1.0 - end) * _half_cosine(min(1.0, (step - peak) / (last - peak)))
 
 
-def exponential(begin: int, length: int, gamma: float, floor: float) -> Factor:
-    """From 1 at `begin` to `gamma` after `length` steps, and on at the same pace."""
-    return lambda step: max(floor, gamma ** ((step - begin) / length))
+class StatefulFactor(ABC):
+    """A schedule that depends on more than the step: it sees every validation, and is saved with the run."""
+
+    @abstractmethod
+    def __call__(self, step: int) -> float:
+        """The factor at `step`, counted from the end of the warm-up."""
+
+    @abstractmethod
+    def after_validation(self, value: float | None) -> None:
+        """`value` of best.metric, the same number on every rank; None when it was not measured."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
 
 
-def onecycle(begin: int, length: int, start: float, end: float, rising: float) -> Factor:
-    """From `start` up to 1 in the part `rising` of `length` steps, then down to `end` at the last, along cosines."""
-    peak, last = rising * length - 1.0, length - 1.0
+@SCHEDULE_REGISTRY.register("plateau")
+class Plateau(StatefulFactor):
+    """A drop when more than `patience` validations in a row brought nothing, counted like ReduceLROnPlateau's."""
 
-    def factor(step: int) -> float:
-        at = step - begin
-        if at < peak:
-            return 1.0 + (start - 1.0) * _wave(at / peak)
-        return end + (1.0 - end) * _wave(min(1.0, (at - peak) / (last - peak)))
+    def __init__(
+        self, lr_gamma: float, min_factor: float, patience: int, threshold: float, cooldown: int, mode: str
+    ) -> None:
+        self._gamma, self._floor = lr_gamma, min_factor
+        self._patience, self._threshold, self._cooldown, self._mode = patience, threshold, cooldown, mode
+        self._state: dict[str, Any] = {"factor": 1.0, "best": None, "bad": 0, "cooldown": 0}
 
-    return factor
+    def __call__(self, step: int) -> float:
+        return float(self._state["factor"])
+
+    def after_validation(self, value: float | None) -> None:
+        """Count a validation. Raises `UserError` without a value, because the rate would then never drop."""
+        if value is None:
+            raise UserError("optim.lr_scheduler.type plateau: this validation gave no value; configure a metric")
+        state = self._state
+        if self._is_better(value, state["best"]):
+            state["best"], state["bad"] = float(value), 0
+        else:
+            state["bad"] += 1
+        if state["cooldown"] > 0:
+            state["cooldown"], state["bad"] = state["cooldown"] - 1, 0
+        if state["bad"] > self._patience:
+            state["factor"] = max(state["factor"] * self._gamma, self._floor)
+            state["cooldown"], state["bad"] = self._cooldown, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._state = {key: state[key] for key in self._state}
+
+    def _is_better(self, value: float, best: float | None) -> bool:
+        if best is None:
+            return math.isfinite(value)
+        # Torch multiplies `best`, so that below 0 it takes a slightly worse value for progress.
+        gain = best - value if self._mode == "min" else value - best
+        return gain > self._threshold * abs(best)
 
 
-def _wave(x: float) -> float:
-    """Half a cosine: from 1 at x = 0 to 0 at x = 1."""
+def _half_cosine(x: float) -> float:
+    """From 1 at x = 0 to 0 at x = 1."""
     return (1.0 + math.cos(math.pi * x)) / 2.0

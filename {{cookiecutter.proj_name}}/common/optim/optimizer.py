@@ -181,7 +181,7 @@ def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
             if theirs != ours:
                 raise UserError(
                     f"the saved optimizer state holds {theirs} where this model has {ours}: its parameters or their "
-                    "order changed; start anew from the weights with progress.start_epoch 0"
+                    "order changed; start a new run from the weights with progress.start_epoch 0"
                 )
         # What the config says now wins: weight decay, betas, the implementation. The rate is the schedule's business.
         groups.append({**saved, **{name: value for name, value in live.items() if name not in ("params", "lr")}})

@@ -1,32 +1,22 @@
-"""The learning rate of every optimizer step: a factor of the configured rate, and a pure function of the step.
+"""The learning rate of every optimizer step: the configured rate x the factor of a registered schedule (factors.py)."""
 
-Two kinds depend on more than the step and have a state to save: `plateau`, and torch's schedulers (torch_schedule.py).
-"""
-
-import math
-from abc import ABC, abstractmethod
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Literal
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.config import section
-from common.optim import factors
-from common.optim.arguments import as_arguments, check_arguments, choices
-from common.optim.factors import Factor
-from common.optim.torch_schedule import TorchScheduler, scheduler_class
+from common.config.registry import SCHEDULE_REGISTRY, RegisteredName
+from common.optim.arguments import check_arguments
+from common.optim.factors import SHARED_KEYS, StatefulFactor
 from common.progress import EpochPeriod, Period
 
-KINDS = ("constant", "linear", "cosine", "poly", "multistep", "exponential", "onecycle", "plateau")
-_ALIASES = {
-    "multisteplr": "multistep",
-    "exponentiallr": "exponential",
-    "polylr": "poly",
-    "cosineannealinglr": "cosine",
-    "warmupcosinelr": "cosine",  # warms up for lr_steps[0] when `warmup` does not say how long
-}
+_PROVIDED = ("step", "steps", "milestones", *SHARED_KEYS)  # what a schedule gets from elsewhere than `args`
 
 
 @section
@@ -34,7 +24,12 @@ class LrSchedulerConfig:
     """How the learning rate changes. Lengths count from the start of the run, in epochs or as "100step"."""
 
     type: Annotated[
-        str, Field(description=f"{', '.join(KINDS)}, or a path such as torch.optim.lr_scheduler.CyclicLR")
+        str,
+        RegisteredName(SCHEDULE_REGISTRY),
+        Field(
+            description="constant, linear, cosine, poly, multistep, exponential, onecycle, plateau, or your own from "
+            "custom/schedules (see --list schedules)"
+        ),
     ] = "constant"
     warmup: Annotated[
         EpochPeriod, Field(description="length of the linear rise that comes first, inside the total; 0 = none")
@@ -61,7 +56,7 @@ class LrSchedulerConfig:
     threshold: Annotated[float, Field(ge=0.0, description="plateau: relative change that counts as progress")] = 1e-4
     cooldown: Annotated[int, Field(ge=0, description="plateau: validations after a drop that are not counted")] = 0
     mode: Annotated[Literal["min", "max"], Field(description="plateau: whether lower or higher is better")] = "min"
-    args: Annotated[dict[str, Any], Field(description="keyword arguments of a torch scheduler given by path")] = field(
+    args: Annotated[dict[str, Any], Field(description="further arguments of a schedule of your own")] = field(
         default_factory=dict
     )
 
@@ -74,143 +69,75 @@ class LrSchedulerConfig:
     }
 
     def __post_init__(self) -> None:
-        """Raise `UserError` for an unknown kind, unfit arguments, or a length that cannot be read."""
-        if "." in self.type or ":" in self.type:
-            cls = scheduler_class(self.type)
-            check_arguments(cls, self.args, ("optimizer", "last_epoch"), "type")
-        elif self.kind not in KINDS:
-            raise UserError(
-                f"type {self.type!r} is no schedule; {choices(self.type, KINDS)} "
-                f'Torch\'s own are given by path, "torch.optim.lr_scheduler.{self.type}"'
-            )
-        elif self.args:
-            raise UserError(f"args {self.args}: type {self.type} takes none; they are for torch schedulers")
-        _period("warmup", self.warmup)
+        """Raise `UserError` for what is no schedule, for unfit arguments, or a length that cannot be read."""
         if self.tmax is not None and not _period("tmax", self.tmax):
             raise UserError(f"tmax {self.tmax}: must be above 0; null means the end of the run")
         if not self.lr_steps or not all(_period("lr_steps", length) for length in self.lr_steps):
             raise UserError(f"lr_steps {self.lr_steps}: needs at least one, and each above 0")
+        self._check_type()
 
-    @property
-    def kind(self) -> str:
-        """`type` without regard to case, old names translated; an import path as it is."""
-        lower = self.type.lower()
-        return _ALIASES.get(lower, lower)
-
-
-class Schedule(ABC):
-    """Sets the rate of every parameter group. `step` comes before each optimizer step, with that step's number."""
-
-    @abstractmethod
-    def step(self, step: int) -> None:
-        """Set the rates for optimizer step `step`, counted from 0 over the whole run."""
-
-    @abstractmethod
-    def after_validation(self, value: float | None) -> None:
-        """Take note of a validation. `value` must be the same number on every rank."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts; empty for a pure function of the step."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+    def _check_type(self) -> None:
+        try:
+            target = SCHEDULE_REGISTRY.get(self.type)
+        except UserError:
+            return  # reported by RegisteredName
+        if isinstance(target, type) and not issubclass(target, StatefulFactor):
+            raise UserError(
+                f"type {self.type!r} is no function of the step; torch's schedulers are not used here, since they keep "
+                "their place in the optimizer: take a schedule of --list schedules, or write this one as a function in "
+                "custom/schedules"
+            )
+        if self.args and not inspect.signature(target).parameters.keys() - {*_PROVIDED}:
+            raise UserError(f"args {self.args}: type {self.type} takes none; its settings are keys of this section")
+        check_arguments(cast(type, target), self.args, _PROVIDED, "type")
 
 
-class FactorSchedule(Schedule):
-    """Rate = the group's rate when this was built x factor(step)."""
+class Schedule:
+    """Rate of each parameter group = its rate when this was built x factor(step).
 
-    def __init__(self, optimizer: Optimizer, factor: Factor) -> None:
-        self.factor = factor
-        self._optimizer = optimizer
+    During the warm-up it rises in a straight line to where the schedule begins: above 0 at the first step.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, name: str, factor: Callable[[int], float], warmup: int = 0, start: float = 0.0
+    ) -> None:
+        self._optimizer, self._name, self._factor = optimizer, name, factor
+        self._warmup, self._start = warmup, start
         self._base = [group["lr"] for group in optimizer.param_groups]
-        self._groups: list[dict[str, Any]] | None = None
-        self._set: float | None = None
+
+    def factor(self, step: int) -> float:
+        """The factor at optimizer step `step`, counted from 0 over the whole run."""
+        if step >= self._warmup:
+            return self._factor(step - self._warmup)
+        rise = self._start + (1.0 - self._start) * (step + 1) / (self._warmup + 1)
+        return rise * self._factor(0)
 
     def step(self, step: int) -> None:
+        """Set the rates for optimizer step `step`. Called before it."""
         factor = self.factor(step)
-        # Loading a state makes the optimizer a new list, with the saved rates in it.
-        if factor == self._set and self._groups is self._optimizer.param_groups:
-            return
-        self._set, self._groups = factor, self._optimizer.param_groups
-        for group, base in zip(self._groups, self._base, strict=True):
+        for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
             group["lr"] = base * factor
 
     def after_validation(self, value: float | None) -> None:
-        """Of no interest."""
+        """Pass a validation's value on to a schedule that follows it. The same number on every rank."""
+        if isinstance(self._factor, StatefulFactor):
+            self._factor.after_validation(value)
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        """Empty for a function of the step."""
+        return {"type": self._name, **self._factor.state_dict()} if isinstance(self._factor, StatefulFactor) else {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to do, and the state of another schedule is left behind."""
-
-
-class PlateauSchedule(FactorSchedule):
-    """A drop when more than `patience` validations in a row brought nothing, counted like ReduceLROnPlateau's."""
-
-    def __init__(self, optimizer: Optimizer, config: LrSchedulerConfig, ramp: Factor) -> None:
-        super().__init__(optimizer, lambda step: ramp(step) * self._state["factor"])
-        self._config = config
-        self._state: dict[str, Any] = {"factor": 1.0, "best": None, "bad": 0, "cooldown": 0}
-
-    def after_validation(self, value: float | None) -> None:
-        """Count a validation. Raises `UserError` without a value, because the rate would then never drop."""
-        if value is None:
-            raise UserError("optim.lr_scheduler.type plateau: this validation gave no value; configure a metric")
-        state, config = self._state, self._config
-        if self._better(value, state["best"]):
-            state["best"], state["bad"] = float(value), 0
-        else:
-            state["bad"] += 1
-        if state["cooldown"] > 0:
-            state["cooldown"], state["bad"] = state["cooldown"] - 1, 0
-        if state["bad"] > config.patience:
-            state["factor"] = max(state["factor"] * config.lr_gamma, config.min_factor)
-            state["cooldown"], state["bad"] = config.cooldown, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"type": "plateau", **self._state}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state.get("type") != "plateau":
-            raise _other_schedule("plateau", state)
-        self._state = {key: state[key] for key in self._state}
-
-    def _better(self, value: float, best: float | None) -> bool:
-        if best is None:
-            return math.isfinite(value)
-        # Torch multiplies `best`, so that below 0 it takes a slightly worse value for progress.
-        gain = best - value if self._config.mode == "min" else value - best
-        return gain > self._config.threshold * abs(best)
-
-
-class TorchSchedule(Schedule):
-    """One of torch's schedulers, which counts optimizer steps after the warm-up."""
-
-    def __init__(self, optimizer: Optimizer, config: LrSchedulerConfig, ramp: Factor, warmup: int) -> None:
-        self._name, self._ramp, self._warmup = config.type, ramp, warmup
-        self._optimizer = optimizer
-        self._scheduler = TorchScheduler(optimizer, scheduler_class(config.type), as_arguments(config.args))
-
-    def step(self, step: int) -> None:
-        ramp = self._ramp(step)
-        values = self._scheduler.values(max(0, step - self._warmup))
-        for group, mine in zip(self._optimizer.param_groups, values, strict=True):
-            group.update(mine)
-            group["lr"] *= ramp
-
-    def after_validation(self, value: float | None) -> None:
-        self._scheduler.after_validation(value)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"type": self._name, **self._scheduler.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state. A function of the step needs none, and can replace any other schedule."""
+        if not isinstance(self._factor, StatefulFactor):
+            return
         if state.get("type") != self._name:
-            raise _other_schedule(self._name, state)
-        self._scheduler.load_state_dict(state)
+            raise UserError(
+                f"optim.lr_scheduler.type {self._name}: the checkpoint holds the state of "
+                f"{state.get('type', 'one without state')}; resume with that schedule, or start a new run from the "
+                "weights with progress.start_epoch 0"
+            )
+        self._factor.load_state_dict({key: value for key, value in state.items() if key != "type"})
 
 
 def build_schedule(
@@ -221,52 +148,42 @@ def build_schedule(
     None: a run without a set end, a data set without length. Raises `UserError` when the schedule needs to know.
     """
     warmup = _warmup_steps(config, steps_per_epoch)
-    ramp = factors.ramp(warmup, config.warmup_factor)
-    if config.kind == "plateau":
-        return PlateauSchedule(optimizer, config, ramp)
-    if config.kind not in KINDS:
-        return TorchSchedule(optimizer, config, ramp, warmup)
-    main = _main(config, warmup, total_steps, steps_per_epoch)
-    return FactorSchedule(optimizer, factors.after_ramp(main, warmup, config.warmup_factor) if warmup else main)
-
-
-def _main(config: LrSchedulerConfig, warmup: int, total_steps: int | None, steps_per_epoch: int | None) -> Factor:
-    """The schedule proper, for steps from `warmup` on."""
-    floor = config.min_factor
-    if config.kind == "constant":
-        return factors.constant
-    if config.kind == "multistep":
-        milestones = [_steps("lr_steps", length, steps_per_epoch) for length in config.lr_steps]
-        return factors.multistep(milestones, config.lr_gamma, floor)
-    if config.kind == "exponential":
-        length = _after_warmup("lr_steps[0]", _steps("lr_steps", config.lr_steps[0], steps_per_epoch), warmup)
-        return factors.exponential(warmup, length, config.lr_gamma, floor)
-    length = _after_warmup(
-        "tmax" if config.tmax else "tmax (the end of the run)", _end(config, total_steps, steps_per_epoch), warmup
-    )
-    if config.kind == "onecycle":
-        start = 1.0 / config.div_factor
-        return factors.onecycle(warmup, length, start, max(floor, start / config.final_div_factor), config.pct_start)
-    if config.kind == "poly":
-        return factors.poly(warmup, length, floor, config.power)
-    return (factors.cosine if config.kind == "cosine" else factors.linear)(warmup, length, floor)
+    target = SCHEDULE_REGISTRY.get(config.type)
+    parameters = inspect.signature(target).parameters
+    arguments = {key: getattr(config, key) for key in SHARED_KEYS if key in parameters} | config.args
+    if "milestones" in parameters:
+        arguments["milestones"] = [_steps("lr_steps", each, steps_per_epoch) - warmup for each in config.lr_steps]
+    if "steps" in parameters:
+        arguments["steps"] = _steps_after_warmup(config, warmup, total_steps, steps_per_epoch)
+    factor = target(**arguments) if isinstance(target, type) else partial(target, **arguments)
+    schedule = Schedule(optimizer, config.type, factor, warmup, config.warmup_factor)
+    schedule.factor(0)  # a schedule that refuses its arguments does so now, not in the first step
+    return schedule
 
 
 def _warmup_steps(config: LrSchedulerConfig, steps_per_epoch: int | None) -> int:
-    if config.type.lower() == "warmupcosinelr" and not Period.parse(config.warmup, "epoch"):
+    if config.type == "WarmUpCosineLR" and not Period.parse(config.warmup, "epoch"):
         return _steps("lr_steps", config.lr_steps[0], steps_per_epoch)
     return _steps("warmup", config.warmup, steps_per_epoch)
 
 
-def _end(config: LrSchedulerConfig, total_steps: int | None, steps_per_epoch: int | None) -> int:
+def _steps_after_warmup(
+    config: LrSchedulerConfig, warmup: int, total_steps: int | None, steps_per_epoch: int | None
+) -> int:
     if config.tmax is not None:
-        return _steps("tmax", config.tmax, steps_per_epoch)
-    if total_steps is None:
+        key, end = "tmax", _steps("tmax", config.tmax, steps_per_epoch)
+    elif total_steps is not None:
+        key, end = "tmax (the end of the run)", max(1, total_steps)
+    else:
         raise UserError(
             f"optim.lr_scheduler.type {config.type} ends with the run, whose length is not known; "
             'set optim.lr_scheduler.tmax in steps, as in "10000step", or give the run progress.max_steps'
         )
-    return max(1, total_steps)
+    if end <= warmup:
+        raise UserError(
+            f"optim.lr_scheduler.{key} is reached at step {end}, in a warm-up of {warmup}; shorten the warm-up"
+        )
+    return end - warmup
 
 
 def _period(key: str, length: int | float | str | None) -> Period:
@@ -281,18 +198,3 @@ def _steps(key: str, length: int | float | str | None, steps_per_epoch: int | No
         return _period(key, length).in_steps(steps_per_epoch)
     except UserError as error:
         raise UserError(f"optim.lr_scheduler.{key} {length}: {error}") from error
-
-
-def _after_warmup(key: str, end: int, warmup: int) -> int:
-    if end <= warmup:
-        raise UserError(
-            f"optim.lr_scheduler.{key} is reached at step {end}, in a warm-up of {warmup}; shorten the warm-up"
-        )
-    return end - warmup
-
-
-def _other_schedule(name: str, state: dict[str, Any]) -> UserError:
-    return UserError(
-        f"optim.lr_scheduler.type {name}: the checkpoint holds the state of {state.get('type', 'one without state')}; "
-        "resume with that schedule, or start anew from the weights with progress.start_epoch 0"
-    )

@@ -209,8 +209,6 @@ def test_a_state_that_does_not_fit_is_refused(build) -> None:
     other = build(FIXED, nn.Linear(2, 3))
     with pytest.raises(UserError, match=r"shape \(3, 3\) for weight, the model has shape \(3, 2\)"):
         other.load_state_dict(build(FIXED, nn.Linear(3, 3)).state_dict())
-    with pytest.raises(RuntimeError, match="another model"):
-        ema.update(Net())
 
 
 def test_reset_begins_from_weights_loaded_later(build) -> None:

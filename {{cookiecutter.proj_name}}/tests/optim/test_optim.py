@@ -17,7 +17,6 @@ from common.optim import (
     Clip,
     OptimConfig,
     PrecisionConfig,
-    build_clip,
     build_optimizer,
     build_precision,
     learning_rates,
@@ -268,7 +267,7 @@ def clipped(clip: Clip, parameters: list[nn.Parameter], position: Position | Non
 
 def test_norm_clip_scales_all_gradients_by_their_common_norm(configured) -> None:
     """CT-25, QQ-24, MM-44, PN-19, D-50: the numbers of torch's clip_grad_norm_; the norm before it comes back."""
-    clip = build_clip(configured(optim="{clip_gradients: 2.5}").optim)
+    clip = Clip(configured(optim="{clip_gradients: 2.5}").optim)
     mine, reference = with_gradients([3.0, 0.0], [4.0]), with_gradients([3.0, 0.0], [4.0])
     norm = clipped(clip, mine)
     assert torch.equal(norm, nn.utils.clip_grad_norm_(reference, 2.5))
@@ -283,7 +282,7 @@ def test_norm_clip_scales_all_gradients_by_their_common_norm(configured) -> None
 def test_value_clip_cuts_each_number(configured) -> None:
     """CT-25: `clip_type: value`, the old behaviour."""
     parameters = with_gradients([3.0, -0.5], [-4.0])
-    norm = clipped(build_clip(configured(optim="{clip_gradients: 1.0, clip_type: value}").optim), parameters)
+    norm = clipped(Clip(configured(optim="{clip_gradients: 1.0, clip_type: value}").optim), parameters)
     assert gradients_of(parameters) == [[1.0, -0.5], [-1.0]]
     assert norm.item() == pytest.approx(math.sqrt(9 + 0.25 + 16))
 
@@ -291,9 +290,9 @@ def test_value_clip_cuts_each_number(configured) -> None:
 def test_clipping_is_off_by_default_and_survives_no_gradients(configured) -> None:
     """CT-25: a limit of 0 touches nothing; without any gradient the norm is 0."""
     parameters = with_gradients([30.0])
-    assert build_clip(configured().optim)(parameters, Position()) is None
+    assert Clip(configured().optim)(parameters, Position()) is None
     assert gradients_of(parameters) == [[30.0]]
-    assert clipped(build_clip(configured(optim="{clip_gradients: 1}").optim), parameters[1:]).item() == 0.0
+    assert clipped(Clip(configured(optim="{clip_gradients: 1}").optim), parameters[1:]).item() == 0.0
 
 
 @pytest.mark.parametrize(
@@ -307,14 +306,14 @@ def test_clipping_is_off_by_default_and_survives_no_gradients(configured) -> Non
 def test_the_limit_changes_after_its_warm_up(configured, warmup: str, before: Position, after: Position) -> None:
     """CT-26: from `clip_warmup` on the other limit holds, and stays; 0 turns clipping off there."""
     text = f"{{clip_gradients: 1.0, clip_warmup: {warmup}, clip_gradients_warmup: LIMIT}}"
-    clip = build_clip(configured(optim=text.replace("LIMIT", "2.0")).optim)
+    clip = Clip(configured(optim=text.replace("LIMIT", "2.0")).optim)
     late = Position(1000, 77, 3, 100)
     for position, limit in ((Position(), 1.0), (before, 1.0), (after, 2.0), (late, 2.0)):
         parameters = with_gradients([8.0])
         assert clipped(clip, parameters, position).item() == 8.0
         assert gradients_of(parameters) == [pytest.approx([limit])]
     parameters = with_gradients([8.0])
-    assert build_clip(configured(optim=text.replace("LIMIT", "0.0")).optim)(parameters, after) is None
+    assert Clip(configured(optim=text.replace("LIMIT", "0.0")).optim)(parameters, after) is None
     assert gradients_of(parameters) == [[8.0]]
 
 
@@ -428,7 +427,7 @@ def test_modes_without_scaler_ask_the_device_nothing(configured) -> None:
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         precision.unscale(optimizer)
-        assert clipped(build_clip(config.optim), list(model.parameters())).device.type == "meta"
+        assert clipped(Clip(config.optim), list(model.parameters())).device.type == "meta"
         assert precision.step(optimizer) is True
 
 

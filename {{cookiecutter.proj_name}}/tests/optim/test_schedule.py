@@ -13,6 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 
 from common.base.errors import UserError
 from common.config import ConfigError, resolve, section
+from common.config.registry import SCHEDULE_REGISTRY
 from common.optim import OptimConfig, Schedule, build_schedule
 
 TOTAL, EPOCH = 60, 6  # optimizer steps in the run and in an epoch
@@ -212,54 +213,7 @@ def test_plateau_has_a_floor_and_needs_a_value(build) -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2 * BASE)
     with pytest.raises(UserError, match=r"plateau.*no value"):
         schedule.after_validation(None)
-    build("{type: cosine}")[0].after_validation(None)  # nobody else minds
-
-
-# --- torch's schedulers by path ---------------------------------------------------------------------------------
-
-BY_PATH = {
-    "{type: torch.optim.lr_scheduler.StepLR, args: {step_size: 7, gamma: 0.5}}": lambda o: lr_scheduler.StepLR(
-        o, 7, 0.5
-    ),
-    "{type: 'torch.optim.lr_scheduler:MultiStepLR', args: {milestones: [5, 9]}}": lambda o: lr_scheduler.MultiStepLR(
-        o, [5, 9]
-    ),
-    "{type: torch.optim.lr_scheduler.CyclicLR, args: {base_lr: [0.1, 0.2], max_lr: [1.0, 2.0], step_size_up: 8}}": (
-        lambda o: lr_scheduler.CyclicLR(o, [0.1, 0.2], [1.0, 2.0], step_size_up=8)
-    ),
-    "{type: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts, args: {T_0: 9}}": (
-        lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 9)
-    ),
-    "{type: torch.optim.lr_scheduler.OneCycleLR, args: {max_lr: [0.5, 1.0], total_steps: 60}}": (
-        lambda o: lr_scheduler.OneCycleLR(o, [0.5, 1.0], total_steps=60)
-    ),
-}
-
-
-@pytest.mark.parametrize("text", BY_PATH)
-def test_a_torch_scheduler_by_path(build, text: str, recwarn: pytest.WarningsRecorder) -> None:
-    """CT-23, MM-51: any scheduler of torch, counted in optimizer steps, with the warm-up before it."""
-    expected = torch_rates(BY_PATH[text], TOTAL - 1)
-    steps = range(TOTAL - 1)
-    assert rates(build(text, optimizer=an_optimizer(momentum=0.9)), steps) == pytest.approx(expected)
-    warmed = rates(build(f"{text[:-1]}, warmup: 4step}}", optimizer=an_optimizer(momentum=0.9)), steps)
-    assert warmed[:4] == pytest.approx([expected[0] * i / 5 for i in (1, 2, 3, 4)])
-    assert warmed[4:] == pytest.approx(expected[:-4])
-    assert not recwarn.list
-
-
-def test_a_torch_scheduler_cycles_the_momentum_of_this_optimizer(build) -> None:
-    """MM-51: what CyclicLR does to AdamW's betas reaches the optimizer."""
-    text = "{type: torch.optim.lr_scheduler.CyclicLR, args: {base_lr: 0.1, max_lr: 1.0, step_size_up: 4}}"
-    schedule, optimizer = build(text, optimizer=an_optimizer(AdamW))
-    reference = an_optimizer(AdamW)
-    torchs = lr_scheduler.CyclicLR(reference, 0.1, 1.0, step_size_up=4)
-    for step in range(10):
-        schedule.step(step)
-        assert optimizer.param_groups[1]["betas"] == reference.param_groups[1]["betas"]
-        assert optimizer.param_groups[1]["lr"] == reference.param_groups[1]["lr"]
-        reference.step()
-        torchs.step()
+    build("{type: cosine}")[0].after_validation(None)  # a function of the step ignores it
 
 
 def only_plain(value: Any) -> bool:
@@ -268,18 +222,16 @@ def only_plain(value: Any) -> bool:
     return type(value) in (bool, int, float, str, type(None))
 
 
-@pytest.mark.parametrize("text", [*BY_PATH, "{type: plateau, patience: 0}", "PATH"])
 @pytest.mark.parametrize("stop", [3, 8, 30])
-def test_stateful_schedules_resume_exactly(build, tmp_path: Path, text: str, stop: int) -> None:
-    """D-17, MM-52, R-61: state of plain values through a safe load, then the rates and momenta of the uncut run."""
-    text = text.replace("PATH", "{type: torch.optim.lr_scheduler.ReduceLROnPlateau, args: {patience: 0}}")
-    text = f"{text[:-1]}, warmup: 5step}}"
+def test_plateau_resumes_exactly(build, tmp_path: Path, stop: int) -> None:
+    """D-17, MM-52, R-61: state of plain values through a safe load, then the rates of the uncut run."""
+    text = "{type: plateau, patience: 0, warmup: 5step}"
 
     def run(built: tuple[Schedule, Optimizer], steps: range) -> list[Any]:
         seen = []
         for step in steps:
             built[0].step(step)
-            seen.append([(group["lr"], group["betas"]) for group in built[1].param_groups])
+            seen.append([group["lr"] for group in built[1].param_groups])
             built[0].after_validation([1.0, 2.0, 0.5][step % 3])
         return seen
 
@@ -294,20 +246,21 @@ def test_stateful_schedules_resume_exactly(build, tmp_path: Path, text: str, sto
     assert run(second, range(stop, 50)) == uncut[stop:]
 
 
-def test_a_step_back_with_a_torch_scheduler_is_computed_anew(build) -> None:
-    """R-61: with torch's schedulers too, skip and plot agree with the run."""
-    built = build("{type: torch.optim.lr_scheduler.StepLR, args: {step_size: 7}}")
-    assert rates(built, range(20, 10, -1)) == rates(built, range(11, 21))[::-1]
+@SCHEDULE_REGISTRY.register()
+def halving(step: int, min_factor: float, every: int = 10) -> float:
+    """A schedule of one's own, as in custom/schedules."""
+    return max(min_factor, 0.5 ** (step // every))
 
 
-def test_the_optimizer_is_left_as_it_was(build) -> None:
-    """MM-53: a torch scheduler neither wraps `optimizer.step` nor leaves its marks in the groups."""
-    optimizer = an_optimizer(momentum=0.9)
-    keys = set(optimizer.param_groups[0])
-    schedule, _ = build("{type: torch.optim.lr_scheduler.StepLR, args: {step_size: 7}}", optimizer=optimizer)
-    schedule.step(0)
-    assert "step" not in vars(optimizer)
-    assert set(optimizer.param_groups[0]) == keys
+def test_a_schedule_of_ones_own(build) -> None:
+    """MM-51, CT-23: a function of the step, by name or path, with keys of the section and arguments of its own."""
+    expected = torch_rates(lambda o: lr_scheduler.StepLR(o, 7, 0.5))
+    assert rates(build("{type: halving, args: {every: 7}}")) == pytest.approx(expected)
+    assert rates(build(f"{{type: {__name__}:halving, args: {{every: 7}}}}")) == pytest.approx(expected)
+    warmed = rates(build("{type: halving, args: {every: 7}, warmup: 4step}"))
+    assert warmed[:4] == pytest.approx([BASE * i / 5 for i in (1, 2, 3, 4)])
+    assert warmed[4:] == pytest.approx(expected[:-4])
+    assert rates(build("{type: halving, min_factor: 0.25}"))[-1] == 0.25 * BASE
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------
@@ -317,10 +270,12 @@ def test_the_optimizer_is_left_as_it_was(build) -> None:
     ("text", "says"),
     [
         ("{type: cosin}", ["lr_scheduler.type", "did you mean cosine"]),
-        ("{type: StepLR}", ["lr_scheduler.type", "torch.optim.lr_scheduler.StepLR"]),
+        ("{type: StepLR}", ["lr_scheduler.type", "MultiStepLR"]),
         ("{type: torch.optim.lr_scheduler.StepLr}", ["lr_scheduler.type", "did you mean StepLR"]),
-        ("{type: torch.optim.Adam}", ["lr_scheduler.type", "LRScheduler"]),
-        ("{type: torch.optim.lr_scheduler.StepLR, args: {step: 3}}", ["args", "step_size"]),
+        ("{type: torch.optim.lr_scheduler.StepLR}", ["lr_scheduler.type", "custom/schedules", "--list schedules"]),
+        ("{type: torch.optim.Adam}", ["lr_scheduler.type", "function of the step"]),
+        ("{type: halving, args: {evry: 3}}", ["args", "did you mean every"]),
+        ("{type: halving, args: {min_factor: 0.1}}", ["args.min_factor", "set by its own key"]),
         ("{type: cosine, args: {T_max: 3}}", ["args", "T_max", "cosine"]),
         ("{warmup: 5eopch}", ["lr_scheduler.warmup", "5eopch"]),
         ("{tmax: 0}", ["lr_scheduler.tmax", "null"]),
@@ -371,9 +326,7 @@ def test_a_warm_up_longer_than_the_schedule_is_refused(build) -> None:
 def test_another_schedules_state_is_refused_where_it_matters(build) -> None:
     """MM-52: plateau cannot continue from cosine; a pure function of the step takes over from anything."""
     cosine, plateau = build("{type: cosine}")[0], build("{type: plateau}")[0]
-    by_path = build("{type: torch.optim.lr_scheduler.StepLR, args: {step_size: 7}}")[0]
-    for mine, theirs in ((plateau, cosine), (by_path, plateau), (plateau, by_path)):
-        with pytest.raises(UserError, match=r"lr_scheduler\.type"):
-            mine.load_state_dict(theirs.state_dict())
+    with pytest.raises(UserError, match=r"lr_scheduler\.type"):
+        plateau.load_state_dict(cosine.state_dict())
     cosine.load_state_dict(plateau.state_dict())
     assert cosine.state_dict() == {}
