@@ -16,10 +16,11 @@ from common.failure.lifeline import NoLifeline, Tell, print_failure
 from common.failure.report import Failure, describe
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.log import add_to_log, setup_log
-from common.run.folder import OpenRun, open_run, read_status, was_opened_by, write_status
+from common.run.folder import OpenRun, open_run, was_opened_by
 from common.run.lock import check_free
 from common.run.paths import RunFolder
-from common.run.record import environment_text, now
+from common.run.record import environment_text
+from common.run.status import now, read_status, write_status
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.writer import NullWriter, Writer
 from common.optim.optimizer import learning_rates
 from common.progress import Position
-from common.run.folder import OpenRun, State, write_status
+from common.run.folder import OpenRun
+from common.run.status import State, write_status
 
 if TYPE_CHECKING:
     from common.evaluation.evaluator import Measured

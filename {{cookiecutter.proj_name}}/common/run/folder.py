@@ -1,14 +1,13 @@
 """The run of a folder: it is opened, an earlier one moved away, and how it was started written down."""
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from loguru import logger
 
@@ -18,12 +17,12 @@ from common.config import dump, option_value
 from common.distributed import is_launched
 from common.run.lock import FolderLock, alone_in, check_free
 from common.run.paths import RunFolder
-from common.run.record import GitState, describe, git_state, is_copy, job_script, now
+from common.run.record import GitState, describe, git_state, is_copy, job_script
+from common.run.status import read_status
 
 _JOB = re.compile(r"code(_\d+)?|slurm")  # what a submission leaves in a run's folder, see common/slurm/submission.py
 # What a start leaves that failed before there was a run, see common/run_context.py.
 _FAILED_START = re.compile(r"train(\.rank\d+)?\.log|error_rank\d+\.txt|status\.json")
-State = Literal["running", "stopped", "failed", "finished"]
 
 
 def stored_config(argv: Sequence[str], option: str) -> Path | None:
@@ -169,21 +168,6 @@ def check_stays(sources: Mapping[str, str | Path | None], folder: RunFolder, pro
                 f"{key}: {path} belongs to the run in {folder.root}, which a new run of this name moves out of the way;"
                 " give the new run another --name"
             )
-
-
-def write_status(folder: RunFolder, state: State, *, step: int | None = None, reason: str = "") -> None:
-    """Replace `status.json`, for scripts that watch a run: `{"state", "step", "reason", "time", "pid"}`."""
-    status = {"state": state, "step": step, "reason": reason, "time": now(), "pid": os.getpid()}
-    write_text(folder.status_file, json.dumps(status, indent=2) + "\n")
-
-
-def read_status(folder: RunFolder) -> dict[str, Any] | None:
-    """What `write_status` wrote last; None when there is nothing."""
-    try:
-        status: dict[str, Any] = json.loads(folder.status_file.read_text())
-    except FileNotFoundError:
-        return None
-    return status
 
 
 def _take(folder: RunFolder, resume: bool, project: Path) -> tuple[FolderLock, Path | None]:

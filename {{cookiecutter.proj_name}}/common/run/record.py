@@ -10,12 +10,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from common.run.status import now
 
 _GIT_TIMEOUT = 5.0  # seconds for each of at most two calls; a hanging network disk must not hold up a run
 SNAPSHOT = ".snapshot.json"  # in a copy of the code: the git state of what it was copied from
@@ -143,11 +144,6 @@ def _git(project: Path, *arguments: str) -> bytes:
         reason = done.stderr.decode(errors="replace").strip().splitlines() or [f"git ended with {done.returncode}"]
         raise _GitError(reason[0].removeprefix("fatal: "))
     return done.stdout
-
-
-def now() -> str:
-    """Local time with its offset from UTC, as in 2026-03-01T14:05:00+01:00."""
-    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def describe(project: Path, argv: Sequence[str], seed: int, world_size: int, git: GitState) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from common.base.files import write_text
 from common.config import dump
 from common.distributed.rank import GpuIds
 from common.run.folder import archive, check_stays
-from common.run.lock import alone_in, check_free, holder_of
+from common.run.lock import alone_in, check_free
 from common.run.paths import RunFolder
 from common.slurm.snapshot import code_files, snapshot
 
@@ -201,11 +201,6 @@ def check_unused(folder: RunFolder) -> None:
                 " or give this run another --name"
             )
     for run in (folder, *map(RunFolder, folder.root.glob("task_*"))):
-        holder = holder_of(run.lock_file)
-        if holder and holder.get("slurm_job") and _queue_state(str(holder["slurm_job"])) == "":
-            # Left by a job that was killed on another machine, where we could not see whether it lives.
-            logger.warning("{} is left over from job {}, which has ended", run.lock_file, holder["slurm_job"])
-            run.lock_file.unlink(missing_ok=True)
         check_free(run.lock_file)
 
 

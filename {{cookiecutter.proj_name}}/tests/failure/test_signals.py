@@ -10,8 +10,8 @@ import time
 import pytest
 
 from common.progress import Position
-from common.run.folder import read_status
 from common.run.paths import RunFolder
+from common.run.status import read_status
 from common.trainer import Trainer
 from tests.checkpoint.test_resume import STEPS, measured, words
 from tests.conftest import ENVIRONMENT, Runs, load, run, same

@@ -21,8 +21,9 @@ from common.monitor.meter import Reading
 from common.monitor.pictures import Picture, labelled
 from common.monitor.writer import read_metrics
 from common.progress import Position
-from common.run.folder import OpenRun, open_run, read_status
+from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunFolder
+from common.run.status import read_status
 
 pytestmark = pytest.mark.usefixtures("restored_log")
 

@@ -9,7 +9,6 @@ import pytest
 
 from common.run import record as provenance
 from common.run.folder import OpenRun, open_run
-from common.run.lock import FolderLock
 from common.run.paths import DirConfig, RunFolder
 from tests.conftest import TRAIN
 
@@ -26,17 +25,17 @@ def git(project: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def run_job(run: OpenRun, *arguments: str, cwd: Path) -> tuple[list[str], str]:
+def run_job(run: RunFolder, *arguments: str, cwd: Path) -> tuple[list[str], str]:
     """What train.py was called with, and what was said on stderr."""
     done = subprocess.run(
-        ["sh", str(run.folder.job_file), *arguments],
+        ["sh", str(run.job_file), *arguments],
         cwd=cwd,
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    called = (run.folder.root.parents[1] / "called.txt").read_text().splitlines()
+    called = (run.root.parents[1] / "called.txt").read_text().splitlines()
     return called, done.stderr
 
 
@@ -88,7 +87,7 @@ def test_job_script_repeats_the_run_from_anywhere(project, tmp_path):
     elsewhere = tmp_path / "else where"
     elsewhere.mkdir()
     with open_(project, name='it\'s "1"', seed=11) as run:
-        called, said = run_job(run, "--progress.epoch", "a b", cwd=elsewhere)
+        called, said = run_job(run.folder, "--progress.epoch", "a b", cwd=elsewhere)
     config = called[called.index("--config") + 1]
     assert Path(config).samefile(run.folder.config_file)
     assert called[0] == "train.py"
@@ -103,8 +102,7 @@ def test_job_script_follows_when_run_or_project_move(project, tmp_path):
     moved = tmp_path / "moved"
     project.rename(moved)
     (archived,) = (moved / "experiments").glob("digits_*")
-    run = OpenRun(RunFolder(archived), FolderLock(archived / "run.lock", ""), 1, "", {})
-    called, _ = run_job(run, cwd=tmp_path)
+    called, _ = run_job(RunFolder(archived), cwd=tmp_path)
     assert Path(called[called.index("--config") + 1]).samefile(archived / "config.yaml")
 
 
@@ -147,9 +145,9 @@ def test_job_script_warns_when_the_code_is_another(project, tmp_path):
     git(project, "add", ".")
     git(project, "commit", "-qm", "first")
     with open_(project) as run:
-        _, said = run_job(run, cwd=tmp_path)
+        _, said = run_job(run.folder, cwd=tmp_path)
         assert said == ""
         git(project, "commit", "-qm", "second", "--allow-empty")
-        _, said = run_job(run, cwd=tmp_path)
+        _, said = run_job(run.folder, cwd=tmp_path)
     assert git(project, "rev-parse", "HEAD~") in said
     assert git(project, "rev-parse", "HEAD") in said

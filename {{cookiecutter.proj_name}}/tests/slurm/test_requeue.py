@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from common.failure import failsafe
-from common.run.folder import read_status, write_status
 from common.run.paths import RunFolder
+from common.run.status import read_status, write_status
 from common.slurm import requeue
 from tests.conftest import calls_of
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from common.run.folder import write_status
 from common.run.paths import RunFolder
+from common.run.status import write_status
 from common.slurm import snapshot
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, load, same
 

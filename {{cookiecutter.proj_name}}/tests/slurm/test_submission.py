@@ -1,6 +1,5 @@
 """What a Slurm job is made of: the run's folder, a copy of the code, frozen configurations."""
 
-import json
 import os
 import subprocess
 import sys
@@ -78,16 +77,13 @@ def test_a_queued_run_is_not_submitted_again(
     prepared()
 
 
-def test_the_lock_of_a_job_that_was_killed_elsewhere(prepared: Callable[..., list[str]], tmp_path: Path) -> None:
-    """CT-08: nobody can see that process from here, but Slurm knows that its job has ended."""
+def test_the_lock_of_a_job_that_was_killed(prepared: Callable[..., list[str]], tmp_path: Path) -> None:
+    """CT-08: the file is left, but nothing holds it."""
     prepared()
     lock = tmp_path / "run" / "run.lock"
-    lock.write_text(json.dumps({"host": "node17", "pid": 1, "time": "then", "slurm_job": "9"}))
+    lock.write_text("process 1 on node17")
     prepared(words=["--resume", "auto"])
     assert not lock.exists()
-    lock.write_text(json.dumps({"host": "node17", "pid": 1, "time": "then"}))
-    with pytest.raises(UserError, match="node17"):
-        prepared(words=["--resume", "auto"])
 
 
 def test_the_gpus_of_a_job(prepared: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
