@@ -38,7 +38,7 @@ from common.optim import (
 from common.optim.gradients import DebugConfig, log_gradients
 from common.optim.precision import Precision
 from common.progress import Outcome, Period, Position, ProgressConfig, Rhythm, is_over, resumed_position, total_steps
-from common.run.paths import RunFolder
+from common.run.paths import RunPaths
 from common.task import Task
 
 
@@ -76,7 +76,7 @@ class Trainer:
         best: BestTracker,
         precision: Precision,
         monitor: Monitor,
-        run: RunFolder,
+        run: RunPaths,
         rank: Rank,
         seed: int,
         about: Mapping[str, Any],

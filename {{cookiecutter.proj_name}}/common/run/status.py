@@ -6,18 +6,18 @@ from datetime import datetime
 from typing import Any, Literal
 
 from common.base.files import write_text
-from common.run.paths import RunFolder
+from common.run.paths import RunPaths
 
 State = Literal["running", "stopped", "failed", "finished"]
 
 
-def write_status(folder: RunFolder, state: State, *, step: int | None = None, reason: str = "") -> None:
+def write_status(folder: RunPaths, state: State, *, step: int | None = None, reason: str = "") -> None:
     """Replace `status.json`: `{"state", "step", "reason", "time", "pid"}`."""
     status = {"state": state, "step": step, "reason": reason, "time": now(), "pid": os.getpid()}
     write_text(folder.status_file, json.dumps(status, indent=2) + "\n")
 
 
-def read_status(folder: RunFolder) -> dict[str, Any] | None:
+def read_status(folder: RunPaths) -> dict[str, Any] | None:
     """What `write_status` wrote last; None when there is nothing."""
     try:
         status: dict[str, Any] = json.loads(folder.status_file.read_text())

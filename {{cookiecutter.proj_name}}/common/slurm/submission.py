@@ -16,7 +16,7 @@ from common.config import dump
 from common.distributed.rank import GpuIds
 from common.run.folder import archive, check_stays
 from common.run.lock import alone_in, check_free
-from common.run.paths import RunFolder
+from common.run.paths import RunPaths
 from common.slurm.snapshot import code_files, snapshot
 
 _TASK = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
@@ -65,7 +65,7 @@ def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
     return count if asked is None else asked
 
 
-def frozen(values: Mapping[str, Any], folder: RunFolder, project: Path, gpus: int, task: int | None) -> dict[str, Any]:
+def frozen(values: Mapping[str, Any], folder: RunPaths, project: Path, gpus: int, task: int | None) -> dict[str, Any]:
     """A config's values for the copy of the code: paths that lead elsewhere are made absolute.
 
     Args:
@@ -101,25 +101,25 @@ def frozen(values: Mapping[str, Any], folder: RunFolder, project: Path, gpus: in
     return here
 
 
-def task_folder(folder: RunFolder, task: int) -> RunFolder:
+def task_folder(folder: RunPaths, task: int) -> RunPaths:
     """The run folder of one task of an array."""
-    return RunFolder(folder.root / f"task_{task}")
+    return RunPaths(folder.root / f"task_{task}")
 
 
-def goes_on(resume: str | None, start_epoch: int, folder: RunFolder) -> bool:
+def goes_on(resume: str | None, start_epoch: int, folder: RunPaths) -> bool:
     """Whether a run goes on in the folder where it began.
 
     Raises:
         UserError: a new run is to begin with weights of the run whose folder it would take.
     """
-    own = folder.is_meant_by(resume)
+    own = folder.contains(resume)
     if own and start_epoch == 0:
         raise UserError("progress.start_epoch 0 begins a new run; give it another --name than the one it starts from")
     return own
 
 
 def prepare(
-    folder: RunFolder, configs: Mapping[int | None, Mapping[str, Any]], project: Path, *, keep: bool
+    folder: RunPaths, configs: Mapping[int | None, Mapping[str, Any]], project: Path, *, keep: bool
 ) -> tuple[str, Path | None]:
     """Make the run's folder ready to be queued: code and configurations in it, an earlier run out of the way.
 
@@ -163,11 +163,11 @@ def prepare(
     return suffix, moved
 
 
-def _not_code(folder: RunFolder, data_dir: Path, project: Path) -> list[Path]:
+def _not_code(folder: RunPaths, data_dir: Path, project: Path) -> list[Path]:
     return [folder.root.parent, data_dir, project / "experiments", project / "data"]
 
 
-def _clear(folder: RunFolder) -> Path | None:
+def _clear(folder: RunPaths) -> Path | None:
     """Move an earlier run away, and say where to; what a submission left that never came to a job is worth nothing."""
     entries = {path.name for path in folder.root.iterdir()}
     if entries <= {"code", "slurm"} and not (folder.root / "slurm" / "jobs").exists():
@@ -187,7 +187,7 @@ def _suffix(number: int) -> str:
     return "" if number == 1 else f"-{number}"
 
 
-def check_unused(folder: RunFolder) -> None:
+def check_unused(folder: RunPaths) -> None:
     """Refuse a folder that a job or process works in, or will.
 
     Raises:
@@ -200,7 +200,7 @@ def check_unused(folder: RunFolder) -> None:
                 f"{folder.root} belongs to job {job}, which is {state}; wait for it, stop it (scancel {job}),"
                 " or give this run another --name"
             )
-    for run in (folder, *map(RunFolder, folder.root.glob("task_*"))):
+    for run in (folder, *map(RunPaths, folder.root.glob("task_*"))):
         check_free(run.lock_file)
 
 

@@ -15,10 +15,10 @@ import yaml
 from loguru import logger
 
 from common.base.errors import UserError
-from common.run import record as provenance
 from common.run.folder import OpenRun, open_run
 from common.run.lock import FolderLock
-from common.run.paths import DirConfig, RunFolder, data_dir, eval_dir
+from common.run.paths import DirConfig, RunPaths, data_dir, eval_dir
+from common.run.record import environment_text
 from common.run.status import read_status, write_status
 
 PROJECT = Path(__file__).parents[2]
@@ -35,19 +35,19 @@ def log() -> Iterator[list[str]]:
 
 def open_(project: Path, name: str = "digits", **changes) -> OpenRun:
     options = {"resume": False, "resolved_values": {"name": name}, "argv": ["train.py"], "seed": 7, "world_size": 1}
-    return open_run(RunFolder.of(DirConfig(), name, project), project=project, **{**options, **changes})
+    return open_run(RunPaths.for_run(DirConfig(), name, project), project=project, **{**options, **changes})
 
 
 def test_paths_are_below_the_project_wherever_the_command_is_given(tmp_path, monkeypatch):
     """CT-08, CT-11, D-11: paths are worked out alike on every process, without touching the disk."""
     monkeypatch.chdir("/")
-    run = RunFolder.of(DirConfig(), "a", tmp_path)
+    run = RunPaths.for_run(DirConfig(), "a", tmp_path)
     assert run.root == tmp_path / "experiments/a"
     assert (run.checkpoints, run.event, run.eval) == (run.root / "checkpoints", run.root / "event", run.root / "eval")
     assert run.log_file(3) != run.log_file(0)
     assert data_dir(DirConfig(), tmp_path) == tmp_path / "data"
     assert data_dir(DirConfig(data_dir="d"), tmp_path) == tmp_path / "d"
-    assert RunFolder.of(DirConfig(expr_dir="/scratch"), "a", tmp_path).root == Path("/scratch/a")
+    assert RunPaths.for_run(DirConfig(expr_dir="/scratch"), "a", tmp_path).root == Path("/scratch/a")
     assert eval_dir(DirConfig(), run.checkpoints / "best.pt", "eval", tmp_path) == run.eval / "best"
     assert eval_dir(DirConfig(), run.checkpoints / "best.pt", "val", tmp_path) == run.eval / "best_val"
     assert eval_dir(DirConfig(eval_dir="out"), run.checkpoints / "best.pt", "val", tmp_path) == tmp_path / "out"
@@ -64,7 +64,7 @@ def test_the_record_says_what_ran(project):
     assert attempt["command"].endswith("train.py --config 'a b.yaml'")
     assert (attempt["seed"], attempt["world_size"], attempt["launcher"]) == (7, 2, "python")
     assert attempt["versions"]["python"].startswith("3.")
-    assert "torch" in provenance.environment_text(attempt)
+    assert "torch" in environment_text(attempt)
 
 
 def test_the_environment_is_not_recorded(project, monkeypatch):
@@ -134,7 +134,7 @@ def test_two_processes_never_write_one_folder(project, resume):
         "import sys, time; from pathlib import Path; from common.run.lock import FolderLock\n"
         "lock = FolderLock.take(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     )
-    run = RunFolder.of(DirConfig(), "digits", project)
+    run = RunPaths.for_run(DirConfig(), "digits", project)
     run.root.mkdir(parents=True)
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(run.lock_file)],
@@ -156,7 +156,7 @@ def test_two_processes_never_write_one_folder(project, resume):
 
 def test_a_killed_holder_is_named(project, log):
     """CT-08: its lock went with it; a line in the log says whose folder this was."""
-    lock = RunFolder.of(DirConfig(), "digits", project).lock_file
+    lock = RunPaths.for_run(DirConfig(), "digits", project).lock_file
     lock.parent.mkdir(parents=True)
     lock.write_text("process 1 on node17 since then")
     with open_(project, resume=True):
@@ -180,12 +180,17 @@ def test_a_lock_that_a_dead_machine_left_on_the_server(project, monkeypatch):
     open_(project, resume=True).release()
 
 
+def wait(running):
+    running.set()
+    time.sleep(20)
+
+
 def test_a_forked_child_holds_no_lock(tmp_path):
     """CT-08: a worker of the loader may outlive a killed process by a moment."""
     lock = FolderLock.take(tmp_path / "run.lock")
     fork = multiprocessing.get_context("fork")
     running = fork.Event()
-    child = fork.Process(target=lambda: (running.set(), time.sleep(20)))
+    child = fork.Process(target=wait, args=(running,))
     child.start()
     running.wait(20)
     os.close(lock._handle)  # as the kernel does for a killed process
@@ -220,7 +225,7 @@ def test_release_leaves_a_lock_that_is_not_ours(tmp_path):
 def test_a_name_that_is_no_folder_is_refused(tmp_path, name):
     """CT-08: the message shows the name and the rule."""
     with pytest.raises(UserError, match="name: "):
-        RunFolder.of(DirConfig(), name, tmp_path)
+        RunPaths.for_run(DirConfig(), name, tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(project):
@@ -236,7 +241,7 @@ def test_a_folder_that_cannot_be_written_is_refused(project):
     (project / "experiments").write_text("a file")
     with pytest.raises(UserError, match=r"--dir.expr_dir"):
         open_(project)
-    run = RunFolder.of(DirConfig(expr_dir="/proc"), "digits", project)
+    run = RunPaths.for_run(DirConfig(expr_dir="/proc"), "digits", project)
     with pytest.raises(UserError, match=r"cannot be written: .*--dir.expr_dir"):
         open_run(run, resume=False, resolved_values={}, argv=[], seed=0, world_size=1, project=project)
 

@@ -12,9 +12,9 @@ import yaml
 
 from common.base.errors import UserError
 from common.run.folder import archive
+from common.run.git import GitState
 from common.run.lock import FolderLock
-from common.run.paths import RunFolder
-from common.run.record import GitState
+from common.run.paths import RunPaths
 from common.slurm import snapshot, submission
 from tests.conftest import CONFIG, Runs
 from custom import submit
@@ -133,7 +133,7 @@ def test_only_its_own_job_keeps_a_folder(tmp_path: Path) -> None:
     """CT-08: an ordinary start moves the whole folder; so does one of a copy of the code that lies elsewhere."""
     for place, stays in (("run/code", True), ("code", True), ("other/code", False), (None, False)):
         base = tmp_path / str(stays) / str(place).replace("/", "-")
-        folder = RunFolder(base / "run")
+        folder = RunPaths(base / "run")
         for name in ("code", "slurm", "checkpoints"):
             (folder.root / name).mkdir(parents=True)
         if place is not None:
@@ -232,7 +232,7 @@ def test_paths_in_a_config_keep_their_meaning(tmp_path: Path) -> None:
         "init_from": {"path": "./experiments/old/checkpoints/best.pt"},
         "dataset": {"train": {"files": ["data/list.txt", "custom/labels.txt", "a/b"], "number": 3}},
     }  # fmt: skip
-    found = submission.frozen(values, RunFolder(tmp_path / "runs" / "x"), tmp_path, 0, None)
+    found = submission.frozen(values, RunPaths(tmp_path / "runs" / "x"), tmp_path, 0, None)
     assert found["dataset"]["train"]["files"] == [f"{tmp_path}/data/list.txt", "custom/labels.txt", "a/b"]
     assert found["init_from"]["path"] == f"{tmp_path}/experiments/old/checkpoints/best.pt"
     assert found["resume"] == f"{tmp_path}/experiments/old"
