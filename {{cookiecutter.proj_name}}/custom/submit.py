@@ -17,7 +17,7 @@ from common.failure.failsafe import reported
 from common.monitor.log import setup_log
 from common.run.folder import stored_config
 from common.run.paths import RunPaths
-from common.slurm.submission import array_tasks, frozen, goes_on, gpus_per_node, prepare, words_of_task
+from common.slurm.submission import array_tasks, continues_in_place, frozen, gpus_per_node, prepare, words_of_task
 from custom.build import PROJECT
 from custom.config import Config
 
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     tasks: list[int | None] = [None] if options.array is None else [*array_tasks(options.array)]
     resolved = {task: resolve(words_of_task(words, task)) for task in tasks}
     folder, config = common_folder(resolved), resolved[tasks[0]].config
-    keep = goes_on(config.resume, config.progress.start_epoch, folder) or options.keep
+    keep = continues_in_place(config.resume, config.progress.start_epoch, folder) or options.keep
     gpus = gpus_per_node(config.gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
     values = {task: frozen(each.values, folder, PROJECT, gpus, task) for task, each in resolved.items()}
     suffix, moved = ("", None) if options.dry_run else prepare(folder, values, PROJECT, keep=keep)

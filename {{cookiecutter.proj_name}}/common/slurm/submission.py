@@ -50,7 +50,7 @@ def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
         typed: `gpu_ids` stands on the command line too, and not only in a file.
 
     Raises:
-        UserError: the two contradict each other on the command line, or nobody says how many.
+        UserError: the two contradict each other on the command line, or neither says how many.
     """
     if gpu_ids == "all":
         if not asked:
@@ -78,44 +78,39 @@ def frozen(values: Mapping[str, Any], folder: RunPaths, project: Path, gpus: int
     files = code_files(project, _not_code(folder, places["data_dir"], project))
     copied = {part for name in files for part in (name, *name.parents)}
 
-    def whole(value: Any) -> Any:
+    def absolute(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {name: whole(item) for name, item in value.items()}
+            return {name: absolute(item) for name, item in value.items()}
         if isinstance(value, list):
-            return [whole(item) for item in value]
+            return [absolute(item) for item in value]
         if not isinstance(value, str) or "/" not in value or "\0" in value or len(value) > 1000:
             return value
         path = Path(os.path.normpath(Path(value).expanduser()))
         elsewhere = not path.is_absolute() and path not in copied and (project / path).exists()
         return str(project / path) if elsewhere else value
 
-    here = {name: whole(value) for name, value in values.items()}
-    here["dir"] |= {name: str(place) for name, place in places.items()}
+    result = {name: absolute(value) for name, value in values.items()}
+    result["dir"] |= {name: str(place) for name, place in places.items()}
     if eval_dir := values["dir"]["eval_dir"]:
-        here["dir"]["eval_dir"] = str(project / Path(eval_dir).expanduser())
+        result["dir"]["eval_dir"] = str(project / Path(eval_dir).expanduser())
     if task is not None:
-        here["name"] = task_folder(folder, task).name
-    here["gpu_ids"] = list(range(gpus)) if gpus else -1
-    here["dist"] = {**here["dist"], "processes": None, "launcher": "auto"}  # srun starts them
-    here["resume"] = here["resume"] or "auto"  # the job itself may be started several times
-    return here
+        result["name"] = f"task_{task}"
+    result["gpu_ids"] = list(range(gpus)) if gpus else -1
+    result["dist"] = {**result["dist"], "processes": None, "launcher": "auto"}  # srun starts them
+    result["resume"] = result["resume"] or "auto"  # the job itself may be started several times
+    return result
 
 
-def task_folder(folder: RunPaths, task: int) -> RunPaths:
-    """The run folder of one task of an array."""
-    return RunPaths(folder.root / f"task_{task}")
-
-
-def goes_on(resume: str | None, start_epoch: int, folder: RunPaths) -> bool:
-    """Whether a run goes on in the folder where it began.
+def continues_in_place(resume: str | None, start_epoch: int, folder: RunPaths) -> bool:
+    """Whether a run continues in the folder where it began.
 
     Raises:
         UserError: a new run is to begin with weights of the run whose folder it would take.
     """
-    own = folder.contains(resume)
-    if own and start_epoch == 0:
+    in_place = folder.contains(resume)
+    if in_place and start_epoch == 0:
         raise UserError("progress.start_epoch 0 begins a new run; give it another --name than the one it starts from")
-    return own
+    return in_place
 
 
 def prepare(
@@ -125,7 +120,7 @@ def prepare(
 
     Args:
         configs: frozen values by task; one entry, for None, when there is no array.
-        keep: go on in the folder instead of moving it away.
+        keep: continue in the folder instead of moving it away.
 
     Returns:
         What follows "config" and "job" in the names of this submission's files: "" the first time, "-2", "-3", ...;
@@ -168,7 +163,7 @@ def _not_code(folder: RunPaths, data_dir: Path, project: Path) -> list[Path]:
 
 
 def _clear(folder: RunPaths) -> Path | None:
-    """Move an earlier run away, and say where to; what a submission left that never came to a job is worth nothing."""
+    """Move an earlier run away, and say where to; what a submission left that never became a job is removed."""
     entries = {path.name for path in folder.root.iterdir()}
     if entries <= {"code", "slurm"} and not (folder.root / "slurm" / "jobs").exists():
         shutil.rmtree(folder.root)
@@ -177,18 +172,15 @@ def _clear(folder: RunPaths) -> Path | None:
 
 
 def _next_suffix(slurm: Path) -> str:
-    number = 1
-    while any(slurm.glob(f"config{_suffix(number)}[._]*")):
+    number, suffix = 1, ""
+    while any(slurm.glob(f"config{suffix}[._]*")):
         number += 1
-    return _suffix(number)
-
-
-def _suffix(number: int) -> str:
-    return "" if number == 1 else f"-{number}"
+        suffix = f"-{number}"
+    return suffix
 
 
 def check_unused(folder: RunPaths) -> None:
-    """Refuse a folder that a job or process works in, or will.
+    """Refuse a folder that a job or process uses, or will.
 
     Raises:
         UserError: with the job or process, and how to stop it.
@@ -205,7 +197,7 @@ def check_unused(folder: RunPaths) -> None:
 
 
 def _queue_state(job: str) -> str | None:
-    """RUNNING, PENDING, ...; "" when the job has ended; None when nobody can tell, for want of Slurm."""
+    """RUNNING, PENDING, ...; "" when the job has ended; None where there is no Slurm to ask."""
     try:
         done = subprocess.run(
             ["squeue", "--noheader", "--format=%T", f"--jobs={job}"],
