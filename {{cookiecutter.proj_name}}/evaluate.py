@@ -19,7 +19,7 @@ from common.failure.failsafe import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
-from common.run.folder import started_anew, stored_config
+from common.run.folder import drop_stored_launch_options, stored_config
 from common.run.paths import eval_dir
 from common.run_context import ErrorFile, recorded
 from custom.build import PROJECT, build_evaluation
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     stored = stored_config(argv, "--model_pt")
     resolved = parse(
         EvalConfig,
-        started_anew(argv, stored),
+        drop_stored_launch_options(argv, stored),
         prog="evaluate.py",
         description=__doc__ or "",
         registries=REGISTRIES,

@@ -19,8 +19,8 @@ from common.failure.failsafe import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.optim.precision import build_precision
 from common.progress import Outcome
-from common.run.folder import check_stays, has_saved, started_anew, stored_config
-from common.run.paths import RunFolder
+from common.run.folder import check_stays, drop_stored_launch_options, has_saved, stored_config
+from common.run.paths import RunPaths
 from common.run_context import BeforeTheRun, Start, recorded, session
 from common.trainer import Settings, Trainer
 from custom.build import PROJECT, build_data, build_model, log_end, log_start
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     stored = stored_config(argv, "--resume")
     resolved = parse(
         Config,
-        started_anew(argv, stored, by_launcher=True),
+        drop_stored_launch_options(argv, stored, only_under_launcher=True),
         prog="train.py",
         description=__doc__ or "",
         registries=REGISTRIES,
@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
         return code
     place = distributed.find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, place)
-    folder = RunFolder.of(config.dir, config.name, PROJECT)
+    folder = RunPaths.for_run(config.dir, config.name, PROJECT)
     with (
         together(place, config.dist, resolved.values) as rank,
         recorded(BeforeTheRun(folder, rank, config.resume if config.progress.start_epoch else None), rank),
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     return outcome.exit_code
 
 
-def train(config: Config, folder: RunFolder, values: dict[str, Any], rank: Rank, argv: list[str]) -> Outcome:
+def train(config: Config, folder: RunPaths, values: dict[str, Any], rank: Rank, argv: list[str]) -> Outcome:
     """Build everything that the config names, open the run's folder, train."""
     # A job that its launcher restarted continues its own run, whatever it was to begin with; never somebody else's.
     restarted = distributed.from_main(rank.restarted and has_saved(folder, rank.launched_as), rank)

@@ -16,10 +16,11 @@ from common.failure.lifeline import NoLifeline, Tell, print_failure
 from common.failure.report import Failure, describe
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.log import add_to_log, setup_log
-from common.run.folder import OpenRun, open_run, read_status, was_opened_by, write_status
+from common.run.folder import OpenRun, is_same_launch, open_run
 from common.run.lock import check_free
-from common.run.paths import RunFolder
-from common.run.record import environment_text, now
+from common.run.paths import RunPaths
+from common.run.record import environment_text
+from common.run.status import now, read_status, write_status
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def recorded(tell: Tell, rank: Rank) -> Iterator[None]:
 
 
 @contextmanager
-def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, project: Path) -> Iterator[Monitor]:
+def session(config: MonitorConfig, folder: RunPaths, rank: Rank, start: Start, project: Path) -> Iterator[Monitor]:
     """Open the run; inside, everything is logged. An error shows in the log, in `status.json` and in the exit code."""
     lifeline = rank.lifeline or NoLifeline()
     barrier(rank)  # none has made a mistake until here, and all have read their checkpoint: the folder may be moved
@@ -71,7 +72,7 @@ def session(config: MonitorConfig, folder: RunFolder, rank: Rank, start: Start, 
         lifeline.tell = print_failure  # the run's record is complete
 
 
-def _set_up(config: MonitorConfig, folder: RunFolder, rank: Rank, run: OpenRun | None, start: Start) -> Monitor:
+def _set_up(config: MonitorConfig, folder: RunPaths, rank: Rank, run: OpenRun | None, start: Start) -> Monitor:
     barrier(rank)  # the folder is there now
     setup_log(
         config.log_level,
@@ -102,7 +103,7 @@ class _Teller:
 
     monitor: Monitor
     run: OpenRun | None
-    folder: RunFolder
+    folder: RunPaths
     rank: Rank
 
     def __call__(self, failure: Failure, aloud: bool) -> None:
@@ -123,7 +124,7 @@ class _Teller:
             self.monitor.close()
             self.run.release()
 
-    def _put_back(self, failure: Failure) -> RunFolder:
+    def _put_back(self, failure: Failure) -> RunPaths:
         """Where the files of this start are. Before its first step is done, an earlier run gets its folder back."""
         if self.run is None or self.run.earlier is None or self.monitor.step != self.monitor.start:
             return self.folder
@@ -145,7 +146,7 @@ class _Teller:
             write_status(self.folder, "failed", step=self.monitor.step, reason=failure.reason)
 
 
-def keep_error(failure: Failure, folder: RunFolder) -> None:
+def keep_error(failure: Failure, folder: RunPaths) -> None:
     """Leave everything about a failure in a file of the process that failed."""
     with suppress(OSError):  # a full disk, say: the terminal still gets it
         write_text(folder.error_file(failure.rank), f"{now()}\n{failure.text()}\n")
@@ -162,7 +163,7 @@ class BeforeTheRun:
         resume: what this start was asked to go on with.
     """
 
-    folder: RunFolder
+    folder: RunPaths
     rank: Rank
     resume: str | None
 
@@ -174,8 +175,8 @@ class BeforeTheRun:
 
     def _write(self, failure: Failure) -> bool:
         folder, is_new = self.folder, not self.folder.root.is_dir()
-        by_itself = self.rank.restarted and was_opened_by(folder, self.rank.launched_as)
-        goes_on = by_itself or folder.is_meant_by(self.resume)
+        by_itself = self.rank.restarted and is_same_launch(folder, self.rank.launched_as)
+        goes_on = by_itself or folder.contains(self.resume)
         of_ours = not is_new and (goes_on or not folder.record_file.exists())
         if not (failure.trace or of_ours):
             return False
@@ -203,12 +204,12 @@ class ErrorFile:
         if failure.trace and failure.rank == self.rank.rank:
             with suppress(OSError):
                 self.folder.mkdir(parents=True, exist_ok=True)
-            keep_error(failure, RunFolder(self.folder))
-        details = RunFolder(self.folder).error_file(failure.rank) if failure.trace else None
+            keep_error(failure, RunPaths(self.folder))
+        details = RunPaths(self.folder).error_file(failure.rank) if failure.trace else None
         print_failure(failure, aloud, details)
 
 
-def _open(folder: RunFolder, rank: Rank, start: Start, project: Path) -> OpenRun | None:
+def _open(folder: RunPaths, rank: Rank, start: Start, project: Path) -> OpenRun | None:
     if not rank.is_main:
         return None
     run = open_run(

@@ -12,7 +12,7 @@ from loguru import logger
 from torch import Tensor, nn
 
 from common.base.context import located
-from common.base.files import dispensable
+from common.base.files import warn_on_oserror
 from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver
 from common.checkpoint.finite import are_finite, bad_loss, not_finite
 from common.checkpoint.guarantee import fingerprint
@@ -38,7 +38,7 @@ from common.optim import (
 from common.optim.gradients import DebugConfig, log_gradients
 from common.optim.precision import Precision
 from common.progress import Outcome, Period, Position, ProgressConfig, Rhythm, is_over, resumed_position, total_steps
-from common.run.paths import RunFolder
+from common.run.paths import RunPaths
 from common.task import Task
 
 
@@ -76,7 +76,7 @@ class Trainer:
         best: BestTracker,
         precision: Precision,
         monitor: Monitor,
-        run: RunFolder,
+        run: RunPaths,
         rank: Rank,
         seed: int,
         about: Mapping[str, Any],
@@ -286,7 +286,7 @@ class Trainer:
             return
         self.monitor.evaluation("eval", self.at, result)
         if self.rank.is_main:
-            with dispensable("the evaluation's folder"):  # its numbers are in metrics.jsonl too
+            with warn_on_oserror("the evaluation's folder"):  # its numbers are in metrics.jsonl too
                 write_evaluation(self.run.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
     def measure(self, split: str, data: Sequence[EvaluationLoader], max_pictures: int) -> SplitResult | None:

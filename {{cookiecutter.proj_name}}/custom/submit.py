@@ -16,8 +16,8 @@ from common.config.registry import REGISTRIES
 from common.failure.failsafe import reported
 from common.monitor.log import setup_log
 from common.run.folder import stored_config
-from common.run.paths import RunFolder
-from common.slurm.submission import array_tasks, frozen, goes_on, gpus_per_node, prepare, words_of_task
+from common.run.paths import RunPaths
+from common.slurm.submission import array_tasks, continues_in_place, frozen, gpus_per_node, prepare, words_of_task
 from custom.build import PROJECT
 from custom.config import Config
 
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     tasks: list[int | None] = [None] if options.array is None else [*array_tasks(options.array)]
     resolved = {task: resolve(words_of_task(words, task)) for task in tasks}
     folder, config = common_folder(resolved), resolved[tasks[0]].config
-    keep = goes_on(config.resume, config.progress.start_epoch, folder) or options.keep
+    keep = continues_in_place(config.resume, config.progress.start_epoch, folder) or options.keep
     gpus = gpus_per_node(config.gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
     values = {task: frozen(each.values, folder, PROJECT, gpus, task) for task, each in resolved.items()}
     suffix, moved = ("", None) if options.dry_run else prepare(folder, values, PROJECT, keep=keep)
@@ -62,15 +62,15 @@ def resolve(words: Sequence[str]) -> Resolved[Config]:
     )
 
 
-def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunFolder:
+def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
     """The folder of the run, or of the whole array."""
-    roots = {RunFolder.of(each.config.dir, each.config.name, PROJECT).root: None for each in resolved.values()}
+    roots = {RunPaths.for_run(each.config.dir, each.config.name, PROJECT).root: None for each in resolved.values()}
     if len(roots) > 1:
         raise UserError(
             f"the tasks of an array share a folder, with one of its own for each (task_0, ...), but --name or"
             f" --dir.expr_dir gives {', '.join(map(str, list(roots)[:3]))}; leave %a out of it"
         )
-    return RunFolder(Path(*roots))
+    return RunPaths(Path(*roots))
 
 
 if __name__ == "__main__":

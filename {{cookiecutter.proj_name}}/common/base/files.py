@@ -1,4 +1,4 @@
-"""Small files that are whole or not there at all, and files that grow. Checkpoints have their own writer."""
+"""Files that are replaced in one move, and files that grow."""
 
 import os
 import sys
@@ -6,18 +6,26 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from loguru import logger
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file (UTF-8), as `write_bytes` does."""
-    # File names can hold what is no UTF-8; it goes out as it came in.
+    """Replace a text file (UTF-8) in one move."""
+    # File names need not be UTF-8; what is not is written as it was read.
     write_bytes(path, text.encode(errors="surrogateescape"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write beside, to the disk, then rename: whatever happens, the old file stays until the new one is whole.
+    """Replace a file in one move, see `atomic_file`."""
+    with atomic_file(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to fill, which appears as `path` when it is complete and on the disk; until then an old file stays.
 
     Raises:
         OSError: it cannot be written; an old file of that name is as it was.
@@ -25,7 +33,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -45,9 +53,9 @@ def unused(stem: Path, suffix: str = "") -> Path:
 
 
 class Appender:
-    """Appends text (UTF-8) to a file, to which it goes at once: it can be followed, and a killed process loses nothing.
+    """Appends text (UTF-8) to a file, unbuffered: it can be followed, and a killed process loses nothing.
 
-    What the disk does not take is kept, and written before what comes next: one that is full for an hour costs nothing.
+    What cannot be written is kept, and written first the next time: a disk that is full for an hour costs nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,7 +74,7 @@ class Appender:
                     self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
             except OSError as error:
                 if not was_stuck:  # not by the log, which may be this very file
-                    print(f"warning: {self.path} cannot be written ({error}); what is to come is kept", file=sys.stderr)
+                    print(f"warning: {self.path} cannot be written ({error}); the text is kept", file=sys.stderr)
 
     def close(self) -> None:
         """Close it. Safe to call twice."""
@@ -80,8 +88,8 @@ class Appender:
 
 
 @contextmanager
-def dispensable(what: str) -> Iterator[None]:
-    """Inside, a file that cannot be written costs a warning, not the run: it can be done without."""
+def warn_on_oserror(what: str) -> Iterator[None]:
+    """Inside, a file that cannot be written costs a warning, not the run."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Who am I among the processes of this run, and how do we talk? The rest of the project gets a `Rank` and asks nothing.
+"""Which process of the run is this, and the few collectives. The rest of the project is given a `Rank`.
 
-`launch` reads what the launcher said, `rank` makes a `Rank` of it, `group` joins and leaves, `collectives` are the few
-exchanges we need, `spawn` starts processes where no launcher did.
+`launch` reads the launcher's variables, `rank` makes a `Rank` of them, `group` joins and leaves the process group,
+`spawn` starts the processes where no launcher did.
 """
 
 from common.distributed.collectives import (
@@ -20,14 +20,13 @@ from common.distributed.config import DistConfig
 from common.distributed.group import check_alike, check_same, finish, start
 from common.distributed.launch import Launch, is_launched, read_launch
 from common.distributed.rank import Rank, find_rank
-from common.distributed.spawn import available_cores, spawn
+from common.distributed.spawn import spawn
 
 __all__ = [
     "DistConfig",
     "LaterMax",
     "Launch",
     "Rank",
-    "available_cores",
     "barrier",
     "check_alike",
     "check_same",

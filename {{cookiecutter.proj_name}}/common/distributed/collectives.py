@@ -1,4 +1,4 @@
-"""The few exchanges between processes that we need. In a single process each does nothing, so nobody has to ask."""
+"""The few collectives that we need. In a single process each does nothing, so callers need not ask."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,14 +31,14 @@ def max_over_ranks(value: int, rank: Rank) -> int:
 
 
 class LaterMax:
-    """The largest values of any process, asked for now and read later: nobody waits for the others meanwhile."""
+    """The largest values of any process, started now and read later: no process waits for the others meanwhile."""
 
     def __init__(self, values: list[int], rank: Rank) -> None:
         self._tensor = torch.tensor(values)
         self._work = dist.all_reduce(self._tensor, op=dist.ReduceOp.MAX, group=rank.control, async_op=True)
 
     def read(self) -> list[int]:
-        """One for each value. Every process must have asked."""
+        """One for each value, once every process has made one of these."""
         self._work.wait()
         values: list[int] = self._tensor.tolist()
         return values
@@ -98,10 +98,10 @@ def barrier(rank: Rank) -> None:
 
 @contextmanager
 def main_first(rank: Rank) -> Iterator[None]:
-    """Let rank 0 of the run go through the block alone, then all others at once; nobody leaves it before all have.
+    """Let rank 0 of the run go through the block alone, then all others at once; none leaves it before all have.
 
-    For what one process leaves on disk and all read: a download, an archive to unpack. Every process must come by. They
-    wait as long as it takes, not only `dist.timeout`; an error inside, on any of them, ends all as everywhere.
+    For what one process leaves on disk and all read: a download, an archive to unpack. Every process must enter it.
+    They wait as long as it takes, not only `dist.timeout`; an error inside, on any of them, ends all as everywhere.
     """
     if rank.is_alone:
         yield

@@ -23,7 +23,7 @@ class DistConfig:
     ] = False
     launcher: Annotated[
         Literal["auto", "none", "spawn", "torchrun", "slurm", "mpi"],
-        Field(description="whose variables say which process this is; auto: whoever's are there; none: one process"),
+        Field(description="launcher whose environment variables to read; auto: detect; none: one process"),
     ] = "auto"
     processes: Annotated[
         int | None,

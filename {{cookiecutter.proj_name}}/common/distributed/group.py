@@ -27,10 +27,10 @@ from common.distributed.launch import Launch
 from common.distributed.network import interface_towards
 from common.distributed.rank import Rank
 
-_GO_HOME = "not all are here"
-_SHOWN = 20  # differences in a message
-_PATIENCE = 0.05  # seconds between two looks at who has arrived
-_SLACK = 5.0  # seconds more for torch than it was told, and for the others to read that it is of no use to wait
+_INCOMPLETE = "incomplete"
+_MAX_SHOWN = 20  # differences in a message
+_POLL_S = 0.05
+_GRACE_S = 5.0  # for torch's own timeout to come first, and for the others to read that the run is incomplete
 T = TypeVar("T")
 
 
@@ -38,8 +38,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
     """Set the device, then join the process groups; a single process joins none. Returns the rank to work with.
 
     Raises:
-        UserError: the others, or some of them, could not be found in `dist.timeout` seconds; or two processes share
-            a device.
+        UserError: the others, or some of them, could not be found in `dist.timeout` seconds.
     """
     if rank.device.type == "cuda":
         torch.cuda.set_device(rank.device)
@@ -53,7 +52,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
     store, round_number, known_as = _meet(rank.launch, config.timeout)
     restarted = rank.restarted or round_number > 1
     rank = replace(rank, restarted=restarted, launched_as=(*rank.launched_as, *known_as))
-    if rank.is_alone:  # it may be what is left of several
+    if rank.is_alone:  # the only process left of several
         return rank
     dist.init_process_group(
         rank.backend,
@@ -63,9 +62,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
         timeout=timeout,
         device_id=rank.device if rank.backend == "nccl" else None,
     )
-    rank = replace(rank, control=dist.new_group(backend="gloo", timeout=timeout))
-    _check_devices(rank)
-    return rank
+    return replace(rank, control=dist.new_group(backend="gloo", timeout=timeout))
 
 
 def finish(rank: Rank) -> None:
@@ -99,8 +96,8 @@ def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
         differing = [key for key in {**first, **other} if first.get(key) != other.get(key)]
         if differing:
             lines = [f"  {key}: {first.get(key)!r} on rank 0, {other.get(key)!r} on rank {number}" for key in differing]
-            more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-            raise UserError("\n".join([f"rank {number} {complaint}:", *lines[:_SHOWN], *more]))
+            more = [f"  and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
+            raise UserError("\n".join([f"rank {number} {complaint}:", *lines[:_MAX_SHOWN], *more]))
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -112,10 +109,11 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _meet(launch: Launch, timeout: int) -> tuple[Store, int, list[str]]:
-    """The store that all processes know, once all are there; how often they have met in it; its name, on rank 0.
+    """Check in, and wait for all others. Returns the store, how often it was used so, and its name (on rank 0).
 
-    A launcher that starts dead processes again keeps its store, with what the dead have left in it; and torchrun's
-    count of restarts differs from host to host. So each process brings a word never used before, and rank 0 answers it.
+    A launcher that restarts dead processes keeps its store, with the entries of the dead; and torchrun's count of
+    restarts differs from host to host. So each process checks in with a new random word, which rank 0 answers with
+    the number of the round.
     """
     store = _open_store(launch, timeout)
     word = secrets.token_hex(8)
@@ -124,24 +122,22 @@ def _meet(launch: Launch, timeout: int) -> tuple[Store, int, list[str]]:
         round_number = store.add("rounds", 1)
         missing = _missing(store, launch, round_number, timeout)
         if missing:
-            _wait_for_readers(store, launch, round_number)
+            _wait_for_others_to_read(store, launch, round_number)
             raise UserError(missing)
         name = store.compare_set("name", "", secrets.token_hex(8)).decode()
         return PrefixStore(f"round {round_number}", store), round_number, [f"store {name}"]
-    patience = timedelta(
-        seconds=timeout + 10
-    )  # rank 0 counts a little shorter, so that it is its message that is shown
+    longer = timedelta(seconds=timeout + 10)  # so that it is rank 0 that gives up, and says who is missing
     try:
-        store.wait([f"answer/{word}"], patience)
+        store.wait([f"answer/{word}"], longer)
         answer = store.get(f"answer/{word}").decode()
         store.set(f"in/{answer}/{launch.rank}", "")
-        store.wait([f"all in/{answer}"], patience)
+        store.wait([f"all in/{answer}"], longer)
         verdict = store.get(f"all in/{answer}").decode()
     except dist.DistError as error:
-        raise UserError(f"rank 0 has gone while the processes were gathering: {error}") from error
-    if verdict == _GO_HOME:
+        raise UserError(f"rank 0 ended while the processes were gathering: {error}") from error
+    if verdict == _INCOMPLETE:
         store.set(f"read/{answer}/{launch.rank}", "")
-        sys.exit(2)  # as for any mistake of the user's; rank 0 tells which
+        sys.exit(2)  # as for any mistake of the user; rank 0 says which
     return PrefixStore(f"round {answer}", store), int(answer), []
 
 
@@ -150,32 +146,32 @@ def _missing(store: Store, launch: Launch, round_number: int, timeout: int) -> s
     answered: set[str] = set()  # words
     waiting = list(range(1, launch.world_size))
     until = time.monotonic() + timeout
-    told = time.monotonic() + 30
+    next_warning = time.monotonic() + 30
     while waiting := [rank for rank in waiting if not store.check([f"in/{round_number}/{rank}"])]:
         for rank in waiting:
             if store.check([f"here/{rank}"]):
                 word = store.get(f"here/{rank}").decode().split()[0]
-                if word not in answered:  # else a dead one's, or not yet read
+                if word not in answered:  # else of a dead process, or not yet read
                     answered.add(word)
                     store.set(f"answer/{word}", str(round_number))
         names = ", ".join(map(str, waiting))
         if time.monotonic() > until:
-            store.set(f"all in/{round_number}", _GO_HOME)
+            store.set(f"all in/{round_number}", _INCOMPLETE)
             return _missing_text(store, launch, waiting, timeout)
-        if time.monotonic() > told:
-            told = time.monotonic() + 60
+        if time.monotonic() > next_warning:
+            next_warning = time.monotonic() + 60
             logger.warning("still waiting for rank {} of {}", names, launch.world_size)
-        time.sleep(_PATIENCE)
+        time.sleep(_POLL_S)
     store.set(f"all in/{round_number}", "")
     return ""
 
 
-def _wait_for_readers(store: Store, launch: Launch, round_number: int) -> None:
-    """Until those who are there know that they are not enough: where rank 0 serves the store, it goes with it."""
-    there = [rank for rank in range(1, launch.world_size) if store.check([f"in/{round_number}/{rank}"])]
-    if there:
+def _wait_for_others_to_read(store: Store, launch: Launch, round_number: int) -> None:
+    """Wait until the others have read it: where rank 0 serves the store, the store ends with it."""
+    arrived = [rank for rank in range(1, launch.world_size) if store.check([f"in/{round_number}/{rank}"])]
+    if arrived:
         with suppress(dist.DistError):
-            store.wait([f"read/{round_number}/{rank}" for rank in there], timedelta(seconds=_SLACK))
+            store.wait([f"read/{round_number}/{rank}" for rank in arrived], timedelta(seconds=_GRACE_S))
 
 
 def _missing_text(store: Store, launch: Launch, missing: list[int], timeout: int) -> str:
@@ -195,18 +191,17 @@ def _open_store(launch: Launch, timeout: int) -> Store:
         socket.getaddrinfo(launch.address, launch.port)
     except OSError as error:
         raise UserError(
-            f"the host {launch.address!r}, where the processes are to meet, is not known here ({error}); "
+            f"the host {launch.address!r}, where the processes meet, is not known here ({error}); "
             "set MASTER_ADDR to a name or address that every node can reach"
         ) from error
-    patience = timedelta(seconds=timeout)
 
     def open_store() -> Store:
         place = (launch.address, launch.port, launch.world_size)
-        return TCPStore(*place, is_master=serving, timeout=patience, wait_for_workers=False)
+        return TCPStore(*place, is_master=serving, timeout=timedelta(seconds=timeout), wait_for_workers=False)
 
     try:
-        # Where something else listens, and does not answer, torch waits for ever.
-        return _within(timeout + _SLACK, open_store)
+        # torch waits forever for another program that listens there and does not answer.
+        return _within(timeout + _GRACE_S, open_store)
     except futures.TimeoutError as error:
         raise UserError(f"port {where} is taken by another program; set MASTER_PORT to another") from error
     except dist.DistError as error:
@@ -217,12 +212,12 @@ def _open_store(launch: Launch, timeout: int) -> Store:
             ) from error
         raise UserError(
             f"rank {launch.rank} could not reach rank 0 at {where} in {timeout} s (dist.timeout): has it started, and "
-            f"does a firewall stand between? ({text})"
+            f"is there a firewall in between? ({text})"
         ) from error
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
-    """What `call` gives. Raises `futures.TimeoutError` when that takes longer; it is then left to itself."""
+    """What `call` gives. Raises `futures.TimeoutError` when that takes longer; the call is then abandoned."""
     result: futures.Future[T] = futures.Future()
 
     def run() -> None:
@@ -233,17 +228,3 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
 
     threading.Thread(target=run, daemon=True).start()
     return result.result(seconds)
-
-
-def _check_devices(rank: Rank) -> None:
-    """Refuse two processes on one GPU: each would wait for memory and time that the other holds."""
-    mine = None
-    if rank.device.type == "cuda":
-        mine = (socket.gethostname(), str(torch.cuda.get_device_properties(rank.device).uuid))
-    users: dict[Any, int] = {}
-    for number, device in enumerate(gather_objects(mine, rank)):
-        if device is not None and users.setdefault(device, number) != number:
-            raise UserError(
-                f"ranks {users[device]} and {number} share one GPU of {device[0]}; start one process per GPU there "
-                "(Slurm: --gpus-per-node and --ntasks-per-node must be equal, or use --gpus-per-task=1)"
-            )

@@ -1,4 +1,4 @@
-"""What the launcher of this process says, in its variables: torchrun, Slurm, MPI, or our own `spawn`."""
+"""The place of this process, from the variables of its launcher: torchrun, Slurm, MPI, or our own `spawn`."""
 
 import os
 import re
@@ -11,6 +11,11 @@ from common.base.errors import UserError
 from common.distributed.hosts import expand_hosts
 
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_MPI = (  # rank, number of processes, rank on this host, number of processes there
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
 SPAWNED = "TRAIN_SPAWNED"  # set by `spawn` for the processes it starts: its own process id
 
 Environment = Mapping[str, str]
@@ -24,7 +29,7 @@ class Launch:
         local_world: processes on this process' host.
         address, port: where the processes find each other.
         served: the launcher itself listens there; otherwise rank 0 does.
-        lives: the process that started this one stays as long as the run. Not a shell in which somebody sets variables.
+        lives: the process that started this one lives as long as the run, unlike a shell in which variables were set.
         starter: the process that started this one, where that was our own `spawn`.
     """
 
@@ -60,7 +65,7 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Launch | No
     """Find this process' place; None for a process that stands alone.
 
     Args:
-        launcher: "auto" takes whoever's variables are there; a name takes those of that launcher only.
+        launcher: "auto" detects it; a name takes the variables of that launcher only.
 
     Raises:
         UserError: variables are missing or contradict each other.
@@ -82,7 +87,7 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Launch | No
 
 
 def _check_by_hand(environment: Environment) -> None:
-    """Refuse variables of torchrun that somebody has set, where Slurm says something else."""
+    """Refuse variables of torchrun that were set by hand and contradict those of Slurm."""
     slurm = _slurm_place(environment)
     if slurm is None or not {"RANK", "WORLD_SIZE"} <= environment.keys():
         return
@@ -104,7 +109,7 @@ def was_restarted(environment: Environment, launch: Launch | None) -> bool:
 
 
 def names(environment: Environment, launch: Launch | None) -> tuple[str, ...]:
-    """What this very launch is called, in every start of it. Of several processes, see also `group.start`."""
+    """Names of this launch, the same in every start of it. For several processes, see also `group.start`."""
     found = [f"job {environment['SLURM_JOB_ID']}"] if "SLURM_JOB_ID" in environment else []
     if launch is not None and launch.world_size == 1 and "TORCHELASTIC_RUN_ID" in environment:
         found.append(f"torchrun {environment['TORCHELASTIC_RUN_ID']} by process {os.getppid()}")
@@ -120,7 +125,7 @@ def _from_torchrun(environment: Environment) -> Launch | None:
         missing = ", ".join(name for name in _TORCH if name not in found)
         raise UserError(
             f"the variables {', '.join(found)} are set, but not {missing}; start with torchrun, which sets all of "
-            "them, or take them away (unset) for a single process"
+            "them, or unset them for a single process"
         )
     rank, world_size, local_rank = (_number(environment, name) for name in _TORCH[:3])
     return Launch(
@@ -151,7 +156,7 @@ def _from_slurm(environment: Environment) -> Launch | None:
         _number(environment, "SLURM_LOCALID"),
         world_size,
         local_world,
-        # Where all tasks share a host, no name needs to be known to anybody.
+        # Where all tasks share a host, none needs its name.
         environment.get("MASTER_ADDR") or ("127.0.0.1" if local_world == world_size else _first_host(environment)),
         _given_port(environment, _port(*(environment.get(key, "") for key in keys))),
     )
@@ -192,32 +197,20 @@ def _first_host(environment: Environment) -> str:
 
 
 def _from_mpi(environment: Environment) -> Launch | None:
-    """Open MPI, MPICH and its relatives. They carry our variables; the processes talk by torch's own means."""
-    families = (
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
-    )
-    for names in families:
-        found = [name for name in names if name in environment]
-        if found and found[0] == names[0] and len(found) < len(names) and "SLURM_JOB_ID" not in environment:
-            raise UserError(
-                f"the variables {', '.join(found)} are set, but not {', '.join(set(names) - set(found))}: an mpirun"
-                " that is not known here? Start with torchrun, or unset them for a single process"
-            )
-        if len(found) == len(names):
-            rank, world_size, local_rank, local_world = (_number(environment, name) for name in names)
-            break
-    else:
+    """Open MPI, MPICH and its relatives. They only start the processes, which talk by torch's own means."""
+    names = next((names for names in _MPI if names[0] in environment), None)
+    # Slurm sets the first two of MPICH's for tasks of its own.
+    if names is None or (names[3] not in environment and "SLURM_JOB_ID" in environment):
         return None
+    rank, world_size, local_rank, local_world = (_number(environment, name) for name in names)
     one_host = local_world == world_size
-    # Alike for the processes of one mpirun, and hardly ever for those of two.
+    # The same for the processes of one mpirun, and hardly ever for those of two.
     job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_ess_base_jobid", "")
     if not job and one_host:
         job = str(os.getppid())
     if not one_host and ("MASTER_ADDR" not in environment or not (job or "MASTER_PORT" in environment)):
         raise UserError(
-            "mpirun over several hosts does not say where rank 0 is; tell all processes:\n"
+            "mpirun over several hosts does not say where rank 0 is; set it for all processes:\n"
             "  mpirun -x MASTER_ADDR=$(hostname) -x MASTER_PORT=29500 ...    (Open MPI; the first host's name)\n"
             "  mpiexec -genv MASTER_ADDR $(hostname) -genv MASTER_PORT 29500 ...    (MPICH)"
         )
@@ -233,21 +226,22 @@ def _from_mpi(environment: Environment) -> Launch | None:
 
 
 def _port(*job: str) -> int:
-    """A port that the processes of one job agree on without talking, below those that the kernel hands out."""
+    """The port of a job, the same in all its processes; below those that the kernel hands out."""
     return 10000 + zlib.crc32("/".join(job).encode()) % 20000
 
 
 def _given_port(environment: Environment, default: int | None = None) -> int:
     port = _number(environment, "MASTER_PORT", default)
     if not 0 < port < 1 << 16:
-        raise UserError(f"MASTER_PORT: {port} is no port; those go from 1 to 65535")
+        raise UserError(f"MASTER_PORT: {port} is no port; it must be from 1 to 65535")
     return port
 
 
 def _number(environment: Environment, name: str, default: int | None = None) -> int:
     text = environment.get(name, "" if default is None else str(default))
     if not text.lstrip("-").isdigit():
-        raise UserError(f"the variable {name} should be a whole number, not {text!r}; which program set it?")
+        found = f"not {text!r}" if text else "but it is not set"
+        raise UserError(f"the variable {name} should be a whole number, {found}; which program started this process?")
     return int(text)
 
 

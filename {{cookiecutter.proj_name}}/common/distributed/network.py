@@ -6,14 +6,14 @@ import sys
 
 
 def interface_towards(host: str) -> str | None:
-    """The interface's name, such as eth0; None where it cannot be told (not Linux, no route, only loopback)."""
+    """The interface's name, such as eth0; None where it is not known (not Linux, no route, only loopback)."""
     address = own_address(host) if sys.platform.startswith("linux") else None
     return None if address is None else _interface_with(address)
 
 
 def own_address(host: str) -> str | None:
     """This host's IPv4 address as `host` sees it; None where there is only loopback."""
-    # Where the name leads back to ourselves, the way out to anybody (a reserved address: nothing is sent).
+    # Where the name leads back to ourselves, the way out to anywhere (a reserved address: nothing is sent).
     for target in (host, "192.0.2.1"):
         address = _address_towards(target)
         if address is not None and not address.startswith("127."):

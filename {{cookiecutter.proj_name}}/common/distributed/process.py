@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import torch
 from loguru import logger
 
-from common.distributed import DistConfig, Rank, available_cores
+from common.base.process import available_cores
+from common.distributed import DistConfig, Rank
 from common.distributed.seed import set_determinism
 
 _FILES = 4096  # tensors from loader workers arrive as open files; many systems start with 1024

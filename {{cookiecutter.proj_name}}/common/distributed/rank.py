@@ -1,4 +1,4 @@
-"""This process among those of the run: one small value, found once and passed in."""
+"""The place of this process among those of the run: one small value, found once and passed on."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ class Rank:
         restarted: the scheduler or launcher has started this very program before, and it was cut off.
         launched_as: names of this launch, the same in every start of it; all of them are known to rank 0 only.
         control: process group on CPU for small exchanges, so that they never wait for the GPU.
-        lifeline: tells when another process fails, see `common.failure.lifeline`; None before it is there.
+        lifeline: ends this process when another one fails, see `common.failure.lifeline`; None before it is there.
     """
 
     rank: int = 0
@@ -71,7 +71,7 @@ def find_rank(
     if launch is None:
         if config.launcher == "none" and config.processes not in (None, 1):
             raise UserError(
-                f"dist.processes: {config.processes}, but dist.launcher: none makes this process stand alone; "
+                f"dist.processes: {config.processes}, but dist.launcher: none means a single process; "
                 "--dist.launcher spawn starts them, whatever the environment says"
             )
         return Rank(device=_device(gpu_ids, None, environment, program), restarted=restarted, launched_as=launched_as)
@@ -129,7 +129,7 @@ def _device(gpu_ids: GpuIds, launch: Launch | None, environment: Mapping[str, st
         return _CPU
     count = torch.cuda.device_count()
     if count == 1 and local_world > 1 and "SLURM_JOB_ID" in environment and len(wanted) in (1, local_world):
-        # Each task was given one GPU of its own, and sees it as number 0; `check_devices` finds out if not.
+        # Each task was given one GPU of its own, and sees it as number 0; if not, NCCL refuses: duplicate GPU.
         return torch.device("cuda", 0)
     _check_exist(wanted, launch, program)
     if len(wanted) != local_world:

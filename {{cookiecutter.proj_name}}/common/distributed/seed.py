@@ -26,7 +26,7 @@ def mix(*numbers: int) -> int:
 
 
 def choose_seed(config: DistConfig, rank: Rank, drawn: int | None = None) -> int:
-    """The configured seed; without one, that which the run drew before, or one drawn now and told to all."""
+    """The configured seed; without one, that which the run drew before, or one drawn now on rank 0."""
     if config.random_seed is not None:
         return config.random_seed
     return from_main(secrets.randbelow(2**31), rank) if drawn is None else drawn

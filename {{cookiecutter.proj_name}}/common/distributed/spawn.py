@@ -14,12 +14,13 @@ from types import FrameType
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from common.base.process import available_cores
 from common.distributed.config import DistConfig
 from common.distributed.launch import SPAWNED, read_launch
 from common.distributed.rank import GpuIds, processes_wanted
 
-_GRACE = 8.0  # seconds that the others have to end by themselves once one has failed
-_PATIENCE = 0.1  # seconds between two looks at the processes
+_GRACE_S = 8.0  # for the others to end by themselves once one has failed
+_POLL_S = 0.1
 
 
 def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | None:
@@ -37,7 +38,7 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     count = processes_wanted(gpu_ids, config, Path(argv[0]).name)
     if count == 1:
         return None
-    # Listens on a port that nobody else has, and goes on listening when rank 0 has died.
+    # On a free port; it still listens when rank 0 has died.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     shared = {
         **os.environ,
@@ -48,7 +49,7 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    # Together they would start many times more threads than there are cores.
+    # By default each would start as many threads as there are cores.
     shared.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // count)))
     children: list[subprocess.Popen[bytes]] = []
     with _listening(children) as signals:
@@ -71,13 +72,13 @@ def _interpreter_flags() -> list[str]:
 
 
 def _wait(children: Sequence["subprocess.Popen[bytes]"], signals: list[int]) -> int:
-    """Until all have ended; when one fails, the others have `_GRACE` seconds to follow. Signals are handed on."""
+    """Until all have ended; when one fails, the others have `_GRACE_S` to follow. Signals are passed on."""
     first: int | None = None
     until = float("inf")
     while None in (codes := [child.poll() for child in children]):
         failed = [rank for rank, code in enumerate(codes) if code]
         if failed and first is None:
-            first, until = failed[0], time.monotonic() + _GRACE
+            first, until = failed[0], time.monotonic() + _GRACE_S
         if time.monotonic() > until:
             for child in children:
                 child.kill()
@@ -85,7 +86,7 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"], signals: list[int]) -> 
             number = signals.pop(0)
             for child in children:
                 child.send_signal(number)  # which does nothing when it has ended
-        time.sleep(_PATIENCE)
+        time.sleep(_POLL_S)
     if first is None:
         first = next((rank for rank, code in enumerate(codes) if code), 0)
     code = codes[first] or 0
@@ -101,7 +102,7 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"], signals: list[int]) -> 
 def _listening(children: Sequence["subprocess.Popen[bytes]"]) -> Iterator[list[int]]:
     """Collect signals for the processes, which know how to stop; a terminal has sent Ctrl-C to them already.
 
-    They are handed on when all of the processes are there: one that was just being started would not get them.
+    They are passed on when all of the processes exist: one that was just being started would miss them.
     """
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
@@ -122,11 +123,6 @@ def _listening(children: Sequence["subprocess.Popen[bytes]"]) -> Iterator[list[i
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _at_terminal() -> bool:

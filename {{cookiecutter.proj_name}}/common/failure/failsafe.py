@@ -18,7 +18,7 @@ from common.distributed import DistConfig, LaterMax, Rank
 from common.failure.lifeline import connect, end, print_failure
 from common.failure.report import EXIT_ERROR, EXIT_INTERRUPTED, describe, report_to_torchrun
 
-EXIT_COME_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
 
 # Slurm sends one of these before the time limit, if asked to (--signal), and they mean nothing else to a program.
 _COME_AGAIN = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name))
@@ -206,7 +206,7 @@ class Requests:
 def exit_code(number: int) -> int:
     """What a run that was stopped by signal `number` ends with; 0 for none."""
     if number in _COME_AGAIN:
-        return EXIT_COME_AGAIN
+        return EXIT_REQUEUE
     return 128 + number if number else 0
 
 

@@ -12,7 +12,7 @@ from loguru import logger
 from pydantic import Field
 from torch import Tensor
 
-from common.base.files import dispensable
+from common.base.files import warn_on_oserror
 from common.config import section
 from common.data.sets import label
 from common.distributed import Rank, sum_over_ranks
@@ -24,7 +24,8 @@ from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.writer import NullWriter, Writer
 from common.optim.optimizer import learning_rates
 from common.progress import Position
-from common.run.folder import OpenRun, State, write_status
+from common.run.folder import OpenRun
+from common.run.status import State, write_status
 
 if TYPE_CHECKING:
     from common.evaluation.evaluator import SplitResult
@@ -163,7 +164,7 @@ class Monitor:
             seen.add(name)
             self.writer.image(at.step, f"{split}/{name}", picture.image)
             if self._pictures is not None:
-                with dispensable("a picture"):
+                with warn_on_oserror("a picture"):
                     save_png(progress_path(self._pictures, split, name, current_epoch(at), at.step), picture.image)
 
     def saving(self, at: Position, *, best: bool, numbered: bool) -> None:
@@ -192,7 +193,7 @@ class Monitor:
     def _status(self, state: State, step: int | None, reason: str = "") -> None:
         with self._recording:
             if self._folder is not None and not self._has_ended:
-                with dispensable("status.json"):
+                with warn_on_oserror("status.json"):
                     write_status(self._folder, state, step=step, reason=reason)
                 self._has_ended = state != "running"
 

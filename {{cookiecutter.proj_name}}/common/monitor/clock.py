@@ -1,13 +1,14 @@
 """Where the time goes: two looks at the clock in every step. And how much memory it takes."""
 
 import math
-import os
 import sys
 from collections import deque
 from dataclasses import dataclass
 from time import perf_counter
 
 import torch
+
+from common.base.process import available_cores
 
 # Waiting less than this for a batch is not worth a word: it is the cost of calling the loader at all.
 _SHORT_WAIT = 0.002  # seconds
@@ -109,7 +110,7 @@ class Clock:
         if self._last_waited < _SHORT_WAIT * self._waited_steps:
             return None
         self._advised = True
-        cores = _cores()
+        cores = available_cores()
         # So many times the loading work must be done at once for none of it to be waited for.
         wanted = math.ceil(max(workers, 1) / max(1 - timing.data, 0.05))
         more = f"--worker {min(wanted, cores)} (now {workers}; this process may use {cores} cores)"
@@ -122,11 +123,6 @@ class Clock:
         if steps_left is None or not steps:
             return None
         return steps_left * sum(seconds for _, seconds in self._intervals) / steps
-
-
-def _cores() -> int:
-    """Cores this process may use: under Slurm or in a container often fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def peak_memory(device: torch.device) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from loguru import logger
 from numpy.typing import NDArray
 
-from common.base.files import Appender
+from common.base.files import Appender, atomic_file
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -179,14 +179,10 @@ def _drop_after(path: Path, step: int) -> None:
     """Take the lines of later steps out of a metrics file, in one move: a kill leaves the old file or the new one."""
     if not path.exists():
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with atomic_file(path) as file:
         for line, entry in _lines(path):
             if entry.get("step", 0) <= step:
-                file.write(line if line.endswith("\n") else line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+                file.write((line if line.endswith("\n") else line + "\n").encode())
 
 
 def plain(value: Any) -> Any:

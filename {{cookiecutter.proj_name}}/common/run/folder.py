@@ -1,14 +1,13 @@
-"""The run of a folder: it is opened, an earlier one moved away, and how it was started written down."""
+"""Opening a run: its folder is locked, an earlier run moved away, and the way it was started written down."""
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from loguru import logger
 
@@ -16,51 +15,55 @@ from common.base.errors import UserError
 from common.base.files import unused, write_bytes, write_text
 from common.config import dump, option_value
 from common.distributed import is_launched
+from common.run.git import GitState, git_state, is_copy
+from common.run.job_script import job_script
 from common.run.lock import FolderLock, alone_in, check_free
-from common.run.paths import RunFolder
-from common.run.record import GitState, describe, git_state, is_copy, job_script, now
+from common.run.paths import RunPaths
+from common.run.record import describe
+from common.run.status import read_status
 
 _JOB = re.compile(r"code(_\d+)?|slurm")  # what a submission leaves in a run's folder, see common/slurm/submission.py
 # What a start leaves that failed before there was a run, see common/run_context.py.
 _FAILED_START = re.compile(r"train(\.rank\d+)?\.log|error_rank\d+\.txt|status\.json")
-State = Literal["running", "stopped", "failed", "finished"]
 
 
 def stored_config(argv: Sequence[str], option: str) -> Path | None:
     """The config that a run was last started with, for a command line that names its folder or a checkpoint of it.
 
     Args:
-        option: what names it, as in "--model_pt" or "--resume".
+        option: the one that names it, as in "--model_pt" or "--resume".
 
     Returns:
         None when the option is not there, or leads to no run folder.
     """
     value = option_value(argv, option)
-    if not value or value == "auto":  # the run that the config names, which is what we look for
+    if not value or value == "auto":  # the run that the config names, and the config is what we look for
         return None
     path = Path(value).expanduser()
-    folder = RunFolder.around(path / "x.pt" if path.is_dir() else path)
+    folder = RunPaths.of_checkpoint(path / "x.pt" if path.is_dir() else path)
     attempts = _attempts(folder)
     file = folder.root / attempts[-1]["config"] if attempts else folder.config_file
     return file if file.is_file() else None
 
 
-def started_anew(argv: Sequence[str], stored: Path | None, *, by_launcher: bool = False) -> list[str]:
-    """`argv` without what only the `stored` config says about how that run was started, where that is what is read.
+def drop_stored_launch_options(
+    argv: Sequence[str], stored: Path | None, *, only_under_launcher: bool = False
+) -> list[str]:
+    """`argv` with the default launch options, where the config that is read is the `stored` one of an earlier run.
 
     Args:
-        by_launcher: only if a launcher has started this process: otherwise a run is resumed as it was started.
+        only_under_launcher: otherwise a run is resumed as it was started.
     """
     given = {name: option_value(argv, name) for name in ("--config", "--configs", "-c", "--dist.launcher")}
     launcher = given.pop("--dist.launcher")
-    if stored is None or any(given.values()) or (by_launcher and not is_launched(launcher)):
+    if stored is None or any(given.values()) or (only_under_launcher and not is_launched(launcher)):
         return list(argv)
-    usual = {"--dist.processes": "null", "--dist.launcher": "auto"}
-    return [*argv, *(word for pair in usual.items() if option_value(argv, pair[0]) is None for word in pair)]
+    defaults = {"--dist.processes": "null", "--dist.launcher": "auto"}
+    return [*argv, *(word for pair in defaults.items() if option_value(argv, pair[0]) is None for word in pair)]
 
 
 @dataclass(frozen=True)
-class OpenRun:
+class OpenRun(AbstractContextManager["OpenRun"]):
     """A run folder that this process may write to until `release`.
 
     Attributes:
@@ -70,41 +73,36 @@ class OpenRun:
         earlier: where the run of this name that was moved out of the way is now; None if there was none.
     """
 
-    folder: RunFolder
+    folder: RunPaths
     lock: FolderLock
     attempt: int
     id: str
     record: dict[str, Any] = field(repr=False)
     earlier: Path | None = None
 
-    def put_back(self, earlier: Path) -> RunFolder:
+    def put_back(self, earlier: Path) -> RunPaths:
         """Give the folder back to the run that was moved out of the way. Returns where the files of this one are then.
 
         For a start that fails before its first step: `--resume auto` then finds the run that it found before.
         """
         root = self.folder.root
-        left = unused(root.with_name(f"{root.name}_failed{self.id.removeprefix(root.name)}"))
+        failed = unused(root.with_name(f"{root.name}_failed{self.id.removeprefix(root.name)}"))
         with alone_in(root.parent):
             self.release()
-            root.rename(left)
+            root.rename(failed)
             earlier.rename(root)
-        return RunFolder(left)
+        return RunPaths(failed)
 
     def release(self) -> None:
-        """Give the folder free. Do so on every way out; safe to call twice."""
+        """Unlock the folder. Safe to call twice."""
         self.lock.release()
 
-    def __enter__(self) -> "OpenRun":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
 def open_run(
-    folder: RunFolder,
+    folder: RunPaths,
     *,
     resume: bool,
     resolved_values: Mapping[str, Any],
@@ -116,7 +114,7 @@ def open_run(
     processes_per_host: int | None = None,
     launched_as: Sequence[str] = (),
 ) -> OpenRun:
-    """Make the folder ours and write down how the run was started. For the main process only.
+    """Lock the folder and write down how the run was started. For the main process only.
 
     A new run never overwrites an old one: what lies there is moved to `<name>_<its start>`. With `resume` (from a
     checkpoint of this very folder) everything stays, and the new configuration goes to `config.resume-<n>.yaml`.
@@ -131,8 +129,8 @@ def open_run(
             attempt = describe(project, argv, seed, world_size, git)
             attempt |= {"launcher": launcher, "processes_per_host": processes_per_host or world_size}
             attempt |= {"launched_as": list(launched_as)}
-            run = _write_record(folder, lock, attempt, dict(resolved_values), git, project)
-            return replace(run, earlier=earlier)
+            number, started = _write_record(folder, attempt, dict(resolved_values), git, project)
+            return OpenRun(folder, lock, number, f"{folder.name}_{_stamp(started)}", attempt, earlier)
         except BaseException:
             lock.release()
             raise
@@ -141,18 +139,18 @@ def open_run(
         raise UserError(f"{place}: {error}; choose another place with --dir.expr_dir") from error
 
 
-def was_opened_by(folder: RunFolder, launched_as: Sequence[str]) -> bool:
-    """Whether this very launch, see `Rank.launched_as`, has opened the run: a start of it before this one."""
+def is_same_launch(folder: RunPaths, launched_as: Sequence[str]) -> bool:
+    """Whether an earlier start of this launch, see `Rank.launched_as`, has opened the run."""
     attempts = _attempts(folder)
     return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(launched_as)
 
 
-def has_saved(folder: RunFolder, launched_as: Sequence[str]) -> bool:
-    """Whether an earlier start of this very launch has opened the run, and the run has a checkpoint."""
-    return was_opened_by(folder, launched_as) and any(folder.checkpoints.glob("*.pt"))
+def has_saved(folder: RunPaths, launched_as: Sequence[str]) -> bool:
+    """Whether an earlier start of this launch has opened the run, and the run has a checkpoint."""
+    return is_same_launch(folder, launched_as) and any(folder.checkpoints.glob("*.pt"))
 
 
-def check_stays(sources: Mapping[str, str | Path | None], folder: RunFolder, project: Path) -> None:
+def check_stays(sources: Mapping[str, str | Path | None], folder: RunPaths, project: Path) -> None:
     """Refuse a new run that takes files from the one it moves out of the way: its record would name a wrong path.
 
     Args:
@@ -171,27 +169,12 @@ def check_stays(sources: Mapping[str, str | Path | None], folder: RunFolder, pro
             )
 
 
-def write_status(folder: RunFolder, state: State, *, step: int | None = None, reason: str = "") -> None:
-    """Replace `status.json`, for scripts that watch a run: `{"state", "step", "reason", "time", "pid"}`."""
-    status = {"state": state, "step": step, "reason": reason, "time": now(), "pid": os.getpid()}
-    write_text(folder.status_file, json.dumps(status, indent=2) + "\n")
-
-
-def read_status(folder: RunFolder) -> dict[str, Any] | None:
-    """What `write_status` wrote last; None when there is nothing."""
-    try:
-        status: dict[str, Any] = json.loads(folder.status_file.read_text())
-    except FileNotFoundError:
-        return None
-    return status
-
-
-def _take(folder: RunFolder, resume: bool, project: Path) -> tuple[FolderLock, Path | None]:
+def _take(folder: RunPaths, resume: bool, project: Path) -> tuple[FolderLock, Path | None]:
     """The lock of the folder, and where an earlier run that lay there is now."""
     parent = folder.root.parent
     if not parent.parent.is_dir():
         raise UserError(
-            f"dir.expr_dir: {parent} cannot be made: {parent.parent} is not a folder; make it or mend the path"
+            f"dir.expr_dir: {parent} cannot be made: {parent.parent} is not a folder; make it or correct the path"
         )
     parent.mkdir(exist_ok=True)
     with alone_in(parent):
@@ -203,7 +186,7 @@ def _take(folder: RunFolder, resume: bool, project: Path) -> tuple[FolderLock, P
         return FolderLock.take(folder.lock_file), earlier
 
 
-def archive(folder: RunFolder, running: Path | None = None) -> Path | None:
+def archive(folder: RunPaths, running: Path | None = None) -> Path | None:
     """Move an earlier run of this name out of the way.
 
     Args:
@@ -222,7 +205,7 @@ def archive(folder: RunFolder, running: Path | None = None) -> Path | None:
     except (IndexError, KeyError, TypeError, ValueError):
         start = datetime.fromtimestamp(folder.root.stat().st_mtime)
     folder.lock_file.unlink(missing_ok=True)
-    target = unused(folder.root.with_name(f"{folder.name}_{start:%Y%m%d-%H%M%S}"))
+    target = unused(folder.root.with_name(f"{folder.name}_{_stamp(start)}"))
     in_parts = _is_job_of(folder, running)
     if in_parts:
         target.mkdir()
@@ -234,30 +217,30 @@ def archive(folder: RunFolder, running: Path | None = None) -> Path | None:
     return None if in_parts else target
 
 
-def _movable(folder: RunFolder, running: Path | None) -> list[Path]:
+def _movable(folder: RunPaths, running: Path | None) -> list[Path]:
     """What `archive` moves."""
     found = folder.root.iterdir() if folder.root.is_dir() else ()
     stays = _is_job_of(folder, running)
     return [path for path in found if path != folder.lock_file and not (stays and _JOB.fullmatch(path.name))]
 
 
-def _is_job_of(folder: RunFolder, running: Path | None) -> bool:
+def _is_job_of(folder: RunPaths, running: Path | None) -> bool:
     """Whether the code `running` is the copy that a job of this folder was submitted with."""
     places = [path.resolve() for path in (folder.root, folder.root.parent)]
     return running is not None and is_copy(running) and running.resolve().parent in places
 
 
-def _is_no_run_yet(folder: RunFolder, found: Sequence[Path]) -> bool:
+def _is_no_run_yet(folder: RunPaths, found: Sequence[Path]) -> bool:
     """Whether all that lies there is what a start left that failed before the run was open."""
     if folder.record_file.exists() or not all(_FAILED_START.fullmatch(path.name) for path in found):
         return False
     try:
         return (read_status(folder) or {}).get("state") == "failed"
     except (ValueError, AttributeError):
-        return False  # somebody else's file
+        return False  # another program's file
 
 
-def _attempts(folder: RunFolder) -> list[dict[str, Any]]:
+def _attempts(folder: RunPaths) -> list[dict[str, Any]]:
     try:
         attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
     except FileNotFoundError:
@@ -269,8 +252,9 @@ def _attempts(folder: RunFolder) -> list[dict[str, Any]]:
 
 
 def _write_record(
-    folder: RunFolder, lock: FolderLock, attempt: dict[str, Any], values: dict[str, Any], git: GitState, project: Path
-) -> OpenRun:
+    folder: RunPaths, attempt: dict[str, Any], values: dict[str, Any], git: GitState, project: Path
+) -> tuple[int, datetime]:
+    """Returns the number of the attempt, and when the first one started."""
     attempts = [*_attempts(folder), attempt]
     number = len(attempts)
     config_file, diff_file = folder.config_file, folder.diff_file
@@ -289,5 +273,8 @@ def _write_record(
         write_text(folder.job_file, job_script(folder.root, project, attempt, gpus))
         folder.job_file.chmod(folder.job_file.stat().st_mode | 0o111)
     write_text(folder.record_file, json.dumps({"name": folder.name, "attempts": attempts}, indent=2) + "\n")
-    first = datetime.fromisoformat(attempts[0]["time"])
-    return OpenRun(folder, lock, number, f"{folder.name}_{first:%Y%m%d-%H%M%S}", attempt)
+    return number, datetime.fromisoformat(attempts[0]["time"])
+
+
+def _stamp(time: datetime) -> str:
+    return f"{time:%Y%m%d-%H%M%S}"

@@ -1,155 +1,134 @@
-"""One writer per folder: a lock file that says who holds it, so that a dead holder is recognised."""
+"""One writer per run folder: a lock that the kernel holds for as long as the process lives, however it ends."""
 
-import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from loguru import logger
 
 from common.base.errors import UserError
-from common.base.files import write_text
-from common.run.record import now
+from common.run.status import now
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing keeps two processes apart there
+    fcntl = None  # type: ignore[assignment]
 
 
 class FolderLock:
-    """A held lock file. Release it on every way out; a process that is killed leaves it, and the next one sees that."""
+    """A held lock file. It names its holder, and is removed on release; a killed process leaves the file, unlocked."""
 
-    def __init__(self, path: Path, text: str) -> None:
+    def __init__(self, path: Path, handle: int) -> None:
         self.path = path
-        self._text = text
+        self._handle: int | None = handle
+        if hasattr(os, "register_at_fork"):  # a loader's worker must not keep the lock when this process is killed
+            os.register_at_fork(after_in_child=self._close)
 
     @classmethod
     def take(cls, path: Path) -> "FolderLock":
-        """Take the lock; that of a dead process is taken over, with a line in the log.
-
-        Call this inside `alone_in`, so that of two processes which find a dead one's lock only one gets it.
+        """Lock the file `path`, which is made if needed.
 
         Raises:
-            UserError: another process holds it, or held it on another host, where we cannot see whether it lives.
+            UserError: another process holds it.
         """
-        holder = check_free(path)
-        if holder is not None:
-            gone = f"process {holder['pid']} on {holder['host']}"
-            logger.warning("taking over {} from {}, which is gone", path.parent, gone)
-        text = json.dumps(_myself())
-        write_text(path, text)
-        return cls(path, text)
+        while True:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                is_ours = _try_lock(handle)
+            except OSError as error:
+                is_ours = True
+                logger.warning("no file locks in {} ({}): see that only one process writes there", path.parent, error)
+            holder = os.pread(handle, 1000, 0).decode(errors="replace") or "another process"
+            if is_ours and _is_file(handle, path):
+                break
+            os.close(handle)
+            if is_ours:  # its last holder has just removed it
+                continue
+            if not _is_earlier_start_of_this_job(holder):
+                raise UserError(
+                    f"{path.parent} is in use by {holder}; wait for it, stop it, or give this run another --name. If"
+                    f" its machine died, and the file server keeps the lock:  rm '{path}'"
+                )
+            path.unlink(missing_ok=True)
+        if os.fstat(handle).st_size:
+            logger.warning("taking over {} from {}, which is gone", path.parent, holder)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, _this_process().encode(), 0)
+        return cls(path, handle)
 
     def release(self) -> None:
-        """Give the folder free. Safe to call twice; a lock that somebody else took over meanwhile is left alone."""
-        with suppress(OSError):
-            if self.path.read_text() == self._text:
-                self.path.unlink()
+        """Unlock the folder. Safe to call twice; a file that another process has put in its place stays."""
+        if self._handle is not None:
+            with suppress(OSError):
+                if _is_file(self._handle, self.path):
+                    self.path.unlink()
+            self._close()
+
+    def _close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
 
 
-def check_free(path: Path) -> dict[str, Any] | None:
-    """None when nobody holds the lock file `path`; the holder's entry when it is dead.
-
-    Raises:
-        UserError: the holder lives, or may live.
-    """
-    holder = holder_of(path)
-    if holder is None or holder["pid"] == "?":
-        return holder
-    pid, host = int(holder["pid"]), str(holder["host"])
-    if host == socket.gethostname():
-        if not _lives(pid, holder.get("process_start")):
-            return holder
-        raise UserError(
-            f"{path.parent} is in use by process {pid} on this machine, since {holder.get('time')};"
-            f" wait for it, stop it (kill {pid}), or give this run another --name"
-        )
-    if _is_our_job_before(holder):
-        return holder
-    raise UserError(
-        f"{path.parent} was taken by process {pid} on {host}, at {holder.get('time')}, and was never given free;"
-        f" whether it still runs cannot be seen from {socket.gethostname()}. If it does not, remove the lock and start"
-        f" again:  rm '{path}'"
-    )
-
-
-def holder_of(path: Path) -> dict[str, Any] | None:
-    """Who wrote the lock file `path`, dead or alive; None when there is no such file."""
-    try:
-        holder = json.loads(path.read_text())
-        return {**holder, "pid": int(holder["pid"]), "host": str(holder["host"])}
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError):
-        return {"pid": "?", "host": "?"}  # cut off while it was written: nobody got to hold it
+def check_free(path: Path) -> None:
+    """Raise `UserError` when another process holds the lock file `path`."""
+    if path.exists():
+        FolderLock.take(path).release()
 
 
 @contextmanager
-def alone_in(folder: Path, patience: float = 5.0) -> Iterator[None]:
-    """For a moment, be the only process inside this for `folder`: what looks and then acts is done by one at a time.
+def alone_in(folder: Path, timeout_s: float = 5.0) -> Iterator[None]:
+    """Look and act in `folder` without another process doing so in between.
 
-    Where the file system has no such locks, or one is held for more than `patience` seconds, go on without.
+    Where the file system has no such locks, or one is held for longer, continue without.
     """
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        until = time.monotonic() + patience
-        while time.monotonic() < until:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
+        until = time.monotonic() + timeout_s
+        with suppress(OSError):
+            while not _try_lock(handle) and time.monotonic() < until:
                 time.sleep(0.02)
-            except OSError:
-                break
         yield
     finally:
         os.close(handle)
 
 
-def _myself() -> dict[str, Any]:
-    return {
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "process_start": _process_start(os.getpid()),
-        "time": now(),
-        "slurm_job": os.environ.get("SLURM_JOB_ID"),
-        "slurm_restart": int(os.environ.get("SLURM_RESTART_COUNT", "0")),
-    }
-
-
-def _is_our_job_before(holder: Mapping[str, Any]) -> bool:
-    """Whether the holder is an earlier start of our own Slurm job: requeued, hence ended, wherever that was."""
-    job = os.environ.get("SLURM_JOB_ID")
-    restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    return job is not None and holder.get("slurm_job") == job and int(holder.get("slurm_restart", 0)) < restart
-
-
-def _lives(pid: int, process_start: str | None) -> bool:
-    """Whether process `pid` of this host runs and is the one that started at `process_start` (ids are used again)."""
-    if os.name == "nt":
-        return True  # there is no harmless way to ask: signal 0 is Ctrl-C there
+def _try_lock(handle: int) -> bool:
+    """Lock an open file; False when another process holds it. Raises `OSError` where there are no locks."""
+    if fcntl is None:
+        raise OSError("not on this system")
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
-    except PermissionError:
-        pass  # another user's
-    current = _process_start(pid)
-    if current is None or process_start is None:
-        return current != "ended"
-    return current == process_start
+    return True
 
 
-def _process_start(pid: int) -> str | None:
-    """When a process started, in the kernel's units; "ended" for one not yet waited for; None if unknown."""
+def _is_file(handle: int, path: Path) -> bool:
+    """Whether `path` still names the file that is open as `handle`."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # the second field, the command's name, may hold spaces and brackets
-    return "ended" if fields[0] in "ZX" else fields[19]
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _this_process() -> str:
+    job = f", {_job()}{_restarts()}" if "SLURM_JOB_ID" in os.environ else ""
+    return f"process {os.getpid()} on {socket.gethostname()} since {now()}{job}"
+
+
+def _is_earlier_start_of_this_job(holder: str) -> bool:
+    """Whether Slurm has ended the holder, although its machine, which died, could not unlock the file."""
+    _, mark, restarts = holder.partition(f", {_job()}")
+    return "SLURM_JOB_ID" in os.environ and bool(mark) and int(restarts) < _restarts()
+
+
+def _job() -> str:
+    return f"Slurm job {os.environ.get('SLURM_JOB_ID')} after restart "
+
+
+def _restarts() -> int:
+    return int(os.environ.get("SLURM_RESTART_COUNT", "0"))

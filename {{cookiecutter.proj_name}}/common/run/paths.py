@@ -31,7 +31,9 @@ def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> 
     """Where the evaluation of `checkpoint` on a split is written; splits other than eval get a folder of their own."""
     if config.eval_dir is not None:
         return _below(project, config.eval_dir, "")
-    return RunFolder.around(checkpoint).eval / (checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}")
+    return RunPaths.of_checkpoint(checkpoint).eval / (
+        checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}"
+    )
 
 
 def _below(project: Path, path: str | None, default: str) -> Path:
@@ -39,13 +41,13 @@ def _below(project: Path, path: str | None, default: str) -> Path:
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class RunPaths:
     """The paths of one run. Only paths: making one touches no disk and gives the same on every process."""
 
     root: Path
 
     @classmethod
-    def of(cls, config: DirConfig, name: str, project: Path) -> "RunFolder":
+    def for_run(cls, config: DirConfig, name: str, project: Path) -> "RunPaths":
         """The folder of the run `name`.
 
         Raises:
@@ -61,13 +63,13 @@ class RunFolder:
         return cls(_below(project, config.expr_dir, "experiments") / name)
 
     @classmethod
-    def around(cls, checkpoint: Path) -> "RunFolder":
+    def of_checkpoint(cls, checkpoint: Path) -> "RunPaths":
         """The run folder that a checkpoint file lies in; its own folder when it was moved out of one."""
         folder = checkpoint.resolve().parent
         return cls(folder.parent if folder.name == "checkpoints" else folder)
 
-    def is_meant_by(self, resume: str | None) -> bool:
-        """Whether a run that is to `resume` so goes on in this folder."""
+    def contains(self, resume: str | None) -> bool:
+        """Whether what the option `resume` names is in this folder."""
         if resume is None:
             return False
         return resume == "auto" or Path(resume).expanduser().resolve().is_relative_to(self.root.resolve())
@@ -101,7 +103,7 @@ class RunFolder:
 
     @property
     def record_file(self) -> Path:
-        """`{"name": ..., "attempts": [...]}`, an entry for each start and resume, see `provenance.describe`."""
+        """`{"name": ..., "attempts": [...]}`, an entry for each start and resume, see `record.describe`."""
         return self.root / "run.json"
 
     @property

@@ -1,1 +1,1 @@
-"""Jobs of Slurm: preparing one, and queueing it again. Nothing else needs this room."""
+"""Jobs of Slurm: preparing one, and queueing it again. No other room needs this one."""

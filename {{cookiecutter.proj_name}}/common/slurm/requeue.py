@@ -2,7 +2,7 @@
 
 `before` says on stdout how to start: `finished` when there is nothing left to do, else options for train.py. `after`
 queues the job again when training was stopped only to be continued, and ends with the exit code that the job deserves.
-Both run beside the job script on the job's first node, and need neither PyTorch nor the configuration.
+Both run in the job script, on the job's first node, and need neither PyTorch nor the configuration.
 """
 
 import json
@@ -14,15 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.base.files import write_text
+from common.run.paths import RunPaths
+from common.run.status import write_status
 
-EXIT_COME_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, the run goes on when it is started again
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, the run continues when it is started again
 MAX_IDLE_RESTARTS = 3  # in a row without a newer checkpoint; the next would not get further either
-_COME_AGAIN = ("SIGUSR1", "SIGUSR2")
-_KILLED_BY_THEM = (128 + 10, 128 + 12)  # the signal came before Python could listen to it
+_REQUEUE_SIGNALS = ("SIGUSR1", "SIGUSR2")
+_KILLED_BY_THEM = (128 + 10, 128 + 12)  # the signal came before Python could handle it
 _TERMINATED = 128 + 15
-_PAUSES = (2.0, 10.0)  # seconds before a refused request is repeated: a busy controller answers a little later
-_PATIENCE = 60.0  # seconds for one request
+_RETRY_AFTER_S = (2.0, 10.0)  # a busy controller refuses, and answers a little later
+_REQUEST_TIMEOUT_S = 60.0
 
 
 def before(run: Path, config: Path) -> str:
@@ -39,7 +40,7 @@ def before(run: Path, config: Path) -> str:
     """
     status = _read(run / "status.json", since=config)
     if status.get("state") == "finished":
-        _say(f"this run finished at step {status.get('step')} already; nothing is left to do")
+        _say(f"this run finished at step {status.get('step')} already; there is nothing left to do")
         return "finished"
     saved = max((path.stat().st_mtime_ns for path in run.glob("checkpoints/*.pt")), default=0)
     _check_progress(run, saved)
@@ -64,11 +65,11 @@ def _check_progress(run: Path, saved: int) -> None:
 
 
 def after(run: Path, code: int) -> int:
-    """Queue the job again if training wants to go on. Returns the exit code of the job.
+    """Queue the job again if training is to continue. Returns the exit code of the job.
 
     Args:
         code: of srun. It may be that of any process, or of one that srun itself has killed because another had ended:
-            what counts is `status.json`, which the main process writes before anyone leaves.
+            what counts is `status.json`, which the main process writes before any process ends.
     """
     status = _read(run / "status.json", since=_starts(run))
     state, reason = status.get("state"), status.get("reason")
@@ -78,7 +79,7 @@ def after(run: Path, code: int) -> int:
         return 0
     if state == "failed":
         return code or 1
-    if reason in _COME_AGAIN or code in _KILLED_BY_THEM:
+    if reason in _REQUEUE_SIGNALS or code in _KILLED_BY_THEM:
         return _requeue(f"stopped by {reason or 'a signal before it could start'}")
     if (reason == "SIGTERM" or code == _TERMINATED) and is_preempted(job_id()):
         return _requeue("stopped to make room for another job")
@@ -101,20 +102,20 @@ def is_preempted(job: str) -> bool:
 
 def _requeue(why: str) -> int:
     job = job_id()
-    for pause in (*_PAUSES, None):
+    for pause in (*_RETRY_AFTER_S, None):
         done = _scontrol("requeue", job)
         if done is not None and done.returncode == 0:
-            _say(f"{why}; job {job} is queued again and goes on from there")
-            return EXIT_COME_AGAIN
+            _say(f"{why}; job {job} is queued again and continues from there")
+            return EXIT_REQUEUE
         if done is None or pause is None:
             break
         time.sleep(pause)
     trouble = "there is no scontrol here" if done is None else done.stderr.strip() or f"it ended with {done.returncode}"
     _say(
         f"{why}, and everything is saved, but job {job} could not be queued again: {trouble}\n"
-        "  go on with:  sh scripts/slurm.sh ... --resume auto"
+        "  continue with:  sh scripts/slurm.sh ... --resume auto"
     )
-    return EXIT_COME_AGAIN
+    return EXIT_REQUEUE
 
 
 def _scontrol(*words: str) -> subprocess.CompletedProcess[str] | None:
@@ -125,7 +126,7 @@ def _scontrol(*words: str) -> subprocess.CompletedProcess[str] | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_PATIENCE,
+            timeout=_REQUEST_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -138,7 +139,7 @@ def _starts(run: Path) -> Path:
 
 
 def _read(file: Path, since: Path) -> dict[str, Any]:
-    """A run's status; nothing when it was written before the file `since`, by something that is long over."""
+    """A run's status; nothing when it was written before the file `since`, by an earlier start."""
     try:
         if file.stat().st_mtime_ns < since.stat().st_mtime_ns:
             return {}
@@ -149,8 +150,8 @@ def _read(file: Path, since: Path) -> dict[str, Any]:
 
 
 def _write_failed(run: Path, reason: str) -> None:
-    status = _read(run / "status.json", since=_starts(run)) or {"step": None}
-    write_text(run / "status.json", json.dumps({**status, "state": "failed", "reason": reason}, indent=2) + "\n")
+    step = _read(run / "status.json", since=_starts(run)).get("step")
+    write_status(RunPaths(run), "failed", step=step, reason=reason)
 
 
 def _say(text: str) -> None:

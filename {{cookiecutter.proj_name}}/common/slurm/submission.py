@@ -15,8 +15,8 @@ from common.base.files import write_text
 from common.config import dump
 from common.distributed.rank import GpuIds
 from common.run.folder import archive, check_stays
-from common.run.lock import alone_in, check_free, holder_of
-from common.run.paths import RunFolder
+from common.run.lock import alone_in, check_free
+from common.run.paths import RunPaths
 from common.slurm.snapshot import code_files, snapshot
 
 _TASK = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
@@ -50,7 +50,7 @@ def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
         typed: `gpu_ids` stands on the command line too, and not only in a file.
 
     Raises:
-        UserError: the two contradict each other on the command line, or nobody says how many.
+        UserError: the two contradict each other on the command line, or neither says how many.
     """
     if gpu_ids == "all":
         if not asked:
@@ -65,7 +65,7 @@ def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
     return count if asked is None else asked
 
 
-def frozen(values: Mapping[str, Any], folder: RunFolder, project: Path, gpus: int, task: int | None) -> dict[str, Any]:
+def frozen(values: Mapping[str, Any], folder: RunPaths, project: Path, gpus: int, task: int | None) -> dict[str, Any]:
     """A config's values for the copy of the code: paths that lead elsewhere are made absolute.
 
     Args:
@@ -78,54 +78,49 @@ def frozen(values: Mapping[str, Any], folder: RunFolder, project: Path, gpus: in
     files = code_files(project, _not_code(folder, places["data_dir"], project))
     copied = {part for name in files for part in (name, *name.parents)}
 
-    def whole(value: Any) -> Any:
+    def absolute(value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {name: whole(item) for name, item in value.items()}
+            return {name: absolute(item) for name, item in value.items()}
         if isinstance(value, list):
-            return [whole(item) for item in value]
+            return [absolute(item) for item in value]
         if not isinstance(value, str) or "/" not in value or "\0" in value or len(value) > 1000:
             return value
         path = Path(os.path.normpath(Path(value).expanduser()))
         elsewhere = not path.is_absolute() and path not in copied and (project / path).exists()
         return str(project / path) if elsewhere else value
 
-    here = {name: whole(value) for name, value in values.items()}
-    here["dir"] |= {name: str(place) for name, place in places.items()}
+    result = {name: absolute(value) for name, value in values.items()}
+    result["dir"] |= {name: str(place) for name, place in places.items()}
     if eval_dir := values["dir"]["eval_dir"]:
-        here["dir"]["eval_dir"] = str(project / Path(eval_dir).expanduser())
+        result["dir"]["eval_dir"] = str(project / Path(eval_dir).expanduser())
     if task is not None:
-        here["name"] = task_folder(folder, task).name
-    here["gpu_ids"] = list(range(gpus)) if gpus else -1
-    here["dist"] = {**here["dist"], "processes": None, "launcher": "auto"}  # srun starts them
-    here["resume"] = here["resume"] or "auto"  # the job itself may be started several times
-    return here
+        result["name"] = f"task_{task}"
+    result["gpu_ids"] = list(range(gpus)) if gpus else -1
+    result["dist"] = {**result["dist"], "processes": None, "launcher": "auto"}  # srun starts them
+    result["resume"] = result["resume"] or "auto"  # the job itself may be started several times
+    return result
 
 
-def task_folder(folder: RunFolder, task: int) -> RunFolder:
-    """The run folder of one task of an array."""
-    return RunFolder(folder.root / f"task_{task}")
-
-
-def goes_on(resume: str | None, start_epoch: int, folder: RunFolder) -> bool:
-    """Whether a run goes on in the folder where it began.
+def continues_in_place(resume: str | None, start_epoch: int, folder: RunPaths) -> bool:
+    """Whether a run continues in the folder where it began.
 
     Raises:
         UserError: a new run is to begin with weights of the run whose folder it would take.
     """
-    own = folder.is_meant_by(resume)
-    if own and start_epoch == 0:
+    in_place = folder.contains(resume)
+    if in_place and start_epoch == 0:
         raise UserError("progress.start_epoch 0 begins a new run; give it another --name than the one it starts from")
-    return own
+    return in_place
 
 
 def prepare(
-    folder: RunFolder, configs: Mapping[int | None, Mapping[str, Any]], project: Path, *, keep: bool
+    folder: RunPaths, configs: Mapping[int | None, Mapping[str, Any]], project: Path, *, keep: bool
 ) -> tuple[str, Path | None]:
     """Make the run's folder ready to be queued: code and configurations in it, an earlier run out of the way.
 
     Args:
         configs: frozen values by task; one entry, for None, when there is no array.
-        keep: go on in the folder instead of moving it away.
+        keep: continue in the folder instead of moving it away.
 
     Returns:
         What follows "config" and "job" in the names of this submission's files: "" the first time, "-2", "-3", ...;
@@ -163,12 +158,12 @@ def prepare(
     return suffix, moved
 
 
-def _not_code(folder: RunFolder, data_dir: Path, project: Path) -> list[Path]:
+def _not_code(folder: RunPaths, data_dir: Path, project: Path) -> list[Path]:
     return [folder.root.parent, data_dir, project / "experiments", project / "data"]
 
 
-def _clear(folder: RunFolder) -> Path | None:
-    """Move an earlier run away, and say where to; what a submission left that never came to a job is worth nothing."""
+def _clear(folder: RunPaths) -> Path | None:
+    """Move an earlier run away, and say where to; what a submission left that never became a job is removed."""
     entries = {path.name for path in folder.root.iterdir()}
     if entries <= {"code", "slurm"} and not (folder.root / "slurm" / "jobs").exists():
         shutil.rmtree(folder.root)
@@ -177,18 +172,15 @@ def _clear(folder: RunFolder) -> Path | None:
 
 
 def _next_suffix(slurm: Path) -> str:
-    number = 1
-    while any(slurm.glob(f"config{_suffix(number)}[._]*")):
+    number, suffix = 1, ""
+    while any(slurm.glob(f"config{suffix}[._]*")):
         number += 1
-    return _suffix(number)
+        suffix = f"-{number}"
+    return suffix
 
 
-def _suffix(number: int) -> str:
-    return "" if number == 1 else f"-{number}"
-
-
-def check_unused(folder: RunFolder) -> None:
-    """Refuse a folder that a job or process works in, or will.
+def check_unused(folder: RunPaths) -> None:
+    """Refuse a folder that a job or process uses, or will.
 
     Raises:
         UserError: with the job or process, and how to stop it.
@@ -200,17 +192,12 @@ def check_unused(folder: RunFolder) -> None:
                 f"{folder.root} belongs to job {job}, which is {state}; wait for it, stop it (scancel {job}),"
                 " or give this run another --name"
             )
-    for run in (folder, *map(RunFolder, folder.root.glob("task_*"))):
-        holder = holder_of(run.lock_file)
-        if holder and holder.get("slurm_job") and _queue_state(str(holder["slurm_job"])) == "":
-            # Left by a job that was killed on another machine, where we could not see whether it lives.
-            logger.warning("{} is left over from job {}, which has ended", run.lock_file, holder["slurm_job"])
-            run.lock_file.unlink(missing_ok=True)
+    for run in (folder, *map(RunPaths, folder.root.glob("task_*"))):
         check_free(run.lock_file)
 
 
 def _queue_state(job: str) -> str | None:
-    """RUNNING, PENDING, ...; "" when the job has ended; None when nobody can tell, for want of Slurm."""
+    """RUNNING, PENDING, ...; "" when the job has ended; None where there is no Slurm to ask."""
     try:
         done = subprocess.run(
             ["squeue", "--noheader", "--format=%T", f"--jobs={job}"],

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Tensor
 
 import train
 from common.failure.failsafe import reported
+from common.run.lock import FolderLock
 from common.trainer import Trainer
 from tests.conftest import Runs
 from tests.parts import Plain
@@ -194,12 +194,12 @@ def test_weights_that_cannot_be_read(runs: Runs) -> None:
 def test_a_folder_in_use_is_left_alone(runs: Runs) -> None:
     """R-14: another process trains there; whatever goes wrong here is told on the terminal alone."""
     folder = runs.train()
-    holder = {"host": socket.gethostname(), "pid": os.getppid(), "process_start": None, "time": "then"}
-    (folder / "run.lock").write_text(json.dumps(holder))
+    lock = FolderLock.take(folder / "run.lock")
     before = files(folder)
     assert alone(runs, *BAD) == 1
     assert alone(runs) == 2  # in use
     assert files(folder) == before
+    lock.release()
 
 
 def test_evaluate(runs: Runs, capsys: pytest.CaptureFixture[str], evaluated: Callable[..., object]) -> None:

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from common.progress import Position
-from common.run.folder import read_status
-from common.run.paths import RunFolder
+from common.run.paths import RunPaths
+from common.run.status import read_status
 from common.trainer import Trainer
 from tests.checkpoint.test_resume import STEPS, measured, words
 from tests.conftest import ENVIRONMENT, Runs, load, run, same
@@ -50,7 +50,7 @@ def test_signals_during_a_save(
     monkeypatch.setattr(os, "fsync", sync)
     at_once = len(numbers) == 2 and set(numbers) == {signal.SIGINT}
     assert load(runs.root / "cut")["position"]["step"] == (2 if at_once else 4)  # it looks after the next step
-    assert read_status(RunFolder(runs.root / "cut"))["state"] == ("failed" if at_once else "stopped")
+    assert read_status(RunPaths(runs.root / "cut"))["state"] == ("failed" if at_once else "stopped")
     assert not list((runs.root / "cut" / "checkpoints").glob("*.tmp"))
     assert same(measured(runs.train(*words("ema", "--resume", "auto"), name="cut")), uncut)
 
@@ -85,7 +85,7 @@ def test_two_processes_are_stopped_and_go_on(runs: Runs) -> None:
     command = [sys.executable, "train.py", *runs.words(*argv, name="cut")]
     done = run(command, env={**ENVIRONMENT, "STOP_BY": str(signal.SIGTERM.value)})
     assert done.returncode == 143, done.stderr
-    assert read_status(RunFolder(runs.root / "cut"))["reason"] == "SIGTERM"
+    assert read_status(RunPaths(runs.root / "cut"))["reason"] == "SIGTERM"
     assert 3 <= load(runs.root / "cut")["position"]["step"] < STEPS
     several(runs, 2, runs.words(*argv, "--resume", "auto", name="cut"))
     assert "this resume is bit-exact" in (runs.root / "cut" / "train.log").read_text()
@@ -113,6 +113,6 @@ def test_a_second_ctrl_c_leaves_at_once(runs: Runs, world: int) -> None:
     ended = failed(start_ranks(runs.root, world, argv))
     assert 130 in ended.codes
     assert not list((runs.root / "run" / "checkpoints").glob("*.pt"))
-    status = read_status(RunFolder(runs.root / "run"))
+    status = read_status(RunPaths(runs.root / "run"))
     assert (status["state"], "interrupted: left at once" in status["reason"]) == ("failed", True)
     assert "Traceback" not in ended.texts[0]

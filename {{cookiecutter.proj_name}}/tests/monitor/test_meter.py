@@ -160,7 +160,7 @@ def test_the_estimate_forgets_a_slow_beginning(monkeypatch):
 def test_waiting_for_data_is_worth_a_warning_once(monkeypatch):
     """R-31: with what to change; and none for a fast loop, where waiting is the cost of a call."""
     time = FakeTime(monkeypatch)
-    monkeypatch.setattr("common.monitor.clock._cores", lambda: 8)
+    monkeypatch.setattr("common.monitor.clock.available_cores", lambda: 8)
     clock = Clock()
     time.steps(clock, 100, wait=0.06, work=0.04)
     advice = clock.advice(clock.read(), workers=2)

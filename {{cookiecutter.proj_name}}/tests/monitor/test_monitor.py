@@ -21,8 +21,9 @@ from common.monitor.meter import Reading
 from common.monitor.pictures import Picture, labelled
 from common.monitor.writer import read_metrics
 from common.progress import Position
-from common.run.folder import OpenRun, open_run, read_status
-from common.run.paths import DirConfig, RunFolder
+from common.run.folder import OpenRun, open_run
+from common.run.paths import DirConfig, RunPaths
+from common.run.status import read_status
 
 pytestmark = pytest.mark.usefixtures("restored_log")
 
@@ -34,7 +35,7 @@ def run(tmp_path: Path) -> Iterator[OpenRun]:
 
 
 def open_digits(project: Path, *, resume: bool = False) -> OpenRun:
-    folder = RunFolder.of(DirConfig(), "digits", project)
+    folder = RunPaths.for_run(DirConfig(), "digits", project)
     return open_run(folder, resume=resume, resolved_values={}, argv=[], seed=0, world_size=1, project=project)
 
 
@@ -180,7 +181,7 @@ def test_three_steps_leave_their_marks(tmp_path):
     pictures = sorted(str(path.relative_to(root / "progress")) for path in root.rglob("*.png"))
     name = "epoch000001_step000003.png"
     assert pictures == [f"train/7/{name}", f"train/7_01/{name}", f"val/00/{name}", f"val/01/{name}"]
-    status = read_status(RunFolder(root))
+    status = read_status(RunPaths(root))
     assert status is not None
     assert (status["state"], status["step"], status["reason"]) == ("finished", 3, "3 epochs")
 

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from common.run import record as provenance
+from common.run import git as run_git
 from common.run.folder import OpenRun, open_run
-from common.run.lock import FolderLock
-from common.run.paths import DirConfig, RunFolder
+from common.run.paths import DirConfig, RunPaths
 from tests.conftest import TRAIN
 
 
 def open_(project: Path, name: str = "digits", **changes) -> OpenRun:
     options = {"resume": False, "resolved_values": {"name": name}, "argv": ["train.py"], "seed": 7, "world_size": 1}
-    return open_run(RunFolder.of(DirConfig(), name, project), project=project, **{**options, **changes})
+    return open_run(RunPaths.for_run(DirConfig(), name, project), project=project, **{**options, **changes})
 
 
 def git(project: Path, *arguments: str) -> str:
@@ -26,17 +25,17 @@ def git(project: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def run_job(run: OpenRun, *arguments: str, cwd: Path) -> tuple[list[str], str]:
+def run_job(run: RunPaths, *arguments: str, cwd: Path) -> tuple[list[str], str]:
     """What train.py was called with, and what was said on stderr."""
     done = subprocess.run(
-        ["sh", str(run.folder.job_file), *arguments],
+        ["sh", str(run.job_file), *arguments],
         cwd=cwd,
         env={"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    called = (run.folder.root.parents[1] / "called.txt").read_text().splitlines()
+    called = (run.root.parents[1] / "called.txt").read_text().splitlines()
     return called, done.stderr
 
 
@@ -75,7 +74,7 @@ def test_without_git_a_run_starts_all_the_same(project, monkeypatch, trouble):
         fake.write_text("#!/bin/sh\nexec sleep 60\n")
         fake.chmod(0o755)
         monkeypatch.setenv("PATH", f"{project}:{os.environ['PATH']}")
-        monkeypatch.setattr(provenance, "_GIT_TIMEOUT", 0.05)
+        monkeypatch.setattr(run_git, "_TIMEOUT_S", 0.05)
     with open_(project) as run:
         assert run.record["git"]["commit"] is None
         expected = {"no repository": "repository", "no commit": "no commit", "no git": "git cannot", "hangs": "longer"}
@@ -88,7 +87,7 @@ def test_job_script_repeats_the_run_from_anywhere(project, tmp_path):
     elsewhere = tmp_path / "else where"
     elsewhere.mkdir()
     with open_(project, name='it\'s "1"', seed=11) as run:
-        called, said = run_job(run, "--progress.epoch", "a b", cwd=elsewhere)
+        called, said = run_job(run.folder, "--progress.epoch", "a b", cwd=elsewhere)
     config = called[called.index("--config") + 1]
     assert Path(config).samefile(run.folder.config_file)
     assert called[0] == "train.py"
@@ -103,14 +102,13 @@ def test_job_script_follows_when_run_or_project_move(project, tmp_path):
     moved = tmp_path / "moved"
     project.rename(moved)
     (archived,) = (moved / "experiments").glob("digits_*")
-    run = OpenRun(RunFolder(archived), FolderLock(archived / "run.lock", ""), 1, "", {})
-    called, _ = run_job(run, cwd=tmp_path)
+    called, _ = run_job(RunPaths(archived), cwd=tmp_path)
     assert Path(called[called.index("--config") + 1]).samefile(archived / "config.yaml")
 
 
 def test_job_script_works_with_runs_outside_the_project(project, tmp_path):
     """CT-10: then the project is named by its whole path."""
-    folder = RunFolder.of(DirConfig(expr_dir=str(tmp_path)), "far", project)
+    folder = RunPaths.for_run(DirConfig(expr_dir=str(tmp_path)), "far", project)
     with open_run(folder, resume=False, resolved_values={}, argv=[], seed=0, world_size=1, project=project):
         done = subprocess.run(["sh", str(folder.job_file)], cwd="/", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -147,9 +145,9 @@ def test_job_script_warns_when_the_code_is_another(project, tmp_path):
     git(project, "add", ".")
     git(project, "commit", "-qm", "first")
     with open_(project) as run:
-        _, said = run_job(run, cwd=tmp_path)
+        _, said = run_job(run.folder, cwd=tmp_path)
         assert said == ""
         git(project, "commit", "-qm", "second", "--allow-empty")
-        _, said = run_job(run, cwd=tmp_path)
+        _, said = run_job(run.folder, cwd=tmp_path)
     assert git(project, "rev-parse", "HEAD~") in said
     assert git(project, "rev-parse", "HEAD") in said

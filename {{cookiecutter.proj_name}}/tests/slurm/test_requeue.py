@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from common.failure import failsafe
-from common.run.folder import read_status, write_status
-from common.run.paths import RunFolder
+from common.run.paths import RunPaths
+from common.run.status import read_status, write_status
 from common.slurm import requeue
 from tests.conftest import calls_of
 
 
 @pytest.fixture
-def job(tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+def job(tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     """A run whose job has just started for the first time."""
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    run = RunFolder(tmp_path / "run")
+    run = RunPaths(tmp_path / "run")
     (run.root / "slurm").mkdir(parents=True)
     run.checkpoints.mkdir()
     (run.root / "slurm" / "config.yaml").write_text("name: run\n")
@@ -25,7 +25,7 @@ def job(tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> RunFo
     return run
 
 
-def start(run: RunFolder) -> str:
+def start(run: RunPaths) -> str:
     time.sleep(0.01)  # the kernel's clock for files ticks every 4 ms
     return requeue.before(run.root, run.root / "slurm" / "config.yaml")
 
@@ -49,7 +49,7 @@ def start(run: RunFolder) -> str:
     ],
 )
 def test_who_is_queued_again(
-    job: RunFolder, cluster: Path, state: str | None, reason: str, code: int, expected: int, again: bool
+    job: RunPaths, cluster: Path, state: str | None, reason: str, code: int, expected: int, again: bool
 ) -> None:
     """R-46: only what was stopped in order to go on; decided by what the main process wrote, not by srun's code."""
     if state is not None:
@@ -61,7 +61,7 @@ def test_who_is_queued_again(
         assert again or (status is not None and (status["state"], str(code) in status["reason"]) == ("failed", True))
 
 
-def test_a_status_of_an_earlier_start_counts_for_nothing(job: RunFolder, cluster: Path) -> None:
+def test_a_status_of_an_earlier_start_counts_for_nothing(job: RunPaths, cluster: Path) -> None:
     """R-46: the first start was stopped to go on; the second fell over before it could say anything."""
     write_status(job, "stopped", step=3, reason="SIGUSR1")
     start(job)
@@ -70,7 +70,7 @@ def test_a_status_of_an_earlier_start_counts_for_nothing(job: RunFolder, cluster
 
 
 def test_a_preempted_job_that_saved_in_time_is_queued_again(
-    job: RunFolder, cluster: Path, monkeypatch: pytest.MonkeyPatch
+    job: RunPaths, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R-46: Slurm itself requeues only what it has to kill: one that ends within its grace time would be lost."""
     monkeypatch.setenv("PREEMPT", "2026-03-01T14:05:00")
@@ -84,11 +84,11 @@ def test_a_preempted_job_that_saved_in_time_is_queued_again(
 
 @pytest.mark.parametrize("how", ["refused", "missing"])
 def test_a_job_that_cannot_be_queued_again(
-    job: RunFolder, cluster: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], how: str
+    job: RunPaths, cluster: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], how: str
 ) -> None:
     """R-46: says so, how to go on, and ends with 75; a busy controller is asked again."""
     write_status(job, "stopped", step=3, reason="SIGUSR1")
-    monkeypatch.setattr(requeue, "_PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(requeue, "_RETRY_AFTER_S", (0.0, 0.0))
     monkeypatch.setenv("SCONTROL_CODE", "1")
     monkeypatch.setenv("SCONTROL_SAYS", "Requested operation is presently disabled")
     if how == "missing":
@@ -100,7 +100,7 @@ def test_a_job_that_cannot_be_queued_again(
     assert len(calls_of(cluster, "scontrol")) == (3 if how == "refused" else 0)
 
 
-def test_a_job_that_gets_nowhere_is_stopped(job: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_gets_nowhere_is_stopped(job: RunPaths, capfd: pytest.CaptureFixture[str]) -> None:
     """R-46: three restarts without a newer checkpoint, whoever queued it again; with one, the count starts anew."""
     for number in range(8):
         if number == 2:
@@ -116,7 +116,7 @@ def test_a_job_that_gets_nowhere_is_stopped(job: RunFolder, capfd: pytest.Captur
     assert status["state"] == "failed"
 
 
-def test_where_a_job_begins(job: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_job_begins(job: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """R-46: as its config says, until it has saved for itself: then from there, even if it began from other weights."""
     assert start(job) == ""
     config, old = job.root / "slurm" / "config.yaml", job.checkpoints / "latest.pt"
@@ -133,9 +133,9 @@ def test_where_a_job_begins(job: RunFolder, monkeypatch: pytest.MonkeyPatch) -> 
     assert start(job) == "finished"
 
 
-def test_the_command_line_around_training(job: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_around_training(job: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     """R-46: what a job file calls."""
-    assert requeue.EXIT_COME_AGAIN == failsafe.EXIT_COME_AGAIN
+    assert requeue.EXIT_REQUEUE == failsafe.EXIT_REQUEUE
     write_status(job, "finished", step=3)
     assert requeue.main(["before", str(job.root), str(job.root / "slurm" / "config.yaml")]) == 0
     assert capsys.readouterr().out == "finished\n"

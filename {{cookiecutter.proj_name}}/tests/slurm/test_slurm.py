@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from common.run.folder import write_status
-from common.run.paths import RunFolder
+from common.run.paths import RunPaths
+from common.run.status import write_status
 from common.slurm import snapshot
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, load, same
 
@@ -296,7 +296,7 @@ def test_tasks_of_an_array_train_apart(project: Path, cluster: Path) -> None:
     states = [load(base / f"task_{task}") for task in (0, 1)]
     assert [state["about"]["seed"] for state in states] == [0, 1]
     assert not same(states[0]["model"], states[1]["model"])
-    write_status(RunFolder(base / "task_0"), "running")
+    write_status(RunPaths(base / "task_0"), "running")
     os.utime(base / "task_0" / "status.json", (1, 1))
     done = run_job(base / "slurm" / "job.sh", SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="0", SRUN_CODE="138")
     assert (done.returncode, calls_of(cluster, "scontrol")) == (75, ["requeue 17_0"])
@@ -306,7 +306,7 @@ def test_a_requeued_job_keeps_the_code_it_runs_from(project: Path, cluster: Path
     """CT-08, R-46: its first start saved nothing. What that left is moved aside; code, log and job files stay."""
     assert submit_in(project).returncode == 0
     run = project / "experiments" / "default"
-    write_status(RunFolder(run), "running", step=0)
+    write_status(RunPaths(run), "running", step=0)
     (run / "train.log").write_text("first")
     (run / "run.json").write_text('{"attempts": []}')
     done = run_job(run / "slurm" / "job.sh", SLURM_RESTART_COUNT="1")

@@ -1,6 +1,5 @@
 """What a Slurm job is made of: the run's folder, a copy of the code, frozen configurations."""
 
-import json
 import os
 import subprocess
 import sys
@@ -13,9 +12,9 @@ import yaml
 
 from common.base.errors import UserError
 from common.run.folder import archive
+from common.run.git import GitState
 from common.run.lock import FolderLock
-from common.run.paths import RunFolder
-from common.run.record import GitState
+from common.run.paths import RunPaths
 from common.slurm import snapshot, submission
 from tests.conftest import CONFIG, Runs
 from custom import submit
@@ -78,16 +77,13 @@ def test_a_queued_run_is_not_submitted_again(
     prepared()
 
 
-def test_the_lock_of_a_job_that_was_killed_elsewhere(prepared: Callable[..., list[str]], tmp_path: Path) -> None:
-    """CT-08: nobody can see that process from here, but Slurm knows that its job has ended."""
+def test_the_lock_of_a_job_that_was_killed(prepared: Callable[..., list[str]], tmp_path: Path) -> None:
+    """CT-08: the file is left, but nothing holds it."""
     prepared()
     lock = tmp_path / "run" / "run.lock"
-    lock.write_text(json.dumps({"host": "node17", "pid": 1, "time": "then", "slurm_job": "9"}))
+    lock.write_text("process 1 on node17")
     prepared(words=["--resume", "auto"])
     assert not lock.exists()
-    lock.write_text(json.dumps({"host": "node17", "pid": 1, "time": "then"}))
-    with pytest.raises(UserError, match="node17"):
-        prepared(words=["--resume", "auto"])
 
 
 def test_the_gpus_of_a_job(prepared: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +133,7 @@ def test_only_its_own_job_keeps_a_folder(tmp_path: Path) -> None:
     """CT-08: an ordinary start moves the whole folder; so does one of a copy of the code that lies elsewhere."""
     for place, stays in (("run/code", True), ("code", True), ("other/code", False), (None, False)):
         base = tmp_path / str(stays) / str(place).replace("/", "-")
-        folder = RunFolder(base / "run")
+        folder = RunPaths(base / "run")
         for name in ("code", "slurm", "checkpoints"):
             (folder.root / name).mkdir(parents=True)
         if place is not None:
@@ -236,7 +232,7 @@ def test_paths_in_a_config_keep_their_meaning(tmp_path: Path) -> None:
         "init_from": {"path": "./experiments/old/checkpoints/best.pt"},
         "dataset": {"train": {"files": ["data/list.txt", "custom/labels.txt", "a/b"], "number": 3}},
     }  # fmt: skip
-    found = submission.frozen(values, RunFolder(tmp_path / "runs" / "x"), tmp_path, 0, None)
+    found = submission.frozen(values, RunPaths(tmp_path / "runs" / "x"), tmp_path, 0, None)
     assert found["dataset"]["train"]["files"] == [f"{tmp_path}/data/list.txt", "custom/labels.txt", "a/b"]
     assert found["init_from"]["path"] == f"{tmp_path}/experiments/old/checkpoints/best.pt"
     assert found["resume"] == f"{tmp_path}/experiments/old"
