@@ -30,7 +30,7 @@ from common import distributed  # noqa: E402
 from common.evaluation.best import BestTracker  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.distributed import Rank, barrier  # noqa: E402
-from common.failure.failsafe import Requests, together  # noqa: E402
+from common.failure.failsafe import StopSignals, together  # noqa: E402
 from common.run.paths import RunFolder  # noqa: E402
 from common.run_context import Start, session  # noqa: E402
 from common.trainer import Settings, Trainer  # noqa: E402
@@ -115,7 +115,7 @@ def agreement_time(rank: Rank, calls: int = 100) -> float:
     times = []
     for _ in range(calls):
         start = time.perf_counter()
-        Requests(rank).agree(save=False)  # the first call asks
+        StopSignals(rank).sync(save=False)  # the first call asks
         barrier(rank)
         times.append(time.perf_counter() - start)
     return statistics.median(times)

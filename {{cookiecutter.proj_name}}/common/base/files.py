@@ -80,7 +80,7 @@ class Appender:
 
 
 @contextmanager
-def dispensable(what: str) -> Iterator[None]:
+def warn_on_oserror(what: str) -> Iterator[None]:
     """Inside, a file that cannot be written costs a warning, not the run: it can be done without."""
     try:
         yield

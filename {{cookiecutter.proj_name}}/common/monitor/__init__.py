@@ -12,7 +12,7 @@ from loguru import logger
 from pydantic import Field
 from torch import Tensor
 
-from common.base.files import dispensable
+from common.base.files import warn_on_oserror
 from common.config import section
 from common.data.sets import label
 from common.distributed import Rank, sum_over_ranks
@@ -72,7 +72,7 @@ class Monitor:
     ) -> None:
         self.meter = Meter(config.smooth, None if rank.is_alone else lambda table: sum_over_ranks(table, rank))
         self.clock = Clock()
-        self.loaded = self.clock.loaded
+        self.batch_ready = self.clock.batch_ready
         self.writer: Writer | NullWriter = NullWriter()
         self.bar: Bar | NullBar = NullBar()
         self._device, self._workers, self._folder = rank.device, workers, None if run is None else run.folder
@@ -105,15 +105,15 @@ class Monitor:
             self.bar.close()
             self.writer.flush()
 
-    def stepped(self, at: Position, samples: int) -> None:
+    def step_done(self, at: Position, samples: int) -> None:
         """An optimizer step on `samples` samples, of all processes, is done."""
-        self.clock.stepped(samples)
+        self.clock.step_done(samples)
         self.step = at.step
-        self.meter.stepped(at.step)
+        self.meter.step_done(at.step)
         if self._wants_bar:
             self.bar.step()
 
-    def resumed_training(self) -> None:
+    def reset_timer(self) -> None:
         """Go on after something that is no training, so that it does not count as waiting for data."""
         self.clock.restart()
 
@@ -163,7 +163,7 @@ class Monitor:
             seen.add(name)
             self.writer.image(at.step, f"{split}/{name}", picture.image)
             if self._pictures is not None:
-                with dispensable("a picture"):
+                with warn_on_oserror("a picture"):
                     save_png(progress_path(self._pictures, split, name, current_epoch(at), at.step), picture.image)
 
     def saving(self, at: Position, *, best: bool, numbered: bool) -> None:
@@ -192,7 +192,7 @@ class Monitor:
     def _status(self, state: State, step: int | None, reason: str = "") -> None:
         with self._recording:
             if self._folder is not None and not self._has_ended:
-                with dispensable("status.json"):
+                with warn_on_oserror("status.json"):
                     write_status(self._folder, state, step=step, reason=reason)
                 self._has_ended = state != "running"
 

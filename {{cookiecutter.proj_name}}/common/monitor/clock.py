@@ -31,7 +31,7 @@ class Timing:
 
 
 class Clock:
-    """Times the loop: `loaded` when a batch has arrived, `stepped` after each optimizer step.
+    """Times the loop: `batch_ready` when a batch has arrived, `step_done` after each optimizer step.
 
     The times are the host's. A GPU runs behind, so a single step says little; over a log period they are right, since
     logging waits for the device.
@@ -60,14 +60,14 @@ class Clock:
         """Go on after something that is no training (validation, a save). Counts for the remaining time only."""
         self._mark = perf_counter()
 
-    def loaded(self) -> None:
+    def batch_ready(self) -> None:
         """A batch has arrived."""
         now = perf_counter()
         self._data += now - self._mark
         self._busy += now - self._mark
         self._mark = now
 
-    def stepped(self, samples: int) -> None:
+    def step_done(self, samples: int) -> None:
         """An optimizer step on `samples` samples (of all processes) is done."""
         now = perf_counter()
         self._busy += now - self._mark

@@ -61,7 +61,7 @@ class Meter:
         else:
             self._open.append((names, [value, *(losses[name].detach() for name in names)], samples))
 
-    def stepped(self, step: int) -> None:
+    def step_done(self, step: int) -> None:
         """What was added since the last call belongs to optimizer step `step`, counted from 1."""
         self._pending.append((step, self._open))
         self._open = []

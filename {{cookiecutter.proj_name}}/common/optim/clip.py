@@ -11,7 +11,7 @@ from torch import Tensor
 from common.base.errors import UserError
 from common.config import section
 from common.distributed.sharded import is_sharded, local, norm_over_shards
-from common.progress import EpochPeriod, Period, Position
+from common.progress import EpochInterval, Interval, Position
 
 _START = Position()
 
@@ -26,7 +26,7 @@ class ClipConfig:
         Field(description="norm: scale all gradients together to keep their norm within it; value: cut each number"),
     ] = "norm"
     clip_warmup: Annotated[
-        EpochPeriod,
+        EpochInterval,
         Field(description='from here on clip_gradients_warmup is the limit: epochs, or "100step"; -1 = never'),
     ] = -1
     clip_gradients_warmup: Annotated[
@@ -36,7 +36,7 @@ class ClipConfig:
     def __post_init__(self) -> None:
         """Raise `UserError` for a change of the limit that would come before the first step."""
         try:
-            change = Period.parse(self.clip_warmup, "epoch")
+            change = Interval.parse(self.clip_warmup, "epoch")
         except UserError as error:
             raise UserError(f"clip_warmup: {error}") from error
         if not change and str(self.clip_warmup).lstrip().startswith("0"):
@@ -61,7 +61,7 @@ class Clip(ABC):
 def build_clip(config: ClipConfig) -> Clip:
     """The configured clipping."""
     before = _limited(config.clip_type, config.clip_gradients)
-    change = Period.parse(config.clip_warmup, "epoch")
+    change = Interval.parse(config.clip_warmup, "epoch")
     return ChangingClip(before, _limited(config.clip_type, config.clip_gradients_warmup), change) if change else before
 
 
@@ -107,11 +107,11 @@ class ValueClip(Clip):
 class ChangingClip(Clip):
     """One clipping until `change` has passed since the start of the run, another from then on."""
 
-    def __init__(self, before: Clip, after: Clip, change: Period) -> None:
+    def __init__(self, before: Clip, after: Clip, change: Interval) -> None:
         self._before, self._after, self._change = before, after, change
 
     def __call__(self, parameters: Sequence[Tensor], position: Position) -> Tensor | None:
-        clip = self._after if self._change.due(_START, position) else self._before
+        clip = self._after if self._change.is_due(_START, position) else self._before
         return clip(parameters, position)
 
 

@@ -17,7 +17,7 @@ from common.optim import factors
 from common.optim.arguments import as_arguments, check_arguments, choices
 from common.optim.factors import Factor
 from common.optim.torch_schedule import TorchScheduler, scheduler_class
-from common.progress import EpochPeriod, Period
+from common.progress import EpochInterval, Interval
 
 KINDS = ("constant", "linear", "cosine", "poly", "multistep", "exponential", "onecycle", "plateau")
 _ALIASES = {
@@ -37,7 +37,7 @@ class LrSchedulerConfig:
         str, Field(description=f"{', '.join(KINDS)}, or a path such as torch.optim.lr_scheduler.CyclicLR")
     ] = "constant"
     warmup: Annotated[
-        EpochPeriod, Field(description="length of the linear rise that comes first, inside the total; 0 = none")
+        EpochInterval, Field(description="length of the linear rise that comes first, inside the total; 0 = none")
     ] = 0
     warmup_factor: Annotated[
         float, Field(ge=0.0, le=1.0, description="factor that the rise starts from; its first step is already above it")
@@ -46,11 +46,11 @@ class LrSchedulerConfig:
         float, Field(gt=0.0, description="multistep, plateau: factor per drop; exponential: factor at lr_steps[0]")
     ] = 0.1
     lr_steps: Annotated[
-        list[EpochPeriod],
+        list[EpochInterval],
         Field(description="multistep: when to drop; exponential: the first is when lr_gamma is reached"),
     ] = field(default_factory=lambda: [50, 80])
     tmax: Annotated[
-        EpochPeriod, Field(description="linear, cosine, poly, onecycle: when they end; null = with the run")
+        EpochInterval, Field(description="linear, cosine, poly, onecycle: when they end; null = with the run")
     ] = None
     min_factor: Annotated[float, Field(ge=0.0, le=1.0, description="lowest factor of lr, after the warm-up")] = 0.0
     power: Annotated[float, Field(gt=0.0, description="poly: exponent")] = 0.9
@@ -253,7 +253,7 @@ def _main(config: LrSchedulerConfig, warmup: int, total_steps: int | None, steps
 
 
 def _warmup_steps(config: LrSchedulerConfig, steps_per_epoch: int | None) -> int:
-    if config.type.lower() == "warmupcosinelr" and not Period.parse(config.warmup, "epoch"):
+    if config.type.lower() == "warmupcosinelr" and not Interval.parse(config.warmup, "epoch"):
         return _steps("lr_steps", config.lr_steps[0], steps_per_epoch)
     return _steps("warmup", config.warmup, steps_per_epoch)
 
@@ -269,9 +269,9 @@ def _end(config: LrSchedulerConfig, total_steps: int | None, steps_per_epoch: in
     return max(1, total_steps)
 
 
-def _period(key: str, length: int | float | str | None) -> Period:
+def _period(key: str, length: int | float | str | None) -> Interval:
     try:
-        return Period.parse(length, "epoch")
+        return Interval.parse(length, "epoch")
     except UserError as error:
         raise UserError(f"{key}: {error}") from error
 
