@@ -139,7 +139,7 @@ def test_the_clock_tells_step_time_waiting_and_rest(monkeypatch):
     assert (timing.step, timing.data, timing.rate) == pytest.approx((0.4, 0.25, 160.0))
     assert timing.eta == pytest.approx(40.0)
     time.now += 6.0
-    clock.restart()
+    clock.reset()
     time.steps(clock, 10, wait=0.1, work=0.3)
     timing = clock.read(steps_left=100)
     assert (timing.step, timing.data) == pytest.approx((0.4, 0.25))
