@@ -31,7 +31,7 @@ class Position(NamedTuple):
 
 
 def resumed_position(at: Position, epoch_size: int) -> Position:
-    """Where to go on with data of `epoch_size` samples. Raises `UserError` inside an epoch of another size."""
+    """Where to continue with data of `epoch_size` samples. Raises `UserError` inside an epoch of another size."""
     if at.sample and at.epoch_size != epoch_size:
         raise UserError(
             f"the checkpoint stopped inside epoch {at.epoch}, after {at.sample} of {at.epoch_size} samples, but the "

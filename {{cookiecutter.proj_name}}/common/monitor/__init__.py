@@ -55,7 +55,7 @@ class Monitor:
 
     Args:
         run: the open run folder, in the main process; None in the others, which then write nothing.
-        resume_step: optimizer steps done by the checkpoint this run goes on from; what was written beyond it goes.
+        resume_step: optimizer steps of the checkpoint that this run continues from; later entries are removed.
         local_pictures: write pictures as PNG files too.
         workers: of the loader, for advice on them.
     """
@@ -164,7 +164,7 @@ class Monitor:
                     save_png(progress_path(self._pictures, split, name, current_epoch(at), at.step), picture.image)
 
     def saving(self, at: Position, *, best: bool, numbered: bool) -> None:
-        """A checkpoint is about to be written. Everything that was measured up to it goes to the disk first."""
+        """A checkpoint is about to be written: bring everything that was measured up to it to the disk first."""
         self.writer.record("checkpoint", step=at.step, epoch=current_epoch(at), best=best, numbered=numbered)
         self.writer.flush()
 

@@ -29,7 +29,7 @@ class Writer:
     `{"event": "run", "schema": 1, "run": ..., "attempt": ..., "resume_step": ...}`; numbers are
     `{"event": "train", "step": 12, ..., "values": {"loss": 0.25}}` in full precision. `read_metrics` reads it.
 
-    On a resume everything after `resume_step` goes, in both, so that no point is there twice.
+    A resume removes everything after `resume_step` from both, so that no point is there twice.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Writer:
         """
         Args:
             event: folder of TensorBoard's files; None for none.
-            resume_step: optimizer steps done by the checkpoint this attempt goes on from; None for a new run.
+            resume_step: optimizer steps of the checkpoint that this attempt continues from; None for a new run.
         """
         if resume_step is not None:
             _drop_after(metrics_file, resume_step)
