@@ -190,29 +190,26 @@ class Triggers:
     def __init__(self, config: ProgressConfig, samples_per_step: int) -> None:
         self._config, self._samples_per_step = config, samples_per_step
         self._next_step: float = 0  # nothing is due sooner, unless the epoch ends
-        self.log = Interval.parse(config.iter_loss, "step")
-        self.pictures = Interval.parse(config.iter_save_progress if config.save_progress else None, "step")
-        self.validate = Interval.parse(config.epoch_val, "epoch")
-        self.evaluate = Interval.parse(config.epoch_eval, "epoch")
-        self.save_latest = Interval.parse(config.epoch_save_latest, "epoch")
-        self.save_numbered = Interval.parse(config.epoch_save_checkpoint, "epoch")
-
-    @property
-    def _intervals(self) -> tuple[Interval, ...]:
-        return (self.log, self.pictures, self.validate, self.evaluate, self.save_latest, self.save_numbered)
+        self._intervals = {
+            "log": Interval.parse(config.iter_loss, "step"),
+            "pictures": Interval.parse(config.iter_save_progress if config.save_progress else None, "step"),
+            "validate": Interval.parse(config.epoch_val, "epoch"),
+            "evaluate": Interval.parse(config.epoch_eval, "epoch"),
+            "save_latest": Interval.parse(config.epoch_save_latest, "epoch"),
+            "save_numbered": Interval.parse(config.epoch_save_checkpoint, "epoch"),
+        }
 
     def due(self, before: Position, after: Position) -> Due:
         """What is due once the step from `before` to `after` is done; after the last step, everything that is on."""
         if after.step < self._next_step and after.epoch == before.epoch:
             return _NOTHING
-        earliest = [interval.earliest_step(after, self._samples_per_step) for interval in self._intervals]
+        earliest = [each.earliest_step(after, self._samples_per_step) for each in self._intervals.values()]
         self._next_step = min(*earliest, self._config.max_steps or math.inf)
         is_last = self.is_over(after)
-        due = Due._make([*(bool(each) if is_last else each.is_due(before, after) for each in self._intervals), is_last])
-        return due._replace(
-            log=due.log and before.epoch % self._config.epoch_loss == 0,
-            pictures=due.pictures and before.epoch % self._config.epoch_save_progress == 0,
-        )
+        due = {name: bool(each) if is_last else each.is_due(before, after) for name, each in self._intervals.items()}
+        due["log"] &= before.epoch % self._config.epoch_loss == 0
+        due["pictures"] &= before.epoch % self._config.epoch_save_progress == 0
+        return Due(**due, is_last=is_last)
 
     def is_over(self, at: Position) -> bool:
         """Whether the run has come as far as the config wants."""
@@ -221,16 +218,10 @@ class Triggers:
 
     def table(self, without: Collection[str] = ()) -> str:
         """What happens when, one line each, in the order of the loop; for those in `without` there are no data."""
-        rows = {
-            "log line, scalars": self.log,
-            "training pictures": self.pictures,
-            "validation": self.validate,
-            "evaluation": self.evaluate,
-            "latest.pt": self.save_latest,
-            "step_*.pt": self.save_numbered,
-        }
+        names = ("log line, scalars", "training pictures", "validation", "evaluation", "latest.pt", "step_*.pt")
         return "\n".join(
-            f"  {name:<18} {'never (no data)' if name in without else interval}" for name, interval in rows.items()
+            f"  {name:<18} {'never (no data)' if name in without else interval}"
+            for name, interval in zip(names, self._intervals.values(), strict=True)
         )
 
 
