@@ -181,10 +181,10 @@ class Trainer:
                     is_best = due.validate and self.validate()
                     if due.evaluate:
                         self.evaluate()
-                    stop = self.stop_signals.sync(self.save_time_is_up())
-                    if is_best or due.save_latest or due.save_numbered or stop.save:
+                    decision = self.stop_signals.sync(self.save_time_is_up())
+                    if is_best or due.save_latest or due.save_numbered or decision.save:
                         self.save(best=is_best, numbered=due.save_numbered)
-                    self.signal = self.signal or stop.signal
+                    self.signal = self.signal or decision.stop
                     if due.is_last:
                         self.stop_reason = self.stop_reason or "finished"
                     if self.stop_reason or self.signal:

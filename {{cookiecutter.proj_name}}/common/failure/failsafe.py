@@ -114,13 +114,13 @@ def _is_there(process: int) -> bool:
 class StopDecision:
     """What the processes agreed on between two steps: the signal to stop by (0: none), and whether to save."""
 
-    signal: int
+    stop: int
     save: bool
 
 
 _PAUSE = 0.2  # seconds between two questions whether to stop
 _FIRST = 100  # steps that ask each time, and the most that never ask
-_NOTHING = StopDecision(signal=0, save=False)
+_NOTHING = StopDecision(stop=0, save=False)
 
 
 class StopSignals:
