@@ -30,8 +30,8 @@ from common import distributed  # noqa: E402
 from common.evaluation.best import BestTracker  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.distributed import Rank, barrier  # noqa: E402
-from common.failure.failsafe import Requests, together  # noqa: E402
-from common.run.paths import RunFolder  # noqa: E402
+from common.failure.failsafe import StopSignals, together  # noqa: E402
+from common.run.paths import RunPaths  # noqa: E402
 from common.run_context import Start, session  # noqa: E402
 from common.trainer import Settings, Trainer  # noqa: E402
 from custom.config import Config  # noqa: E402
@@ -87,7 +87,7 @@ def measure(number: int, world: int, port: int, options: argparse.Namespace, fol
     resolved = resolve(Config, [PROJECT / "configs" / "default.yaml"], words)
     config = resolved.config
     with together(distributed.find_rank(-1, config.dist), config.dist, resolved.values) as rank:
-        run = RunFolder.of(config.dir, config.name, PROJECT)
+        run = RunPaths.for_run(config.dir, config.name, PROJECT)
         start = Start(argv=words, values=resolved.values, seed=0, resumed=None, local_pictures=False, workers=0)
         with session(config.monitor, run, rank, start, PROJECT) as monitor:
             trainer = Trainer(
@@ -115,7 +115,7 @@ def agreement_time(rank: Rank, calls: int = 100) -> float:
     times = []
     for _ in range(calls):
         start = time.perf_counter()
-        Requests(rank).agree(save=False)  # the first call asks
+        StopSignals(rank).sync(save=False)  # the first call asks
         barrier(rank)
         times.append(time.perf_counter() - start)
     return statistics.median(times)

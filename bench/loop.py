@@ -23,7 +23,7 @@ from common.config import resolve  # noqa: E402
 from common.data.loader import Step, TrainStream  # noqa: E402
 from common.distributed import Rank  # noqa: E402
 from common.progress import Position  # noqa: E402
-from common.run.paths import RunFolder  # noqa: E402
+from common.run.paths import RunPaths  # noqa: E402
 from common.run_context import Start, session  # noqa: E402
 from common.trainer import Settings, Trainer  # noqa: E402
 from custom.config import Config  # noqa: E402
@@ -143,7 +143,7 @@ def main() -> None:
 def train_alternating(folder: Path, segments: int, steps: int, profile: bool) -> Alternating:
     """Run the trainer, alternating with the bare loop."""
     config, words = build(folder, segments, steps)
-    run = RunFolder.of(config.dir, config.name, PROJECT)
+    run = RunPaths.for_run(config.dir, config.name, PROJECT)
     start = Start(argv=words, values={}, seed=0, resumed=None, local_pictures=False, workers=0)
     with session(config.monitor, run, Rank(), start, PROJECT) as monitor:
         trainer = Trainer(

@@ -1,10 +1,10 @@
-"""Where a run is, and what is due when: every "every N steps / epochs" of the configuration is a `Period`."""
+"""Where a run is, and what is due when: each "every N steps / epochs" of the configuration is an `Interval`."""
 
+import math
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -31,7 +31,7 @@ class Position(NamedTuple):
 
 
 def resumed_position(at: Position, epoch_size: int) -> Position:
-    """Where to go on with data of `epoch_size` samples. Raises `UserError` inside an epoch of another size."""
+    """Where to continue with data of `epoch_size` samples. Raises `UserError` inside an epoch of another size."""
     if at.sample and at.epoch_size != epoch_size:
         raise UserError(
             f"the checkpoint stopped inside epoch {at.epoch}, after {at.sample} of {at.epoch_size} samples, but the "
@@ -41,55 +41,58 @@ def resumed_position(at: Position, epoch_size: int) -> Position:
 
 
 @dataclass(frozen=True)
-class Period:
-    """A length of training: `number / divisor` optimizer steps, or epochs. A number of 0 means never.
+class Interval:
+    """A length of training, in optimizer steps or in epochs; exact, as floats are not. An amount of 0 means never."""
 
-    Two whole numbers: exact where a float is not, and cheap enough to be asked about in every step.
-    """
-
-    number: int
-    divisor: int
+    amount: Fraction
     unit: Unit
 
     @classmethod
-    def parse(cls, value: int | float | str | None, unit: Unit) -> "Period":
+    def parse(cls, value: int | float | str | None, unit: Unit) -> "Interval":
         """Read 10, "10", "200step" or "0.5epoch"; a bare number is in `unit`. None, 0 and less mean never."""
         if value is None:
-            return cls(0, 1, unit)
+            return cls(Fraction(0), unit)
         if isinstance(value, (int, float)):
-            amount = max(Fraction(str(value)), Fraction(0))
-            return cls(amount.numerator, amount.denominator, unit)
+            return cls(max(Fraction(str(value)), Fraction(0)), unit)
         match = _TEXT.fullmatch(value)
         if match is None:
             number = value.strip().lstrip("-")
             if number.replace(".", "", 1).isdigit():
                 return cls.parse(float(value), unit)
-            raise UserError(f'{value!r} is not a period: write a number of {unit}s, "200step" or "0.5epoch"')
+            raise UserError(f'{value!r} is not an interval: write a number of {unit}s, "200step" or "0.5epoch"')
         amount = Fraction(match[1])
         if match[2] == "step" and amount.denominator != 1:
-            raise UserError(f"{value!r} is not a period: a part of a step cannot be done")
-        return cls(amount.numerator, amount.denominator, "step" if match[2] == "step" else "epoch")
+            raise UserError(f"{value!r} is not an interval: steps come in whole numbers")
+        return cls(amount, "step" if match[2] == "step" else "epoch")
 
     def __bool__(self) -> bool:
-        return self.number > 0
+        return self.amount > 0
 
     def __str__(self) -> str:
         if not self:
             return "never"
-        amount = self.number if self.divisor == 1 else self.number / self.divisor
+        amount = self.amount.numerator if self.amount.denominator == 1 else float(self.amount)
         return f"every {self.unit}" if amount == 1 else f"every {amount} {self.unit}s"
 
-    def due(self, before: Position, after: Position) -> bool:
-        """Whether a multiple of this period lies in (before, after]. The one question behind every cadence."""
-        if self.number == 0:
-            return False
+    def elapsed(self, at: Position) -> Fraction:
+        """How much of training is done at `at`, in this interval's unit."""
         if self.unit == "step":
-            return after.step * self.divisor // self.number > before.step * self.divisor // self.number
-        # In samples since the start of the run.
-        size = after.epoch_size or 1
-        length = size * self.number
-        done, done_before = (at.epoch * size + (at.sample if at.epoch_size else 0) for at in (after, before))
-        return done * self.divisor // length > done_before * self.divisor // length
+            return Fraction(at.step)
+        return at.epoch + Fraction(at.sample if at.epoch_size else 0, at.epoch_size or 1)
+
+    def is_due(self, before: Position, after: Position) -> bool:
+        """Whether a multiple of this interval lies in (before, after]."""
+        return bool(self) and self.elapsed(after) // self.amount > self.elapsed(before) // self.amount
+
+    def earliest_step(self, at: Position, samples_per_step: int) -> float:
+        """Within this epoch it is not due again before this step: the very step, or a little sooner."""
+        if not self:
+            return math.inf
+        missing = self.amount - self.elapsed(at) % self.amount
+        if self.unit == "step":
+            return at.step + math.ceil(missing)
+        # `drop_last` lets the last step of an epoch count for almost two.
+        return at.step + max(1, int(missing * at.epoch_size / samples_per_step)) if at.epoch_size else math.inf
 
     def in_steps(self, steps_per_epoch: int | None) -> int:
         """This length in optimizer steps, rounded to the nearest, at least 1 when it is on.
@@ -99,63 +102,63 @@ class Period:
         if not self:
             return 0
         if self.unit == "step":
-            return self.number // self.divisor
+            return int(self.amount)
         if steps_per_epoch is None:
             raise UserError(f'{self}: the data set has no length; give this in steps, as in "1000step"')
-        return max(1, round(Fraction(self.number * steps_per_epoch, self.divisor)))
+        return max(1, round(self.amount * steps_per_epoch))
 
 
 @dataclass(frozen=True)
-class _PeriodIn:
-    """Marks a config field as a period whose bare numbers are in `unit`."""
+class _IntervalIn:
+    """Marks a config field as an interval whose bare numbers are in `unit`."""
 
     unit: Unit
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if value is None or (isinstance(value, (int, float, str)) and not isinstance(value, bool)):
             try:
-                Period.parse(value, self.unit)
+                Interval.parse(value, self.unit)
             except (UserError, ValueError, OverflowError):
                 yield Problem(key, value, f'must be a number of {self.unit}s, "200step" or "0.5epoch"; -1 for never')
 
 
-EpochPeriod = Annotated[int | float | str | None, _PeriodIn("epoch")]
-StepPeriod = Annotated[int | float | str | None, _PeriodIn("step")]
+EpochInterval = Annotated[int | float | str | None, _IntervalIn("epoch")]
+StepInterval = Annotated[int | float | str | None, _IntervalIn("step")]
 
 
 @section
 class ProgressConfig:
-    """Length and rhythm of a run. Periods are numbers, "200step" or "0.5epoch"; -1, 0 or null means never.
+    """Length of a run, and what happens when. Intervals: numbers, "200step" or "0.5epoch"; -1, 0 or null means never.
 
     What is on also happens after the last step.
     """
 
     start_epoch: Annotated[
         int,
-        Field(ge=-1, le=0, description="with resume: -1 goes on where the checkpoint stopped, 0 takes only weights"),
+        Field(ge=-1, le=0, description="with resume: -1 continues where the checkpoint stopped, 0 takes only weights"),
     ] = -1
     epoch: Annotated[int | None, Field(ge=1, description="epochs to train; null: max_steps alone decides")] = 40
     max_steps: Annotated[int | None, Field(ge=1, description="optimizer steps to train; null: epoch alone decides")] = (
         None
     )
     epoch_loss: Annotated[int, Field(ge=1, description="log only in every n-th epoch")] = 1
-    iter_loss: Annotated[StepPeriod, Field(description="log line and scalars; steps")] = 50
+    iter_loss: Annotated[StepInterval, Field(description="log line and scalars; steps")] = 50
     save_progress: Annotated[bool, Field(description="show training pictures")] = True
     epoch_save_progress: Annotated[int, Field(ge=1, description="pictures only in every n-th epoch")] = 1
-    iter_save_progress: Annotated[StepPeriod, Field(description="training pictures; steps")] = 100
+    iter_save_progress: Annotated[StepInterval, Field(description="training pictures; steps")] = 100
     max_samples_train: Annotated[int, Field(ge=1, description="training pictures each time")] = 5
-    epoch_val: Annotated[EpochPeriod, Field(description="validation; epochs")] = 1
+    epoch_val: Annotated[EpochInterval, Field(description="validation; epochs")] = 1
     save_progress_val: Annotated[bool, Field(description="show validation pictures")] = True
     max_samples_val: Annotated[int, Field(ge=0, description="validation pictures each time")] = 5
     init_eval: Annotated[bool, Field(description="evaluate before the first step")] = False
-    epoch_eval: Annotated[EpochPeriod, Field(description="evaluation on dataset.eval; epochs")] = 10
+    epoch_eval: Annotated[EpochInterval, Field(description="evaluation on dataset.eval; epochs")] = 10
     max_samples_eval: Annotated[int, Field(ge=0, description="evaluation pictures each time")] = 10
     local_progress: Annotated[bool, Field(description="write pictures as files too, not only to TensorBoard")] = False
     save_time: Annotated[
         float | None, Field(description="save latest.pt after this many seconds; -1 or null: never")
     ] = 1800.0
-    epoch_save_latest: Annotated[EpochPeriod, Field(description="save latest.pt; epochs")] = 1
-    epoch_save_checkpoint: Annotated[EpochPeriod, Field(description="save a numbered checkpoint; epochs")] = 10
+    epoch_save_latest: Annotated[EpochInterval, Field(description="save latest.pt; epochs")] = 1
+    epoch_save_checkpoint: Annotated[EpochInterval, Field(description="save a numbered checkpoint; epochs")] = 10
 
     def __post_init__(self) -> None:
         if self.epoch is None and self.max_steps is None:
@@ -171,66 +174,64 @@ class Due(NamedTuple):
     evaluate: bool = False
     save_latest: bool = False
     save_numbered: bool = False
+    is_last: bool = False
 
 
 _NOTHING = Due()
 
 
-@dataclass(frozen=True)
-class Rhythm:
-    """The periods of a run."""
+class Triggers:
+    """Decides what is due after which step.
 
-    log: Period
-    pictures: Period
-    validate: Period
-    evaluate: Period
-    save_latest: Period
-    save_numbered: Period
+    Args:
+        samples_per_step: over all ranks.
+    """
 
-    @classmethod
-    def of(cls, config: ProgressConfig) -> "Rhythm":
-        return cls(
-            log=Period.parse(config.iter_loss, "step"),
-            pictures=Period.parse(config.iter_save_progress if config.save_progress else None, "step"),
-            validate=Period.parse(config.epoch_val, "epoch"),
-            evaluate=Period.parse(config.epoch_eval, "epoch"),
-            save_latest=Period.parse(config.epoch_save_latest, "epoch"),
-            save_numbered=Period.parse(config.epoch_save_checkpoint, "epoch"),
-        )
+    def __init__(self, config: ProgressConfig, samples_per_step: int) -> None:
+        self._config, self._samples_per_step = config, samples_per_step
+        self._next_step: float = 0  # nothing is due sooner, unless the epoch ends
+        self._intervals = {
+            "log": Interval.parse(config.iter_loss, "step"),
+            "pictures": Interval.parse(config.iter_save_progress if config.save_progress else None, "step"),
+            "validate": Interval.parse(config.epoch_val, "epoch"),
+            "evaluate": Interval.parse(config.epoch_eval, "epoch"),
+            "save_latest": Interval.parse(config.epoch_save_latest, "epoch"),
+            "save_numbered": Interval.parse(config.epoch_save_checkpoint, "epoch"),
+        }
 
-    def due(self, before: Position, after: Position, *, last: bool) -> Due:
+    def due(self, before: Position, after: Position) -> Due:
         """What is due once the step from `before` to `after` is done; after the last step, everything that is on."""
-        if last:
-            return Due(*map(bool, self.periods))
-        # Mostly nothing is. Inside an epoch only those can be due that are not of whole epochs.
-        for period in self.within_epochs if after.epoch == before.epoch else self.periods:
-            if period.due(before, after):
-                return Due(*(each.due(before, after) for each in self.periods))
-        return _NOTHING
+        if after.step < self._next_step and after.epoch == before.epoch:
+            return _NOTHING
+        earliest = [each.earliest_step(after, self._samples_per_step) for each in self._intervals.values()]
+        self._next_step = min(*earliest, self._config.max_steps or math.inf)
+        is_last = self.is_over(after)
+        due = {name: bool(each) if is_last else each.is_due(before, after) for name, each in self._intervals.items()}
+        due["log"] &= before.epoch % self._config.epoch_loss == 0
+        due["pictures"] &= before.epoch % self._config.epoch_save_progress == 0
+        return Due(**due, is_last=is_last)
 
-    @cached_property
-    def within_epochs(self) -> tuple[Period, ...]:
-        """Those that can be due before an epoch has ended."""
-        return tuple(each for each in self.periods if each and (each.unit == "step" or each.divisor > 1))
-
-    @cached_property
-    def periods(self) -> tuple[Period, ...]:
-        """In the order of `Due`."""
-        return (self.log, self.pictures, self.validate, self.evaluate, self.save_latest, self.save_numbered)
+    def is_over(self, at: Position) -> bool:
+        """Whether the run has come as far as the config wants."""
+        epoch, max_steps = self._config.epoch, self._config.max_steps
+        return (epoch is not None and at.epoch >= epoch) or (max_steps is not None and at.step >= max_steps)
 
     def table(self, without: Collection[str] = ()) -> str:
         """What happens when, one line each, in the order of the loop; for those in `without` there are no data."""
-        rows = {
-            "log line, scalars": self.log,
-            "training pictures": self.pictures,
-            "validation": self.validate,
-            "evaluation": self.evaluate,
-            "latest.pt": self.save_latest,
-            "step_*.pt": self.save_numbered,
-        }
+        names = ("log line, scalars", "training pictures", "validation", "evaluation", "latest.pt", "step_*.pt")
         return "\n".join(
-            f"  {name:<18} {'never (no data)' if name in without else period}" for name, period in rows.items()
+            f"  {name:<18} {'never (no data)' if name in without else interval}"
+            for name, interval in zip(names, self._intervals.values(), strict=True)
         )
+
+
+@dataclass
+class TrainState:
+    """Where a run is, what it measured last, and which evaluations of this step (val, eval) a signal interrupted."""
+
+    at: Position
+    values: dict[str, float] = field(default_factory=dict)
+    pending: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -242,13 +243,6 @@ class Outcome:
     values: dict[str, float]
     checkpoint: Path
     exit_code: int = 0
-
-
-def is_over(at: Position, config: ProgressConfig) -> bool:
-    """Whether the run has come as far as the config wants."""
-    return (config.epoch is not None and at.epoch >= config.epoch) or (
-        config.max_steps is not None and at.step >= config.max_steps
-    )
 
 
 def total_steps(config: ProgressConfig, steps_per_epoch: int | None) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 from loguru import logger
 from torch import nn
 
-from common.base.context import located
+from common.base.context import error_context
 from common.base.errors import UserError
 from common.checkpoint import init_weights
 from common.config.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
@@ -102,7 +102,7 @@ def build_set(
     config: Config, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int
 ) -> EvaluationLoader:
     """One set of a split; its name is "" where it is the only one."""
-    with located(lambda: f"in building dataset.{label(split, name)}"):
+    with error_context(lambda: f"in building dataset.{label(split, name)}"):
         dataset = build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
     check_classes(config, dataset, label(split, name))
     check_size(dataset, label(split, name), rank)
@@ -167,7 +167,9 @@ def log_start(config: Config, trainer: Trainer, seed: int) -> None:
             logger.info("{} {} {}", registry.kind, key, registry.where(name))
     steps = trainer.stream.steps_per_epoch
     nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
-    logger.info("{} steps per epoch; what happens when:\n{}", steps or "unknown", trainer.rhythm.table(without=nothing))
+    logger.info(
+        "{} steps per epoch; what happens when:\n{}", steps or "unknown", trainer.triggers.table(without=nothing)
+    )
 
 
 def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def located(describe: Callable[[], str]) -> Iterator[None]:
+def error_context(describe: Callable[[], str]) -> Iterator[None]:
     """Add what `describe` gives to the notes of an exception that passes. It is called only then."""
     try:
         yield

@@ -17,7 +17,7 @@ from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.shards import write_shards
 from common.config import section
 from common.distributed import Rank
-from common.progress import StepPeriod
+from common.progress import StepInterval
 
 _ALONE = Rank()
 
@@ -28,7 +28,7 @@ class CheckpointConfig:
 
     keep: Annotated[int, Field(ge=0, description="numbered checkpoints to keep, the newest ones; 0: all")] = 3
     keep_every: Annotated[
-        StepPeriod,
+        StepInterval,
         Field(description='numbered checkpoints at multiples of this are kept for good; steps, or "10epoch"'),
     ] = -1
     background: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from common.base.context import located
+from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.data.loader import EvaluationLoader
@@ -112,7 +112,7 @@ class Evaluator:
         done = 0  # batches
         # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
         idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.lockstep_forward else 0
-        with evaluation_mode(model), located(lambda: _where(loader, done)):
+        with evaluation_mode(model), error_context(lambda: _where(loader, done)):
             for batch, (_, indices) in zip(loader, loader.keys, strict=True):
                 batch = self._prepare(batch)
                 with self.precision.autocast():

@@ -111,7 +111,7 @@ def _is_there(process: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Asked:
+class StopDecision:
     """What the processes agreed on between two steps: the signal to stop by (0: none), and whether to save."""
 
     stop: int
@@ -120,10 +120,10 @@ class Asked:
 
 _PAUSE = 0.2  # seconds between two questions whether to stop
 _FIRST = 100  # steps that ask each time, and the most that never ask
-_NOTHING = Asked(stop=0, save=False)
+_NOTHING = StopDecision(stop=0, save=False)
 
 
-class Requests:
+class StopSignals:
     """Turns signals (`stopping_signals`) into a request that the loop looks at between two steps.
 
     The handler only notes the signal: saving inside a handler would interrupt anything, a save included. A second
@@ -169,14 +169,14 @@ class Requests:
         if self.signal not in _COME_AGAIN or number == signal.SIGINT:
             self.signal, self._since = number, time.monotonic()
 
-    def agree(self, save: bool) -> Asked:
+    def sync(self, save: bool) -> StopDecision:
         """Whether any process was told to stop, or wants to save (the last save is old). Called once a step.
 
         Several processes ask one another about five times a second, and read the answer a step later, so that nobody
         waits for it: an exchange in each step cost 6 % of steps of 10 ms, on as many cores as processes.
         """
         if self.rank.is_alone:
-            return Asked(self.signal, save) if self.signal or save else _NOTHING
+            return StopDecision(self.signal, save) if self.signal or save else _NOTHING
         answer = _NOTHING
         self._calls += 1
         if self._asked is None:
@@ -185,7 +185,7 @@ class Requests:
             stop, wanted, steps = self._asked.read()
             self._asked, self._wait = None, steps - 1
             if stop or wanted:
-                answer = Asked(stop, wanted == 1)
+                answer = StopDecision(stop, wanted == 1)
         if self._wait <= 0:
             # The clock of one process is enough: it says when to save, and after how many steps all ask again.
             save = save and self.rank.is_main and not answer.save

@@ -1,4 +1,4 @@
-"""What a run tells while it works: lines, numbers, pictures. The main process tells; the others have null parts."""
+"""What a run reports while it works: log lines, numbers, pictures. Only the main process writes them."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from common.base.files import warn_on_oserror
 from common.config import section
 from common.data.sets import label
 from common.distributed import Rank, sum_over_ranks
-from common.monitor.bar import Bar, NullBar, wants_bar
+from common.monitor.bar import progress_bar, wants_bar
 from common.monitor.clock import Clock, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, number, train_line
 from common.monitor.meter import Meter
@@ -38,7 +38,7 @@ Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
 
 @section
 class MonitorConfig:
-    """What a run tells while it works."""
+    """What a run reports while it works."""
 
     log_level: Annotated[Level, Field(description="lowest level of log records that are kept")] = "INFO"
     levels: Annotated[
@@ -56,7 +56,7 @@ class Monitor:
 
     Args:
         run: the open run folder, in the main process; None in the others, which then write nothing.
-        resume_step: optimizer steps done by the checkpoint this run goes on from; what was written beyond it goes.
+        resume_step: optimizer steps of the checkpoint that this run continues from; later entries are removed.
         local_pictures: write pictures as PNG files too.
         workers: of the loader, for advice on them.
     """
@@ -73,9 +73,9 @@ class Monitor:
     ) -> None:
         self.meter = Meter(config.smooth, None if rank.is_alone else lambda table: sum_over_ranks(table, rank))
         self.clock = Clock()
-        self.loaded = self.clock.loaded
+        self.batch_ready = self.clock.batch_ready
         self.writer: Writer | NullWriter = NullWriter()
-        self.bar: Bar | NullBar = NullBar()
+        self.bar = progress_bar(None, 0, shown=False)
         self._device, self._workers, self._folder = rank.device, workers, None if run is None else run.folder
         self._pictures: Path | None = None
         self._wants_bar = run is not None and wants_bar(config.bar)
@@ -98,7 +98,7 @@ class Monitor:
         self._total, self._epochs = total_steps, epochs
         self.start = self.step = at.step
         self._status("running", at.step)
-        self.bar = Bar(total_steps, at.step) if self._wants_bar else NullBar()
+        self.bar = progress_bar(total_steps, at.step, shown=self._wants_bar)
         self.clock.start()
         try:
             yield
@@ -106,17 +106,16 @@ class Monitor:
             self.bar.close()
             self.writer.flush()
 
-    def stepped(self, at: Position, samples: int) -> None:
+    def step_done(self, at: Position, samples: int) -> None:
         """An optimizer step on `samples` samples, of all processes, is done."""
-        self.clock.stepped(samples)
+        self.clock.step_done(samples)
         self.step = at.step
-        self.meter.stepped(at.step)
-        if self._wants_bar:
-            self.bar.step()
+        self.meter.step_done(at.step)
+        self.bar.update()
 
-    def resumed_training(self) -> None:
-        """Go on after something that is no training, so that it does not count as waiting for data."""
-        self.clock.restart()
+    def reset_timer(self) -> None:
+        """Training continues after something else, which must not count as waiting for data."""
+        self.clock.reset()
 
     def train(self, at: Position, optimizer: torch.optim.Optimizer, grad_norm: Tensor | None) -> None:
         """The log line of training, and its scalars. Waits for the device; every process must call it."""
@@ -124,29 +123,27 @@ class Monitor:
         norm = None if grad_norm is None else float(grad_norm)
         timing = self.clock.read(None if self._total is None else self._total - at.step)
         memory = peak_memory(self._device)
-        named_rates = learning_rates(optimizer)
-        rates = list(named_rates.values())
-        _log.info(
-            "{}",
-            train_line(
-                at,
-                total_steps=self._total,
-                epochs=self._epochs,
-                rates=rates,
-                losses=losses,
-                grad_norm=norm,
-                timing=timing,
-                memory=memory,
-            ),
+        rates = learning_rates(optimizer)
+        line = train_line(
+            at,
+            total_steps=self._total,
+            epochs=self._epochs,
+            rates=list(rates.values()),
+            losses=losses,
+            grad_norm=norm,
+            timing=timing,
+            memory=memory,
         )
+        _log.info("{}", line)
         if advice := self.clock.advice(timing, self._workers):
             _log.warning("{}", advice)
-        values = losses.raw | ({} if norm is None else {"grad_norm": norm}) | _scalars(named_rates)
+        values = losses.raw | ({} if norm is None else {"grad_norm": norm}) | _scalars(rates)
         self.writer.scalars("train", at.step, values, epoch=current_epoch(at))
         # Apart from the others: these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
         self.writer.scalars("speed", at.step, speed | {"memory_bytes": memory}, epoch=current_epoch(at))
-        self.bar.note(f"loss {number(losses.smooth['loss']).strip()}" if losses.smooth else "")
+        if losses.smooth:
+            self.bar.set_postfix_str(f"loss {number(losses.smooth['loss']).strip()}", refresh=False)
 
     def evaluation(self, split: str, at: Position, result: "SplitResult", *, best: bool = False) -> None:
         """A line for each set of the `split` data, the scalars of all, and pictures."""
@@ -168,7 +165,7 @@ class Monitor:
                     save_png(progress_path(self._pictures, split, name, current_epoch(at), at.step), picture.image)
 
     def saving(self, at: Position, *, best: bool, numbered: bool) -> None:
-        """A checkpoint is about to be written. Everything that was measured up to it goes to the disk first."""
+        """A checkpoint is about to be written: bring everything that was measured up to it to the disk first."""
         self.writer.record("checkpoint", step=at.step, epoch=current_epoch(at), best=best, numbered=numbered)
         self.writer.flush()
 

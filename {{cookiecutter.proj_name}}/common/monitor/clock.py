@@ -10,10 +10,10 @@ import torch
 
 from common.base.process import available_cores
 
-# Waiting less than this for a batch is not worth a word: it is the cost of calling the loader at all.
-_SHORT_WAIT = 0.002  # seconds
-_LONG_TOTAL = 2.0  # seconds of waiting in all before anybody should care
-_MUCH = 0.3  # share of the time
+# Data are worth a warning when waiting for them takes this share of the time,
+_SLOW_SHARE = 0.3
+_SLOW_BATCH_S = 0.002  # this long for each step (less is the cost of calling the loader at all),
+_SLOW_TOTAL_S = 2.0  # and this long altogether.
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Timing:
 
 
 class Clock:
-    """Times the loop: `loaded` when a batch has arrived, `stepped` after each optimizer step.
+    """Times the loop: `batch_ready` when a batch has arrived, `step_done` after each optimizer step.
 
     The times are the host's. A GPU runs behind, so a single step says little; over a log period they are right, since
     logging waits for the device.
@@ -45,8 +45,6 @@ class Clock:
         self._intervals: deque[tuple[int, float]] = deque(maxlen=window)
         self._advised = False
         self._waited = 0.0
-        self._last_waited = 0.0
-        self._waited_steps = 0
         self.start()
 
     def start(self) -> None:
@@ -57,18 +55,18 @@ class Clock:
         self._busy = self._data = 0.0
         self._steps = self._samples = 0
 
-    def restart(self) -> None:
-        """Go on after something that is no training (validation, a save). Counts for the remaining time only."""
+    def reset(self) -> None:
+        """Training continues after something else (validation, a save), which counts for the remaining time only."""
         self._mark = perf_counter()
 
-    def loaded(self) -> None:
+    def batch_ready(self) -> None:
         """A batch has arrived."""
         now = perf_counter()
         self._data += now - self._mark
         self._busy += now - self._mark
         self._mark = now
 
-    def stepped(self, samples: int) -> None:
+    def step_done(self, samples: int) -> None:
         """An optimizer step on `samples` samples (of all processes) is done."""
         now = perf_counter()
         self._busy += now - self._mark
@@ -92,7 +90,7 @@ class Clock:
             steps -= 1
         if steps:
             self._intervals.append((steps, wall))
-        self._waited, self._last_waited, self._waited_steps = self._waited + data, data, steps
+        self._waited += data
         self._read_at = now
         self._busy = self._data = 0.0
         self._steps = self._samples = 0
@@ -104,10 +102,9 @@ class Clock:
         )
 
     def advice(self, timing: Timing, workers: int) -> str | None:
-        """What to do when training waits for data a good part of the time; told once for each run."""
-        if self._advised or timing.data <= _MUCH or self._waited < _LONG_TOTAL:
-            return None
-        if self._last_waited < _SHORT_WAIT * self._waited_steps:
+        """What to do when training waits for data a good part of the time; once per run."""
+        is_slow = timing.data > _SLOW_SHARE and timing.data * timing.step >= _SLOW_BATCH_S
+        if self._advised or not is_slow or self._waited < _SLOW_TOTAL_S:
             return None
         self._advised = True
         cores = available_cores()

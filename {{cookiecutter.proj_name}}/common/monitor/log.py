@@ -87,7 +87,7 @@ def _coloured(stream: TextIO) -> bool:
 
 
 def _to_console(message: str) -> None:
-    """Write above a progress bar, if anything draws one: nobody can before tqdm was imported."""
+    """Write above the progress bar, if there is one; there is none before tqdm is imported."""
     module = sys.modules.get("tqdm")
     if module is None or not getattr(module.tqdm, "_instances", None):
         sys.stderr.write(message)
@@ -130,7 +130,7 @@ class _ToLoguru(logging.Handler):
 def _route_standard_logging(wanted: Mapping[str, str]) -> None:
     logging.basicConfig(handlers=[_ToLoguru()], force=True)
     for name, level in wanted.items():
-        # Libraries say a great deal at DEBUG (Pillow: a line for each block of a PNG); only by name are they let.
+        # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG), so they need to be named for it.
         number = logger.level(level).no
         logging.getLogger(name).setLevel(max(number, logging.INFO) if name == "" else number)
 

@@ -1,15 +1,15 @@
 """The losses of training, collected without waiting for the device."""
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Steps after which collected losses are read even if nobody asks, so that they do not pile up in the device's memory.
+# Steps after which losses are read even without a log line, so that they do not pile up in the device's memory.
 _MOST_PENDING = 1000
 
 
@@ -26,14 +26,12 @@ class Reading:
     smooth: dict[str, float]
 
 
-# What one micro-batch gave: names of the parts, scalars on the device (the sum first), samples. A tuple, since making
-# one takes a tenth of the time that any class takes, in every step.
-_Part = tuple[list[str], list[Tensor], int]
-_Loss = tuple[float, float]  # mean, and the samples it is over
+_Part = tuple[list[str], list[Tensor], int]  # of one micro-batch: names, scalars on the device, samples
+_Loss = tuple[float, int]  # mean, and the samples it is over
 
 
 class Meter:
-    """Collects the losses of every step; `add` and `stepped` only keep references, reading is one transfer.
+    """Collects the losses of every step; `add` and `step_done` only keep references, reading is one transfer.
 
     Args:
         window: optimizer steps that the smooth values reach over.
@@ -46,22 +44,18 @@ class Meter:
         self._reduce = reduce
         self._open: list[_Part] = []
         self._pending: list[tuple[int, list[_Part]]] = []
-        self._recent: dict[str, deque[tuple[float, float]]] = {}
+        self._recent: defaultdict[str, deque[_Loss]] = defaultdict(lambda: deque(maxlen=window))
         self._last: dict[str, float] = {}
         self._bad: int | None = None
         self.bad_here: int | None = None  # the same, of this process' own losses
 
     def add(self, losses: Mapping[str, Any], samples: int) -> None:
         """Keep what a `LossFactory` gave for `samples` samples of this process; any number of times in a step."""
-        names, total = losses["names"], losses["sum"]
+        names = losses["names"]
         # detach makes no copy and starts no kernel; without it the graph of every step would stay alive.
-        value = total.detach()
-        if len(names) == 1 and losses[names[0]] is total:
-            self._open.append((names, [value, value], samples))
-        else:
-            self._open.append((names, [value, *(losses[name].detach() for name in names)], samples))
+        self._open.append((names, [losses["sum"].detach(), *(losses[name].detach() for name in names)], samples))
 
-    def stepped(self, step: int) -> None:
+    def step_done(self, step: int) -> None:
         """What was added since the last call belongs to optimizer step `step`, counted from 1."""
         self._pending.append((step, self._open))
         self._open = []
@@ -76,8 +70,7 @@ class Meter:
     def read(self) -> Reading:
         """The losses up to the last step. Waits for the device."""
         self._collect()
-        smooth = {name: _mean(list(values)) for name, values in self._recent.items() if name in self._last}
-        return Reading(dict(self._last), smooth)
+        return Reading(dict(self._last), {name: _mean(self._recent[name])[0] for name in self._last})
 
     def _collect(self) -> None:
         """Bring the pending losses to the host: one transfer, and one exchange when there are other processes."""
@@ -86,58 +79,38 @@ class Meter:
         if not scalars:
             return
         numbers = iter(torch.stack(scalars).tolist())
-        steps = [_one_step(parts, numbers) for _, parts in pending]
-        if self.bad_here is None:
-            bad = (step for (step, _), losses in zip(pending, steps, strict=True) if not _are_finite(losses))
-            self.bad_here = next(bad, None)
+        measured: defaultdict[tuple[int, str], list[_Loss]] = defaultdict(list)
+        for step, parts in pending:
+            for names, _, samples in parts:
+                for name in ("loss", *names):
+                    measured[step, name].append((next(numbers), samples))
+        losses = {key: _mean(values) for key, values in measured.items()}
+        self.bad_here = self.bad_here or _first_bad(losses)
         if self._reduce is not None:
-            steps = _over_processes(steps, self._reduce)
-        for (step, _), losses in zip(pending, steps, strict=True):
-            self._last = {name: value for name, (value, _) in losses.items()}
-            for name, loss in losses.items():
-                recent = self._recent.get(name)
-                if recent is None:
-                    recent = self._recent[name] = deque(maxlen=self.window)
-                recent.append(loss)
-                if self._bad is None and not math.isfinite(loss[0]):
-                    self._bad = step
+            losses = dict(zip(losses, _over_processes(losses.values(), self._reduce), strict=True))
+        self._bad = self._bad or _first_bad(losses)
+        for (_, name), loss in losses.items():
+            self._recent[name].append(loss)
+        self._last = {name: value for (step, name), (value, _) in losses.items() if step == pending[-1][0]}
 
 
-def _one_step(parts: list[_Part], numbers: Iterator[float]) -> dict[str, _Loss]:
-    """The losses of one optimizer step of this process, over its micro-batches."""
-    if len(parts) == 1:  # the common case: as it was measured, to the last digit
-        names, _, samples = parts[0]
-        return {name: (next(numbers), samples) for name in ("loss", *names)}
-    by_name: dict[str, list[_Loss]] = {}
-    for names, _, samples in parts:
-        for name in ("loss", *names):
-            by_name.setdefault(name, []).append((next(numbers), samples))
-    return {name: (_mean(values), sum(samples for _, samples in values)) for name, values in by_name.items()}
-
-
-def _over_processes(steps: list[dict[str, _Loss]], reduce: Callable[[Tensor], Any]) -> list[dict[str, _Loss]]:
-    """The same, over all processes; they may have had different numbers of micro-batches, but the same losses."""
-    rows = [loss for losses in steps for loss in losses.values()]
+def _over_processes(losses: Iterable[_Loss], reduce: Callable[[Tensor], Any]) -> list[_Loss]:
+    """The same losses over the samples of all processes."""
     # A process without samples has a mean of nothing, which need not be a number and must not reach the others.
-    table = torch.tensor(
-        [(value * samples if samples else 0.0, samples) for value, samples in rows], dtype=torch.float64
-    )
+    rows = [(value * samples if samples else 0.0, samples) for value, samples in losses]
+    table = torch.tensor(rows, dtype=torch.float64)
     reduce(table)
-    summed = iter(table.tolist())
-    means = [
-        {name: (total / count if count else 0.0, count) for name, (total, count) in zip(losses, summed, strict=False)}
-        for losses in steps
-    ]
-    return means
+    return [(total / count if count else 0.0, int(count)) for total, count in table.tolist()]
 
 
-def _are_finite(losses: dict[str, _Loss]) -> bool:
-    return all(math.isfinite(value) for value, samples in losses.values() if samples)
+def _first_bad(losses: Mapping[tuple[int, str], _Loss]) -> int | None:
+    bad = (step for (step, _), (value, samples) in losses.items() if samples and not math.isfinite(value))
+    return next(bad, None)
 
 
-def _mean(values: list[tuple[float, float]]) -> float:
-    """Mean weighted by samples; of a single value that value, to the last digit."""
+def _mean(values: Collection[_Loss]) -> _Loss:
+    """Mean weighted by samples, and the samples; of a single value that value, to the last digit."""
     if len(values) == 1:
-        return values[0][0]
+        return next(iter(values))
     count = sum(samples for _, samples in values)
-    return sum(value * samples for value, samples in values) / count if count else math.nan
+    return sum(value * samples for value, samples in values) / count if count else math.nan, count

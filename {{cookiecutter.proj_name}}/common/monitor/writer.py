@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,14 +15,11 @@ from numpy.typing import NDArray
 from common.base.files import Appender, atomic_file
 
 if TYPE_CHECKING:
-    from tensorboard.compat.proto.summary_pb2 import Summary
     from torch.utils.tensorboard import SummaryWriter
 
 SCHEMA = 1
 # JSON has no such numbers. These words are valid JSON, and Python's float() and JavaScript's Number() read them.
 _WORDS = {"NaN", "Infinity", "-Infinity"}
-# TensorBoard's thread is given scalars in bundles: to wake it each time takes as long as all the rest of a log line.
-_PATIENCE = 2.0  # seconds
 
 
 class Writer:
@@ -33,7 +29,7 @@ class Writer:
     `{"event": "run", "schema": 1, "run": ..., "attempt": ..., "resume_step": ...}`; numbers are
     `{"event": "train", "step": 12, ..., "values": {"loss": 0.25}}` in full precision. `read_metrics` reads it.
 
-    On a resume everything after `resume_step` goes, in both, so that no point is there twice.
+    A resume removes everything after `resume_step` from both, so that no point is there twice.
     """
 
     def __init__(
@@ -42,7 +38,7 @@ class Writer:
         """
         Args:
             event: folder of TensorBoard's files; None for none.
-            resume_step: optimizer steps done by the checkpoint this attempt goes on from; None for a new run.
+            resume_step: optimizer steps of the checkpoint that this attempt continues from; None for a new run.
         """
         if resume_step is not None:
             _drop_after(metrics_file, resume_step)
@@ -51,7 +47,6 @@ class Writer:
         self._resume_step = resume_step
         self._board: SummaryWriter | None = None
         self._pausing = False  # TensorBoard, see `_board_may_fail`
-        self._waiting: list[tuple[Summary, int, float]] = []
         self.record("run", schema=SCHEMA, run=run_id, attempt=attempt, resume_step=resume_step)
 
     def scalars(self, event: str, step: int, values: Mapping[str, float], **where: Any) -> None:
@@ -62,15 +57,15 @@ class Writer:
             where: more about the place, as `epoch=2`; for `metrics.jsonl` only.
         """
         self.record(event, step=step, **where, values=values)
-        if self._tensorboard() is not None:
+        board = self._tensorboard()
+        if board is not None and board.file_writer is not None:
             from tensorboard.compat.proto.summary_pb2 import Summary
 
             # As `add_scalar` does it, but all in one event. (`add_scalars` opens a file for each name, and a resume
             # does not purge those.)
             scalars = [Summary.Value(tag=f"{event}/{name}", simple_value=value) for name, value in values.items()]
-            self._waiting.append((Summary(value=scalars), step, time.time()))
-            if self._waiting[-1][2] - self._waiting[0][2] > _PATIENCE:
-                self._hand_over()
+            with self._board_may_fail():
+                board.file_writer.add_summary(Summary(value=scalars), step)
 
     def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
         """Write a picture (H, W, 3), RGB, to TensorBoard."""
@@ -85,9 +80,8 @@ class Writer:
         self._file.write(json.dumps(plain({"event": event, **fields}), allow_nan=False) + "\n")
 
     def flush(self) -> None:
-        """See to it that everything written so far is in the files. Call it with every checkpoint."""
+        """Bring everything written so far to the files. Call it with every checkpoint."""
         self._file.write("")
-        self._hand_over()
         if self._board is not None:
             with self._board_may_fail():
                 self._board.flush()
@@ -96,7 +90,6 @@ class Writer:
 
     def close(self) -> None:
         self._file.close()
-        self._hand_over()
         if self._board is not None:
             with self._board_may_fail():
                 self._board.close()
@@ -111,13 +104,6 @@ class Writer:
         except OSError as error:
             logger.warning("TensorBoard's files cannot be written: {}; metrics.jsonl will have the numbers", error)
             self._board, self._resume_step, self._pausing = None, None, True
-
-    def _hand_over(self) -> None:
-        if self._board is not None and self._board.file_writer is not None:
-            with self._board_may_fail():
-                for summary, step, moment in self._waiting:
-                    self._board.file_writer.add_summary(summary, step, moment)
-        self._waiting = []
 
     def _tensorboard(self) -> "SummaryWriter | None":
         """TensorBoard's writer, made when it is first needed: importing it would delay the first step."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from common.base.errors import UserError
 from common.config import section
 from common.distributed.sharded import is_sharded, local, norm_over_shards
-from common.progress import EpochPeriod, Period, Position
+from common.progress import EpochInterval, Interval, Position
 
 _START = Position()
 
@@ -25,7 +25,7 @@ class ClipConfig:
         Field(description="norm: scale all gradients together to keep their norm within it; value: cut each number"),
     ] = "norm"
     clip_warmup: Annotated[
-        EpochPeriod,
+        EpochInterval,
         Field(description='from here on clip_gradients_warmup is the limit: epochs, or "100step"; -1 = never'),
     ] = -1
     clip_gradients_warmup: Annotated[
@@ -35,7 +35,7 @@ class ClipConfig:
     def __post_init__(self) -> None:
         """Raise `UserError` for a change of the limit that would come before the first step."""
         try:
-            change = Period.parse(self.clip_warmup, "epoch")
+            change = Interval.parse(self.clip_warmup, "epoch")
         except UserError as error:
             raise UserError(f"clip_warmup: {error}") from error
         if not change and str(self.clip_warmup).lstrip().startswith("0"):
@@ -51,7 +51,7 @@ class Clip:
     def __init__(self, config: ClipConfig) -> None:
         self._by_norm = config.clip_type == "norm"
         self._limit, self._later_limit = config.clip_gradients, config.clip_gradients_warmup
-        self._change = Period.parse(config.clip_warmup, "epoch")
+        self._change = Interval.parse(config.clip_warmup, "epoch")
 
     def __call__(self, parameters: Sequence[Tensor], position: Position) -> Tensor | None:
         """Clip the parameters' gradients in place.
@@ -59,7 +59,7 @@ class Clip:
         `position` is where the run stands before this optimizer step. Returns the norm of all gradients before
         clipping, a scalar on their device that was not waited for; None when clipping is off.
         """
-        limit = self._later_limit if self._change.due(_START, position) else self._limit
+        limit = self._later_limit if self._change.is_due(_START, position) else self._limit
         if limit == 0:
             return None
         gradients = [p.grad for p in parameters if p.grad is not None]

@@ -14,7 +14,7 @@ from common.config import section
 from common.config.registry import SCHEDULE_REGISTRY, RegisteredName
 from common.optim.arguments import check_arguments
 from common.optim.factors import SHARED_KEYS, StatefulFactor
-from common.progress import EpochPeriod, Period
+from common.progress import EpochInterval, Interval
 
 _PROVIDED = ("step", "steps", "milestones", *SHARED_KEYS)  # what a schedule gets from elsewhere than `args`
 
@@ -32,7 +32,7 @@ class LrSchedulerConfig:
         ),
     ] = "constant"
     warmup: Annotated[
-        EpochPeriod, Field(description="length of the linear rise that comes first, inside the total; 0 = none")
+        EpochInterval, Field(description="length of the linear rise that comes first, inside the total; 0 = none")
     ] = 0
     warmup_factor: Annotated[
         float, Field(ge=0.0, le=1.0, description="factor that the rise starts from; its first step is already above it")
@@ -41,11 +41,11 @@ class LrSchedulerConfig:
         float, Field(gt=0.0, description="multistep, plateau: factor per drop; exponential: factor at lr_steps[0]")
     ] = 0.1
     lr_steps: Annotated[
-        list[EpochPeriod],
+        list[EpochInterval],
         Field(description="multistep: when to drop; exponential: the first is when lr_gamma is reached"),
     ] = field(default_factory=lambda: [50, 80])
     tmax: Annotated[
-        EpochPeriod, Field(description="linear, cosine, poly, onecycle: when they end; null = with the run")
+        EpochInterval, Field(description="linear, cosine, poly, onecycle: when they end; null = with the run")
     ] = None
     min_factor: Annotated[float, Field(ge=0.0, le=1.0, description="lowest factor of lr, after the warm-up")] = 0.0
     power: Annotated[float, Field(gt=0.0, description="poly: exponent")] = 0.9
@@ -162,7 +162,7 @@ def build_schedule(
 
 
 def _warmup_steps(config: LrSchedulerConfig, steps_per_epoch: int | None) -> int:
-    if config.type == "WarmUpCosineLR" and not Period.parse(config.warmup, "epoch"):
+    if config.type == "WarmUpCosineLR" and not Interval.parse(config.warmup, "epoch"):
         return _steps("lr_steps", config.lr_steps[0], steps_per_epoch)
     return _steps("warmup", config.warmup, steps_per_epoch)
 
@@ -186,9 +186,9 @@ def _steps_after_warmup(
     return end - warmup
 
 
-def _period(key: str, length: int | float | str | None) -> Period:
+def _period(key: str, length: int | float | str | None) -> Interval:
     try:
-        return Period.parse(length, "epoch")
+        return Interval.parse(length, "epoch")
     except UserError as error:
         raise UserError(f"{key}: {error}") from error
 

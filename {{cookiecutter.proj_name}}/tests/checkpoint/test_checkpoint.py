@@ -294,14 +294,14 @@ def test_training_survives_a_disk_that_is_full_for_a_while(runs: Runs, monkeypat
 
 def full_for_a_while(trainer: Trainer) -> None:
     """A plug-in: between the third and the fifteenth step, nothing grows beyond 100 bytes."""
-    stepped, unlimited = trainer.monitor.stepped, resource.getrlimit(resource.RLIMIT_FSIZE)
+    stepped, unlimited = trainer.monitor.step_done, resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limited(position: Position, samples: int) -> None:
         stepped(position, samples)
         if position.step in (3, 15):
             resource.setrlimit(resource.RLIMIT_FSIZE, (100 if position.step == 3 else unlimited[0], unlimited[1]))
 
-    trainer.monitor.stepped = limited  # type: ignore[assignment, method-assign]
+    trainer.monitor.step_done = limited  # type: ignore[assignment, method-assign]
 
 
 def test_nothing_is_lost_while_the_disk_is_full(runs: Runs) -> None:

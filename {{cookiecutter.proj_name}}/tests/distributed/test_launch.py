@@ -567,14 +567,14 @@ def test_the_starter_is_killed_at_once(runs: Runs) -> None:
 
 def tell_rank_1(trainer: Trainer) -> None:
     """A plug-in: one rank of several is told to stop, early or late."""
-    stepped, at = trainer.monitor.stepped, int(os.environ["TOLD_AT"])
+    stepped, at = trainer.monitor.step_done, int(os.environ["TOLD_AT"])
 
     def tell(position: Position, samples: int) -> None:
         stepped(position, samples)
         if trainer.rank.rank == 1 and position.step == at:
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    trainer.monitor.stepped = tell  # type: ignore[assignment, method-assign]
+    trainer.monitor.step_done = tell  # type: ignore[assignment, method-assign]
 
 
 @pytest.mark.parametrize("at", [2, 230])

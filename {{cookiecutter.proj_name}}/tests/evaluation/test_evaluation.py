@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 import common.evaluation.metric
-from common.base.context import located, with_notes
+from common.base.context import error_context, with_notes
 from common.base.errors import UserError
 from common.config import resolve
 from common.data.plan import evaluation_keys
@@ -312,7 +312,7 @@ def test_an_error_on_one_rank_says_where(runs: Runs, told: bool) -> None:
 
 def test_notes() -> None:
     """An error keeps its type and text, and gets a note of each place around it; the inner one first."""
-    with pytest.raises(KeyError) as caught, located(lambda: "in the house"), located(lambda: "in the room"):
+    with pytest.raises(KeyError) as caught, error_context(lambda: "in the house"), error_context(lambda: "in the room"):
         raise KeyError("lamp")
     assert caught.value.__notes__ == ["in the room", "in the house"]
     assert with_notes(caught.value) == "'lamp'\n  in the room\n  in the house"

@@ -19,7 +19,7 @@ import pytest
 from loguru import logger
 
 from common import debug, distributed
-from common.base.context import located
+from common.base.context import error_context
 from common.base.errors import UserError
 from common.distributed import Rank, group
 from common.failure.report import Failure, describe
@@ -416,7 +416,7 @@ def test_a_model_that_does_not_fit_its_data(runs: Runs, capsys: pytest.CaptureFi
 
 def failure(error: BaseException) -> Failure:
     try:
-        with located(lambda: "here"), located(lambda: "and there"):
+        with error_context(lambda: "here"), error_context(lambda: "and there"):
             raise error
     except BaseException as raised:  # noqa: BLE001
         return describe(raised, Rank())
@@ -489,14 +489,14 @@ def test_quitting_the_debugger_ends_all(tmp_path: Path) -> None:
 
 def stop_here(trainer: Trainer) -> None:
     """A plug-in: the debugger in rank 1, between two steps."""
-    stepped = trainer.monitor.stepped
+    stepped = trainer.monitor.step_done
 
     def tell(position: Position, samples: int) -> None:
         stepped(position, samples)
         if position.step == 2:
             debug.breakpoint(rank=1)
 
-    trainer.monitor.stepped = tell  # type: ignore[assignment, method-assign]
+    trainer.monitor.step_done = tell  # type: ignore[assignment, method-assign]
 
 
 @pytest.mark.parametrize(

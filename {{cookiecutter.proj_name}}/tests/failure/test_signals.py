@@ -65,17 +65,17 @@ def test_tests_under_nohup() -> None:
 
 def stop_us(trainer: Trainer) -> None:
     """A plug-in: rank 1 asks the process that started all to stop, and sees its answer arrive before it goes on."""
-    stepped, number = trainer.monitor.stepped, int(os.environ.get("STOP_BY", "0"))
+    stepped, number = trainer.monitor.step_done, int(os.environ.get("STOP_BY", "0"))
 
     def tell(position: Position, samples: int) -> None:
         stepped(position, samples)
         if number and trainer.rank.rank == 1 and position.step == 3:
             os.kill(os.getppid(), number)
             until = time.monotonic() + 20
-            while not trainer.requests.signal and time.monotonic() < until:
+            while not trainer.stop_signals.signal and time.monotonic() < until:
                 time.sleep(0.01)
 
-    trainer.monitor.stepped = tell  # type: ignore[assignment, method-assign]
+    trainer.monitor.step_done = tell  # type: ignore[assignment, method-assign]
 
 
 def test_two_processes_are_stopped_and_go_on(runs: Runs) -> None:
@@ -94,7 +94,7 @@ def test_two_processes_are_stopped_and_go_on(runs: Runs) -> None:
 
 def interrupt_twice(trainer: Trainer) -> None:
     """A plug-in: Ctrl-C in a terminal, which every process gets, and again."""
-    stepped = trainer.monitor.stepped
+    stepped = trainer.monitor.step_done
 
     def tell(position: Position, samples: int) -> None:
         stepped(position, samples)
@@ -103,7 +103,7 @@ def interrupt_twice(trainer: Trainer) -> None:
             time.sleep(1.1)  # one that comes sooner is the same one
             os.kill(os.getpid(), signal.SIGINT)
 
-    trainer.monitor.stepped = tell  # type: ignore[assignment, method-assign]
+    trainer.monitor.step_done = tell  # type: ignore[assignment, method-assign]
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -123,8 +123,9 @@ def test_a_traceback_shows_no_values(tmp_path, capsys):
 def test_a_bar_is_not_torn(tmp_path):
     """QQ-51: on a terminal a line of the log clears the bar, and the bar comes back below it."""
     code = (
-        "from common.monitor.bar import Bar; from common.monitor.log import setup_log; from loguru import logger\n"
-        "setup_log(); bar = Bar(10, 0); bar.step(); logger.info('a line'); bar.note('loss 1'); bar.close()"
+        "from common.monitor.bar import progress_bar\n"
+        "from common.monitor.log import logger, setup_log\n"
+        "setup_log(); bar = progress_bar(10, 0, shown=True); bar.update(); logger.info('a line'); bar.close()"
     )
     shown = in_terminal(code)
     before, _, after = shown.partition("a line")

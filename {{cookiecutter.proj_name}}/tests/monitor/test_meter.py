@@ -20,7 +20,7 @@ def test_the_meter_reads_raw_and_smooth(tmp_path):
     meter = Meter(window=2)
     for step, (value, samples) in enumerate([(9.0, 64), (1.0, 30), (4.0, 10)], start=1):
         meter.add(losses(value, a=value / 2), samples)
-        meter.stepped(step)
+        meter.step_done(step)
     reading = meter.read()
     assert reading.raw == {"loss": 4.0, "a": 2.0}
     assert list(reading.raw) == ["loss", "a"]
@@ -33,7 +33,7 @@ def test_micro_batches_of_a_step_are_one_value():
     meter = Meter()
     meter.add(losses(1.0, a=1.0), 3)
     meter.add(losses(5.0, a=5.0), 1)
-    meter.stepped(1)
+    meter.step_done(1)
     assert meter.read().raw == {"loss": 2.0, "a": 2.0}
 
 
@@ -43,7 +43,7 @@ def test_adding_touches_nothing_on_the_device():
     meter = Meter()
     with torch.profiler.profile() as profile:
         meter.add(made, 4)
-        meter.stepped(1)
+        meter.step_done(1)
     assert {event.key for event in profile.key_averages()} <= {"aten::detach", "detach"}
     ((_, ((_, values, _),)),) = meter._pending
     assert not any(value.requires_grad for value in values)
@@ -54,7 +54,7 @@ def test_all_losses_come_in_one_transfer(monkeypatch):
     meter = Meter()
     for step in range(1, 11):
         meter.add(losses(1.0, a=1.0, b=2.0), 4)
-        meter.stepped(step)
+        meter.step_done(step)
     calls = []
     to_list = torch.Tensor.tolist
 
@@ -74,10 +74,10 @@ def test_the_first_step_that_is_no_number_is_known(bad):
     meter = Meter()
     for step in range(1, 6):
         meter.add(losses(1.0, a=bad if step in (3, 4) else 1.0), 4)
-        meter.stepped(step)
+        meter.step_done(step)
     assert meter.first_bad_step() == 3
     meter.add(losses(1.0, a=1.0), 4)
-    meter.stepped(6)
+    meter.step_done(6)
     assert meter.first_bad_step() == 3
 
 
@@ -91,7 +91,7 @@ def test_ranks_are_added_up_by_samples():
         meter = Meter(window=1, reduce=reduce)
         for step, (value, samples) in enumerate(values, start=1):
             meter.add(losses(value, a=value), samples)
-            meter.stepped(step)
+            meter.step_done(step)
         return meter
 
     feed(theirs, tables.append).first_bad_step()  # keeps that rank's share
@@ -111,7 +111,7 @@ def test_losses_do_not_pile_up():
     meter = Meter()
     for step in range(1, 2502):
         meter.add(losses(float(step), a=1.0), 1)
-        meter.stepped(step)
+        meter.step_done(step)
     assert len(meter._pending) < 1000
     assert meter.read().raw["loss"] == 2501.0
 
@@ -124,9 +124,9 @@ class FakeTime:
     def steps(self, clock: Clock, count: int, *, wait: float, work: float) -> None:
         for _ in range(count):
             self.now += wait
-            clock.loaded()
+            clock.batch_ready()
             self.now += work
-            clock.stepped(64)
+            clock.step_done(64)
 
 
 def test_the_clock_tells_step_time_waiting_and_rest(monkeypatch):
@@ -139,7 +139,7 @@ def test_the_clock_tells_step_time_waiting_and_rest(monkeypatch):
     assert (timing.step, timing.data, timing.rate) == pytest.approx((0.4, 0.25, 160.0))
     assert timing.eta == pytest.approx(40.0)
     time.now += 6.0
-    clock.restart()
+    clock.reset()
     time.steps(clock, 10, wait=0.1, work=0.3)
     timing = clock.read(steps_left=100)
     assert (timing.step, timing.data) == pytest.approx((0.4, 0.25))
