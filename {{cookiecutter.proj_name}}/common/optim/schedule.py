@@ -87,6 +87,8 @@ class LrSchedulerConfig:
                 "their place in the optimizer: take a schedule of --list schedules, or write this one as a function in "
                 "custom/schedules"
             )
+        if shared := sorted(self.args.keys() & SHARED_KEYS):
+            raise UserError(f"args.{shared[0]} is set by its own key of this section")
         if self.args and not inspect.signature(target).parameters.keys() - {*_PROVIDED}:
             raise UserError(f"args {self.args}: type {self.type} takes none; its settings are keys of this section")
         check_arguments(cast(type, target), self.args, _PROVIDED, "type")
