@@ -80,6 +80,7 @@ def test_python_without_the_dependencies(words: list[str], tmp_path: Path) -> No
     assert "torch" in done.stderr and f"{sys.executable} -m pip install -r" in done.stderr
 
 
+@pytest.mark.slow
 def test_train_and_evaluate_as_a_user_does(runs: Runs) -> None:
     """CT-12, D-32: cpu.sh, then eval.sh with what it has left, for real; `best.pt` as seen from where the user is."""
     environment = {**ENVIRONMENT, "PYTHON": sys.executable, "PYTHONPATH": ""}

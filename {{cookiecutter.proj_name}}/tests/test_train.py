@@ -26,6 +26,7 @@ from custom.datasets.digits_dataset import DigitsDataset
 Evaluated = Callable[..., dict[str, Any]]
 
 
+@pytest.mark.slow
 def test_the_default_config_reads_digits(tmp_path: Path) -> None:
     """The default run, as the README gives it, reaches 97 % on the test part."""
     done = run([sys.executable, "train.py", "--config", str(CONFIG), "--dir.expr_dir", str(tmp_path)])
@@ -352,6 +353,7 @@ def test_a_signal_saves_and_the_run_goes_on_exactly(
     assert same(load(cut)["model"], load(uncut)["model"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "words"),
     [
@@ -428,6 +430,7 @@ def test_training_in_a_thread(runs: Runs) -> None:
     assert codes == [0]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stuck_does_not_keep_the_program(runs: Runs) -> None:
     """Given up after loader.timeout; it does not listen to anybody any more, and is ended all the same."""
     words = ["--dataset.train", "{type: tests.test_train.Stuck}", "--worker", "1", "--loader.timeout", "2"]
@@ -448,6 +451,7 @@ def test_a_hang_up_under_nohup(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> N
     assert load(folder)["position"]["epoch"] == 2
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(runs: Runs) -> None:
     """D-02, D-11: plain DDP by torchrun on gloo, uneven last window; evaluation counts each sample once."""
     model = [

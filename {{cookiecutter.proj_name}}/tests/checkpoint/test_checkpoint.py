@@ -41,6 +41,7 @@ def state(step: int, size: int = 1) -> dict[str, Any]:
     return {"format": 1, "model": weights, "position": {"step": step}, "values": {}}
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_of_saving(tmp_path: Path, record_property: Any) -> None:
     """D-04, R-20: 100 times SIGKILL at a random moment; there is always a checkpoint, whole, and never an older one."""
     folder = CheckpointFolder(tmp_path, keep=2)
@@ -248,6 +249,7 @@ with reported():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("background", ["true", "false"])
 def test_a_full_disk(runs: Runs, background: str) -> None:
     """The reason is told, old files stay, nothing half-written is left, training goes on, and at last the run fails."""
@@ -304,6 +306,7 @@ def full_for_a_while(trainer: Trainer) -> None:
     trainer.monitor.step_done = limited  # type: ignore[assignment, method-assign]
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_while_the_disk_is_full(runs: Runs) -> None:
     """Pictures and evaluations' folders are left out with a word; log, numbers and checkpoints come when they can."""
     small = [
@@ -383,6 +386,7 @@ def test_only_what_loads_safely_is_written(tmp_path: Path) -> None:
     assert not (tmp_path / "bad.pt").exists()
 
 
+@pytest.mark.slow
 def test_two_runs_never_write_one_folder(runs: Runs) -> None:
     """The second is refused; after a kill, the lock of the dead process is recognised."""
     words = runs.words("--progress.epoch", "1000000", "--progress.epoch_val", "-1")

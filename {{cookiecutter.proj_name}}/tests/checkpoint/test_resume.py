@@ -135,6 +135,7 @@ def measured(folder: Path) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plateau", "early-stop", "workers"])
 @pytest.mark.parametrize(
     ("call", "step", "owed"),
@@ -160,6 +161,7 @@ def test_stopped_in_an_evaluation(
     assert same(measured(folder), measured(uncut))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_rank_is_stopped_in_an_evaluation(runs: Runs, rank: int) -> None:
     """R-46: the others leave it too, and save with it."""
@@ -181,6 +183,7 @@ def test_workers_do_not_change_the_run(runs: Runs, worker: str) -> None:
     assert differing(uncut, final(folder)) == []
 
 
+@pytest.mark.slow
 def test_killed_for_real(runs: Runs) -> None:
     """R-33, MM-65: the whole program with its loader workers, SIGKILL at random moments, the same command each time."""
     more = words("ema", "--worker", "2", "--progress.epoch", "8", "--checkpoint.background", "true")
@@ -340,6 +343,7 @@ def guarantee(folder: Path) -> str:
     return re.findall(r"this resume .*", (folder / "train.log").read_text())[-1]
 
 
+@pytest.mark.slow
 def test_changed_code(runs: Runs) -> None:
     """R-33: of the engine and of any package beside it: named, and nothing is claimed that the new code may break."""
     copy = copy_of_project(runs.root / "copy")
@@ -424,6 +428,7 @@ def resumed_by(runs: Runs, world: int, setup: Any = None) -> list[str]:
     return differing(final(runs.root / "uncut"), final(runs.root / "cut"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_processes(runs: Runs, world: int) -> None:
     """R-33, D-39: with 2 and 3 ranks, uneven last windows, batch norm, dropout on each rank's own stream."""
@@ -431,6 +436,7 @@ def test_several_processes(runs: Runs, world: int) -> None:
     assert not any(key.startswith("module.") for key in load(runs.root / "cut")["model"])
 
 
+@pytest.mark.slow
 def test_without_settling_the_buckets(runs: Runs) -> None:
     """The control of the above: three ranks without the step for nothing add up in another order."""
     assert resumed_by(runs, 3, without_settling)

@@ -114,6 +114,7 @@ def test_the_record_of_a_run(runs: Runs) -> None:
     assert [Path(command[1]).name, *command[2:4]] == ["train.py", "--config", str(CONFIG)]
 
 
+@pytest.mark.slow
 def test_job_script_repeats_the_run(runs: Runs, tmp_path: Path) -> None:
     """R-48, CT-10, D-31: sh job.sh, from another folder, ends with the same weights to the last bit."""
     elsewhere = tmp_path / "elsewhere"
@@ -166,6 +167,7 @@ def test_a_registered_collate_function(runs: Runs) -> None:
     runs.train("--loader.collate", "stack_for_a_test", "--progress.epoch", "1")
 
 
+@pytest.mark.slow
 def test_a_key_of_ones_own(tmp_path: Path) -> None:
     """QQ-02: a section with a field in the project's config is in YAML, on the command line, in --help and checked."""
     project = tmp_path / "project"

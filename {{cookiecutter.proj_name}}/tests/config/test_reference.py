@@ -25,6 +25,7 @@ def test_generated_files_are_current(name: str) -> None:
     assert text == files()[name] or (name.endswith(".yaml") and is_edited(text)), "run: python -m custom.reference"
 
 
+@pytest.mark.slow
 def test_writing_the_files_keeps_edits(tmp_path: Path) -> None:
     """R-09: a default that changed in a class is written; a value or comment that a person changed is not undone."""
     project = tmp_path / "project"

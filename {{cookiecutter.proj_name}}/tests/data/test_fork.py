@@ -58,6 +58,7 @@ def test_forked_workers_for_a_data_set_on_the_gpu(runs: Runs, dataset: str) -> N
     assert "--loader.start_method forkserver" in message and "--worker 0" in message
 
 
+@pytest.mark.slow
 def test_another_error_of_a_worker_keeps_its_words(runs: Runs) -> None:
     data = "{type: tests.data.test_fork.DigitsOnGpu, text: CUDA out of memory}"
     assert runs.fail("--dataset.train", data, "--worker", "1") == 1

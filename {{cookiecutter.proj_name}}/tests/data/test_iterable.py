@@ -150,6 +150,7 @@ def test_workers_read_each_record_once(runs: Runs, name: str) -> None:
     assert alone["latest"]["position"] == shared["latest"]["position"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "worker", "size", "name"),
     [(2, 0, 16, "Rereading"), (2, 2, 16, "AsPyTorchShows"), (3, 0, 3, "Rereading"), (2, 0, 16, "StatefulStream")],
@@ -166,6 +167,7 @@ def test_ranks_read_each_record_once(runs: Runs, world: int, worker: int, size: 
         torch.testing.assert_close(second["model"][key], value, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "worker", "steps"), [(1, 3, 21), (2, 0, 10), (2, 2, 10)])
 def test_a_data_set_that_shares_by_itself(runs: Runs, world: int, worker: int, steps: int) -> None:
     """Each reader gets a share of its own, and all that it gives is used."""
@@ -179,6 +181,7 @@ def test_a_data_set_that_shares_by_itself(runs: Runs, world: int, worker: int, s
     assert (len(read), set(read)) == (SAMPLES + tried, set(range(SAMPLES)))
 
 
+@pytest.mark.slow
 def test_a_share_with_state_resumes_exactly(runs: Runs) -> None:
     """Each rank saves the state of its own share; no other number of ranks can read on from there."""
     words = stream("Sharing", "--optim.accumulate", "2", "--model", "{type: tests.parts.Plain}", "--batch_size", "8")
@@ -193,6 +196,7 @@ def test_a_share_with_state_resumes_exactly(runs: Runs) -> None:
     assert differing(final(runs.root / "uncut"), final(runs.root / "cut")) == []
 
 
+@pytest.mark.slow
 def test_ranks_that_read_other_records(runs: Runs) -> None:
     """Dealing these out would leave out half of them."""
     told = refused(runs, 2, runs.words(*stream("OnlyItsRank")))

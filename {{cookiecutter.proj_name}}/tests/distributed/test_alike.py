@@ -28,6 +28,7 @@ def old_torch() -> None:
         torch.__version__ = TorchVersion("2.9.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_data(runs: Runs, split: str) -> None:
     """R-14: which rank sees how many samples of what; nothing of an earlier run is touched."""
@@ -37,12 +38,14 @@ def test_data(runs: Runs, split: str) -> None:
     assert not (runs.root / "run").exists()
 
 
+@pytest.mark.slow
 def test_torch(runs: Runs) -> None:
     """R-14: two environments on two hosts."""
     text = refused(runs, 2, runs.words(), setup=old_torch)
     assert f"torch: '{torch.__version__}' on rank 0, '2.9.0' on rank 1" in text
 
 
+@pytest.mark.slow
 def test_code(runs: Runs) -> None:
     """R-14: two copies of the project on two hosts, one of which was edited."""
     copy = copy_of_project(runs.root / "copy")

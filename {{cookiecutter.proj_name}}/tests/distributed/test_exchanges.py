@@ -56,6 +56,7 @@ def check_alike_at_the_start(trainer: Trainer) -> None:
     assert len({tuple(numbers) for numbers in drawn}) == rank.world_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 3])
 def test_exchanges(runs: Runs, world: int) -> None:
     """MM-72, MM-73, QQ-57, TP-02: the same calls, the same results, alone and with others; unequal tensors too."""
@@ -66,6 +67,7 @@ def test_exchanges(runs: Runs, world: int) -> None:
         several(runs, world, runs.words(*words))
 
 
+@pytest.mark.slow
 def test_alike_at_the_start(runs: Runs) -> None:
     """MM-74, MM-77, D-11: a seed that is drawn, the first weights and the run's folder are the same on every rank."""
     words = ["--plugins", f"[{HERE}:check_alike_at_the_start]", "--dist.random_seed", "null"]

@@ -295,6 +295,7 @@ def same_as(alone: Path, folder: Path) -> bool:
     return all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_spawn(runs: Runs, alone: Path, world: int) -> None:
     """R-64, TP-12, TP-13: the program starts its own processes, from the same command line."""
@@ -313,6 +314,7 @@ def note_python(trainer: Trainer) -> None:
     (trainer.run.root / f"python{trainer.rank.rank}.json").write_text(json.dumps(found))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [["-uO", "-X", "mine=1", "-Wignore:x", "-W", "ignore:y"], []])
 def test_spawn_starts_python_as_it_was_started(runs: Runs, flags: list[str]) -> None:
     """TP-12: what the interpreter was told holds for the processes that train, and not only for their starter."""
@@ -326,6 +328,7 @@ def test_spawn_starts_python_as_it_was_started(runs: Runs, flags: list[str]) -> 
         assert json.loads((runs.root / "run" / f"python{rank}.json").read_text()) == expected
 
 
+@pytest.mark.slow
 def test_spawn_for_evaluation(runs: Runs, alone: Path) -> None:
     """R-02: evaluate.py starts its processes in the same way."""
     command = [sys.executable, "evaluate.py", "--model_pt", str(alone / "checkpoints" / "latest.pt")]
@@ -354,6 +357,7 @@ def two_agents(
     return codes, [output.read_text() for output in outputs]
 
 
+@pytest.mark.slow
 def test_two_agents_meet(runs: Runs, alone: Path) -> None:
     """CT-14, TP-03: torchrun over two nodes."""
     codes, texts = two_agents(runs, runs.words(*LAUNCHED, "--batch_size", "15"))
@@ -361,6 +365,7 @@ def test_two_agents_meet(runs: Runs, alone: Path) -> None:
     assert same_as(alone, runs.root / "run")
 
 
+@pytest.mark.slow
 def test_job_script_of_two_nodes(runs: Runs, alone: Path) -> None:
     """CT-10, D-31: on one of them it says what to type on each; typed there, it repeats the run."""
     codes, texts = two_agents(runs, runs.words(*LAUNCHED, "--batch_size", "15"))
@@ -391,6 +396,7 @@ def as_tasks_on_two_nodes() -> None:
     os.environ.update(SLURM | tasks | {"SLURM_PROCID": number, "SLURM_NODEID": number, "SLURM_LOCALID": "0"})
 
 
+@pytest.mark.slow
 def test_job_script_of_two_nodes_of_slurm(runs: Runs) -> None:
     """CT-10, D-31: srun starts what srun had started."""
     ended = start_ranks(runs.root, 2, runs.words(*LAUNCHED, "--batch_size", "15"), setup=as_tasks_on_two_nodes)
@@ -408,6 +414,7 @@ def test_job_script_of_two_nodes_of_slurm(runs: Runs) -> None:
     assert called.endswith(" --progress.epoch 3\n")
 
 
+@pytest.mark.slow
 def test_elastic_over_two_agents(runs: Runs) -> None:
     """R-46: one node's process dies; all are started again, though only that node's agent counts a restart."""
     words = runs.words(
@@ -420,6 +427,7 @@ def test_elastic_over_two_agents(runs: Runs) -> None:
     assert [entry["step"] for entry in metrics(runs.root / "run", "val")] == [5, 10, 15, 20]
 
 
+@pytest.mark.slow
 def test_elastic_goes_on_by_itself(runs: Runs) -> None:
     """R-46: torchrun starts all again after a rank has died; the run goes on from its last checkpoint, untold."""
     words = runs.words(
@@ -437,6 +445,7 @@ def test_elastic_goes_on_by_itself(runs: Runs) -> None:
     assert same(load(runs.root / "run")["model"], load(runs.root / "uncut")["model"])
 
 
+@pytest.mark.slow
 def test_elastic_with_a_node_less(runs: Runs) -> None:
     """R-46: one of two nodes is lost for good; the other goes on alone, and the log says what that changes."""
     words = runs.words(
@@ -451,6 +460,7 @@ def test_elastic_with_a_node_less(runs: Runs) -> None:
     assert [entry["step"] for entry in metrics(runs.root / "run", "val")] == [5, 15, 25]
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_and_resumed_by_others(runs: Runs) -> None:
     """R-64: how a run was started is not asked of those who use its own config afterwards."""
     folder = runs.root / "run"
@@ -479,6 +489,7 @@ def unready() -> Plain:
     return Plain()
 
 
+@pytest.mark.slow
 def test_a_restart_takes_no_other_run(runs: Runs) -> None:
     """R-46: it died before it had a run; what lies there under its name is an earlier one, which is finished."""
     words = runs.words("--batch_size", "16", "--model", "{type: tests.distributed.test_launch.unready}")
@@ -504,6 +515,7 @@ def test_a_job_that_is_queued_again_takes_no_other_run(runs: Runs, monkeypatch: 
     assert "resuming" in (folder / "train.log").read_text() and len(list(runs.root.glob("run*"))) == 2
 
 
+@pytest.mark.slow
 def test_a_signal_to_the_starter(runs: Runs) -> None:
     """R-46: the process that started the others hands signals on; they save, and it ends with their code."""
     words = runs.words("--dist.processes", "2", "--progress.epoch", "5000", "--progress.epoch_val", "-1")
@@ -542,6 +554,7 @@ def test_a_signal_while_processes_are_started(tmp_path: Path, monkeypatch: pytes
     assert [child.returncode for child in started] == [-15, -15]
 
 
+@pytest.mark.slow
 def test_the_starter_is_killed_at_once(runs: Runs) -> None:
     """R-14: before its processes could ask the system to end with it; they end all the same, and wait for nobody."""
     words = runs.words("--dist.processes", "2", "--progress.epoch", "100000")
@@ -577,6 +590,7 @@ def tell_rank_1(trainer: Trainer) -> None:
     trainer.monitor.step_done = tell  # type: ignore[assignment, method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [2, 230])
 def test_a_signal_to_one_rank(runs: Runs, at: int) -> None:
     """R-46: all ranks save and stop at the same step, soon; also when they ask one another only now and then."""

@@ -33,6 +33,7 @@ def prepare(trainer: Trainer) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["done0", "done1", "done2", "made"]
 
 
+@pytest.mark.slow
 def test_rank_0_goes_first(runs: Runs) -> None:
     """QQ-57: the others wait, for longer than dist.timeout, and nobody leaves before all have been through."""
     folder = runs.root / "prepared"
@@ -42,6 +43,7 @@ def test_rank_0_goes_first(runs: Runs) -> None:
     assert ended.codes == [0, 0, 0], "\n".join(ended.texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 def test_an_error_inside_ends_all(runs: Runs, rank: int) -> None:
     """QQ-57, R-14: the others do not wait for one that fails; its reason is shown."""

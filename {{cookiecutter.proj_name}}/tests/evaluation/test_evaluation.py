@@ -149,6 +149,7 @@ def evaluated_on(runs: Runs, model_pt: Path, world: int, worker: int, *more: str
     return json.loads((folder / "metrics.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "worker"), [(1, 2), (2, 0), (2, 2), (3, 0), (3, 2)])
 def test_the_same_number_to_the_last_digit(
     runs: Runs, world: int, worker: int, evaluated: Callable[..., dict[str, Any]]
@@ -294,6 +295,7 @@ def test_large_results_are_told_once(runs: Runs, monkeypatch: pytest.MonkeyPatch
 # Errors say where.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", [False, True])
 def test_an_error_on_one_rank_says_where(runs: Runs, told: bool) -> None:
     """D-01: the set, the batch and its samples, in the log of that rank; the others do not wait for ever."""

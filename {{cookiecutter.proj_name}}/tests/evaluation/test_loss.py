@@ -33,6 +33,7 @@ def test_it_is_evaluated_with_its_weights(runs: Runs, evaluated: Callable[..., d
     assert measured["values"]["loss"] == metrics(folder, "val")[-1]["values"]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--dist.static_graph", "true"]], ids=str)
 def test_two_processes_train_it_as_one(runs: Runs, more: list[str]) -> None:
     """In 64 bits, so that only a mistake shows; its gradients are exchanged, and accumulated."""

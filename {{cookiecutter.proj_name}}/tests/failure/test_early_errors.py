@@ -66,6 +66,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [BAD, BAD_DATA], ids=["model", "data"])
 def test_one_rank_cannot_build(runs: Runs, bad: list[str]) -> None:
     """R-14, D-29: before there is a log: on the terminal, in train.log, in a file of the rank, in status.json."""
@@ -108,6 +109,7 @@ def test_a_worker_that_is_late(runs: Runs, capsys: pytest.CaptureFixture[str]) -
     assert "timed out after 1 seconds" in text and "loader.timeout" in text and "dist.timeout" not in text
 
 
+@pytest.mark.slow
 def test_an_earlier_run_stays_where_it_is(runs: Runs) -> None:
     """R-14: an error is added to its log and leaves its record alone; a mistake in the command leaves nothing."""
     folder = runs.train()
@@ -137,6 +139,7 @@ LATE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mistake", "world", "told"),
     [("warm-up", 1, "warmup"), ("plugin", 1, "no such layer"), ("plugin", 2, "rank 1 failed")],
@@ -166,6 +169,7 @@ def test_a_mistake_in_a_new_run_leaves_nothing(runs: Runs) -> None:
     assert not (runs.root / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_checkpoint_that_cannot_be_read(runs: Runs, world: int) -> None:
     """R-14, R-46: a run that cannot go on says so in its own record, as a job's script looks for it."""
@@ -202,6 +206,7 @@ def test_a_folder_in_use_is_left_alone(runs: Runs) -> None:
     lock.release()
 
 
+@pytest.mark.slow
 def test_evaluate(runs: Runs, capsys: pytest.CaptureFixture[str], evaluated: Callable[..., object]) -> None:
     """R-14: evaluate.py ends in the same way; the traceback lies where the numbers would, the run is as it was."""
     folder = runs.train()

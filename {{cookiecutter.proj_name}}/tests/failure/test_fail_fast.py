@@ -50,6 +50,7 @@ def last_block(text: str) -> str:
     return text[text.rindex("==== rank ") :] if "==== rank " in text else text[text.rindex("==== failed") :]
 
 
+@pytest.mark.slow
 def test_exception_in_forward(runs: Runs) -> None:
     """R-14, TP-01, TP-04, D-29: with rank, host, step, samples, the user's line; everywhere one would look."""
     ended = broken(runs, "raise 1 train 5")
@@ -71,16 +72,19 @@ def test_exception_in_forward(runs: Runs) -> None:
     assert ended.codes == [1, 1]
 
 
+@pytest.mark.slow
 def test_exception_on_three_ranks(runs: Runs) -> None:
     """R-14: those who were not involved end too."""
     assert "rank 2 failed" in last_block(broken(runs, "raise 2 train 4", world=3).texts[0])
 
 
+@pytest.mark.slow
 def test_exception_on_rank_0(runs: Runs) -> None:
     block = last_block(broken(runs, "raise 0 train 4").texts[0])
     assert "rank 0 failed" in block and "training step 2" in block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worker", ["0", "1"])
 def test_exception_in_a_loader(runs: Runs, worker: str) -> None:
     """R-14: from a worker too, with the number of the sample and the line of the data set."""
@@ -111,6 +115,7 @@ def talk(trainer: Trainer) -> None:
     raise RuntimeError("rank 1 is wrong")
 
 
+@pytest.mark.slow
 def test_nothing_is_said_after_the_reason(runs: Runs) -> None:
     """R-14: the first cause is the last thing shown, on the terminal and in the log, however busy rank 0 is."""
     ended = broken(runs, "never 0 train 0", "--plugins", "[tests.failure.test_fail_fast:talk]")
@@ -126,6 +131,7 @@ def lag(trainer: Trainer) -> None:
     time.sleep(1)
 
 
+@pytest.mark.slow
 def test_a_failed_run_does_not_begin_to_train(runs: Runs) -> None:
     """R-14: what rank 0 does until it ends does not change what is on record."""
     broken(runs, "never 0 train 0", "--plugins", "[tests.failure.test_fail_fast:lag]")
@@ -148,6 +154,7 @@ def fill(trainer: Trainer) -> None:
     raise RuntimeError("rank 1 is wrong")
 
 
+@pytest.mark.slow
 def test_a_terminal_that_nobody_reads(runs: Runs) -> None:
     """R-14: all end, also when the reason can be shown to nobody."""
     words = runs.words(*SMALL, "--plugins", "[tests.failure.test_fail_fast:fill]")
@@ -157,6 +164,7 @@ def test_a_terminal_that_nobody_reads(runs: Runs) -> None:
     assert "rank 1 is wrong" in (runs.root / "run" / "error_rank1.txt").read_text()
 
 
+@pytest.mark.slow
 def test_exception_in_one_ranks_validation(runs: Runs) -> None:
     """R-14, D-01: the others wait for its numbers."""
     block = last_block(broken(runs, "raise 1 eval 2", "--dataset.val.eval_batch_size", "32").texts[0])
@@ -164,6 +172,7 @@ def test_exception_in_one_ranks_validation(runs: Runs) -> None:
     assert "in the evaluation on val, batch 4 of 5, samples 96 to 127" in block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "told"),
     [("exit", "without a word"), ("kill", "without a word"), ("sys.exit", "left early, by sys.exit(0)")],
@@ -197,6 +206,7 @@ def die_at_the_end(trainer: Trainer) -> None:
         distributed.finish = killed
 
 
+@pytest.mark.slow
 def test_a_rank_that_goes_when_all_is_done(runs: Runs) -> None:
     """R-14: told as what it is; the run has finished all the same, and its record says so."""
     words = ["--plugins", "[tests.failure.test_fail_fast:die_at_the_end]", "--progress.max_steps", "2"]
@@ -219,12 +229,14 @@ def visit(trainer: Trainer) -> None:
         os._exit(0)
 
 
+@pytest.mark.slow
 def test_strangers_and_workers_do_not_deafen_it(runs: Runs) -> None:
     """R-14: who cannot show the token changes nothing; a dead rank's worker does not hide its death."""
     ended = broken(runs, "kill 1 train 5", "--plugins", "[tests.failure.test_fail_fast:visit]")
     assert "rank 1 failed" in last_block(ended.texts[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "told"),
     [("memory_of_CUDA", "CUDA out of memory"), ("memory", "DefaultCPUAllocator: can't allocate memory")],
@@ -237,6 +249,7 @@ def test_out_of_memory(runs: Runs, how: str, told: str) -> None:
     assert re.search(r"during +training step 1, epoch 1, of train samples", block)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs(runs: Runs) -> None:
     """R-14: after dist.timeout, the message says where every rank is."""
     block = last_block(broken(runs, "hang 1 train 4", "--dist.timeout", "3").texts[0])
@@ -244,6 +257,7 @@ def test_a_rank_that_hangs(runs: Runs) -> None:
     assert "dist.timeout" in block
 
 
+@pytest.mark.slow
 def test_not_a_number_on_one_rank(runs: Runs) -> None:
     """R-14: which rank, which step, which samples; and no checkpoint of it."""
     words = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}", "--batch_size", "16"]
@@ -255,6 +269,7 @@ def test_not_a_number_on_one_rank(runs: Runs) -> None:
     assert not (runs.root / "run" / "checkpoints" / "latest.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_mistake_that_all_make_is_told_once(runs: Runs) -> None:
     """D-29: a missing folder is missing on every rank."""
     ended = failed(start_ranks(runs.root, 2, runs.words("--dir.data_dir", str(runs.root / "nowhere"))))
@@ -262,6 +277,7 @@ def test_a_mistake_that_all_make_is_told_once(runs: Runs) -> None:
     assert sum(text.count("nowhere") > 0 for text in ended.texts) == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_arrives(runs: Runs) -> None:
     """R-14: the missing one is named, and who has come."""
     ended = failed(start_ranks(runs.root, 3, runs.words(*SMALL, "--dist.timeout", "2"), only=[0, 2]))
@@ -290,6 +306,7 @@ def read_late() -> None:
     setattr(group, "_open_store", open_store)  # noqa: B010 - to the type checker it is another function
 
 
+@pytest.mark.slow
 def test_a_late_reader_is_waited_for(runs: Runs) -> None:
     """R-14: rank 0, which serves what the others read, stays until they have read it, so that it is told once."""
     words = runs.words(*SMALL, "--dist.timeout", "2")
@@ -298,6 +315,7 @@ def test_a_late_reader_is_waited_for(runs: Runs) -> None:
     assert "rank 1 of 3 did not arrive" in ended.texts[0] and ended.texts[1] == ""
 
 
+@pytest.mark.slow
 def test_rank_0_never_arrives(runs: Runs) -> None:
     ended = start_ranks(runs.root, 2, runs.words(*SMALL, "--dist.timeout", "2"), only=[1])
     assert ended.codes == [2]
@@ -321,6 +339,7 @@ def test_nowhere_to_meet(runs: Runs, change: dict[str, str], told: str) -> None:
     assert told in ended.texts[0]
 
 
+@pytest.mark.slow
 def test_somebody_else_where_rank_0_should_be(runs: Runs) -> None:
     """D-46: another program has the port and never answers; torch's own timeout does not hold there."""
     with socket.socket() as busy:
@@ -333,6 +352,7 @@ def test_somebody_else_where_rank_0_should_be(runs: Runs) -> None:
     assert "is taken by another program" in ended.texts[0]
 
 
+@pytest.mark.slow
 def test_ranks_with_other_settings(runs: Runs) -> None:
     """R-14: two nodes with two versions of a file, say; which key differs is told before anything runs."""
     ended = failed(start_ranks(runs.root, 2, runs.words(*SMALL), more={1: ["--optim.lr", "0.5"]}))
@@ -350,6 +370,7 @@ def refuse(trainer: Trainer) -> None:
 NAN = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "words", "rank", "shown"),
     [
@@ -381,6 +402,7 @@ def test_the_culprit_under_torchrun(runs: Runs, how: str, words: list[str], rank
     assert "To enable traceback" not in others + cause
 
 
+@pytest.mark.slow
 def test_one_process_under_torchrun(runs: Runs) -> None:
     """TP-01: the same box for a run that has no other processes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "train.py"]
@@ -389,6 +411,7 @@ def test_one_process_under_torchrun(runs: Runs) -> None:
     assert re.search(r"=== failed =.*a mistake in the model", done.stderr.split("Root Cause")[1], re.DOTALL)
 
 
+@pytest.mark.slow
 def test_spawned_processes_end(runs: Runs) -> None:
     """R-14: the process that started the others ends with the culprit's code, and says what ended it."""
     words = [sys.executable, "train.py", *runs.words(*SMALL, "--dist.processes", "2")]
@@ -472,6 +495,7 @@ def debugged(tmp_path: Path, keys: str, wait: float = 0.0) -> subprocess.Complet
     return run(["sh", "-c", f"({feed}) | '{sys.executable}' '{program}'"])
 
 
+@pytest.mark.slow
 def test_breakpoint(tmp_path: Path) -> None:
     """R-03: one rank in the debugger, on the program's own stdin; the other waits for longer than dist.timeout."""
     done = debugged(tmp_path, "p value\\nvalue = 70\\ncontinue\\n", wait=6)
@@ -480,6 +504,7 @@ def test_breakpoint(tmp_path: Path) -> None:
     assert "rank 0 has 10" in done.stdout and "rank 1 has" in done.stdout
 
 
+@pytest.mark.slow
 def test_quitting_the_debugger_ends_all(tmp_path: Path) -> None:
     """R-03: so does the end of the input."""
     done = debugged(tmp_path, "quit\\n")
@@ -499,6 +524,7 @@ def stop_here(trainer: Trainer) -> None:
     trainer.monitor.step_done = tell  # type: ignore[assignment, method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "code"), [("p position.step, 40 + position.step\\ncontinue\\n", 0), ("quit\\n", 2)], ids=["go on", "quit"]
 )
@@ -527,6 +553,7 @@ def test_breakpoint_in_training(runs: Runs, typed: str, code: int) -> None:
         assert (state["state"], state["reason"]) == ("failed", "rank 1: ended in the debugger, by quit")
 
 
+@pytest.mark.slow
 def test_torchrun_is_killed(runs: Runs) -> None:
     """R-14: nobody is left to look after its processes, and they end too."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]

@@ -18,6 +18,7 @@ from tests.conftest import ENVIRONMENT, Runs, load, run, same
 from tests.ranks import failed, several, start_ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "code"),
     [
@@ -78,6 +79,7 @@ def stop_us(trainer: Trainer) -> None:
     trainer.monitor.step_done = tell  # type: ignore[assignment, method-assign]
 
 
+@pytest.mark.slow
 def test_two_processes_are_stopped_and_go_on(runs: Runs) -> None:
     """R-46: SIGTERM to `--dist.processes 2`: saved by both; the resumed run is, to the last bit, the uncut one."""
     argv = words("ema", "--batch_size", "16", "--plugins", f"[{__name__}:stop_us]", "--dist.processes", "2")
@@ -106,6 +108,7 @@ def interrupt_twice(trainer: Trainer) -> None:
     trainer.monitor.step_done = tell  # type: ignore[assignment, method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_second_ctrl_c_leaves_at_once(runs: Runs, world: int) -> None:
     """D-59: nothing is saved any more; the code and the record say so."""

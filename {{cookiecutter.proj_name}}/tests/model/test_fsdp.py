@@ -92,6 +92,7 @@ def test_a_rank_without_samples(runs: Runs) -> None:
     assert_near(whole(one), whole(runs.root / "several"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("both", "here", "tolerance"),
     [
@@ -158,6 +159,7 @@ def test_number_formats(runs: Runs, words: list[str], exchanged: str, output: st
     assert {value.dtype for value in whole(runs.root / "run")["model"].values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_scaling_needs_the_device(runs: Runs) -> None:
     """R-36: fp16 with the weights in host memory is refused, with what to do."""
     told = refused(runs, 2, runs.words(*PLAIN, *FSDP, "--prepare.fsdp.cpu_offload", "true", "--precision.mode", "fp16"))
@@ -177,6 +179,7 @@ class Uneven:
         return (self.digits[index] for index in range(20 if os.environ["RANK"] == "0" else 14))
 
 
+@pytest.mark.slow
 def test_ranks_that_read_unlike_amounts(runs: Runs) -> None:
     """R-63: windows of 3 micro-batches of 4, the second with 2 on the first rank and 1 on the other; as DDP does it."""
     common = ["--dataset.train", "{type: tests.model.test_fsdp.Uneven}", *PLAIN, "--batch_size", "4"]
@@ -188,6 +191,7 @@ def test_ranks_that_read_unlike_amounts(runs: Runs) -> None:
     assert_near(whole(runs.root / "ddp"), state)
 
 
+@pytest.mark.slow
 def test_narrow_weights(runs: Runs) -> None:
     """precision.mode bf16 computes in bf16 weights and without autocast; batch norm keeps to autocast."""
     several(runs, 2, runs.words("--model", "{type: tests.parts.Narrow}", *FSDP, "--precision.mode", "bf16"))
@@ -218,6 +222,7 @@ def test_one_process_keeps_its_weights(runs: Runs) -> None:
 RESUMED = ["--model", "{$REPLACE: true, type: tests.parts.Tower, batch: true}", *BLOCKS, "--batch_size", "11"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_cut_and_resumed(runs: Runs, world: int) -> None:
     """R-33, D-39: bit for bit the run that was never cut: dropout, batch norm, AdamW, average, uneven windows."""
@@ -238,6 +243,7 @@ def test_cut_and_resumed(runs: Runs, world: int) -> None:
     assert first == second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "strategy"), [(2, 1, "fsdp"), (1, 2, "fsdp"), (2, 3, "fsdp"), (2, 2, "ddp")]
 )
@@ -274,6 +280,7 @@ def shards(checkpoints: Path) -> list[str]:
     return sorted(path.name[:13] for path in (checkpoints / "shards").iterdir())
 
 
+@pytest.mark.slow
 def test_what_is_kept_and_what_goes(runs: Runs, sharded: Callable[..., Path]) -> None:
     """D-52, R-20: shards go with the last file that refers to them; what a killed save left goes at the next start."""
     checkpoints = sharded("--progress.max_steps", "4")
@@ -308,6 +315,7 @@ def damage(checkpoints: Path, how: str) -> None:
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_damaged_shard_falls_back(runs: Runs, sharded: Callable[..., Path]) -> None:
     """D-30: as a damaged file does, and every rank takes the same one."""
     checkpoints = sharded("--progress.max_steps", "4")
@@ -348,6 +356,7 @@ def test_one_file_of_a_sharded_checkpoint(
         read_checkpoint(runs.root / "alone.pt")
 
 
+@pytest.mark.slow
 def test_weights_of_a_sharded_run(runs: Runs, sharded: Callable[..., Path]) -> None:
     """R-34: start_epoch 0 puts the shards of another run together."""
     latest = sharded() / "latest.pt"
@@ -366,6 +375,7 @@ def full_disk_on_rank_1() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_one_rank(runs: Runs) -> None:
     """R-20: told on all ranks, none waits for ever, nothing half-written is left, and training goes on for a while."""
     steps = ["--progress.epoch_save_latest", "1step", "--progress.epoch_val", "-1", "--checkpoint.failures", "2"]

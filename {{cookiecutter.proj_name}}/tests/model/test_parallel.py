@@ -116,6 +116,7 @@ def test_recomputed_activations_change_nothing(runs: Runs, model: list[str], mon
         assert same(load(plain)[part], load(again)[part]), part
 
 
+@pytest.mark.slow
 def test_recomputed_and_frozen_on_two_ranks(runs: Runs) -> None:
     """R-58, R-36: recomputing below DDP, with a frozen part."""
     words = [*BATCH_TOWER, "--prepare.freeze", "[stem.*, layers.0.*]", "--batch_size", "16"]
@@ -162,6 +163,7 @@ def test_a_compiled_model_trains_the_same(runs: Runs, more: list[str]) -> None:
     assert "sample-exact, not bit-exact (torch.compile" in log(compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_compiler")
 def test_compiled_to_machine_code(runs: Runs) -> None:
     """MM-82: the default backend, with an average of the weights, which is swapped in below the code."""
@@ -173,6 +175,7 @@ def test_compiled_to_machine_code(runs: Runs) -> None:
     assert first == pytest.approx(second, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled_on_two_ranks(runs: Runs) -> None:
     """MM-82, CT-18: compiled below DDP."""
     words = [*PLAIN, "--batch_size", "16"]
@@ -181,6 +184,7 @@ def test_compiled_on_two_ranks(runs: Runs) -> None:
     nearly(runs.root / "plain", runs.root / "compiled")
 
 
+@pytest.mark.slow
 def test_unused_parameters_are_named(runs: Runs) -> None:
     """R-36, CT-18: before the first step, on all ranks alike, with what to do; freezing them helps."""
     told = refused(runs, 2, runs.words(*SPARE, "{type: tests.parts.Spare}"))
@@ -188,6 +192,7 @@ def test_unused_parameters_are_named(runs: Runs) -> None:
     several(runs, 2, runs.words(*SPARE, "{type: tests.parts.Spare}", "--prepare.freeze", "[spare.*]"))
 
 
+@pytest.mark.slow
 def test_parameters_that_one_rank_does_not_use(runs: Runs) -> None:
     """R-36, CT-18: the ranks differ, and still all end, with the reason; the option it names helps."""
     words = [*SPARE, "{type: tests.parts.Spare, first_only: true}"]
@@ -210,6 +215,7 @@ def wrapped_as_asked(trainer: Trainer) -> None:
     assert asked == (False, False, True, 2 * 1024 * 1024)
 
 
+@pytest.mark.slow
 def test_options_of_ddp(runs: Runs) -> None:
     """CT-18: each option of the config arrives, and the run trains with it."""
     options = ["--dist.gradient_as_bucket_view", "false", "--dist.broadcast_buffers", "false"]

@@ -120,6 +120,7 @@ def test_a_traceback_shows_no_values(tmp_path, capsys):
     assert password not in text + capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_bar_is_not_torn(tmp_path):
     """QQ-51: on a terminal a line of the log clears the bar, and the bar comes back below it."""
     code = (

@@ -46,6 +46,7 @@ def status(project: Path) -> str:
     return done.stderr + done.stdout
 
 
+@pytest.mark.slow
 @WITHOUT
 def test_from_nothing_twice_and_after_an_edit(project: Path) -> None:
     """CT-69, D-54: what is current is left alone; an edited source is noticed, never loaded, and built again."""
@@ -106,6 +107,7 @@ def test_a_mistake_in_a_source(project: Path) -> None:
     assert Path(entry["directory"], entry["file"]).samefile(source)
 
 
+@pytest.mark.slow
 @WITHOUT
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_a_job_on_a_cluster_has_the_build(project: Path) -> None:

@@ -222,6 +222,7 @@ def test_compare_shows_a_wrong_kernel() -> None:
     assert "1.0e+00" in wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["add_matrix", "scale_exp"])
 def test_the_scripts(name: str, build_dir: str, tmp_path: Path) -> None:
     """CT-70, D-55: `python custom/ops/add_matrix.py 5 3`, from any folder, for any size."""
@@ -243,6 +244,7 @@ def test_which_kernels_run(build_dir: str) -> None:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"custom_ops::{name}", "CPU") == built
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("OPS_BUILD_DIR" in os.environ, reason="this is the run that the test below starts")
 def test_all_of_this_without_a_build(tmp_path: Path) -> None:
     """XP-02: the same tests, and training, in a process where nothing is built: the reference holds all promises."""

@@ -28,6 +28,7 @@ def start(*words: str, build_dir: str, **variables: str) -> subprocess.Completed
     )
 
 
+@pytest.mark.slow
 def test_trains_and_evaluates(tmp_path: Path, build_dir: str) -> None:
     """CT-63: the shipped config, whole: at least 97 % of the digits, and a line that says which kernels ran."""
     done = start("train.py", *CONFIG, "--dir.expr_dir", str(tmp_path), build_dir=build_dir)
@@ -42,6 +43,7 @@ def test_trains_and_evaluates(tmp_path: Path, build_dir: str) -> None:
     assert values["Accuracy"] >= 0.97
 
 
+@pytest.mark.slow
 def test_the_same_with_and_without_a_build(
     runs: Runs, build_dir: str, evaluated: Callable[..., dict[str, Any]]
 ) -> None:
@@ -74,6 +76,7 @@ def test_resumed_to_the_bit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+@pytest.mark.slow
 def test_a_resume_with_other_kernels(runs: Runs, build_dir: str) -> None:
     """R-47: a run of the reference that goes on with a build, or the other way round, is not called bit-exact."""
     libraries = [path.name for path in Path(build_dir).glob("*.so")]
@@ -89,6 +92,7 @@ def test_a_resume_with_other_kernels(runs: Runs, build_dir: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_two_processes(runs: Runs, build_dir: str) -> None:
     """CT-63: two processes with half the batch each train what one does, with DDP and with FSDP."""
     plain = ["--model", "{$REPLACE: true, type: tests.ops.test_training.NoBatchNorm}", "--precision.mode", "fp64"]
@@ -117,6 +121,7 @@ class NoBatchNorm(torch.nn.Module):
         return self.layers(image)
 
 
+@pytest.mark.slow
 def test_a_build_that_is_out_of_date_is_said(runs: Runs, build_dir: str) -> None:
     """D-54: never loaded in silence; the warning names what has changed and what to type."""
     libraries = list(Path(build_dir).glob("*.so"))

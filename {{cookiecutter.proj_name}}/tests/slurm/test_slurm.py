@@ -216,6 +216,7 @@ def test_inside_an_allocation_it_starts_at_once(script: Script, tmp_path: Path, 
     assert "one allocation" in script("--slurm.array", "0-1", SLURM_JOB_ID="5").stderr
 
 
+@pytest.mark.slow
 def test_a_submitted_job_trains_what_was_submitted(project: Path, cluster: Path) -> None:
     """R-46, R-48: code, config and paths are those of the moment of submission, with any character in them."""
     words = ["--name", "a 'b' \"c\" $HOME", "--loss", "{ce: {type: CrossEntropyLoss, label_smoothing: 0.25}}"]
@@ -254,6 +255,7 @@ def test_a_dry_run_leaves_nothing(project: Path, cluster: Path) -> None:
     assert cluster.read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_mistake_in_the_config_is_told_at_once(project: Path, cluster: Path) -> None:
     """R-46: on the machine where one types, not hours later; nothing is moved, copied or queued."""
     done = submit_in(project, "--optim.lrr", "0.1")
@@ -263,6 +265,7 @@ def test_a_mistake_in_the_config_is_told_at_once(project: Path, cluster: Path) -
     assert cluster.read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_refused_job_moves_no_earlier_run(project: Path, cluster: Path) -> None:
     """CT-08, CT-15: whatever ends the submission before there is a job; --resume auto finds the run where it was."""
     run = project / "experiments" / "default"
@@ -283,6 +286,7 @@ def test_a_refused_job_moves_no_earlier_run(project: Path, cluster: Path) -> Non
     assert (moved / "checkpoints" / "latest.pt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_tasks_of_an_array_train_apart(project: Path, cluster: Path) -> None:
     """R-46: each has its own folder, status and way back into the queue; a wrong one does not touch the others."""
     words = ["--slurm.array", "0-1", "--dist.random_seed", "%a", "--progress.epoch", "1"]
@@ -302,6 +306,7 @@ def test_tasks_of_an_array_train_apart(project: Path, cluster: Path) -> None:
     assert (done.returncode, calls_of(cluster, "scontrol")) == (75, ["requeue 17_0"])
 
 
+@pytest.mark.slow
 def test_a_requeued_job_keeps_the_code_it_runs_from(project: Path, cluster: Path) -> None:
     """CT-08, R-46: its first start saved nothing. What that left is moved aside; code, log and job files stay."""
     assert submit_in(project).returncode == 0
