@@ -59,19 +59,19 @@ def test_update_brings_the_new_and_keeps_the_users_own(tmp_path: Path, environme
     call(project, "git", "init", "--quiet")
     (project / "spinlab" / "models" / "mine_model.py").write_text("MINE = 1\n")
     append(project / "spinlab" / "__init__.py", "# mine\n")
-    append(project / "common" / "errors.py", "# mine too\n")
+    append(project / "common" / "base" / "errors.py", "# mine too\n")
     commit(project, "mine")
 
     (source / TEMPLATE.name / "common" / "new.py").write_text("from custom import task\n")
-    append(source / TEMPLATE.name / "common" / "period.py", "# new in the template\n")
+    append(source / TEMPLATE.name / "common" / "progress.py", "# new in the template\n")
     commit(source, "new")
     call(project, *cruft, "update", "--skip-apply-ask")
 
     assert (project / "common" / "new.py").read_text() == "from spinlab import task\n"
-    assert (project / "common" / "period.py").read_text().endswith("# new in the template\n")
+    assert (project / "common" / "progress.py").read_text().endswith("# new in the template\n")
     assert (project / "spinlab" / "models" / "mine_model.py").read_text() == "MINE = 1\n"
     assert (project / "spinlab" / "__init__.py").read_text().endswith("# mine\n")
-    assert (project / "common" / "errors.py").read_text().endswith("# mine too\n")
+    assert (project / "common" / "base" / "errors.py").read_text().endswith("# mine too\n")
     assert not (project / "custom").exists()
     assert list(project.rglob("*.rej")) == []
     changed = call(project, "git", "status", "--porcelain").split("\n")
