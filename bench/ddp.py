@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import train  # noqa: E402
 from common import distributed  # noqa: E402
-from common.evaluation.best import BestTracker  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.distributed import Rank, barrier  # noqa: E402
+from common.evaluation.best import BestTracker  # noqa: E402
 from common.failure.failsafe import StopSignals, together  # noqa: E402
 from common.run.paths import RunPaths  # noqa: E402
 from common.run_context import Start, session  # noqa: E402

@@ -18,10 +18,10 @@ sys.path.insert(0, str(PROJECT))
 
 import torch  # noqa: E402
 import train  # noqa: E402
-from common.evaluation.best import BestTracker  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.data.loader import Step, TrainStream  # noqa: E402
 from common.distributed import Rank  # noqa: E402
+from common.evaluation.best import BestTracker  # noqa: E402
 from common.progress import Position  # noqa: E402
 from common.run.paths import RunPaths  # noqa: E402
 from common.run_context import Start, session  # noqa: E402
