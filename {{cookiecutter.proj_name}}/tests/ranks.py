@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -127,6 +128,8 @@ def refused(runs: Runs, world: int, argv: list[str], setup: Any = None) -> str:
 
 def _run(setup: Any, program: str, argv: list[str], environment: dict[str, str], output: str) -> None:
     die_with_parent()  # the server ends with the tests, however they end
+    # A test of loader workers may have started the server, with the signals blocked that workers ignore.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.environ.update(environment)
     torch.set_num_threads(1)
     # Else the loader's workers would be started the way this process was, by a server that first imports torch.
