@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 def train(config: Config, folder: RunPaths, values: dict[str, Any], rank: Rank, argv: list[str]) -> Outcome:
     """Build everything that the config names, open the run's folder, train."""
-    # A job that its launcher restarted continues its own run, whatever it was to begin with; never somebody else's.
+    # A job that its launcher restarted continues its own run, whatever --resume or start_epoch say; never another.
     restarted = distributed.from_main(rank.restarted and has_saved(folder, rank.launched_as), rank)
     only_weights = config.progress.start_epoch == 0 and not restarted
     checkpoint = find_checkpoint("auto" if restarted else config.resume, folder.checkpoints, rank, whole=only_weights)

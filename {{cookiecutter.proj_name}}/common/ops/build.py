@@ -19,7 +19,7 @@ from pathlib import Path
 from common.ops.library import Record, build_folder, find, library_path, record_now
 from common.ops.toolchain import BuildError, Cuda, compile_command, find_compiler, find_cuda, link_command
 
-# No error: nothing needs the kernels, and a script that goes on to train should.
+# Not an error: the kernels are optional, and a script that trains next should run.
 _WITHOUT_COMPILER = """\
   The operators run in Python, so training works. For the kernels install a compiler (Debian, Ubuntu: apt install g++;
   macOS: xcode-select --install; on a cluster: module load gcc), or name one in CXX."""

@@ -129,7 +129,7 @@ def test_a_job_on_a_cluster_has_the_build(project: Path) -> None:
 
 
 def test_without_a_compiler(tmp_path: Path) -> None:
-    """CT-69, XP-02: said with the remedy, and no error: a script that goes on to train does so, on the reference."""
+    """CT-69, XP-02: said with the remedy, and no error: a script that trains next does so, on the reference."""
     done = install(OPS_BUILD_DIR=str(tmp_path / "build"), PATH="/nowhere")
     assert done.returncode == 0 and done.stderr == ""
     assert "nothing is built, since there is no C++ compiler on the PATH" in done.stdout

@@ -198,7 +198,7 @@ def test_bad_input(call: Callable[[], Any], words: str) -> None:
 
 
 def test_kernels_check_what_would_read_foreign_memory() -> None:
-    """D-54: also where somebody calls the operator itself."""
+    """D-54: also when the operator itself is called."""
     with pytest.raises(RuntimeError, match=r"size|match"):
         add_operator(values(3, 4), values(5, 4))
     with pytest.raises(RuntimeError, match=r"size|match|broadcast"):

@@ -78,7 +78,7 @@ def test_resumed_to_the_bit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_a_resume_with_other_kernels(runs: Runs, build_dir: str) -> None:
-    """R-47: a run of the reference that goes on with a build, or the other way round, is not called bit-exact."""
+    """R-47: a run on the reference that is resumed with a build is not called bit-exact."""
     libraries = [path.name for path in Path(build_dir).glob("*.so")]
     if not libraries:
         pytest.skip("nothing is built in this run")
