@@ -49,6 +49,14 @@ def test_import_order_does_not_depend_on_the_name(copy: Render) -> None:
     run(copy(custom_name="alpha"), sys.executable, "-m", "ruff", "check", "--no-cache", "--select", "I", ".")
 
 
+def test_generated_configs_fit_the_name(copy: Render) -> None:
+    """R-10: under another name they are what the classes say, and not taken for edited ones."""
+    project = copy(**NON_DEFAULT)
+    before = [(project / "configs" / name).read_text() for name in ("default.yaml", "schema.json")]
+    run(project, sys.executable, "-m", "spinlab.reference")
+    assert [(project / "configs" / name).read_text() for name in ("default.yaml", "schema.json")] == before
+
+
 @pytest.mark.slow
 def test_types(copy: Render) -> None:
     """R-10: also under another name; the default name is checked where the template lies."""
@@ -139,7 +147,7 @@ def follow_the_readme(project: Path, yours: Path) -> None:
     edit(yours / "task.py", ('f"{label} -> {prediction}"', 'f"is {label}, seen as {prediction}"'))
     best = (
         ("  metric: loss ", "  metric: top2 "),
-        ("  mode: min                         # whether", "  mode: max  # whether"),
+        ("  mode: auto                        # whether", "  mode: max  # whether"),
     )
     edit(project / "configs" / "default.yaml", *best, ("  epoch: 40 ", "  epoch: 12 "), ("  lr: 0.001 ", "  lr: 3e-3 "))
 

@@ -27,8 +27,8 @@ class LrSchedulerConfig:
         str,
         RegisteredName(SCHEDULE_REGISTRY),
         Field(
-            description="constant, linear, cosine, poly, multistep, exponential, onecycle, plateau, or your own from "
-            "custom/schedules (see --list schedules)"
+            description="constant, linear, cosine, poly, multistep, exponential, onecycle, plateau, or your own "
+            "(see --list schedules)"
         ),
     ] = "constant"
     warmup: Annotated[
