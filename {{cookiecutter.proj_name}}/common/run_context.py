@@ -105,7 +105,7 @@ class RunContext:
             self._resumed = continued
         else:  # an earlier run of this name moves out of the way, with whatever would be taken from it
             path = None if self.checkpoint is None else self.checkpoint.path
-            check_stays({"init_from.path": config.init_from.path, "resume": path}, self.paths, self.project)
+            check_stays({"init_from.path": config.init_from.path, "resume": path}, self.paths)
         # A seed that was drawn belongs to the run: the order of its samples follows from it.
         self.seed = choose_seed(config.dist, rank, drawn=None if continued is None else continued.seed)
 
@@ -142,18 +142,14 @@ class RunContext:
             logger.info("resume {}: nothing was saved yet, so the run starts", config.resume)
 
     def _open_folder(self) -> OpenRun:
-        rank = self.rank
         folder = open_run(
             self.paths,
             resume=self._resumed is not None,
             resolved_values=self.values,
             argv=self.argv,
             seed=self.seed,
-            world_size=rank.world_size,
+            rank=self.rank,
             project=self.project,
-            launcher="python" if rank.launch is None else rank.launch.launcher,
-            processes_per_host=None if rank.launch is None else rank.launch.local_world,
-            launched_as=rank.launched_as,
         )
         for file in self.paths.root.glob("error_rank*.txt"):  # of an attempt before this one
             file.unlink(missing_ok=True)

@@ -12,19 +12,17 @@ from typing import Any
 from loguru import logger
 
 from common.base.errors import UserError
-from common.base.files import unused, write_bytes, write_text
+from common.base.files import unused, write_text
 from common.config import dump, option_value
-from common.distributed import is_launched
-from common.run.git import GitState, git_state, is_copy
+from common.distributed import Rank, is_launched
+from common.run.git import git_state
 from common.run.job_script import job_script
-from common.run.lock import FolderLock, alone_in, check_free
+from common.run.lock import FolderLock
 from common.run.paths import RunPaths
 from common.run.record import describe
-from common.run.status import read_status
 
-_JOB = re.compile(r"code(_\d+)?|slurm")  # what a submission leaves in a run's folder, see common/slurm/submission.py
 # What a start leaves that failed before there was a run, see common/run_context.py.
-_FAILED_START = re.compile(r"train(\.rank\d+)?\.log|error_rank\d+\.txt|status\.json")
+_FAILED_START = re.compile(r"train(\.rank\d+)?\.log|error_rank\d+\.txt|status\.json|run\.lock")
 
 
 def stored_config(argv: Sequence[str], option: str) -> Path | None:
@@ -54,9 +52,8 @@ def drop_stored_launch_options(
     Args:
         only_under_launcher: otherwise a run is resumed as it was started.
     """
-    given = {name: option_value(argv, name) for name in ("--config", "--configs", "-c", "--dist.launcher")}
-    launcher = given.pop("--dist.launcher")
-    if stored is None or any(given.values()) or (only_under_launcher and not is_launched(launcher)):
+    has_config = any(option_value(argv, name) for name in ("--config", "--configs", "-c"))
+    if stored is None or has_config or (only_under_launcher and not is_launched(option_value(argv, "--dist.launcher"))):
         return list(argv)
     defaults = {"--dist.processes": "null", "--dist.launcher": "auto"}
     return [*argv, *(word for pair in defaults.items() if option_value(argv, pair[0]) is None for word in pair)]
@@ -87,10 +84,9 @@ class OpenRun(AbstractContextManager["OpenRun"]):
         """
         root = self.folder.root
         failed = unused(root.with_name(f"{root.name}_failed{self.id.removeprefix(root.name)}"))
-        with alone_in(root.parent):
-            self.release()
-            root.rename(failed)
-            earlier.rename(root)
+        _rename(root, failed, self.lock)
+        earlier.rename(root)
+        self.release()
         return RunPaths(failed)
 
     def release(self) -> None:
@@ -108,11 +104,8 @@ def open_run(
     resolved_values: Mapping[str, Any],
     argv: Sequence[str],
     seed: int,
-    world_size: int,
+    rank: Rank,
     project: Path,
-    launcher: str = "python",
-    processes_per_host: int | None = None,
-    launched_as: Sequence[str] = (),
 ) -> OpenRun:
     """Lock the folder and write down how the run was started. For the main process only.
 
@@ -123,13 +116,14 @@ def open_run(
         UserError: the folder cannot be written, or another process uses it.
     """
     try:
-        lock, earlier = _take(folder, resume, project)
+        folder.root.parent.mkdir(exist_ok=True)
+        earlier = None if resume else _move_away(folder)
+        folder.root.mkdir(exist_ok=True)
+        lock = FolderLock.take(folder.lock_file)
         try:
             git = git_state(project)
-            attempt = describe(project, argv, seed, world_size, git)
-            attempt |= {"launcher": launcher, "processes_per_host": processes_per_host or world_size}
-            attempt |= {"launched_as": list(launched_as)}
-            number, started = _write_record(folder, attempt, dict(resolved_values), git, project)
+            attempt = describe(project, argv, seed, rank, git)
+            number, started = _write_record(folder, attempt, dict(resolved_values), git.patch(), project)
             return OpenRun(folder, lock, number, f"{folder.name}_{_stamp(started)}", attempt, earlier)
         except BaseException:
             lock.release()
@@ -150,7 +144,7 @@ def has_saved(folder: RunPaths, launched_as: Sequence[str]) -> bool:
     return is_same_launch(folder, launched_as) and any(folder.checkpoints.glob("*.pt"))
 
 
-def check_stays(sources: Mapping[str, str | Path | None], folder: RunPaths, project: Path) -> None:
+def check_stays(sources: Mapping[str, str | Path | None], folder: RunPaths) -> None:
     """Refuse a new run that takes files from the one it moves out of the way: its record would name a wrong path.
 
     Args:
@@ -159,85 +153,36 @@ def check_stays(sources: Mapping[str, str | Path | None], folder: RunPaths, proj
     Raises:
         UserError: with the key, the file, and what to do.
     """
-    moved = [path.resolve() for path in _movable(folder, project)]
     for key, source in sources.items():
-        path = None if source is None else Path(source).expanduser().resolve()
-        if path is not None and any(path.is_relative_to(each) for each in moved):
+        if folder.contains(source):
             raise UserError(
-                f"{key}: {path} belongs to the run in {folder.root}, which a new run of this name moves out of the way;"
-                " give the new run another --name"
+                f"{key}: {source} belongs to the run in {folder.root}, which a new run of this name moves out of the"
+                " way; give the new run another --name"
             )
 
 
-def _take(folder: RunPaths, resume: bool, project: Path) -> tuple[FolderLock, Path | None]:
-    """The lock of the folder, and where an earlier run that lay there is now."""
-    parent = folder.root.parent
-    if not parent.parent.is_dir():
-        raise UserError(
-            f"dir.expr_dir: {parent} cannot be made: {parent.parent} is not a folder; make it or correct the path"
-        )
-    parent.mkdir(exist_ok=True)
-    with alone_in(parent):
-        if folder.root.exists() and not folder.root.is_dir():
-            raise UserError(f"{folder.root} is not a folder; remove it, or give the run another --name")
-        check_free(folder.lock_file)
-        earlier = archive(folder, running=project) if not resume and folder.root.is_dir() else None
-        folder.root.mkdir(exist_ok=True)
-        return FolderLock.take(folder.lock_file), earlier
+def _move_away(folder: RunPaths) -> Path | None:
+    """Rename the folder of an earlier run to `<name>_<its start>`. Returns where it is now; None if there was none.
 
-
-def archive(folder: RunPaths, running: Path | None = None) -> Path | None:
-    """Move an earlier run of this name out of the way.
-
-    Args:
-        running: the code of this process. If that is the copy which the run's job was submitted with, it stays where it
-            is with all that belongs to the job, which may have been started before and saved nothing.
-
-    Returns:
-        Where the whole folder is now; None when nothing was moved, or only parts of it.
+    A start that failed before there was a run does not count: the next one adds to its log.
     """
-    moved = _movable(folder, running)
-    if not moved or _is_no_run_yet(folder, moved):
+    if not folder.root.exists() or all(_FAILED_START.fullmatch(path.name) for path in folder.root.iterdir()):
         return None
     attempts = _attempts(folder)
-    try:
-        start = datetime.fromisoformat(attempts[0]["time"])
-    except (IndexError, KeyError, TypeError, ValueError):
-        start = datetime.fromtimestamp(folder.root.stat().st_mtime)
-    folder.lock_file.unlink(missing_ok=True)
+    changed = datetime.fromtimestamp(folder.root.stat().st_mtime)
+    start = datetime.fromisoformat(attempts[0]["time"]) if attempts else changed
     target = unused(folder.root.with_name(f"{folder.name}_{_stamp(start)}"))
-    in_parts = _is_job_of(folder, running)
-    if in_parts:
-        target.mkdir()
-        for path in moved:
-            path.rename(target / path.name)
-    else:
-        folder.root.rename(target)
+    lock = FolderLock.take(folder.lock_file)
+    _rename(folder.root, target, lock)
+    lock.release()
     logger.info("an earlier run named {} is now {}", folder.name, target)
-    return None if in_parts else target
+    return target
 
 
-def _movable(folder: RunPaths, running: Path | None) -> list[Path]:
-    """What `archive` moves."""
-    found = folder.root.iterdir() if folder.root.is_dir() else ()
-    stays = _is_job_of(folder, running)
-    return [path for path in found if path != folder.lock_file and not (stays and _JOB.fullmatch(path.name))]
-
-
-def _is_job_of(folder: RunPaths, running: Path | None) -> bool:
-    """Whether the code `running` is the copy that a job of this folder was submitted with."""
-    places = [path.resolve() for path in (folder.root, folder.root.parent)]
-    return running is not None and is_copy(running) and running.resolve().parent in places
-
-
-def _is_no_run_yet(folder: RunPaths, found: Sequence[Path]) -> bool:
-    """Whether all that lies there is what a start left that failed before the run was open."""
-    if folder.record_file.exists() or not all(_FAILED_START.fullmatch(path.name) for path in found):
-        return False
-    try:
-        return (read_status(folder) or {}).get("state") == "failed"
-    except (ValueError, AttributeError):
-        return False  # another program's file
+def _rename(root: Path, target: Path, lock: FolderLock) -> None:
+    """Rename a folder while it is locked, so that another process cannot begin to write there meanwhile."""
+    root.rename(target)
+    lock.path = target / lock.path.name
 
 
 def _attempts(folder: RunPaths) -> list[dict[str, Any]]:
@@ -252,22 +197,18 @@ def _attempts(folder: RunPaths) -> list[dict[str, Any]]:
 
 
 def _write_record(
-    folder: RunPaths, attempt: dict[str, Any], values: dict[str, Any], git: GitState, project: Path
+    folder: RunPaths, attempt: dict[str, Any], values: dict[str, Any], patch: str, project: Path
 ) -> tuple[int, datetime]:
     """Returns the number of the attempt, and when the first one started."""
     attempts = [*_attempts(folder), attempt]
-    number = len(attempts)
-    config_file, diff_file = folder.config_file, folder.diff_file
-    if config_file.exists():
-        number = max(number, 2)
-        while (config_file := folder.root / f"config.resume-{number - 1}.yaml").exists():
-            number += 1
-        diff_file = folder.root / f"git.resume-{number - 1}.diff"
+    number, suffix = 1, ""
+    while (config_file := folder.root / f"config{suffix}.yaml").exists():
+        number, suffix = number + 1, f".resume-{number}"
     folder.checkpoints.mkdir(exist_ok=True)
     attempt |= {"attempt": number, "config": config_file.name}
     header = f"# Complete configuration of the run {folder.name!r}, attempt {number}, {attempt['time']}.\n"
     write_text(config_file, header + dump(values))
-    write_bytes(diff_file, git.patch())
+    write_text(folder.root / f"git{suffix}.diff", patch)
     if not folder.job_file.exists():
         gpus = values.get("gpu_ids", -1) not in (-1, [-1])
         write_text(folder.job_file, job_script(folder.root, project, attempt, gpus))

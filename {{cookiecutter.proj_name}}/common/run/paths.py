@@ -1,7 +1,6 @@
 """Where a run lies, and what in its folder lies where. Only paths: nothing in here writes."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -40,11 +39,32 @@ def _below(project: Path, path: str | None, default: str) -> Path:
     return project / (default if path is None else Path(path).expanduser())
 
 
-@dataclass(frozen=True)
 class RunPaths:
-    """The paths of one run. Only paths: making one touches no disk and gives the same on every process."""
+    """The paths of one run. Only paths: making one touches no disk and gives the same on every process.
 
-    root: Path
+    Attributes:
+        event: TensorBoard's files.
+        progress: pictures, when `progress.local_progress` is on.
+        config_file: the complete configuration; `--config` takes it.
+        record_file: `{"name": ..., "attempts": [...]}`, an entry for each start and resume, see `record.describe`.
+        diff_file: changes that were not committed at the first start.
+        job_file: repeats the run: `sh job.sh`.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.name = root.name
+        self.checkpoints = root / "checkpoints"
+        self.event = root / "event"
+        self.progress = root / "progress"
+        self.eval = root / "eval"
+        self.config_file = root / "config.yaml"
+        self.record_file = root / "run.json"
+        self.diff_file = root / "git.diff"
+        self.job_file = root / "job.sh"
+        self.metrics_file = root / "metrics.jsonl"
+        self.status_file = root / "status.json"
+        self.lock_file = root / "run.lock"
 
     @classmethod
     def for_run(cls, config: DirConfig, name: str, project: Path) -> "RunPaths":
@@ -58,8 +78,6 @@ class RunPaths:
                 f"name: {name!r} cannot name a folder: it must not be empty, '.' or '..', begin with '-',"
                 f" or hold a slash or a control character; to put runs elsewhere use --dir.expr_dir"
             )
-        if (size := len(name.encode(errors="surrogateescape"))) > 200:
-            raise UserError(f"name: {name[:20]!r}... takes {size} bytes; shorten it to at most 200")
         return cls(_below(project, config.expr_dir, "experiments") / name)
 
     @classmethod
@@ -68,65 +86,11 @@ class RunPaths:
         folder = checkpoint.resolve().parent
         return cls(folder.parent if folder.name == "checkpoints" else folder)
 
-    def contains(self, resume: str | None) -> bool:
-        """Whether what the option `resume` names is in this folder."""
-        if resume is None:
+    def contains(self, path: str | Path | None) -> bool:
+        """Whether a file or folder is in this folder; `auto` of the option `resume` is, None is not."""
+        if path is None:
             return False
-        return resume == "auto" or Path(resume).expanduser().resolve().is_relative_to(self.root.resolve())
-
-    @property
-    def name(self) -> str:
-        return self.root.name
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def event(self) -> Path:
-        """TensorBoard's files."""
-        return self.root / "event"
-
-    @property
-    def progress(self) -> Path:
-        """Pictures, when `progress.local_progress` is on."""
-        return self.root / "progress"
-
-    @property
-    def eval(self) -> Path:
-        return self.root / "eval"
-
-    @property
-    def config_file(self) -> Path:
-        """The complete configuration; `--config` takes it."""
-        return self.root / "config.yaml"
-
-    @property
-    def record_file(self) -> Path:
-        """`{"name": ..., "attempts": [...]}`, an entry for each start and resume, see `record.describe`."""
-        return self.root / "run.json"
-
-    @property
-    def diff_file(self) -> Path:
-        """Changes that were not committed at the first start."""
-        return self.root / "git.diff"
-
-    @property
-    def job_file(self) -> Path:
-        """Repeats the run: `sh job.sh`."""
-        return self.root / "job.sh"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def status_file(self) -> Path:
-        return self.root / "status.json"
-
-    @property
-    def lock_file(self) -> Path:
-        return self.root / "run.lock"
+        return path == "auto" or Path(path).expanduser().resolve().is_relative_to(self.root.resolve())
 
     def log_file(self, rank: int = 0) -> Path:
         return self.root / ("train.log" if rank == 0 else f"train.rank{rank}.log")

@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> Iterator[OpenRun]:
 
 def open_digits(project: Path, *, resume: bool = False) -> OpenRun:
     folder = RunPaths.for_run(DirConfig(), "digits", project)
-    return open_run(folder, resume=resume, resolved_values={}, argv=[], seed=0, world_size=1, project=project)
+    return open_run(folder, resume=resume, resolved_values={}, argv=["train.py"], seed=0, rank=Rank(), project=project)
 
 
 def here() -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from common.distributed import Rank
+from common.distributed.launch import Launch
 from common.run import git as run_git
 from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths
@@ -14,8 +16,13 @@ from tests.conftest import TRAIN
 
 
 def open_(project: Path, name: str = "digits", **changes) -> OpenRun:
-    options = {"resume": False, "resolved_values": {"name": name}, "argv": ["train.py"], "seed": 7, "world_size": 1}
+    options = {"resume": False, "resolved_values": {"name": name}, "argv": ["train.py"], "seed": 7, "rank": Rank()}
     return open_run(RunPaths.for_run(DirConfig(), name, project), project=project, **{**options, **changes})
+
+
+def one_of(world: int, per_host: int) -> Rank:
+    launch = Launch("torchrun", 0, 0, world, per_host, "127.0.0.1", 29500)
+    return Rank(world_size=world, launch=launch)
 
 
 def git(project: Path, *arguments: str) -> str:
@@ -77,7 +84,7 @@ def test_without_git_a_run_starts_all_the_same(project, monkeypatch, trouble):
         monkeypatch.setattr(run_git, "_TIMEOUT_S", 0.05)
     with open_(project) as run:
         assert run.record["git"]["commit"] is None
-        expected = {"no repository": "repository", "no commit": "no commit", "no git": "git cannot", "hangs": "longer"}
+        expected = {"no repository": "repository", "no commit": "HEAD", "no git": "'git'", "hangs": "timed out"}
         assert expected[trouble] in run.record["git"]["note"]
         assert "rev-parse" not in run.folder.job_file.read_text()
 
@@ -109,7 +116,7 @@ def test_job_script_follows_when_run_or_project_move(project, tmp_path):
 def test_job_script_works_with_runs_outside_the_project(project, tmp_path):
     """CT-10: then the project is named by its whole path."""
     folder = RunPaths.for_run(DirConfig(expr_dir=str(tmp_path)), "far", project)
-    with open_run(folder, resume=False, resolved_values={}, argv=[], seed=0, world_size=1, project=project):
+    with open_run(folder, resume=False, resolved_values={}, argv=["train.py"], seed=0, rank=Rank(), project=project):
         done = subprocess.run(["sh", str(folder.job_file)], cwd="/", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (project / "called.txt").exists()
@@ -120,9 +127,9 @@ def test_job_script_keeps_the_launcher(project, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     other = project / "train two.py"
     other.write_text(TRAIN)
-    with open_(project, argv=[str(other)], world_size=4) as run:
+    with open_(project, argv=[str(other)], rank=one_of(4, per_host=4)) as run:
         script = run.folder.job_file.read_text()
-    assert "-m torch.distributed.run --standalone --nproc-per-node=4 'train two.py'" in script
+    assert "-m torch.distributed.run --nproc-per-node=4 --standalone 'train two.py'" in script
     assert '"${OMP_NUM_THREADS:=3}"' in script
     subprocess.run(["sh", "-n", str(run.folder.job_file)], check=True)
 
@@ -135,7 +142,7 @@ def test_job_script_is_clean(project):
     git(project, "add", ".")
     git(project, "commit", "-qm", "first")
     (project / "train.py").write_text("")
-    with open_(project, world_size=2, processes_per_host=1) as run:
+    with open_(project, rank=one_of(2, per_host=1)) as run:
         subprocess.run(["shellcheck", "--shell=sh", str(run.folder.job_file)], check=True)
 
 
