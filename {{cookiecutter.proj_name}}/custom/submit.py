@@ -1,8 +1,7 @@
 """Checks a configuration and prepares a run for Slurm: python -m custom.submit [OPTION ...] -- --config FILE ...
 
-For scripts/slurm.sh, which queues the job. Prints three lines: the run's folder, what this submission's files in its
-folder `slurm` are called after `config` and `job`, and the number of GPUs on each node; and a fourth where an earlier
-run was moved out of the way: its folder now.
+For scripts/slurm.sh, which queues the job. Prints three lines: the run's folder, the job's folder, and the number of
+GPUs on each node.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from common.failure.failsafe import reported
 from common.monitor.log import setup_log
 from common.run.folder import stored_config
 from common.run.paths import RunPaths
-from common.slurm.submission import array_tasks, continues_in_place, frozen, gpus_per_node, prepare, words_of_task
+from common.slurm.submission import array_tasks, frozen, gpus_per_node, job_folder, prepare, run_of_task, words_of_task
 from custom.build import PROJECT
 from custom.config import Config
 
@@ -31,11 +30,12 @@ def main(argv: list[str]) -> int:
     tasks: list[int | None] = [None] if options.array is None else [*array_tasks(options.array)]
     resolved = {task: resolve(words_of_task(words, task)) for task in tasks}
     folder, config = common_folder(resolved), resolved[tasks[0]].config
-    keep = continues_in_place(config.resume, config.progress.start_epoch, folder) or options.keep
     gpus = gpus_per_node(config.gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
-    values = {task: frozen(each.values, folder, PROJECT, gpus, task) for task, each in resolved.items()}
-    suffix, moved = ("", None) if options.dry_run else prepare(folder, values, PROJECT, keep=keep)
-    print(folder.root, suffix, gpus, *([] if moved is None else [moved]), sep="\n")
+    values = {task: frozen(each.values, run_of_task(folder, task), PROJECT, gpus) for task, each in resolved.items()}
+    job = job_folder(folder)
+    if not options.dry_run:
+        prepare(job, values, folder, PROJECT)
+    print(folder.root, job, gpus, sep="\n")
     return 0
 
 
@@ -43,7 +43,6 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options before `--`, and the words of the training's own command line after it."""
     parser = argparse.ArgumentParser(prog="python -m custom.submit", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="check, and leave the disk alone")
-    parser.add_argument("--keep", action="store_true", help="go on in the run's folder if there is one")
     parser.add_argument("--array", metavar="TASKS", help="one run for each of these numbers, as sbatch has them")
     parser.add_argument("--gpus", type=int, metavar="N", help="on each node; default: as many as the config's gpu_ids")
     cut = argv.index("--") if "--" in argv else len(argv)

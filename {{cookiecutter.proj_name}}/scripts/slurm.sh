@@ -119,28 +119,18 @@ elif [ -z "$dry_run" ] && ! command -v sbatch >/dev/null; then
         "scripts/cpu.sh, or look at what would be submitted with --dry-run"
 fi
 
-# A job of your own that calls this script, and was requeued, goes on where it was.
-keep=''
-[ -z "$inside" ] || [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || keep=yes
-# Whatever ends this script before the job is queued, an earlier run that was moved for it gets its folder back.
-moved=''
-put_back() {
-    [ -z "$moved" ] || { rm -rf -- "$run/code" "$run/slurm" && rmdir -- "$run" && mv -- "$moved" "$run" &&
-        echo "slurm.sh: the earlier run is $run again" >&2; }
-}
-trap put_back EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
-prepared=$("$python" -m custom.submit ${dry_run:+--dry-run} ${keep:+--keep} ${gpus:+--gpus "$gpus"} \
-    ${array:+--array "$array"} -- "$@")
+prepared=$("$python" -m custom.submit ${dry_run:+--dry-run} ${gpus:+--gpus "$gpus"} ${array:+--array "$array"} -- "$@")
 {
     IFS= read -r run
-    IFS= read -r suffix
+    IFS= read -r job
     IFS= read -r gpus
-    IFS= read -r moved || moved=''
 } <<END
 $prepared
 END
+# Whatever ends this script before the job is queued, its folder goes.
+[ -n "$dry_run" ] || trap 'rm -rf -- "$job"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 if [ "$gpus" -gt 0 ]; then
     [ -z "$tasks_given" ] || [ "$tasks" = "$gpus" ] ||
         fail "--slurm.tasks $tasks: there is one process for each of the $gpus GPUs"
@@ -148,12 +138,10 @@ if [ "$gpus" -gt 0 ]; then
 fi
 if [ -n "$array" ]; then
     log=%A_%a.out
-    run_of_task="\$base/task_\$SLURM_ARRAY_TASK_ID"
-    config="\$base/slurm/config${suffix}_\$SLURM_ARRAY_TASK_ID.yaml"
+    task=_\$SLURM_ARRAY_TASK_ID
 else
     log=%j.out
-    run_of_task="\$base"
-    config="\$base/slurm/config$suffix.yaml"
+    task=''
 fi
 
 # For Slurm's own lines, which know double quotes.
@@ -168,7 +156,7 @@ shell_quoted() {
 directives() {
     cat <<END
 #SBATCH --job-name=$(slurm_quoted "${run##*/}")
-#SBATCH --chdir=$(slurm_quoted "$run/slurm")
+#SBATCH --chdir=$(slurm_quoted "$job")
 #SBATCH --output=$log
 #SBATCH --open-mode=append
 #SBATCH --requeue
@@ -187,11 +175,11 @@ END
 places() {
     preparations
     cat <<END
-base=$(shell_quoted "$run")
-run=$run_of_task
-config=$config
+project=$(shell_quoted "$PWD")
+job=$(shell_quoted "$job")
+run=$(shell_quoted "$run")${array:+/task$task}
 python=$(shell_quoted "$python")
-cd -- "\$base/code" || exit 1
+cd -- "\$project" || exit 1
 export OMP_NUM_THREADS=$cpus PYTHONUNBUFFERED=1
 END
 }
@@ -200,7 +188,7 @@ END
 launch() {
     cat <<END
 srun --nodes=$nodes --ntasks-per-node=$tasks --cpus-per-task=$cpus$([ "$gpus" = 0 ] || echo " --gpus-per-node=$gpus") \\
-    --kill-on-bad-exit=1 --unbuffered "\$python" train.py --config "\$config" \$options
+    --kill-on-bad-exit=1 --unbuffered "\$python" "\$job/code/train.py" --config "\$job/config$task.yaml"
 END
 }
 
@@ -210,11 +198,13 @@ job_file() {
     places
     cat <<END
 trap : USR1 USR2 # they are for training, and this shell must outlive them
-options=\$("\$python" -m common.slurm.requeue before "\$run" "\$config") || exit
-[ "\$options" != finished ] || exit 0
-# shellcheck disable=SC2086 # there may be several, or none
+requeue() {
+    (cd -- "\$job/code" && exec "\$python" -m common.slurm.requeue "\$@" "\$run" "\$job/starts$task.jsonl")
+}
+state=\$(requeue before) || exit
+[ "\$state" != finished ] || exit 0
 $(launch)
-exec "\$python" -m common.slurm.requeue after "\$run" \$?
+requeue after \$?
 END
 }
 
@@ -222,24 +212,20 @@ if [ -n "$dry_run" ]; then
     job_file
     exit
 fi
-file=$run/slurm/job$suffix.sh
+file=$job/job.sh
 if [ -n "$inside" ]; then
-    {
-        places
-        echo "options=''"
-        launch
-    } >"$file"
+    { places && launch; } >"$file"
+    trap - EXIT
     exec sh "$file"
 fi
 job_file >"$file"
-job=$(sbatch --parsable "$file") || fail "nothing was queued; sbatch says above what it minds"
-moved=''
-job=${job%%;*}
-echo "$job" >>"$run/slurm/jobs"
+id=$(sbatch --parsable "$file") || fail "nothing was queued; see above what sbatch says"
+trap - EXIT
+id=${id%%;*}
 cat <<END
-job $job is queued: ${array:+tasks $array, each }$nodes node(s) x $tasks process(es)
+job $id is queued: ${array:+tasks $array, each }$nodes node(s) x $tasks process(es)
   run folder  $run
-  log         $run/slurm/$(echo "$log" | sed "s/%[Aj]/$job/; s/%a/*/")
-  watch       squeue -j $job
-  cancel      scancel $job
+  log         $job/$(echo "$log" | sed "s/%[Aj]/$id/; s/%a/*/")
+  watch       squeue -j $id
+  cancel      scancel $id
 END

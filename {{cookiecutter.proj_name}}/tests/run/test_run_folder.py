@@ -149,7 +149,10 @@ def test_two_processes_never_write_one_folder(project, resume):
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(UserError, match=rf"in use by process {holder.pid} .*--name"):
             open_(project, resume=resume)
-        assert [path.name for path in run.root.iterdir()] == ["run.lock"]
+        (run.root / "notes.txt").touch()  # now there is something to move
+        with pytest.raises(UserError, match=rf"in use by process {holder.pid} .*--name"):
+            open_(project, resume=resume)
+        assert sorted(path.name for path in run.root.iterdir()) == ["notes.txt", "run.lock"]
     finally:
         holder.kill()
         holder.wait()

@@ -20,8 +20,8 @@ SHELL = shutil.which("dash") or "sh"
 PYTHON = """#!/bin/sh
 [ "$2" = custom.submit ] || exec "$REAL_PYTHON" "$@"
 printf '%s\\n' "$@" >"$SUBMIT_WORDS"
-mkdir -p "$RUN/slurm" "$RUN/code"
-printf '%s\\n' "$RUN" "${SUFFIX:-}" "${GPUS:-0}"
+mkdir -p "$RUN.job"
+printf '%s\\n' "$RUN" "$RUN.job" "${GPUS:-0}"
 """
 
 
@@ -72,6 +72,12 @@ def run_job(file: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([SHELL, str(file)], capture_output=True, text=True, env=environment, cwd="/", timeout=120)
 
 
+def job_of(run: Path) -> Path:
+    """The folder of the only job of a run or array."""
+    (job,) = (run.parent / ".jobs" / run.name).iterdir()
+    return job
+
+
 def directives(text: str) -> dict[str, str]:
     """The #SBATCH lines of a job file."""
     return dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, flags=re.MULTILINE))
@@ -85,13 +91,13 @@ def test_the_job_file_of_a_dry_run(script: Script, tmp_path: Path, cluster: Path
     expected = {
         "job-name": '"run"', "output": "%j.out", "open-mode": "append", "requeue": "", "signal": "USR1@120",
         "nodes": "1", "ntasks-per-node": "1", "cpus-per-task": "1", "time": '"2:00:00"',
-        "chdir": f'"{tmp_path}/run/slurm"',
+        "chdir": f'"{tmp_path}/run.job"',
     }  # fmt: skip
     assert asked == expected
     assert "export OMP_NUM_THREADS=1 " in done.stdout
     assert "--kill-on-bad-exit=1" in done.stdout
     assert (tmp_path / "words").read_text().splitlines() == ["-m", "custom.submit", "--dry-run", "--", "--name", "a b"]
-    assert list((tmp_path / "run" / "slurm").iterdir()) == []
+    assert list((tmp_path / "run.job").iterdir()) == []
     assert cluster.read_text() == ""
 
 
@@ -157,11 +163,10 @@ def test_what_is_said_after_submission(script: Script, tmp_path: Path, cluster: 
     done = script("--slurm.nodes", "2", SBATCH_SAYS="88;elsewhere")  # a cluster's name follows on some sites
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
-    for text in ("job 88 is queued", f"run folder  {run}\n", f"{run}/slurm/88.out", "squeue -j 88", "scancel 88"):
+    for text in ("job 88 is queued", f"run folder  {run}\n", f"{run}.job/88.out", "squeue -j 88", "scancel 88"):
         assert text in done.stdout
-    assert calls_of(cluster, "sbatch") == [f"--parsable {run}/slurm/job.sh"]
-    assert (run / "slurm" / "jobs").read_text() == "88\n"
-    subprocess.run([SHELL, "-n", str(run / "slurm" / "job.sh")], check=True)
+    assert calls_of(cluster, "sbatch") == [f"--parsable {run}.job/job.sh"]
+    subprocess.run([SHELL, "-n", f"{run}.job/job.sh"], check=True)
 
 
 def test_without_slurm_it_says_what_to_do(script: Script, tmp_path: Path) -> None:
@@ -184,7 +189,7 @@ def test_a_refused_job_is_an_error(script: Script, tmp_path: Path) -> None:
     done = script(SBATCH_CODE="1", SBATCH_SAYS="")
     assert done.returncode == 2
     assert "nothing was queued" in done.stderr
-    assert not (tmp_path / "run" / "slurm" / "jobs").exists()
+    assert not (tmp_path / "run.job").exists()
 
 
 def test_help_and_the_shell_checker(script: Script, tmp_path: Path) -> None:
@@ -196,7 +201,7 @@ def test_help_and_the_shell_checker(script: Script, tmp_path: Path) -> None:
     assert script("--slurm.array", "0-3", RUN=f'{tmp_path}/it\'s "1"').returncode == 0
     checker = Path(sys.executable).with_name("shellcheck")
     found = str(checker) if checker.is_file() else shutil.which("shellcheck")
-    job = tmp_path / 'it\'s "1"' / "slurm" / "job.sh"
+    job = tmp_path / 'it\'s "1".job' / "job.sh"
     subprocess.run([SHELL, "-n", str(job)], check=True)
     if found is not None:  # a development tool, which a user may be without
         subprocess.run([found, str(PROJECT / "scripts" / "slurm.sh"), str(job)], check=True)
@@ -208,11 +213,8 @@ def test_inside_an_allocation_it_starts_at_once(script: Script, tmp_path: Path, 
     assert done.returncode == 143
     (called,) = calls_of(cluster, "srun")
     assert called.startswith("--nodes=2 --ntasks-per-node=3 --cpus-per-task=1 --kill-on-bad-exit=1")
-    assert called.endswith(f"train.py --config {tmp_path}/run/slurm/config.yaml")
+    assert called.endswith(f"{tmp_path}/run.job/code/train.py --config {tmp_path}/run.job/config.yaml")
     assert calls_of(cluster, "sbatch") == calls_of(cluster, "scontrol") == []
-    assert "--keep" not in (tmp_path / "words").read_text()
-    script(SLURM_JOB_ID="5", SLURM_RESTART_COUNT="1")  # somebody's own job file, requeued
-    assert "--keep" in (tmp_path / "words").read_text().splitlines()
     assert "one allocation" in script("--slurm.array", "0-1", SLURM_JOB_ID="5").stderr
 
 
@@ -226,7 +228,7 @@ def test_a_submitted_job_trains_what_was_submitted(project: Path, cluster: Path)
     (project / "configs" / "mine.yaml").write_text("broken: [")
     (project / "custom" / "models" / "conv_model.py").write_text("raise RuntimeError('edited meanwhile')\n")
     run = project / "experiments" / "a 'b' \"c\" $HOME"
-    done = run_job(run / "slurm" / "job.sh")
+    done = run_job(job_of(run) / "job.sh")
     assert done.returncode == 0, done.stderr
     state = load(run)
     assert state["position"]["step"] == 10
@@ -234,9 +236,9 @@ def test_a_submitted_job_trains_what_was_submitted(project: Path, cluster: Path)
     assert (config["model"]["dropout"], config["loss"]["ce"]["label_smoothing"]) == (0.25, 0.25)
     assert config["dir"] == {"expr_dir": str(run.parent), "data_dir": str(project / "data"), "eval_dir": None}
     assert calls_of(cluster, "scontrol") == []
-    assert [path.name for path in (project / "experiments").iterdir()] == [run.name]
+    assert sorted(path.name for path in (project / "experiments").iterdir()) == [".jobs", run.name]
     # Queued again, though it has finished: it does not train.
-    done = run_job(run / "slurm" / "job.sh", SLURM_RESTART_COUNT="1")
+    done = run_job(job_of(run) / "job.sh", SLURM_RESTART_COUNT="1")
     assert done.returncode == 0
     assert "finished at step 10" in done.stderr
     assert len(calls_of(cluster, "srun")) == 1
@@ -249,7 +251,7 @@ def test_a_dry_run_leaves_nothing(project: Path, cluster: Path) -> None:
     assert done.returncode == 0, done.stderr
     asked = directives(done.stdout)
     assert (asked["job-name"], asked["nodes"], asked["ntasks-per-node"]) == ('"dry"', "2", "3")
-    assert asked["chdir"].endswith('/experiments/dry/slurm"')
+    assert "/experiments/.jobs/dry/" in asked["chdir"]
     assert subprocess.run([SHELL, "-n"], input=done.stdout, text=True, check=False).returncode == 0
     assert sorted(project.rglob("*")) == before
     assert cluster.read_text() == ""
@@ -277,10 +279,11 @@ def test_a_refused_job_moves_no_earlier_run(project: Path, cluster: Path) -> Non
     ):
         done = submit_in(project, *words, **variables)
         assert done.returncode == 2
-        assert "an earlier run named default is now" in done.stderr and f"is {run} again" in done.stderr
-        assert [path.name for path in run.parent.iterdir()] == ["default"]
-        assert [path.name for path in run.iterdir()] == ["checkpoints"]
-    done = submit_in(project)
+        assert sorted(path.name for path in run.parent.iterdir()) == [".jobs", "default"]
+        assert list((run.parent / ".jobs" / "default").iterdir()) == []
+    assert submit_in(project).returncode == 0
+    assert [path.name for path in run.iterdir()] == ["checkpoints"]  # until there is something to put in its place
+    done = run_job(job_of(run) / "job.sh")
     (moved,) = run.parent.glob("default_*")
     assert done.returncode == 0 and f"an earlier run named default is now {moved}" in done.stderr
     assert (moved / "checkpoints" / "latest.pt").read_text() == "mine"
@@ -293,30 +296,46 @@ def test_tasks_of_an_array_train_apart(project: Path, cluster: Path) -> None:
     done = submit_in(project, *words)
     assert done.returncode == 0, done.stderr
     base = project / "experiments" / "default"
-    text = (base / "slurm" / "job.sh").read_text()
+    text = (job_of(base) / "job.sh").read_text()
     assert (directives(text)["array"], directives(text)["output"]) == ('"0-1"', "%A_%a.out")
     for task in ("0", "1"):
-        run_job(base / "slurm" / "job.sh", SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID=task)
+        run_job(job_of(base) / "job.sh", SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID=task)
     states = [load(base / f"task_{task}") for task in (0, 1)]
     assert [state["about"]["seed"] for state in states] == [0, 1]
     assert not same(states[0]["model"], states[1]["model"])
     write_status(RunPaths(base / "task_0"), "running")
     os.utime(base / "task_0" / "status.json", (1, 1))
-    done = run_job(base / "slurm" / "job.sh", SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="0", SRUN_CODE="138")
+    done = run_job(job_of(base) / "job.sh", SLURM_ARRAY_JOB_ID="17", SLURM_ARRAY_TASK_ID="0", SRUN_CODE="138")
     assert (done.returncode, calls_of(cluster, "scontrol")) == (75, ["requeue 17_0"])
 
 
 @pytest.mark.slow
-def test_a_requeued_job_keeps_the_code_it_runs_from(project: Path, cluster: Path) -> None:
-    """CT-08, R-46: its first start saved nothing. What that left is moved aside; code, log and job files stay."""
+def test_a_requeued_job_that_had_saved_nothing(project: Path, cluster: Path) -> None:
+    """CT-08, R-46: what its first start left is moved aside like an earlier run; it runs from the same code."""
     assert submit_in(project).returncode == 0
     run = project / "experiments" / "default"
+    run.mkdir()
     write_status(RunPaths(run), "running", step=0)
     (run / "train.log").write_text("first")
     (run / "run.json").write_text('{"attempts": []}')
-    done = run_job(run / "slurm" / "job.sh", SLURM_RESTART_COUNT="1")
+    done = run_job(job_of(run) / "job.sh", SLURM_RESTART_COUNT="1")
     assert done.returncode == 0, done.stderr
     (moved,) = run.parent.glob("default_*")
     assert sorted(path.name for path in moved.iterdir()) == ["run.json", "status.json", "train.log"]
     assert load(run)["position"]["step"] == 10
-    assert len((run / "slurm" / "starts.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_a_job_continues_its_own_run(project: Path, cluster: Path) -> None:
+    """R-46: when it starts again, though its config does not say so; a new job does with --resume auto."""
+    run = project / "experiments" / "default"
+    assert submit_in(project).returncode == 0
+    assert run_job(job_of(run) / "job.sh").returncode == 0
+    write_status(RunPaths(run), "stopped", step=10, reason="SIGUSR1")
+    assert run_job(job_of(run) / "job.sh", SLURM_RESTART_COUNT="1").returncode == 0
+    assert "resumed at step 10" in (run / "train.log").read_text()
+    shutil.rmtree(job_of(run))
+    assert submit_in(project, "--resume", "auto", "--progress.epoch", "3").returncode == 0
+    assert run_job(job_of(run) / "job.sh", SLURM_JOB_ID="18").returncode == 0
+    assert load(run)["position"]["step"] == 15
+    assert not list(run.parent.glob("default_*"))
