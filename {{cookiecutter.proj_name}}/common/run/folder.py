@@ -123,8 +123,8 @@ def open_run(
         try:
             git = git_state(project)
             attempt = describe(project, argv, seed, rank, git)
-            number, started = _write_record(folder, attempt, dict(resolved_values), git.patch(), project)
-            return OpenRun(folder, lock, number, f"{folder.name}_{_stamp(started)}", attempt, earlier)
+            _write_record(folder, attempt, resolved_values, git.patch(), project)
+            return OpenRun(folder, lock, attempt["attempt"], f"{folder.name}_{_first_start(folder)}", attempt, earlier)
         except BaseException:
             lock.release()
             raise
@@ -168,10 +168,7 @@ def _move_away(folder: RunPaths) -> Path | None:
     """
     if not folder.root.exists() or all(_FAILED_START.fullmatch(path.name) for path in folder.root.iterdir()):
         return None
-    attempts = _attempts(folder)
-    changed = datetime.fromtimestamp(folder.root.stat().st_mtime)
-    start = datetime.fromisoformat(attempts[0]["time"]) if attempts else changed
-    target = unused(folder.root.with_name(f"{folder.name}_{_stamp(start)}"))
+    target = unused(folder.root.with_name(f"{folder.name}_{_first_start(folder)}"))
     lock = FolderLock.take(folder.lock_file)
     _rename(folder.root, target, lock)
     lock.release()
@@ -186,20 +183,23 @@ def _rename(root: Path, target: Path, lock: FolderLock) -> None:
 
 
 def _attempts(folder: RunPaths) -> list[dict[str, Any]]:
-    try:
-        attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
-    except FileNotFoundError:
+    if not folder.record_file.exists():
         return []
-    except (ValueError, KeyError, TypeError):
-        logger.warning("{} cannot be read; its entries are lost", folder.record_file)
-        return []
+    attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
     return attempts
 
 
+def _first_start(folder: RunPaths) -> str:
+    """As in 20260301-140500. Of a folder without a record: its last change."""
+    attempts = _attempts(folder)
+    changed = datetime.fromtimestamp(folder.root.stat().st_mtime)
+    return f"{datetime.fromisoformat(attempts[0]['time']) if attempts else changed:%Y%m%d-%H%M%S}"
+
+
 def _write_record(
-    folder: RunPaths, attempt: dict[str, Any], values: dict[str, Any], patch: str, project: Path
-) -> tuple[int, datetime]:
-    """Returns the number of the attempt, and when the first one started."""
+    folder: RunPaths, attempt: dict[str, Any], values: Mapping[str, Any], patch: str, project: Path
+) -> None:
+    """Write the files that say how the run was started. Adds the number and the config's name to `attempt`."""
     attempts = [*_attempts(folder), attempt]
     number, suffix = 1, ""
     while (config_file := folder.root / f"config{suffix}.yaml").exists():
@@ -207,15 +207,10 @@ def _write_record(
     folder.checkpoints.mkdir(exist_ok=True)
     attempt |= {"attempt": number, "config": config_file.name}
     header = f"# Complete configuration of the run {folder.name!r}, attempt {number}, {attempt['time']}.\n"
-    write_text(config_file, header + dump(values))
+    write_text(config_file, header + dump(dict(values)))
     write_text(folder.root / f"git{suffix}.diff", patch)
     if not folder.job_file.exists():
         gpus = values.get("gpu_ids", -1) not in (-1, [-1])
         write_text(folder.job_file, job_script(folder.root, project, attempt, gpus))
         folder.job_file.chmod(folder.job_file.stat().st_mode | 0o111)
     write_text(folder.record_file, json.dumps({"name": folder.name, "attempts": attempts}, indent=2) + "\n")
-    return number, datetime.fromisoformat(attempts[0]["time"])
-
-
-def _stamp(time: datetime) -> str:
-    return f"{time:%Y%m%d-%H%M%S}"

@@ -16,8 +16,7 @@ _SCRIPT = """\
 set -eu
 run=$(CDPATH="" cd -P -- "$(dirname -- "$0")" && pwd)
 project={project}
-python={python}
-python=${{PYTHON:-$python}}  # PYTHON=... sh job.sh takes another one
+python=${{PYTHON:-{python}}}  # PYTHON=... sh job.sh takes another one
 cd -- "$project" || exit 1
 {preparations}exec {launch} {script} --config "$run/config.yaml" \\
     --name {name} --dist.random_seed {seed} "$@"

@@ -30,9 +30,8 @@ def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> 
     """Where the evaluation of `checkpoint` on a split is written; splits other than eval get a folder of their own."""
     if config.eval_dir is not None:
         return _below(project, config.eval_dir, "")
-    return RunPaths.of_checkpoint(checkpoint).eval / (
-        checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}"
-    )
+    name = checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}"
+    return RunPaths.of_checkpoint(checkpoint).eval / name
 
 
 def _below(project: Path, path: str | None, default: str) -> Path:

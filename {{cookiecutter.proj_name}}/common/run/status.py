@@ -19,10 +19,9 @@ def write_status(folder: RunPaths, state: State, *, step: int | None = None, rea
 
 def read_status(folder: RunPaths) -> dict[str, Any] | None:
     """What `write_status` wrote last; None when there is nothing."""
-    try:
-        status: dict[str, Any] = json.loads(folder.status_file.read_text())
-    except FileNotFoundError:
+    if not folder.status_file.exists():
         return None
+    status: dict[str, Any] = json.loads(folder.status_file.read_text())
     return status
 
 
