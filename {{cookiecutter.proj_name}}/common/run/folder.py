@@ -55,8 +55,7 @@ def drop_stored_launch_options(
     has_config = any(option_value(argv, name) for name in ("--config", "--configs", "-c"))
     if stored is None or has_config or (only_under_launcher and not is_launched(option_value(argv, "--dist.launcher"))):
         return list(argv)
-    defaults = {"--dist.processes": "null", "--dist.launcher": "auto"}
-    return [*argv, *(word for pair in defaults.items() if option_value(argv, pair[0]) is None for word in pair)]
+    return ["--dist.processes", "null", "--dist.launcher", "auto", *argv]  # of an option given twice, the last counts
 
 
 @dataclass(frozen=True)
@@ -120,14 +119,10 @@ def open_run(
         earlier = None if resume else _move_away(folder)
         folder.root.mkdir(exist_ok=True)
         lock = FolderLock.take(folder.lock_file)
-        try:
-            git = git_state(project)
-            attempt = describe(project, argv, seed, rank, git)
-            _write_record(folder, attempt, resolved_values, git.patch(), project)
-            return OpenRun(folder, lock, attempt["attempt"], f"{folder.name}_{_first_start(folder)}", attempt, earlier)
-        except BaseException:
-            lock.release()
-            raise
+        git = git_state(project)
+        attempt = describe(project, argv, seed, rank, git)
+        _write_record(folder, attempt, resolved_values, git.patch(), project)
+        return OpenRun(folder, lock, attempt["attempt"], f"{folder.name}_{_first_start(folder)}", attempt, earlier)
     except OSError as error:
         place = f"the run's folder {folder.root} cannot be written"
         raise UserError(f"{place}: {error}; choose another place with --dir.expr_dir") from error

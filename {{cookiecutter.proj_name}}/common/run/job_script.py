@@ -54,7 +54,7 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = F
     script = Path(attempt["argv"][0])
     is_near = run.is_relative_to(project) or is_copy(project)  # then both can be moved together
     return _SCRIPT.format(
-        shown=" ".join(run.name.split()),
+        shown=run.name,
         time=attempt["time"],
         project=f'"$run/{os.path.relpath(project, run)}"' if is_near else shlex.quote(str(project)),
         python=shlex.quote(sys.executable),

@@ -134,15 +134,14 @@ def _check_unused(folder: RunPaths) -> None:
     Raises:
         UserError: with the process or job, and how to stop it.
     """
+    command = ["squeue", "--noheader", "--format=%F %T %Z"]  # job, state, working directory
+    if shutil.which("squeue") is not None:
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        for job, state, place in (line.split(" ", 2) for line in listed.splitlines()):
+            if Path(place).parent == _jobs(folder):
+                raise UserError(
+                    f"{folder.root} belongs to job {job}, which is {state}; wait for it, stop it (scancel {job}),"
+                    " or give this run another --name"
+                )
     for lock in (folder.lock_file, *folder.root.glob("task_*/run.lock")):
         check_free(lock)
-    if shutil.which("squeue") is None:
-        return
-    command = ["squeue", "--noheader", "--format=%F %T %Z"]  # job, state, working directory
-    listed = subprocess.run(command, capture_output=True, text=True, check=False)
-    for job, state, place in (line.split(" ", 2) for line in listed.stdout.splitlines()):
-        if Path(place).parent == _jobs(folder):
-            raise UserError(
-                f"{folder.root} belongs to job {job}, which is {state}; wait for it, stop it (scancel {job}),"
-                " or give this run another --name"
-            )
