@@ -55,7 +55,8 @@ def drop_stored_launch_options(
     has_config = any(option_value(argv, name) for name in ("--config", "--configs", "-c"))
     if stored is None or has_config or (only_under_launcher and not is_launched(option_value(argv, "--dist.launcher"))):
         return list(argv)
-    return ["--dist.processes", "null", "--dist.launcher", "auto", *argv]  # of an option given twice, the last counts
+    defaults = {"--dist.processes": "null", "--dist.launcher": "auto"}
+    return [*argv, *(word for pair in defaults.items() if option_value(argv, pair[0]) is None for word in pair)]
 
 
 @dataclass(frozen=True)

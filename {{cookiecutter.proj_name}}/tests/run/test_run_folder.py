@@ -251,7 +251,7 @@ def test_a_full_disk_is_reported(project, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("common.run.folder.write_text", full)
-    with pytest.raises(UserError, match="cannot be written: .*No space left"):
+    with pytest.raises(UserError, match=r"cannot be written: .*No space left"):
         open_(project)
 
 
