@@ -17,7 +17,7 @@ class FolderLock:
     """A held lock file with its holder as text. It is removed on release; a killed process leaves it, unlocked.
 
     Attributes:
-        path: of the file; whoever renames the folder sets it anew.
+        path: of the file; to be set anew when its folder is renamed.
     """
 
     def __init__(self, path: Path, file: TextIO) -> None:

@@ -51,7 +51,7 @@ def code_files(project: Path, leave_out: Collection[Path]) -> list[Path]:
     everything but caches and virtual environments. Nothing below a folder of `leave_out` counts.
     """
     try:
-        known = {project / name for name in git_files(project, "--cached", "--others", "--deduplicate")}
+        known = {project / name for name in git_files(project, "--cached", "--others")}
     except (OSError, subprocess.SubprocessError):
         known = set()
     folders = [project]
