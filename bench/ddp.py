@@ -30,7 +30,8 @@ from common import distributed  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.distributed import Rank, barrier  # noqa: E402
 from common.evaluation.best import BestTracker  # noqa: E402
-from common.failure.failsafe import StopSignals, together  # noqa: E402
+from common.failure.program import together  # noqa: E402
+from common.failure.signals import StopSignals  # noqa: E402
 from common.run.paths import RunPaths  # noqa: E402
 from common.run_context import Start, session  # noqa: E402
 from common.trainer import Settings, Trainer  # noqa: E402

@@ -15,7 +15,7 @@ from common.distributed.seed import choose_seed, mix, set_seed
 from common.evaluation.best import BestTracker
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
-from common.failure.failsafe import leave, reported, together
+from common.failure.program import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.optim.precision import build_precision
 from common.progress import Outcome

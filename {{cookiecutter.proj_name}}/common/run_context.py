@@ -12,7 +12,7 @@ from common.base.errors import UserError
 from common.base.files import write_text
 from common.checkpoint import CheckpointFolder, LoadedCheckpoint
 from common.distributed import Rank, barrier
-from common.failure.lifeline import NoLifeline, Tell, print_failure
+from common.failure.monitor import FailureMonitor, FailureSink, print_failure
 from common.failure.report import Failure, describe
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.log import add_to_log, setup_log
@@ -36,21 +36,21 @@ class Start:
 
 
 @contextmanager
-def recorded(tell: Tell, rank: Rank) -> Iterator[None]:
+def recorded(tell: FailureSink, rank: Rank) -> Iterator[None]:
     """Inside, errors are told by `tell`, which leaves them in files, until a `session` has a better place for them."""
-    rank.lifeline.tell = tell
+    rank.failure_monitor.sink = tell
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
         if rank.is_alone:
-            rank.lifeline.tell(describe(error, rank), False)  # who catches it says it aloud
+            rank.failure_monitor.sink(describe(error, rank), False)  # who catches it says it aloud
         raise
 
 
 @contextmanager
 def session(config: MonitorConfig, folder: RunPaths, rank: Rank, start: Start, project: Path) -> Iterator[Monitor]:
     """Open the run; inside, everything is logged. An error shows in the log, in `status.json` and in the exit code."""
-    lifeline = rank.lifeline or NoLifeline()
+    failure_monitor = rank.failure_monitor or FailureMonitor()
     barrier(rank)  # none has made a mistake until here, and all have read their checkpoint: the folder may be moved
     with ExitStack() as at_the_end:
         run = _open(folder, rank, start, project)
@@ -58,18 +58,18 @@ def session(config: MonitorConfig, folder: RunPaths, rank: Rank, start: Start, p
             at_the_end.callback(run.release)
         monitor = _set_up(config, folder, rank, run, start)
         at_the_end.callback(monitor.close)
-        lifeline.tell = _Teller(monitor, run, folder, rank)
+        failure_monitor.sink = _Teller(monitor, run, folder, rank)
         try:
             yield monitor
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             if isinstance(error, SystemExit) and rank.is_alone:
                 raise
             failure = describe(error, rank)
-            if not (failure.may_follow or lifeline.is_over):
+            if not (failure.may_follow or failure_monitor.is_over):
                 keep_error(failure, folder)  # even if it turns out that another rank failed before
-            lifeline.fail(failure)  # with other processes, ends this one
+            failure_monitor.fail(failure)  # with other processes, ends this one
             raise SystemExit(failure.code) from None
-        lifeline.tell = print_failure  # the run's record is complete
+        failure_monitor.sink = print_failure  # the run's record is complete
 
 
 def _set_up(config: MonitorConfig, folder: RunPaths, rank: Rank, run: OpenRun | None, start: Start) -> Monitor:

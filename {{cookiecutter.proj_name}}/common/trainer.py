@@ -23,7 +23,7 @@ from common.distributed import DistConfig, Rank, max_over_ranks, share_buffers
 from common.evaluation.best import BestTracker
 from common.evaluation.evaluator import EvaluationInterrupted, Evaluator, SplitResult, evaluation_mode, write_evaluation
 from common.evaluation.loss import Losses
-from common.failure.failsafe import StopSignals, exit_code
+from common.failure.signals import StopSignals, exit_code
 from common.model import PrepareConfig, prepare
 from common.model.freeze import Trainable
 from common.model.warm_up import warm_up_ddp
