@@ -9,7 +9,6 @@ death.
 import json
 import os
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -19,17 +18,18 @@ from dataclasses import asdict
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from loguru import logger
 
 from common.distributed import Rank, from_main
 from common.distributed.network import own_address
-from common.failure.report import Failure, killed, position, report_to_torchrun
+from common.failure.report import EXIT_ERROR, Failure, position, report_to_torchrun
 
 _POLL_S = 0.5
-_CAUSE_WITHIN_S = 1.5  # of what looks like a consequence; meanwhile the other ranks say where they are
-_NO_ANSWER_AFTER_S = 5.0  # by rank 0, which may be waiting for a cause
+_LATE_AFTER_S = 0.5
+_CAUSE_WITHIN_S = 1.5  # of a likely consequence; later, it is taken for the cause itself
+_ANSWER_WITHIN_S = 5.0  # by rank 0, to a rank that failed; longer than rank 0 may be waiting for a cause
 # A launcher ends all processes when the first one ends, and shows that one as the cause. So the rank that failed gives
 # rank 0 the time to show why, and the others follow.
 _END_AFTER_S = 1.0
@@ -72,17 +72,17 @@ class FailureMonitor:
 class _ConnectedMonitor(FailureMonitor):
     """Ends this process when another one fails, and the others when this one does."""
 
-    def __init__(self, rank: Rank, connection: Connection | None, main: Failure, hub: "_Hub | None") -> None:
+    def __init__(self, rank: Rank, connection: Connection | None, main_if_killed: Failure, hub: "_Hub | None") -> None:
         super().__init__()
         self.rank, self._connection, self._hub = rank, connection, hub
-        self._main_killed = main  # to be shown should rank 0 be killed
+        self._main_if_killed = main_if_killed  # what to show then
         self._has_failed = self._has_left = False
         threading.Thread(target=self._listen, name="failure monitor", daemon=True).start()
 
     def fail(self, failure: Failure) -> None:
         self._has_failed = True
         _send(self._connection, failure=asdict(failure))
-        time.sleep(_NO_ANSWER_AFTER_S)  # the answer ends this process
+        time.sleep(_ANSWER_WITHIN_S)  # the answer ends this process
         if not self.is_over:
             self._end(failure, to_terminal=True)
         time.sleep(_END_AT_LATEST_S)
@@ -101,17 +101,18 @@ class _ConnectedMonitor(FailureMonitor):
             while "bye" not in (message := _receive(self._connection)):
                 if "failure" in message:
                     self._end(Failure(**message["failure"]), to_terminal=self.rank.is_main)
-                elif not self._has_failed:
+                time.sleep(_LATE_AFTER_S)  # the ranks that wait for a late one fail too, at about the same time
+                if not self._has_failed:
                     _send(self._connection, at=f"rank {self.rank.rank} is at {position()}")
         except (EOFError, OSError):
             if not self._has_left:
-                self._end(self._main_killed, to_terminal=self.rank.rank == 1)
+                self._end(self._main_if_killed, to_terminal=self.rank.rank == 1)
 
-    def _end(self, failure: Failure, to_terminal: bool) -> None:
+    def _end(self, failure: Failure, to_terminal: bool) -> NoReturn:
         """Show the first failure of the run, and end this process."""
         self._first = failure
         is_own = failure.rank == self.rank.rank
-        code = failure.code if is_own else 1
+        code = failure.code if is_own else EXIT_ERROR
         threading.Timer(_END_AT_LATEST_S, os._exit, (code,)).start()
         # The reason is to be the last output, and the main thread may be busy, and verbose, until the end.
         logger.disable("")
@@ -130,7 +131,7 @@ class _Hub:
 
     def __init__(self, listener: Listener, world_size: int) -> None:
         self._listener, self._world_size = listener, world_size
-        self._members: dict[Connection, Message] = {}  # what to report of each, should it be killed
+        self._members: dict[Connection, Message] = {}  # of each rank, the message to send if it is killed
         for target in (self._accept, self._watch):
             threading.Thread(target=target, name="failure hub", daemon=True).start()
 
@@ -175,26 +176,26 @@ def connect(rank: Rank) -> FailureMonitor:
     """Tie all ranks together. Every process must call this, right after joining."""
     if rank.is_alone or rank.launch is None:
         return FailureMonitor()
-    own = killed(rank.rank, rank.world_size, socket.gethostname(), os.getpid())
-    hub, offer = None, (own, "", 0, b"")
+    if_killed = Failure(rank.rank, rank.world_size, EXIT_ERROR, "the process ended without a word")
+    hub, offer = None, (if_killed, "", 0, b"")
     if rank.is_main:
         several_hosts = rank.launch.local_world < rank.world_size
         address = own_address(rank.launch.address) if several_hosts else None
         key = secrets.token_bytes(16)
         listener = Listener(("" if several_hosts else "127.0.0.1", 0), backlog=rank.world_size, authkey=key)
-        hub, offer = _Hub(listener, rank.world_size), (own, address or "127.0.0.1", listener.address[1], key)
-    main, address, port, key = from_main(offer, rank)
+        hub, offer = _Hub(listener, rank.world_size), (if_killed, address or "127.0.0.1", listener.address[1], key)
+    main_if_killed, address, port, key = from_main(offer, rank)
     for host in (address, rank.launch.address):
         with suppress(OSError, EOFError, AuthenticationError):
             connection = _close_in_workers(Client((host, port), authkey=key))
-            _send(connection, failure=asdict(own))
-            return _ConnectedMonitor(rank, connection, main, hub)
+            _send(connection, failure=asdict(if_killed))
+            return _ConnectedMonitor(rank, connection, main_if_killed, hub)
     text = "{} cannot reach rank 0 (at {} or {}, port {}), so it will notice failures of other ranks late"
     logger.warning(text, rank, address, rank.launch.address, port)
-    return _ConnectedMonitor(rank, None, main, hub)
+    return _ConnectedMonitor(rank, None, main_if_killed, hub)
 
 
-def end(code: int) -> None:
+def end(code: int) -> NoReturn:
     """End this process now, without anything that would wait for processes that wait for this one."""
     with suppress(Exception):
         logger.complete()
@@ -212,8 +213,7 @@ def _send(connection: Connection | None, **message: Any) -> None:
 
 def _receive(connection: Connection) -> Message:
     """The next message, as soon as there is one. Raises `EOFError` or `OSError` when the other side has gone."""
-    message: Message = json.loads(connection.recv_bytes())
-    return message
+    return dict(json.loads(connection.recv_bytes()))
 
 
 def _close_in_workers(connection: Connection) -> Connection:

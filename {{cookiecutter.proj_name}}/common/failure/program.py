@@ -10,7 +10,7 @@ from common import distributed
 from common.base.errors import UserError
 from common.distributed import DistConfig, Rank
 from common.failure.monitor import connect, end, print_failure
-from common.failure.report import EXIT_INTERRUPTED, describe, report_to_torchrun
+from common.failure.report import describe, report_to_torchrun
 from common.failure.signals import catch_early_signals, die_with_parent
 
 _joined = False  # whether this process was one of several
@@ -59,10 +59,7 @@ def reported() -> Iterator[None]:
     """Print the reason of an error, and end with an exit code that is not 0."""
     try:
         yield
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
-    except Exception as error:  # noqa: BLE001 - whatever it is
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is
         failure = describe(error, Rank())
         print_failure(failure, to_terminal=True)
         report_to_torchrun(failure.text())

@@ -25,12 +25,11 @@ _PROJECT = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)\n +(.+)$', re.MULTILINE)
 # Torch's messages on one rank after another rank has ended, or when no answer comes.
 _CONSEQUENCE = "connection|broken pipe|socket|timed? ?out|remote process|NCCL|failed to recv|no error message|store has"
-_ENDED_SILENTLY = "the process ended without a word"
 # Advice on errors whose own text does not name the cause, or not the setting that helps. The first match counts.
 _HINTS = {
-    _ENDED_SILENTLY: "killed (by a person, by the scheduler, for lack of memory: see dmesg), or os._exit was called",
+    "ended without a word": "killed by a person, by the scheduler, for lack of memory (see dmesg), or by os._exit",
     "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --worker",
-    "timed? ?out": "a rank was late: see where each one is; if it was legitimately busy, increase dist.timeout",
+    "timed? ?out": "a rank was late, see others above; if it was legitimately busy, increase dist.timeout",
     "out of memory|can't allocate memory": "smaller batch_size (with higher optim.accumulate), or precision.mode bf16",
     "worker.*(killed|exited unexpectedly)|bus error": "out of memory or /dev/shm? --worker 0 shows the true error",
     "CUDA in forked|initialization error": "a worker used the GPU: load on the CPU, or loader.start_method: forkserver",
@@ -48,7 +47,7 @@ class Failure:
         trace: the whole traceback; empty for a user's mistake, which needs none.
         source: the innermost line of the project's own code.
         during: what was being done, from the inside out: step, epoch, samples.
-        others: where the other ranks were, if they were asked.
+        others: where the ranks were that did not fail, if this looks like the consequence of a late one.
         may_follow: this looks like the consequence of another rank's end; then that one is the cause.
     """
 
@@ -117,11 +116,6 @@ def describe(error: BaseException, rank: Rank) -> Failure:
         trace = trace.replace(f"\n{note}", "")
     may_follow = not rank.is_alone and re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
     return Failure(rank.rank, rank.world_size, code, title, trace, _source(trace), notes, may_follow=may_follow)
-
-
-def killed(rank: int, world_size: int, host: str, pid: int) -> Failure:
-    """The report of a process that ended without one."""
-    return Failure(rank, world_size, EXIT_ERROR, _ENDED_SILENTLY, host=host, pid=pid)
 
 
 def position() -> str:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing.connection import Listener
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -237,11 +238,12 @@ def listen_to_strangers() -> None:
     if os.environ["RANK"] != "0":
         return
 
-    class Found(monitor.Listener):
+    class Found(Listener):
         def __init__(self, *arguments: Any, **more: Any) -> None:
             super().__init__(*arguments, **more)
+            address: Any = self.address
             for text in (b"[" * 200_000 + b"\n", b"GET / HTTP/1.1\r\n\r\n", b""):
-                with suppress(OSError), socket.create_connection(self.address, timeout=1) as stranger:
+                with suppress(OSError), socket.create_connection(address, timeout=1) as stranger:
                     stranger.sendall(text[:10_000])
 
     setattr(monitor, "Listener", Found)  # noqa: B010 - to the type checker it is another class
