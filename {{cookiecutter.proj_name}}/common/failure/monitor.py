@@ -39,8 +39,6 @@ _END_AT_LATEST_S = 8.0  # whatever blocks: a terminal that is not read, a disk
 FailureSink = Callable[[Failure, bool], None]
 """Shows a failure: in this process' log and, if the second argument says so, on the terminal."""
 
-Message = dict[str, Any]
-
 
 def print_failure(failure: Failure, to_terminal: bool, details: Path | None = None) -> None:
     """The sink before there is a log. `details`: the file that holds the traceback."""
@@ -131,14 +129,14 @@ class _Hub:
 
     def __init__(self, listener: Listener, world_size: int) -> None:
         self._listener, self._world_size = listener, world_size
-        self._members: dict[Connection, Message] = {}  # of each rank, the message to send if it is killed
+        self._members: dict[Connection, dict[str, Any]] = {}  # and the message to send if that rank is killed
         for target in (self._accept, self._watch):
             threading.Thread(target=target, name="failure hub", daemon=True).start()
 
     def _accept(self) -> None:
         joined = 0
         while joined < self._world_size:
-            with suppress(OSError, EOFError, ValueError, AuthenticationError):  # another program found our port
+            with suppress(OSError, EOFError, ValueError, AuthenticationError):  # another program found the port
                 connection = _close_in_workers(self._listener.accept())
                 self._members[connection] = _receive(connection)
                 joined += 1
@@ -146,7 +144,7 @@ class _Hub:
 
     def _watch(self) -> None:
         """Send the first failure to all: at once, or if another one may be its cause, a little later."""
-        suspect: Message = {}
+        suspect: dict[str, Any] = {}
         decide_at = float("inf")
         while time.monotonic() < decide_at:
             for connection in wait(list(self._members), _POLL_S):
@@ -211,7 +209,7 @@ def _send(connection: Connection | None, **message: Any) -> None:
             connection.send_bytes(json.dumps(message).encode())
 
 
-def _receive(connection: Connection) -> Message:
+def _receive(connection: Connection) -> dict[str, Any]:
     """The next message, as soon as there is one. Raises `EOFError` or `OSError` when the other side has gone."""
     return dict(json.loads(connection.recv_bytes()))
 

@@ -88,7 +88,8 @@ class StopSignals:
         # Under nohup, a lost terminal does not stop the run.
         numbers = [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
         before = {n: signal.signal(n, self._note) for n in numbers} if _is_main_thread() else {}
-        self.signal = self.signal or (_early.pop() if _early else 0)
+        self.signal = self.signal or max(_early, default=0)
+        _early.clear()
         try:
             yield
         finally:
