@@ -4,13 +4,12 @@ Flattening first matters: were each base merged by recursion, a default shared b
 its second copy would undo what the first base had set.
 """
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem
+from common.config.problem import DEFAULT, ConfigError, Origin, Problem
 from common.config.schema import child, keys_of, metadata, section_of
 from common.config.source import File, Node, read_file
 
@@ -100,16 +99,3 @@ def node_of(value: Any, origin: Origin) -> Node:
     if isinstance(value, dict):
         return Node({name: node_of(item, origin) for name, item in value.items()}, origin)
     return Node([node_of(item, origin) for item in value] if isinstance(value, (list, tuple)) else value, origin)
-
-
-def data_of(value: Any) -> Any:
-    """A finished configuration value as plain data: dicts in the order of the schema, lists, scalars."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: data_of(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {name: data_of(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [data_of(item) for item in value]
-    if value is None or value is ABSENT or type(value) in (bool, int, float, str):
-        return value
-    return data_of(value.value) if hasattr(value, "value") else str(value)

@@ -1,14 +1,14 @@
 """Every key there is, for people and editors: the default config as a commented file, `--help`, the JSON schema."""
 
-import dataclasses
 import math
 import shutil
 import textwrap
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
-from common.config.layers import data_of
+from common.config.problem import ABSENT
 from common.config.schema import choices_of, keys_of, section_of, walk
 from common.config.show import dump
 
@@ -79,7 +79,7 @@ def help_text(
         if section := section_of(key.annotation):
             lines += ["", *textwrap.wrap(f"{dotted}: {key.meaning or _summary(section)}", width)]
             continue
-        value = "(required)" if key.default is dataclasses.MISSING else dump(data_of(key.default), flow=True)
+        value = "(required)" if key.default is ABSENT else dump(to_jsonable_python(key.default), flow=True)
         choices = f" ({' | '.join(choices_of(key.annotation))})" if choices_of(key.annotation) else ""
         line = f"  --{dotted}  {value}"
         beside = len(line) < _COLUMN - 1

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+from pydantic_core import to_jsonable_python
+
 from common.base.errors import UserError
 from common.config.check import check
-from common.config.layers import data_of, flatten, lay, not_a_file, stack
-from common.config.overrides import RESERVED, SWITCHES, Option, layer_of, read_options
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, place
+from common.config.layers import flatten, lay, not_a_file, stack
+from common.config.overrides import Option, layer_of, read_options
+from common.config.problem import ABSENT, DEFAULT, RESERVED, ConfigError, Origin, Problem, place
 from common.config.reference import help_text
 from common.config.schema import nearest
 from common.config.show import with_origins
@@ -72,7 +74,7 @@ def _resolve(
     problems = [problem for file in read for problem in file.problems] + problems
     tree = lay(tree, layer_of(options, schema, tree, problems), schema)
     config, places = check(schema, tree, problems)
-    values = data_of(config)
+    values = to_jsonable_python(config)
     origins = {key: places.get(key, DEFAULT) for key in _leaves(values)}
     return Resolved(config, values, origins)
 
@@ -110,24 +112,17 @@ def parse(
     """
     options, problems = read_options(argv)
     reserved = {name: options.pop(name) for name in RESERVED if name in options}
-    if "--help" in reserved or "-h" in reserved:
+    if "--help" in reserved:
         kinds = tuple(registry.kind for registry in registries)
         _print_and_stop(help_text(schema, prog=prog, description=description, default=str(default or ""), kinds=kinds))
     if "--list" in reserved:
         _print_and_stop(_listing(reserved["--list"].value, registries))
-    files = [reserved[name] for name in ("--config", "--configs", "-c") if name in reserved]
-    problems += [extra.problem("the configuration is given twice", "keep one") for extra in files[1:]]
-    problems += [
-        reserved[name].problem("takes no value") for name in SWITCHES if name in reserved and reserved[name].value
-    ]
     if "--debug" in reserved and debug_overlay is None:
         problems.append(reserved["--debug"].problem(f"{prog} has no debug settings"))
-    path = files[0].value if files else default
+    path = reserved["--config"].value if "--config" in reserved else default
     if not path:
         hint = f"{prog} --config configs/default.yaml; {prog} --help shows every key"
-        raise ConfigError(
-            [Problem("--config", ABSENT, "needs a file", hint, files[0].origin if files else None), *problems]
-        )
+        raise ConfigError([Problem("--config", ABSENT, "needs a file", hint), *problems])
     overlay = debug_overlay if "--debug" in reserved else None
     resolved = _resolve(schema, [path], list(options.values()), problems, overlay)
     if "--print-config" in reserved:
@@ -136,15 +131,11 @@ def parse(
 
 
 def _listing(kind: str | None, registries: Sequence[Listing]) -> str:
-    tables = [
-        registry.table()
-        for registry in registries
-        if kind is None or kind.lower() in (registry.kind, f"{registry.kind}s", f"{registry.kind}es")
-    ]
-    if tables:
-        return "\n\n".join(tables)
-    kinds = ", ".join(registry.kind for registry in registries)
-    raise UserError(f"--list {kind}: nothing of this kind is registered; the kinds are {kinds}")
+    kinds = [registry.kind for registry in registries]
+    tables = [each.table() for each in registries if kind in (None, each.kind, f"{each.kind}s", f"{each.kind}es")]
+    if not tables:
+        raise UserError(f"--list {kind}: nothing of this kind is registered; the kinds are {', '.join(kinds)}")
+    return "\n\n".join(tables)
 
 
 def _print_and_stop(text: str) -> NoReturn:
