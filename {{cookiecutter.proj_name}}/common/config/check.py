@@ -70,7 +70,7 @@ class _Checker:
         below = section_of(annotation)
         if node is None:
             return self._default(annotation, key, default)
-        if below is not None and isinstance(node.value, dict):
+        if below is not None and isinstance(node.value, dict) and not node.problem:
             self.places[key] = node.origin
             made = self.section(node.value, below, key, ABSENT)
             return default if made is ABSENT else made

@@ -1,13 +1,12 @@
 """The command line: `--a.b value`, `--a.b=value` and `--a.b` (true) become the last layer of the configuration."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.config.layers import merge
-from common.config.problem import ABSENT, RESERVED, ConfigError, Origin, Problem
+from common.config.problem import ABSENT, ConfigError, Origin, Problem
 from common.config.schema import admits, child, only_text
 from common.config.source import Node, read_text, scalar_node
 
@@ -16,22 +15,11 @@ _OTHER_NAMES = {"--configs": "--config", "-c": "--config", "-h": "--help"}
 _NUMBER = re.compile(r"-(\.?[0-9]|\.?inf\b)")
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """One option as typed. `value` is None when none followed it."""
 
-    name: str
     value: str | None
-    words: str
-
-    @property
-    def origin(self) -> Origin:
-        return Origin(f"command line: {self.words}")
-
-    def problem(self, rule: str, hint: str = "") -> Problem:
-        """What is wrong with this option."""
-        key = self.name if self.name in RESERVED else self.name.removeprefix("--")
-        return Problem(key, ABSENT if self.value is None else self.value, rule, hint, self.origin)
+    origin: Origin
 
 
 def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]]:
@@ -42,20 +30,19 @@ def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        name = _OTHER_NAMES.get(name, name)
+        name, origin = _OTHER_NAMES.get(name, name), Origin(f"command line: {word}")
         if not name.startswith("--"):
             hint = f"did you mean --{word}?" if equals else "write --key value, and lists as 1,2,3 or '[1, 2, 3]'"
-            problems.append(Problem("", ABSENT, f"{word!r} belongs to no option", hint, Origin("command line")))
+            problems.append(Problem("", ABSENT, f"{word!r} belongs to no option", hint, origin))
             continue
-        option = Option(name, value if equals else None, word)
+        option = Option(value if equals else None, origin)
         if not equals and name not in SWITCHES and rest and _is_value(rest[0]):
-            option = Option(name, rest[0], f"{word} {rest.pop(0)}")
+            option = Option(rest[0], Origin(f"{origin} {rest.pop(0)}"))
         if equals and name in SWITCHES:
-            problems.append(option.problem("takes no value"))
+            problems.append(Problem(name, value, "takes no value", origin=origin))
         if name in options:
-            problems.append(option.problem("is given more than once", "keep one"))
-        else:
-            options[name] = option
+            problems.append(Problem(name, ABSENT, "is given more than once", "keep one", option.origin))
+        options.setdefault(name, option)
     return options, problems
 
 
@@ -69,12 +56,12 @@ def option_value(argv: Sequence[str], option: str) -> str | None:
     return found.value if found else None
 
 
-def layer_of(options: Sequence[Option], schema: type, tree: Node, problems: list[Problem]) -> Node:
+def layer_of(options: Mapping[str, Option], schema: type, tree: Node) -> Node:
     """The options as a tree to lay over `tree`, the merged files, which know the names that hold dots themselves."""
     layer = Node({}, Origin("command line"))
-    for option in options:
-        parts = _split(option.name.removeprefix("--"), tree)
-        node = _value(option, reduce(child, parts, schema), problems)
+    for name, option in options.items():
+        parts = _split(name.removeprefix("--"), tree)
+        node = _value(name, option, reduce(child, parts, schema))
         for part in reversed(parts):
             node = Node({part: node}, option.origin)
         layer = merge(layer, node, schema)
@@ -92,19 +79,19 @@ def _split(key: str, tree: Node) -> list[str]:
     return parts
 
 
-def _value(option: Option, annotation: Any, problems: list[Problem]) -> Node:
+def _value(name: str, option: Option, annotation: Any) -> Node:
     """The value typed after an option, read for a field of this type.
 
     Text fields take it as it stands. Only what opens like a flow list, flow mapping or quote is parsed as YAML, so
     that `*.png` and `a: b` need no second pair of quotes inside the shell's.
     """
-    text, origin, as_text = option.value, option.origin, only_text(annotation)
+    text, origin, as_text = *option, only_text(annotation)
     if text is None:
-        hint = f"needs a value; one that starts with a dash is written {option.name}=-x"
+        hint = f"needs a value; one that starts with a dash is written {name}=-x"
         return Node(True, origin, problem="" if admits(annotation, bool, Any) else hint)
     if text.strip().startswith(("'", '"') if as_text else ("'", '"', "[", "{")):
         try:
-            return read_text(text, origin, problems) or Node(None, origin)
+            return read_text(text, origin) or Node(None, origin)
         except ConfigError:
             hint = "" if as_text else "is not readable as YAML; put the whole value in quotes, or the shell splits it"
             return Node(text, origin, problem=hint)

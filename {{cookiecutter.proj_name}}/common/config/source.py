@@ -5,7 +5,7 @@ Numbers and words are read as YAML 1.2 does, not 1.1: `1e-5` is a number, `no`, 
 
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ class Node:
         origin: where it was written.
         text: of a scalar without quotes, which may be what a text field wants; None for all others.
         replace: this mapping carries `$REPLACE: true`.
-        problem: why this scalar has no value, if so. An error only where the value is used in the end.
+        problem: why this has no value, if so. An error only where the value is used in the end.
     """
 
     value: Any
@@ -31,16 +31,6 @@ class Node:
     text: str | None = None
     replace: bool = False
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class File:
-    """One file: its own values, the files it is based on, and the problems found in it."""
-
-    path: Path
-    body: Node
-    bases: list[Node] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
 
 
 def plain_of(node: Node) -> Any:
@@ -106,9 +96,9 @@ class _Loader(yaml.SafeLoader):
     Without a line in `start` (the command line), every node gets `start` itself as its origin.
     """
 
-    def __init__(self, text: str, start: Origin, problems: list[Problem]) -> None:
+    def __init__(self, text: str, start: Origin) -> None:
         super().__init__(text)
-        self.start, self.problems = start, problems
+        self.start = start
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         if kind is yaml.ScalarNode and implicit[0]:
@@ -118,50 +108,47 @@ class _Loader(yaml.SafeLoader):
     def _origin(self, node: yaml.Node) -> Origin:
         return _at(self.start, node.start_mark.line)
 
-    def _plain(self, node: yaml.ScalarNode) -> Node:
-        return scalar_node(node.value, False, self._origin(node))
-
-    def _quoted(self, node: yaml.ScalarNode) -> Node:
-        return scalar_node(node.value, True, self._origin(node))
+    def _scalar(self, node: yaml.ScalarNode) -> Node:
+        return scalar_node(node.value, node.tag != _PLAIN, self._origin(node))
 
     def _sequence(self, node: yaml.SequenceNode) -> Node:
         return Node([self.construct_object(item, deep=True) for item in node.value], self._origin(node))
 
     def _mapping(self, node: yaml.MappingNode) -> Node:
         first: dict[str, Origin] = {}
+        twice: dict[str, str] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem="a key must be text; put it in quotes", problem_mark=key.start_mark)
-            at = self._origin(key)
             if key.value in first and key.tag != _MERGE:
-                rule = f"the key stands twice, first at {first[key.value]}"
-                self.problems.append(Problem(key.value, ABSENT, rule, origin=at))
-            first.setdefault(key.value, at)
+                twice[key.value] = f"the key stands twice, first at {first[key.value]}"
+            first.setdefault(key.value, self._origin(key))
         self.flatten_mapping(node)  # `<<: *name`: the entries behind the name come first, so that our own win
-        entries = {  # a value's origin is the line of its key: where a person looks
-            key.value: replace(self.construct_object(value, deep=True), origin=self._origin(key))
-            for key, value in node.value
-        }
-        flag = entries.pop("$REPLACE", Node(False, self.start))
-        if not isinstance(flag.value, bool):
-            self.problems.append(Problem("$REPLACE", plain_of(flag), "must be true or false", origin=flag.origin))
-        return Node(entries, self._origin(node), replace=flag.value is True)
+        entries: dict[str, Node] = {}
+        for key, item in node.value:
+            value = self.construct_object(item, deep=True)
+            problem = twice.get(key.value, value.problem)
+            entries[key.value] = replace(value, origin=self._origin(key), problem=problem)  # where a person looks
+        flag = entries.pop("$REPLACE", Node(False, self.start)).value
+        if not isinstance(flag, bool):
+            raise yaml.MarkedYAMLError(problem="$REPLACE must be true or false", problem_mark=node.start_mark)
+        return Node(entries, self._origin(node), replace=flag)
 
 
 _Loader.yaml_constructors = {
-    _PLAIN: _Loader._plain,
-    "tag:yaml.org,2002:str": _Loader._quoted,
+    _PLAIN: _Loader._scalar,
+    "tag:yaml.org,2002:str": _Loader._scalar,
     "tag:yaml.org,2002:seq": _Loader._sequence,
     "tag:yaml.org,2002:map": _Loader._mapping,
     None: _Loader.construct_undefined,  # any other tag is an error
 }
 
 
-def read_file(path: Path) -> File:
+def read_file(path: Path) -> Node:
     """Read one YAML file, without its bases. Raises `ConfigError` when it is no readable YAML mapping."""
-    start, problems = Origin(place(path), 1), list[Problem]()
+    start = Origin(place(path), 1)
     try:
-        body = read_text(path.read_text("utf-8-sig"), start, problems) or Node({}, start)
+        body = read_text(path.read_text("utf-8-sig"), start) or Node({}, start)
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n")
         raise _refused("the file is not UTF-8 text; save it as UTF-8", start, line) from error
@@ -169,21 +156,13 @@ def read_file(path: Path) -> File:
         raise _refused(f"the file cannot be read: {error.strerror}", start) from error
     if not isinstance(body.value, dict):
         raise _refused('the top of the file must be a mapping of keys to values; write "key: value"', body.origin)
-    base = body.value.pop("$BASE", Node([], start))
-    bases = base.value if isinstance(base.value, list) else [base]
-    for item in bases:
-        if item.problem or not isinstance(item.value, str):
-            raise _refused(f"$BASE {item.problem or 'must be a path or a list of paths'}", item.origin)
-    return File(path, body, bases, problems)
+    return body
 
 
-def read_text(text: str, start: Origin, problems: list[Problem]) -> Node | None:
-    """YAML text, which begins at `start`, as a node; None when there is nothing in it.
-
-    Small mistakes go to `problems`; raises `ConfigError` for text that is no YAML.
-    """
+def read_text(text: str, start: Origin) -> Node | None:
+    """YAML text, which begins at `start`, as a node; None when there is nothing in it. Raises `ConfigError`."""
     try:
-        node: Node | None = _Loader(text, start, problems).get_single_data()
+        node: Node | None = _Loader(text, start).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         cause = ", ".join(filter(None, (error.context, error.problem)))
