@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.base.errors import UserError
-from common.config import ABSENT, ConfigError, Origin, Problem, nearest, place, suggestion
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
+from common.config.problem import ABSENT, ConfigError, Origin, Problem, place
+from common.config.schema import nearest, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from pydantic_core import to_jsonable_python
 
@@ -15,21 +15,12 @@ from common.config.layers import flatten, merge, not_a_file
 from common.config.overrides import layer_of, read_options
 from common.config.problem import ABSENT, DEFAULT, RESERVED, ConfigError, Origin, Problem, place
 from common.config.reference import help_text
+from common.config.registry import Registry
 from common.config.schema import nearest
 from common.config.show import with_origins
 from common.config.source import Node, read_file
 
 T = TypeVar("T")
-
-
-class Listing(Protocol):
-    """What `--list` can print."""
-
-    kind: str
-
-    def table(self) -> str:
-        """One entry a line."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +83,7 @@ def parse(
     *,
     prog: str = "train.py",
     description: str = "",
-    registries: Sequence[Listing] = (),
+    registries: Sequence[Registry] = (),
     default: str | Path | None = None,
     debug_overlay: str | Path | None = None,
 ) -> Resolved[T]:
@@ -120,7 +111,7 @@ def parse(
     return resolved
 
 
-def _listing(kind: str | None, registries: Sequence[Listing]) -> str:
+def _listing(kind: str | None, registries: Sequence[Registry]) -> str:
     kinds = [registry.kind for registry in registries]
     tables = [each.table() for each in registries if kind in (None, each.kind, f"{each.kind}s", f"{each.kind}es")]
     if not tables:

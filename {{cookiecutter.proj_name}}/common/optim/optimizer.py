@@ -128,8 +128,9 @@ def learning_rates(optimizer: Optimizer) -> dict[str, float]:
 def _construct(
     cls: type[Optimizer], config: OptimizerConfig, params: list[Any], choice: Mapping[str, bool] | None = None
 ) -> Optimizer:
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in config.args.items()}
-    arguments = {**(choice or {}), **given}
+    arguments: dict[str, Any] = dict(choice or {})
+    for name, value in config.args.items():
+        arguments[name] = tuple(value) if isinstance(value, list) else value
     if "weight_decay" in parameter_names(cls):
         # Always, so that 0 means 0: AdamW's own default would be 0.01.
         arguments["weight_decay"] = config.weight_decay
