@@ -4,6 +4,7 @@ Pydantic judges each value by itself, and a value that is wrong gives way to its
 than one value can always be asked: the checks attached to fields, and `problems` of each section.
 """
 
+import copy
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
@@ -76,7 +77,7 @@ class _Checker:
             return default if made is ABSENT else made
         before = len(self.problems)
         plain = self._plain(node, annotation, key)
-        if dataclasses.is_dataclass(bare(annotation)):
+        if dataclasses.is_dataclass(bare(annotation)) and not isinstance(plain, dict):
             self.problems.append(Problem(key, plain, "must be a section"))
         if len(self.problems) > before:
             return default
@@ -95,13 +96,13 @@ class _Checker:
             self.problems.append(Problem(key, ABSENT, "is required"))
         else:
             self._run_checks(annotation, to_jsonable_python(default), key)
-        return default
+        return copy.deepcopy(default)  # its own, not one that all configurations share
 
     def _plain(self, node: Node, annotation: Any, key: str) -> Any:
         """The node as plain data, in the form that suits the type: text for a text field, a list for `0,1,2`."""
         self.places[key] = node.origin
         if node.problem:
-            self.problems.append(Problem(key, node.value, node.problem))
+            self.problems.append(Problem(key, _shown(node.value), node.problem))
         text, value = node.text, node.value
         if text is not None and "," in text and admits(annotation, list) and not admits(annotation, str, Any):
             value = [scalar_node(piece.strip(), False, node.origin) for piece in text.removesuffix(",").split(",")]
@@ -123,8 +124,7 @@ class _Checker:
 
     def _report_unknown(self, parent: type, prefix: str, name: str, node: Node) -> None:
         hint = "it belongs at the top of a file" if name == "$BASE" else suggest(self.root, parent, prefix, name)
-        value = ABSENT if isinstance(node.value, (dict, list)) else node.value
-        self.problems.append(Problem(prefix + name, value, "unknown key", hint, node.origin))
+        self.problems.append(Problem(prefix + name, _shown(node.value), "unknown key", hint, node.origin))
 
     def placed(self, problem: Problem) -> Problem:
         """`problem` with the origin of its key, or of the nearest section around it that was written down."""
@@ -148,6 +148,10 @@ def _problems_of(error: ValidationError, plain: Any, key: str) -> Iterator[Probl
     for at, (value, items) in found.items():
         if not any(other != at and _is_within(other, at) for other in found):
             yield Problem(at, ABSENT if isinstance(value, dict) else value, rule_of(items))
+
+
+def _shown(value: Any) -> Any:
+    return ABSENT if isinstance(value, (dict, list)) else value
 
 
 def _is_within(key: str, above: str) -> bool:

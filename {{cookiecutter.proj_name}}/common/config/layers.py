@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config.problem import DEFAULT, ConfigError, Origin, Problem
-from common.config.schema import child, default_of, metadata, section_of
+from common.config.schema import child, keys_of, metadata, section_of
 from common.config.source import Node, plain_of, read_file
 
 
@@ -78,10 +78,11 @@ def merge(base: Node, over: Node, annotation: Any, fill: bool = False) -> Node:
 
 def _default_node(annotation: Any, name: str) -> Node | None:
     """Where the values under a key begin: an empty section, or the default of a free one."""
-    if section_of(child(annotation, name)) is not None:
+    parent = section_of(annotation)
+    key = keys_of(parent).get(name) if parent is not None else None
+    if key is not None and section_of(key.annotation) is not None:
         return Node({}, DEFAULT)
-    default = default_of(annotation, name)
-    return node_of(default, DEFAULT) if isinstance(default, dict) else None
+    return node_of(key.default, DEFAULT) if key is not None and isinstance(key.default, dict) else None
 
 
 def node_of(value: Any, origin: Origin) -> Node:

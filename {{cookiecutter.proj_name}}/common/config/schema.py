@@ -51,12 +51,6 @@ def keys_of(schema: type) -> dict[str, Key]:
     return keys
 
 
-def default_of(annotation: Any, name: str) -> Any:
-    """The default of a key of this section; ABSENT when the schema has none."""
-    found = section_of(annotation)
-    return keys_of(found)[name].default if found is not None and name in keys_of(found) else ABSENT
-
-
 def choices_of(annotation: Any) -> list[str]:
     """The words that a field takes, where it takes nothing else (but null)."""
     found = [bare(member) for member in members(annotation) if bare(member) is not type(None)]

@@ -152,8 +152,6 @@ def read_file(path: Path) -> Node:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n")
         raise _refused("the file is not UTF-8 text; save it as UTF-8", start, line) from error
-    except OSError as error:
-        raise _refused(f"the file cannot be read: {error.strerror}", start) from error
     if not isinstance(body.value, dict):
         raise _refused('the top of the file must be a mapping of keys to values; write "key: value"', body.origin)
     return body
@@ -170,8 +168,6 @@ def read_text(text: str, start: Origin) -> Node | None:
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
         raise _refused("a control character stands here; remove it", start, line) from error
-    except RecursionError as error:
-        raise _refused("this is nested too deeply", start) from error
     return node
 
 
