@@ -163,7 +163,7 @@ class ProgressConfig:
     def problems(self) -> Iterator[Problem]:
         """A run without an end."""
         if self.epoch is None and self.max_steps is None:
-            yield Problem("epoch", None, "is null, and max_steps too, so the run would never end", "set one of them")
+            yield Problem("epoch", None, "max_steps is null too, so the run would never end", "set one of them")
 
 
 class Due(NamedTuple):

@@ -29,9 +29,8 @@ def check_arguments(
     named, takes_any = _parameters(target)
     for name, value in given.items():
         if name in provided:
-            yield Problem(
-                f"{key}.{name}", value, f"{label()} gets it from the program or another key", "remove this key"
-            )
+            rule = f"{label()} gets it from the program or another key"
+            yield Problem(f"{key}.{name}", value, rule, "remove this key")
         elif name in named:
             yield from _check_one(named[name], value, f"{key}.{name}", label)
         elif not takes_any:

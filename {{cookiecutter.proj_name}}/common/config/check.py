@@ -1,7 +1,7 @@
 """A tree of nodes against a schema: every problem at once, or the finished configuration.
 
-Pydantic judges each value by itself, and a value that is wrong gives way to its default. So the rules that need more
-than one value can always be asked: the checks attached to fields, and `problems` of each section.
+Pydantic checks each value by itself, and a wrong value is replaced by its default. So the rules about several values
+can always run, and no mistake hides another: the checks attached to fields, and then `problems` of each section.
 """
 
 import copy
@@ -43,7 +43,7 @@ class _Checker:
         self.places: dict[str, Origin] = {}
 
     def section(self, entries: Mapping[str, Node], schema: type, key: str, default: Any) -> Any:
-        """The section at `key`; ABSENT when a required key is not there. `default`: the section, if nobody wrote it."""
+        """The section at `key`; ABSENT when a required key is missing. `default`: its value if nothing is written."""
         prefix = f"{key}." if key else ""
         for name, node in entries.items():
             if name not in keys_of(schema):
@@ -61,7 +61,7 @@ class _Checker:
                 at = prefix + problem.key
                 if not any(_is_within(at, other) or _is_within(other, at) for other in known):
                     self.problems.append(dataclasses.replace(problem, key=at))
-        except ValueError as error:  # a rule that cannot read a value: no news if a check has refused one already
+        except ValueError as error:  # from a `__post_init__`, or from a rule that met a value which a check refused
             if not any(other.startswith(prefix) for other in known):
                 self.problems.append(Problem(key, ABSENT, str(error)))
         return made

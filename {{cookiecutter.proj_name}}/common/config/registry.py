@@ -112,7 +112,7 @@ class Registry:
         """
         yield from self.import_files()
         if not isinstance(section, Mapping):
-            yield Problem(key, section, f"must be a section with the type of a {self.kind} and its arguments")
+            yield Problem(key, section, f"must be a section: type names a {self.kind}, the rest are its arguments")
             return
         name = section.get("type", default_type)
         if name is None and (typo := nearest("type", map(str, section))):

@@ -22,7 +22,7 @@ def section(cls: type[T]) -> type[T]:
     """Make a class a section of the configuration: a frozen dataclass that refuses unknown keys and wrong types.
 
     Rules about several keys stand in a method `problems(self) -> Iterator[Problem]`; its keys are relative to the
-    section. It is asked last: a value that is wrong by itself has been replaced by its default.
+    section. It runs last: a value that is wrong by itself has been replaced by its default.
     """
     cls.__pydantic_config__ = {"extra": "forbid", "strict": True}  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)

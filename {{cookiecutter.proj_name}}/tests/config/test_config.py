@@ -482,3 +482,23 @@ def test_configurations_share_no_default() -> None:
     """CT-05: what a program does to one configuration does not reach the next."""
     load("").config.model["width"] = 8
     assert load("").config.model["width"] == 4
+
+
+def test_a_rule_in_post_init_is_reported_for_its_section() -> None:
+    """QQ-02: a section of one's own may raise as any dataclass does; the message has the section's line."""
+
+    @section
+    class Own:
+        a: int = 1
+
+        def __post_init__(self) -> None:
+            if self.a == 2:
+                raise ValueError("a must not be 2")
+
+    @section
+    class Root:
+        name: str = ""
+        own: Own = field(default_factory=Own)
+
+    with pytest.raises(ConfigError, match=r"2 problems[\s\S]*name = \[1\][\s\S]*own  \(a.yaml:2\)\n +a must not be 2"):
+        parse(Root, ["--config", write("a.yaml", "name: [1]\nown: {a: 2}\n")])
