@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.config.problem import DEFAULT, ConfigError, Origin, Problem
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem
 from common.config.schema import child, keys_of, metadata, section_of
-from common.config.source import Node, plain_of, read_file
+from common.config.source import Node, read_file
 
 
 def flatten(paths: Sequence[Path]) -> list[Node]:
@@ -40,7 +40,9 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
         else:
             _visit(target, trail, done)
             continue
-        raise ConfigError([Problem("$BASE", plain_of(base), rule, hint, base.origin)])
+        raise ConfigError(
+            [Problem("$BASE", base.value if isinstance(base.value, str) else ABSENT, rule, hint, base.origin)]
+        )
     done[path.resolve()] = body
 
 

@@ -33,13 +33,6 @@ class Node:
     problem: str = ""
 
 
-def plain_of(node: Node) -> Any:
-    """The node as dicts, lists and scalars."""
-    if isinstance(node.value, dict):
-        return {name: plain_of(below) for name, below in node.value.items()}
-    return [plain_of(item) for item in node.value] if isinstance(node.value, list) else node.value
-
-
 # --- scalars -----------------------------------------------------------------------------------------------------
 
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
@@ -121,7 +114,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem="a key must be text; put it in quotes", problem_mark=key.start_mark)
             if key.value in first and key.tag != _MERGE:
-                twice[key.value] = f"the key stands twice, first at {first[key.value]}"
+                twice[key.value] = f"the key stands twice, at {first[key.value]} and {self._origin(key)}"
             first.setdefault(key.value, self._origin(key))
         self.flatten_mapping(node)  # `<<: *name`: the entries behind the name come first, so that our own win
         entries: dict[str, Node] = {}

@@ -475,7 +475,7 @@ def test_a_key_that_stands_twice_in_a_base_is_not_lost() -> None:
     """D-26: the second section would replace the first without a word, also below a file that sets a key of it."""
     write("b.yaml", "optim: {eta_min: 0.5}\noptim: {lr: 2}\n")
     message = refusal("$BASE: b.yaml\noptim: {lr: 3}\n")
-    assert "twice, first at b.yaml:1" in message and "1 problem:" in message
+    assert "twice, at b.yaml:1 and b.yaml:2" in message and "1 problem:" in message
 
 
 def test_configurations_share_no_default() -> None:
