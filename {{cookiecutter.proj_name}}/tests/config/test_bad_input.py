@@ -159,9 +159,9 @@ def test_missing_base_and_loop(told: Told, tmp_path: Path) -> None:
 
 
 def test_unknown_registry_name(told: Told) -> None:
-    """R-16: the nearest names, the files searched, where to add."""
+    """R-16: the nearest name, and where to add."""
     text = told("--model.type", "ConvModle")
-    for part in ("ConvModle", "did you mean ConvModel?", "custom/models/conv_model.py", "@MODEL_REGISTRY.register()"):
+    for part in ("ConvModle", "did you mean ConvModel?", "custom/models/<name>_model.py", "@MODEL_REGISTRY.register()"):
         assert part in text
 
 
