@@ -30,8 +30,8 @@ from common.model.warm_up import warm_up_ddp
 from common.monitor import Monitor
 from common.optim import (
     Clip,
+    Ema,
     OptimConfig,
-    build_ema,
     build_optimizer,
     build_schedule,
     needs_closure,
@@ -119,7 +119,7 @@ class Trainer:
             settings.optim.lr_scheduler, self.optimizer, self.total_steps, stream.steps_per_epoch
         )
         self.clip = Clip(settings.optim)
-        self.ema = build_ema(settings.optim.ema, self.raw_model)
+        self.ema = Ema(settings.optim.ema, self.raw_model)
         keep_every = Interval.parse(settings.checkpoint.keep_every, "step").in_steps(stream.steps_per_epoch)
         folder = CheckpointFolder(run.checkpoints, settings.checkpoint.keep, keep_every)
         self.saver = Saver(folder, settings.checkpoint, rank)
