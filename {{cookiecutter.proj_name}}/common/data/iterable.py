@@ -12,16 +12,18 @@ from torch.utils.data import IterableDataset
 
 from common.base.errors import UserError
 from common.data.keyed import find_collate, loop_streams_unchanged, seed_all
-from common.data.loader import BatchStream, LoaderConfig, Step, make_loader, read
+from common.data.loader import LoaderConfig, Step, make_loader, read
 from common.data.plan import GlobalBatch
-from common.distributed import Rank, check_same, gather_objects, max_over_ranks
+from common.data.workers import end_workers
+from common.distributed import Rank, gather_objects, max_over_ranks
 from common.distributed.seed import mix
 from common.progress import Position
 
 _STREAM = 2  # distinguishes the keys of an iterable's batches from those of samples
 _DIFFERENT_RECORDS = (
-    "reads other records than rank 0, so they cannot be dealt out. Let the data set read the same on every process, or "
-    "give it a method share(reader, readers), with which it reads a share of its own; see Data in README.md"
+    "dataset.train: rank {} reads other records than another rank, so they cannot be dealt out. Let the data set read "
+    "the same on every process, or give it a method share(reader, readers), with which it reads a share of its own; "
+    "see Data in README.md"
 )
 
 
@@ -58,16 +60,13 @@ class _Batches(IterableDataset[Any]):
             # A data set that asks PyTorch for its worker would leave out what the others keep.
             torch.utils.data._utils.worker._worker_info = None
         source = iter(self.dataset)
+        count_of_records = self.batch_size * (1 if self.shares else self.ranks)
         for number in count(self.first):
-            try:
-                with loop_streams_unchanged():
-                    seed_all(mix(self.seed, _STREAM, self.epoch, number, reader))
-                    records = list(islice(source, self.batch_size * (1 if self.shares else self.ranks)))
-                    is_own = self.shares or number % workers == worker
-                    found = self._micro_batch(records, number) if records and is_own else None
-            except UserError as error:
-                yield error  # not raised: the loader would wrap its text in the traceback of a worker
-                return
+            with loop_streams_unchanged():
+                seed_all(mix(self.seed, _STREAM, self.epoch, number, reader))
+                records = list(islice(source, count_of_records))
+                is_own = self.shares or number % workers == worker
+                found = self._micro_batch(records, number) if records and is_own else None
             if not records:
                 return
             if found is not None:
@@ -87,7 +86,7 @@ def _mark(record: Any) -> int:
     return zlib.crc32(re.sub(r" at 0x\w+", "", repr(record)).encode())
 
 
-class IterableStream(BatchStream):
+class IterableStream:
     """The training data of an iterable data set, each record once over all ranks and workers.
 
     They are dealt out by their position (see `_Batches`), which takes a data set that reads the same records in the
@@ -98,9 +97,6 @@ class IterableStream(BatchStream):
     Where the data set has `state_dict` and `load_state_dict` and is read in the main process, a resumed run continues
     at the very sample. Otherwise the epoch is read again up to that place: exact if the data set repeats itself.
     """
-
-    steps_per_epoch = None
-    epoch_size = 0
 
     def __init__(
         self,
@@ -114,8 +110,10 @@ class IterableStream(BatchStream):
         seed: int,
     ) -> None:
         self.dataset, self.rank, self.accumulate, self.batch_size = dataset, rank, accumulate, batch_size
-        self.samples_per_step = batch_size * accumulate * rank.world_size
-        self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0
+        self.steps_per_epoch: int | None = None
+        self.epoch_size, self.samples_per_step = 0, batch_size * accumulate * rank.world_size
+        self._has_state = callable(getattr(dataset, "state_dict", None))
+        self.is_exactly_resumable = self._has_state and worker == 0
         self._batches = _Batches(dataset, batch_size, find_collate(dataset, config.collate), seed, rank)
         self._shares = self._batches.shares
         if self._shares:
@@ -124,24 +122,22 @@ class IterableStream(BatchStream):
             logger.info("dataset.train: each of {} readers reads all records and keeps its share", readers)
         self._state: dict[str, Any] = {}  # of the data set, after the step that was yielded last
         self._restored = False
-        self._loader = make_loader(self._batches, config, batch_size=None, worker=worker, seed=seed, device=rank.device)
+        self._loader = make_loader(self._batches, config, worker, seed, rank.device, batch_size=None)
 
     def sample_batch(self, *, full: bool) -> Any:
         """A batch to try a model on. A data set that can restore its place is put back to where it was."""
-        own = getattr(self.dataset, "state_dict", None)
-        state = own() if callable(own) else None
+        state = self.dataset.state_dict() if self._has_state else None
         records = list(islice(iter(self.dataset), self.batch_size if full else 2))
         if not records:
-            raise self._no_samples(Position())
-        if state is not None:
+            raise self._no_samples(0)
+        if self._has_state:
             self.dataset.load_state_dict(state)
         return self._batches.collate(records)
 
-    def _no_samples(self, at: Position) -> UserError:
-        after = f" after the first {at.sample}" if at.sample else ""
+    def _no_samples(self, epoch: int) -> UserError:
         return UserError(
-            f"dataset.train: {type(self.dataset).__name__} gave no sample{after} in epoch {at.epoch + 1}; each call of "
-            "its __iter__ must start from the beginning, and every process must have something to read"
+            f"dataset.train: {type(self.dataset).__name__} gave no sample in epoch {epoch + 1}; each call of its "
+            "__iter__ must start from the beginning, and every process must have something to read"
         )
 
     def samples(self, at: Position) -> list[list[int]]:
@@ -150,29 +146,39 @@ class IterableStream(BatchStream):
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of the epoch. Raises `UserError` when there are none."""
-        batches = self._batches_from(at)
-        step, sample = at.step, at.sample
-        ahead, state_ahead = self._take(batches)
-        if not ahead:
-            raise self._no_samples(at)
-        check_same({"a mark of the first record of dataset.train": ahead[0].mark}, self.rank, _DIFFERENT_RECORDS)
-        while ahead:
-            current, state = ahead, state_ahead
+        steps = self._steps(at)
+        ahead = next(steps, None)
+        if ahead is None:
+            raise self._no_samples(at.epoch)
+        while ahead is not None:
             # One step is read ahead, to know which is the last; a checkpoint holds the state before that.
-            ahead, state_ahead = self._take(batches)
+            (current, state), ahead = ahead, next(steps, None)
             self._state = state if ahead else {}
-            step, sample = step + 1, sample + self.samples_per_step
-            after = Position(step, at.epoch, sample, 0) if ahead else Position(step, at.epoch + 1, 0, 0)
-            yield self._step(current, after)
+            at = Position(at.step + 1, at.epoch, at.sample + self.samples_per_step)
+            if ahead is None:
+                at = Position(at.step, at.epoch + 1)
+            sizes, total = [each.size for each in current], sum(each.total for each in current)
+            weights = [size * self.rank.world_size / total for size in sizes]
+            yield Step([each.batch for each in current], GlobalBatch([], weights, sizes, total, at))
 
-    def _step(self, current: list[_MicroBatch], after: Position) -> Step:
-        if self._shares and self.accumulate > 1:
-            # Where other ranks have a micro-batch more, this one repeats its last, with weight 0.
-            missing = max_over_ranks(len(current), self.rank) - len(current)
-            current = current + [current[-1]._replace(size=0, total=0)] * missing
-        sizes, total = [each.size for each in current], sum(each.total for each in current)
-        weights = [size * self.rank.world_size / total for size in sizes]
-        return Step([each.batch for each in current], GlobalBatch([], weights, sizes, total, after))
+    def _steps(self, at: Position) -> Iterator[tuple[list[_MicroBatch], dict[str, Any]]]:
+        """The micro-batches of each step from `at` to the end of the epoch, and the data set's state after them."""
+        batches = self._batches_from(at)
+        while True:
+            found = list(islice(batches, self.accumulate))
+            if self._shares:
+                if max_over_ranks(int(not found), self.rank):
+                    return
+                # Where other ranks have a micro-batch more, this one repeats its last, with weight 0.
+                missing = max_over_ranks(len(found), self.rank) - len(found)
+                found += [found[-1]._replace(size=0, total=0)] * missing
+            else:
+                read_here = sum(each.total + each.mark for each in found)
+                if read_here != max_over_ranks(read_here, self.rank):
+                    raise UserError(_DIFFERENT_RECORDS.format(self.rank.rank))
+                if not found:
+                    return
+            yield found, {"dataset": self.dataset.state_dict()} if self.is_exactly_resumable else {}
 
     def _batches_from(self, at: Position) -> Iterator[_MicroBatch]:
         done = at.sample // (self.batch_size * self.rank.world_size)
@@ -181,19 +187,8 @@ class IterableStream(BatchStream):
         batches = read(self._loader)
         if done and not restored:
             logger.warning("the data set cannot restore its position: reading {} batches again to reach it", done)
-            for _ in range(done):
-                next(batches, None)
+            next(islice(batches, done, done), None)
         return batches
-
-    def _take(self, batches: Iterator[_MicroBatch]) -> tuple[list[_MicroBatch], dict[str, Any]]:
-        """The micro-batches of a step, none at the end of the epoch, and the data set's state after them."""
-        found = list(islice(batches, self.accumulate))
-        if self._shares:
-            if max_over_ranks(int(not found), self.rank):
-                found = []
-        elif (total := sum(each.total for each in found)) != max_over_ranks(total, self.rank):
-            raise UserError(f"dataset.train: rank {self.rank.rank} {_DIFFERENT_RECORDS}")
-        return found, {"dataset": self.dataset.state_dict()} if self.is_exactly_resumable else {}
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's own states after the last step, of each rank that shares by itself; empty between epochs."""
@@ -211,3 +206,7 @@ class IterableStream(BatchStream):
             )
         self.dataset.load_state_dict(states[self.rank.rank if self._shares else 0]["dataset"])
         self._restored = True
+
+    def close(self) -> None:
+        """End the processes that read; nothing will be read any more."""
+        end_workers(self._loader)

@@ -1,10 +1,10 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -66,15 +66,14 @@ class DatasetSection:
 
 
 class _Keys:
-    """The batch sampler: whatever the plan says for the epoch and place it was pointed at."""
+    """The batch sampler: what the plan says for the position it was pointed at."""
 
     def __init__(self, plan: EpochPlan) -> None:
         self.plan = plan
-        self.epoch = 0
-        self.sample = 0
+        self.at = Position()
 
     def __iter__(self) -> Iterator[BatchKey]:
-        return self.plan.keys(self.epoch, self.sample)
+        return self.plan.keys(self.at.epoch, self.at.sample)
 
 
 class Step(NamedTuple):
@@ -126,7 +125,7 @@ def is_map_style(dataset: Any) -> bool:
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
-class BatchStream(ABC):
+class BatchStream(Protocol):
     """Training data as the trainer sees it: a `TrainStream`, or a `common.data.iterable.IterableStream`.
 
     Attributes:
@@ -141,34 +140,27 @@ class BatchStream(ABC):
     epoch_size: int
     samples_per_step: int
     is_exactly_resumable: bool
-    _loader: DataLoader[Any]
 
-    @abstractmethod
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch."""
 
-    @abstractmethod
     def sample_batch(self, *, full: bool) -> Any:
         """A batch to try a model on: a small one, or a full one, whose shape is what a compiler will see."""
 
-    @abstractmethod
     def samples(self, at: Position) -> list[list[int]]:
         """Numbers of this process' samples in the step that begins at `at`, by micro-batch; empty if they have none."""
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs besides the position."""
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Restore what `state_dict` gave."""
 
     def close(self) -> None:
         """End the processes that read; nothing will be read any more."""
-        end_workers(self._loader)
 
 
-class TrainStream(BatchStream):
+class TrainStream:
     """A map-style data set, epoch by epoch, from any position: the order is a function of the epoch.
 
     Args:
@@ -176,33 +168,25 @@ class TrainStream(BatchStream):
         worker: loader processes; 0 reads in the main process. The batches are the same either way.
     """
 
-    is_exactly_resumable = True
-
     def __init__(
-        self,
-        dataset: SizedDataset,
-        plan: EpochPlan,
-        config: LoaderConfig,
-        *,
-        worker: int,
-        device: torch.device,
+        self, dataset: SizedDataset, plan: EpochPlan, config: LoaderConfig, *, worker: int, device: torch.device
     ) -> None:
-        self.dataset = dataset
+        self.dataset: Any = dataset
         self.plan = plan
-        self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.size
-        self.samples_per_step = plan.samples_per_step
+        self.steps_per_epoch: int | None = plan.steps_per_epoch
+        self.epoch_size, self.samples_per_step = plan.size, plan.samples_per_step
+        self.is_exactly_resumable = True
         self._keys = _Keys(plan)
         self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate), plan.seed)
-        self._loader = make_loader(
-            self._batches, config, batch_sampler=self._keys, worker=worker, seed=plan.seed, device=device
-        )
+        self._loader = make_loader(self._batches, config, worker, plan.seed, device, batch_sampler=self._keys)
 
     def sample_batch(self, *, full: bool) -> Any:
         """A batch to try a model on; reading it draws from no random stream."""
         size = min(self.plan.batch_size if full else 2, self.plan.size)
-        return checked(self._batches.__getitems__((0, list(range(size)))))
+        return self._batches.__getitems__((0, list(range(size))))
 
     def samples(self, at: Position) -> list[list[int]]:
+        """Numbers of this process' samples in the step that begins at `at`, by micro-batch."""
         return next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
 
     def state_dict(self) -> dict[str, Any]:
@@ -211,49 +195,50 @@ class TrainStream(BatchStream):
         return {"dataset": own()} if callable(own) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the data set's own state."""
         if "dataset" in state and callable(own := getattr(self.dataset, "load_state_dict", None)):
             own(state["dataset"])
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
-        self._keys.epoch, self._keys.sample = at.epoch, at.sample
+        self._keys.at = at
         batches = read(self._loader)
         for global_batch in self.plan.global_batches(at.epoch, at.step, at.sample):
             yield Step(list(islice(batches, len(global_batch.sizes))), global_batch)
         # Runs the iterator to its end, so that persistent workers are idle when the next epoch begins.
         next(batches, None)
 
+    def close(self) -> None:
+        """End the processes that read; nothing will be read any more."""
+        end_workers(self._loader)
 
+
+@dataclass(eq=False)
 class EvaluationLoader:
     """This process' share of a data set: in order, every sample of the whole set on exactly one process.
 
-    Args:
-        split, name: what is read; `name` is that of one of several sets of a split, else "".
-
     Attributes:
+        split, name: what is read; `name` is that of one of several sets of a split, else "".
         size: samples of the whole set.
         keys: this process' batches, in the order they come.
     """
 
-    def __init__(
-        self,
-        dataset: SizedDataset,
-        config: LoaderConfig,
-        *,
-        batch_size: int,
-        worker: int,
-        rank: Rank,
-        seed: int,
-        split: str = "eval",
-        name: str = "",
-    ) -> None:
-        self.dataset = dataset
-        self.split, self.name = split, name
-        self.size, self.batch_size = len(dataset), batch_size
-        self.keys = evaluation_keys(self.size, batch_size, rank.rank, rank.world_size)
-        self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate), seed)
+    dataset: SizedDataset
+    config: LoaderConfig
+    _: KW_ONLY
+    batch_size: int
+    worker: int
+    rank: Rank
+    seed: int
+    split: str = "eval"
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.size = len(self.dataset)
+        self.keys = evaluation_keys(self.size, self.batch_size, self.rank.rank, self.rank.world_size)
+        self._batches = KeyedBatches(self.dataset, find_collate(self.dataset, self.config.collate), self.seed)
         self._loader = make_loader(
-            self._batches, config, batch_sampler=self.keys, worker=worker, seed=seed, device=rank.device
+            self._batches, self.config, self.worker, self.seed, self.rank.device, batch_sampler=self.keys
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -261,7 +246,7 @@ class EvaluationLoader:
 
     def sample_batch(self) -> Any:
         """A batch of the first sample."""
-        return checked(self._batches.__getitems__((0, [0])))
+        return self._batches.__getitems__((0, [0]))
 
     def close(self) -> None:
         """End the processes that read; nothing will be read any more."""
@@ -269,7 +254,7 @@ class EvaluationLoader:
 
 
 def make_loader(
-    batches: Any, config: LoaderConfig, *, worker: int, seed: int, device: torch.device, **sampling: Any
+    batches: Any, config: LoaderConfig, worker: int, seed: int, device: torch.device, **sampling: Any
 ) -> DataLoader[Any]:
     """The `DataLoader` of a split; `sampling`: its options `batch_sampler` or `batch_size`."""
     return DataLoader(
@@ -289,26 +274,17 @@ def make_loader(
 
 
 def read(loader: DataLoader[Any]) -> Iterator[Any]:
-    """The batches of `loader`. Raises the user's mistakes that its workers send in place of a batch."""
-    batches = opened(loader)
-    while True:
-        try:
-            loaded = next(batches, None)
-        except RuntimeError as error:
-            for text in _CUDA_AFTER_FORK:
-                if text in str(error):
-                    raise UserError(
-                        f"{text}: a worker process that was forked cannot use the GPU. Keep the data set on the CPU, "
-                        "or start workers with --loader.start_method forkserver, or use none (--worker 0)"
-                    ) from error
+    """The batches of `loader`."""
+    try:
+        for loaded in opened(loader):
+            yield loaded.batch
+    except UserError as error:
+        # From a worker, torch puts its whole traceback before the text.
+        raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
+    except RuntimeError as error:
+        if not any(text in str(error) for text in _CUDA_AFTER_FORK):
             raise
-        if loaded is None:
-            return
-        yield checked(loaded.batch)
-
-
-def checked(batch: Any) -> Any:
-    """The batch; raises the user's mistake where that was returned in its place."""
-    if isinstance(batch, UserError):
-        raise batch
-    return batch
+        raise UserError(
+            f"{error}\n  A worker process that was forked cannot use the GPU. Keep the data set on the CPU, or start "
+            "workers with --loader.start_method forkserver, or use none (--worker 0)"
+        ) from error
