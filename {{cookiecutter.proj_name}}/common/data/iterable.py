@@ -12,9 +12,8 @@ from torch.utils.data import IterableDataset
 
 from common.base.errors import UserError
 from common.data.keyed import find_collate, loop_streams_unchanged, seed_all
-from common.data.loader import LoaderConfig, Step, make_loader, read
+from common.data.loader import BatchStream, LoaderConfig, Step, make_loader, read
 from common.data.plan import GlobalBatch
-from common.data.workers import end_workers
 from common.distributed import Rank, gather_objects, max_over_ranks
 from common.distributed.seed import mix
 from common.progress import Position
@@ -50,35 +49,32 @@ class _Batches(IterableDataset[Any]):
         self.shares = callable(getattr(dataset, "share", None))
         self.epoch = self.first = 0  # where the next pass begins: epoch, and number of the micro-batch
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[_MicroBatch]:
         info = torch.utils.data.get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        reader = self.rank * workers + worker if self.shares else 0
-        if info and self.shares:
-            self.dataset.share(reader, self.ranks * workers)
+        rank, ranks, reader = self.rank, self.ranks, 0
+        if self.shares:
+            reader = rank * workers + worker
+            if info:
+                self.dataset.share(reader, ranks * workers)
+            rank, ranks, worker, workers = 0, 1, 0, 1  # all that it reads is its own
         elif info:
             # A data set that asks PyTorch for its worker would leave out what the others keep.
             torch.utils.data._utils.worker._worker_info = None
         source = iter(self.dataset)
-        count_of_records = self.batch_size * (1 if self.shares else self.ranks)
         for number in count(self.first):
+            is_own = number % workers == worker
             with loop_streams_unchanged():
                 seed_all(mix(self.seed, _STREAM, self.epoch, number, reader))
-                records = list(islice(source, count_of_records))
-                is_own = self.shares or number % workers == worker
-                found = self._micro_batch(records, number) if records and is_own else None
+                records = list(islice(source, self.batch_size * ranks))
+                own = records[rank::ranks]
+                # Where only other ranks have a sample left, this one borrows, with weight 0, as `EpochPlan` does.
+                batch = self.collate(own or records[:2]) if records and is_own else None
             if not records:
                 return
-            if found is not None:
-                yield found
-
-    def _micro_batch(self, records: list[Any], number: int) -> _MicroBatch:
-        if self.shares:
-            return _MicroBatch(self.collate(records), len(records), len(records) * self.ranks, mark=0)
-        own = records[self.rank :: self.ranks]
-        mark = _mark(records[0]) if number == 0 and self.ranks > 1 else 0
-        # Where only other ranks have a sample left, this one borrows, with weight 0; see `EpochPlan.global_batches`.
-        return _MicroBatch(self.collate(own or records[:2]), len(own), len(records), mark)
+            if is_own:
+                mark = _mark(records[0]) if number == 0 and ranks > 1 else 0
+                yield _MicroBatch(batch, len(own), len(records) * self.ranks // ranks, mark)
 
 
 def _mark(record: Any) -> int:
@@ -86,7 +82,7 @@ def _mark(record: Any) -> int:
     return zlib.crc32(re.sub(r" at 0x\w+", "", repr(record)).encode())
 
 
-class IterableStream:
+class IterableStream(BatchStream):
     """The training data of an iterable data set, each record once over all ranks and workers.
 
     They are dealt out by their position (see `_Batches`), which takes a data set that reads the same records in the
@@ -110,8 +106,7 @@ class IterableStream:
         seed: int,
     ) -> None:
         self.dataset, self.rank, self.accumulate, self.batch_size = dataset, rank, accumulate, batch_size
-        self.steps_per_epoch: int | None = None
-        self.epoch_size, self.samples_per_step = 0, batch_size * accumulate * rank.world_size
+        self.samples_per_step = batch_size * accumulate * rank.world_size
         self._has_state = callable(getattr(dataset, "state_dict", None))
         self.is_exactly_resumable = self._has_state and worker == 0
         self._batches = _Batches(dataset, batch_size, find_collate(dataset, config.collate), seed, rank)
@@ -140,10 +135,6 @@ class IterableStream:
             "__iter__ must start from the beginning, and every process must have something to read"
         )
 
-    def samples(self, at: Position) -> list[list[int]]:
-        """Samples that are only read in order have no numbers."""
-        return []
-
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of the epoch. Raises `UserError` when there are none."""
         steps = self._steps(at)
@@ -163,7 +154,13 @@ class IterableStream:
 
     def _steps(self, at: Position) -> Iterator[tuple[list[_MicroBatch], dict[str, Any]]]:
         """The micro-batches of each step from `at` to the end of the epoch, and the data set's state after them."""
-        batches = self._batches_from(at)
+        done = at.sample // (self.batch_size * self.rank.world_size)
+        restored, self._restored = self._restored, False
+        self._batches.epoch, self._batches.first = at.epoch, done if restored else 0
+        batches = read(self._loader)
+        if done and not restored:
+            logger.warning("the data set cannot restore its position: reading {} batches again to reach it", done)
+            next(islice(batches, done, done), None)
         while True:
             found = list(islice(batches, self.accumulate))
             if self._shares:
@@ -179,16 +176,6 @@ class IterableStream:
                 if not found:
                     return
             yield found, {"dataset": self.dataset.state_dict()} if self.is_exactly_resumable else {}
-
-    def _batches_from(self, at: Position) -> Iterator[_MicroBatch]:
-        done = at.sample // (self.batch_size * self.rank.world_size)
-        restored, self._restored = self._restored, False
-        self._batches.epoch, self._batches.first = at.epoch, done if restored else 0
-        batches = read(self._loader)
-        if done and not restored:
-            logger.warning("the data set cannot restore its position: reading {} batches again to reach it", done)
-            next(islice(batches, done, done), None)
-        return batches
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's own states after the last step, of each rank that shares by itself; empty between epochs."""
@@ -206,7 +193,3 @@ class IterableStream:
             )
         self.dataset.load_state_dict(states[self.rank.rank if self._shares else 0]["dataset"])
         self._restored = True
-
-    def close(self) -> None:
-        """End the processes that read; nothing will be read any more."""
-        end_workers(self._loader)

@@ -33,14 +33,9 @@ class LoaderConfig:
     collate: Annotated[
         str | None,
         RegisteredName(COLLATE_REGISTRY),
-        Field(
-            description="makes a batch of a list of items: a registered name or module:function; "
-            "null: the data set's own collate method, or PyTorch's default"
-        ),
+        Field(description="function by name, or module:function; null: the data set's own, or PyTorch's default"),
     ] = None
-    drop_last: Annotated[
-        bool, Field(description="train: leave out the last optimizer step of an epoch if not full")
-    ] = False
+    drop_last: Annotated[bool, Field(description="train: leave out an epoch's last step if it is not full")] = False
     pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on CUDA")] = None
     start_method: Annotated[
         Literal["fork", "spawn", "forkserver"] | None,
@@ -136,10 +131,11 @@ class BatchStream(Protocol):
     """
 
     dataset: Any
-    steps_per_epoch: int | None
-    epoch_size: int
+    steps_per_epoch: int | None = None
+    epoch_size: int = 0
     samples_per_step: int
     is_exactly_resumable: bool
+    _loader: DataLoader[Any]
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch."""
@@ -149,6 +145,7 @@ class BatchStream(Protocol):
 
     def samples(self, at: Position) -> list[list[int]]:
         """Numbers of this process' samples in the step that begins at `at`, by micro-batch; empty if they have none."""
+        return []
 
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs besides the position."""
@@ -158,9 +155,10 @@ class BatchStream(Protocol):
 
     def close(self) -> None:
         """End the processes that read; nothing will be read any more."""
+        end_workers(self._loader)
 
 
-class TrainStream:
+class TrainStream(BatchStream):
     """A map-style data set, epoch by epoch, from any position: the order is a function of the epoch.
 
     Args:
@@ -168,14 +166,15 @@ class TrainStream:
         worker: loader processes; 0 reads in the main process. The batches are the same either way.
     """
 
+    is_exactly_resumable = True
+
     def __init__(
         self, dataset: SizedDataset, plan: EpochPlan, config: LoaderConfig, *, worker: int, device: torch.device
     ) -> None:
-        self.dataset: Any = dataset
+        self.dataset = dataset
         self.plan = plan
-        self.steps_per_epoch: int | None = plan.steps_per_epoch
-        self.epoch_size, self.samples_per_step = plan.size, plan.samples_per_step
-        self.is_exactly_resumable = True
+        self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.size
+        self.samples_per_step = plan.samples_per_step
         self._keys = _Keys(plan)
         self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate), plan.seed)
         self._loader = make_loader(self._batches, config, worker, plan.seed, device, batch_sampler=self._keys)
@@ -186,7 +185,6 @@ class TrainStream:
         return self._batches.__getitems__((0, list(range(size))))
 
     def samples(self, at: Position) -> list[list[int]]:
-        """Numbers of this process' samples in the step that begins at `at`, by micro-batch."""
         return next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
 
     def state_dict(self) -> dict[str, Any]:
@@ -195,7 +193,6 @@ class TrainStream:
         return {"dataset": own()} if callable(own) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the data set's own state."""
         if "dataset" in state and callable(own := getattr(self.dataset, "load_state_dict", None)):
             own(state["dataset"])
 
@@ -207,10 +204,6 @@ class TrainStream:
             yield Step(list(islice(batches, len(global_batch.sizes))), global_batch)
         # Runs the iterator to its end, so that persistent workers are idle when the next epoch begins.
         next(batches, None)
-
-    def close(self) -> None:
-        """End the processes that read; nothing will be read any more."""
-        end_workers(self._loader)
 
 
 @dataclass(eq=False)

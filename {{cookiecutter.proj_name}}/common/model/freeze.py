@@ -29,15 +29,13 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name in frozen:
             parameter.requires_grad_(False)
-    norms = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, _NormBase) and _is_frozen(name, module, names, frozen)
-    ]
-    for norm in norms:
-        _keep_in_evaluation(norm)
+    norms = 0
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and _is_frozen(name, module, names, frozen):
+            _keep_in_evaluation(module)
+            norms += 1
     text = "frozen: {} of {} parameters, {} norms in evaluation mode: {}"
-    logger.info(text, len(frozen), len(names), len(norms), listed(chosen))
+    logger.info(text, len(frozen), len(names), norms, listed(chosen))
 
 
 def parameter_names(model: nn.Module) -> list[str]:
