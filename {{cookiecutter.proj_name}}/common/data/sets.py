@@ -8,7 +8,7 @@ from typing import Any
 from loguru import logger
 
 from common.config import ABSENT, Problem
-from common.data.loader import OWN, DatasetSection, is_map_style
+from common.data.loader import DatasetSection, is_map_style
 from common.distributed import Rank
 
 Sections = dict[str, Mapping[str, Any]]
@@ -60,21 +60,19 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank) -> None:
             )
 
 
-class EvaluationSection:
+class EvaluationSection(DatasetSection):
     """Checks a split: the section of a data set, or names with such sections, `{clean: {type: DigitsDataset}}`.
 
     A set that is null is left out, so a config can drop one that its base has.
     """
 
-    ignore = OWN
-
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if not isinstance(value, Mapping) or not _named(value):
-            yield from DatasetSection().check(value, key)
+            yield from super().check(value, key)
             return
         for name, section in value.items():
             below = f"{key}.{name}"
             if not re.fullmatch(r"[\w-]+", name):
                 yield Problem(below, ABSENT, "is not a valid name for a set: use only letters, digits, _ and -")
             else:
-                yield from DatasetSection().check(section, below)
+                yield from super().check(section, below)

@@ -27,7 +27,7 @@ class EmaConfig:
 
 
 class Ema:
-    """The tensors of `model.state_dict()`: floating point ones are averaged, in at least 32 bits, others copied.
+    """The floating point tensors of `model.state_dict()`, averaged in at least 32 bits; others are the model's own.
 
     Models are given without wrappers (DDP). Of sharded weights (FSDP), each process averages its part. With `decay` 0
     there is no average, and no method does anything.
@@ -39,7 +39,7 @@ class Ema:
         self._updates = 0
         self._is_applied = False
         state = model.state_dict() if config.decay else {}
-        self._shadow = {name: _wide(value.clone()) for name, value in state.items() if isinstance(value, Tensor)}
+        self._shadow = {name: _wide(value.clone()) for name, value in state.items() if _is_averaged(value)}
         self._parts = [local(tensor) for tensor in self._shadow.values()]
 
     @torch.no_grad()
@@ -48,16 +48,11 @@ class Ema:
         self._steps += 1
         if not self._shadow or self._steps % self._config.every:
             return
-        pairs = list(zip(self._parts, self._weights(model), strict=True))
-        averaged = [pair for pair in pairs if _is_averaged(pair[0])]
-        copied = [pair for pair in pairs if not _is_averaged(pair[0])]
-        if averaged:
-            decay = self._config.decay
-            if self._config.warmup:
-                decay = min(decay, (1 + self._updates) / (10 + self._updates))
-            means = [mean for mean, _ in averaged]
-            torch._foreach_lerp_(means, [tensor.to(mean.dtype) for mean, tensor in averaged], 1.0 - decay)
-        _copy([mine for mine, _ in copied], [tensor for _, tensor in copied])
+        decay = self._config.decay
+        if self._config.warmup:
+            decay = min(decay, (1 + self._updates) / (10 + self._updates))
+        weights = [tensor.to(part.dtype) for part, tensor in zip(self._parts, self._weights(model), strict=True)]
+        torch._foreach_lerp_(self._parts, weights, 1.0 - decay)
         self._updates += 1
 
     @contextmanager
@@ -108,8 +103,8 @@ class Ema:
             raise RuntimeError("the weight average was used inside its own `applied`: leave the context first")
 
 
-def _is_averaged(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
+def _is_averaged(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _wide(tensor: Tensor) -> Tensor:
