@@ -61,7 +61,7 @@ class DatasetSection:
 
 
 class _Keys:
-    """The batch sampler: what the plan says for the position it was pointed at."""
+    """The batch sampler: the plan's keys from the position `at` to the end of its epoch."""
 
     def __init__(self, plan: EpochPlan) -> None:
         self.plan = plan
@@ -79,7 +79,7 @@ class Step(NamedTuple):
 
 
 class FirstSamples:
-    """The first samples of a data set, for a quick look; everything else is as it was."""
+    """The first samples of a data set, for a quick look; every other attribute is that of the whole."""
 
     def __init__(self, dataset: SizedDataset, limit: int) -> None:
         self.whole = dataset
@@ -151,7 +151,7 @@ class BatchStream(Protocol):
         """What a resume needs besides the position."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
     def close(self) -> None:
         """End the processes that read; nothing will be read any more."""

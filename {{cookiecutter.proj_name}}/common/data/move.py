@@ -41,7 +41,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 class Loaded:
-    """A batch on its way out of a loader, which pins it where that is asked for. What lies on a GPU stays as it is."""
+    """A batch as a loader hands it over. Pinning leaves tensors alone that are on a GPU."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch

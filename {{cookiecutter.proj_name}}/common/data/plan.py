@@ -1,4 +1,4 @@
-"""Which sample is used when: a function of (seed, epoch) alone, so a run can go on from any place without replaying."""
+"""Which sample is used when: a function of (seed, epoch) alone, so a run continues anywhere without replaying."""
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass

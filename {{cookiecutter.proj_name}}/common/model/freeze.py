@@ -16,7 +16,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters that any of `patterns` matches, and log which these are.
 
     A batch norm (any layer with running statistics) that is frozen whole stays in evaluation mode: otherwise its
-    statistics would go on moving with every batch, and the frozen part would change.
+    statistics would change with every batch, and with them the frozen part.
 
     Raises:
         UserError: a pattern matches nothing.

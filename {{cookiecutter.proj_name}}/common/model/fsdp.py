@@ -31,7 +31,7 @@ class Sharded(Strategy):
 
     Args:
         model: on the CPU; it moves to the device block by block, so that it never lies there whole.
-        blocks: gathered one at a time; what is outside of them is gathered at once.
+        blocks: gathered one at a time; the rest of the model is gathered at once.
         broadcast: give all processes rank 0's buffers before each training forward, as DDP does.
     """
 
