@@ -117,6 +117,8 @@ def _policy(config: FsdpConfig, precision: Precision, model: nn.Module) -> Mixed
             "prepare.fsdp.param_dtype bf16 goes with precision.mode bf16 and fp32 only, and the running statistics of "
             "batch norm need 32 bits; use auto or own"
         )
+    if config.cpu_offload and precision.mode == "fp16":
+        raise UserError("prepare.fsdp.cpu_offload: the loss scaling of precision.mode fp16 needs the device; use bf16")
     if config.param_dtype == "auto" and precision.mode == "bf16":
         narrow = not has_norms
         if has_norms:

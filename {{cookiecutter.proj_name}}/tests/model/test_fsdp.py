@@ -159,6 +159,13 @@ def test_number_formats(runs: Runs, words: list[str], exchanged: str, output: st
     assert {value.dtype for value in whole(runs.root / "run")["model"].values()} == {torch.float32}
 
 
+@pytest.mark.slow
+def test_scaling_needs_the_device(runs: Runs) -> None:
+    """R-36: fp16 with the weights in host memory is refused, with what to do."""
+    told = refused(runs, 2, runs.words(*PLAIN, *FSDP, "--prepare.fsdp.cpu_offload", "true", "--precision.mode", "fp16"))
+    assert "prepare.fsdp.cpu_offload: the loss scaling of precision.mode fp16 needs the device; use bf16" in told
+
+
 class Uneven:
     """Digits that can only be read in order: 20 on the first rank, 14 on others."""
 
