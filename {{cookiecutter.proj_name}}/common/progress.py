@@ -160,9 +160,10 @@ class ProgressConfig:
     epoch_save_latest: Annotated[EpochInterval, Field(description="save latest.pt; epochs")] = 1
     epoch_save_checkpoint: Annotated[EpochInterval, Field(description="save a numbered checkpoint; epochs")] = 10
 
-    def __post_init__(self) -> None:
+    def problems(self) -> Iterator[Problem]:
+        """A run without an end."""
         if self.epoch is None and self.max_steps is None:
-            raise ValueError("epoch and max_steps are both null, so the run would never end; set one of them")
+            yield Problem("epoch", None, "max_steps is null too, so the run would never end", "set one of them")
 
 
 class Due(NamedTuple):

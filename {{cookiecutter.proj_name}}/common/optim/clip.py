@@ -1,14 +1,13 @@
 """Gradients kept within a limit, by their common norm or each value for itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from common.base.errors import UserError
-from common.config import section
+from common.config import Problem, section
 from common.distributed.sharded import is_sharded, local, norm_over_shards
 from common.progress import EpochInterval, Interval, Position
 
@@ -32,17 +31,11 @@ class ClipConfig:
         float, Field(ge=0.0, description="limit once clip_warmup has passed; 0 turns clipping off")
     ] = 0.0
 
-    def __post_init__(self) -> None:
-        """Raise `UserError` for a change of the limit that would come before the first step."""
-        try:
-            change = Interval.parse(self.clip_warmup, "epoch")
-        except UserError as error:
-            raise UserError(f"clip_warmup: {error}") from error
-        if not change and str(self.clip_warmup).lstrip().startswith("0"):
-            raise UserError(
-                f"clip_warmup {self.clip_warmup}: replaces clip_gradients from the first step on; "
-                "write that limit in clip_gradients, or -1 here for never"
-            )
+    def problems(self) -> Iterator[Problem]:
+        """A change of the limit that would come before the first step."""
+        if not Interval.parse(self.clip_warmup, "epoch") and str(self.clip_warmup).lstrip().startswith("0"):
+            hint = "write that limit in clip_gradients, or -1 here for never"
+            yield Problem("clip_warmup", self.clip_warmup, "replaces clip_gradients from the first step on", hint)
 
 
 class Clip:
@@ -56,32 +49,23 @@ class Clip:
     def __call__(self, parameters: Sequence[Tensor], position: Position) -> Tensor | None:
         """Clip the parameters' gradients in place.
 
-        `position` is where the run stands before this optimizer step. Returns the norm of all gradients before
-        clipping, a scalar on their device that was not waited for; None when clipping is off.
+        `position` is where the run stands before this optimizer step. Returns the 2-norm of all gradients before
+        clipping, a scalar on their device that was not waited for, of sharded ones (FSDP) the norm over all processes;
+        None when clipping is off.
         """
         limit = self._later_limit if self._change.is_due(_START, position) else self._limit
         if limit == 0:
             return None
         gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = gradient_norm(gradients)
-        if not gradients:
-            return norm
         parts = [local(gradient) for gradient in gradients]
+        norm = nn.utils.get_total_norm(parts)
+        if not parts:
+            return norm
+        if is_sharded(gradients[0]):
+            norm = norm_over_shards(norm, gradients[0])
         if self._by_norm:
-            # Half the time of torch's clip_grad_norm_ on a small model (19 against 38 us), with the same numbers.
             torch._foreach_mul_(parts, (limit / (norm + 1e-6)).clamp_(max=1.0))
         else:
             torch._foreach_clamp_min_(parts, -limit)
             torch._foreach_clamp_max_(parts, limit)
         return norm
-
-
-def gradient_norm(gradients: list[Tensor]) -> Tensor:
-    """The 2-norm of all gradients, on one device, taken as one vector: a scalar there, not waited for. Of none: 0.
-
-    Of sharded gradients (FSDP) it is the norm over all processes, and every process must ask for it.
-    """
-    if not gradients:
-        return torch.zeros(())
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([local(gradient) for gradient in gradients])))
-    return norm_over_shards(norm, gradients[0]) if is_sharded(gradients[0]) else norm

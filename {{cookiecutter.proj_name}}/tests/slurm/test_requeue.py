@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.failure import failsafe
+from common.failure import signals
 from common.run.paths import RunPaths
 from common.run.status import read_status, write_status
 from common.slurm import requeue
@@ -129,7 +129,7 @@ def test_a_run_that_has_finished(job: RunPaths, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_command_line_around_training(job: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     """R-46: what a job file calls."""
-    assert requeue.EXIT_REQUEUE == failsafe.EXIT_REQUEUE
+    assert requeue.EXIT_REQUEUE == signals.EXIT_REQUEUE
     words = [str(job.root), str(starts_of(job))]
     write_status(job, "failed", step=3)
     assert requeue.main(["after", "7", *words]) == 7
