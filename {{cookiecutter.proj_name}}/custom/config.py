@@ -72,7 +72,7 @@ class Config:
         Field(description="-1: CPU; otherwise one or more CUDA devices, or all; one process per device"),
     ] = -1
     batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
-    worker: Annotated[int, Field(ge=0, description="loader workers per process; 0: the process reads itself")] = 0
+    worker: Annotated[int, Field(ge=0, description="loader workers per process; 0: read without workers")] = 0
     dir: DirConfig = field(default_factory=DirConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
