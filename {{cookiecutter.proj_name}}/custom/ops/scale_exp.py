@@ -50,7 +50,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     (x,) = ctx.saved_tensors
-    return operator_backward(grad, x, ctx.scale), None, None  # a gradient for each input; numbers have none
+    return operator_backward(grad, x, ctx.scale), None, None  # one gradient per input; None for numbers
 
 
 operator.register_autograd(_backward, setup_context=_save)
