@@ -61,7 +61,7 @@ def train(config: Config, folder: RunPaths, values: dict[str, Any], rank: Rank, 
     # A job that its launcher restarted continues its own run, whatever --resume or start_epoch say; never another.
     restarted = distributed.from_main(rank.restarted and has_saved(folder, rank.launched_as), rank)
     only_weights = config.progress.start_epoch == 0 and not restarted
-    checkpoint = find_checkpoint("auto" if restarted else config.resume, folder.checkpoints, rank, whole=only_weights)
+    checkpoint = find_checkpoint("auto" if restarted else config.resume, folder.checkpoints, rank)
     resumed = None if only_weights else checkpoint
     own = resumed if resumed is not None and resumed.belongs_to(folder.root) else None
     if own is None:  # an earlier run of this name moves out of the way, with whatever would be taken from it

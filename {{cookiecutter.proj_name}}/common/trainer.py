@@ -351,12 +351,13 @@ class Trainer:
 
     def load_weights(self, state: Mapping[str, Any], source: Path) -> None:
         """Start from the weights of a checkpoint, and nothing else of it."""
-        self.state.load_weights(self.strategy.shard_state(state, source), source)
+        weights = {name: state[name] for name in ("model", "ema")}
+        self.state.load_weights(self.strategy.shard_state(weights), source)
         self.ema.reset(self.raw_model)
 
     def load_state_dict(self, state: Mapping[str, Any], source: Path) -> None:
         """Continue where the checkpoint stopped."""
-        self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state, source), source))
+        self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), source))
         self.progress.at = resumed_position(self.at, self.stream.epoch_size)
         self.saved_step = self.at.step
         if self.triggers.is_over(self.at):
