@@ -5,13 +5,12 @@ consists of, `weights` fills models, `guarantee` says how exact a resume is.
 `python -m common.checkpoint FILE` shows what is in one.
 """
 
-from common.checkpoint.file import FORMAT, CheckpointError, read_checkpoint, write_checkpoint
+from common.checkpoint.file import CheckpointError, read_checkpoint, write_checkpoint
 from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
 from common.checkpoint.saver import CheckpointConfig, Saver
 from common.checkpoint.weights import InitConfig, init_weights, load_weights
 
 __all__ = [
-    "FORMAT",
     "CheckpointConfig",
     "CheckpointError",
     "CheckpointFolder",

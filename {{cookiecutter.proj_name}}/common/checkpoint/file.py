@@ -60,10 +60,10 @@ def map_leaves(value: Any, function: Callable[[Any, tuple[Any, ...]], Any], path
 
 def _plain(value: Any, path: tuple[Any, ...]) -> Any:
     """`value` as a type that loads without executing anything. Raises `UserError` for others (a NumPy number)."""
+    if value is None:
+        return None
     if isinstance(value, Tensor):
         return value.detach()
-    if value is None or type(value) in (bool, int, float, str):
-        return value
     for kind in (bool, int, float, str):
         if isinstance(value, kind) and type(value).__module__ != "numpy":
             return kind(value)

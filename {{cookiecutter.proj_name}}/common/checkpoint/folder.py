@@ -1,6 +1,5 @@
 """The checkpoints of one run, which of them are kept, and which one to resume from."""
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from common.base.files import unused
 from common.checkpoint.file import CheckpointError, link_file, read_checkpoint, step_of, write_checkpoint
 from common.distributed import Rank, from_main
 
-_ALONE = Rank()
 _NUMBERED = re.compile(r"step_(\d+)\.pt")
 
 
@@ -55,10 +53,18 @@ class CheckpointFolder:
         self.previous = folder / "previous.pt"
         self.best = folder / "best.pt"
 
+    @property
+    def last_good(self) -> str:
+        """For messages: which checkpoint there is to go back to."""
+        return f"the last good checkpoint is {self.latest}" if self.latest.is_file() else "there is no checkpoint yet"
+
     def numbered(self) -> list[tuple[int, Path]]:
         """Step and file of each `step_*.pt`, oldest first; by number, since dates and text order are unreliable."""
         matches = ((_NUMBERED.fullmatch(path.name), path) for path in self.folder.glob("step_*.pt"))
         return sorted((int(match[1]), path) for match, path in matches if match)
+
+    def _older(self) -> list[Path]:
+        return [self.previous, self.best, *(path for _, path in self.numbered())]
 
     def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:
         """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Old files go after."""
@@ -82,8 +88,7 @@ class CheckpointFolder:
 
         Otherwise its numbered files would count as the newest, and a kill before the next save would lead back to it.
         """
-        aside = [path for step, path in self.numbered() if step > found.step]
-        aside += [path for path in (self.best, self.previous) if step_of(path) > found.step]
+        aside = [path for path in self._older() if step_of(path) > found.step]
         is_latest = self.latest.is_file() and self.latest.samefile(found.path)
         if not is_latest and step_of(self.latest) >= 0:
             aside.append(self.latest)
@@ -108,29 +113,26 @@ class CheckpointFolder:
         Raises:
             CheckpointError: there are files, and none can be loaded.
         """
-        others = [self.previous, self.best, *(path for _, path in self.numbered())]
-        damaged = []
-        for path in (self.latest, *sorted(others, key=step_of, reverse=True)):
-            if not path.is_file():
-                continue
+        paths = [self.latest, *sorted(self._older(), key=step_of, reverse=True)]
+        paths = [path for path in paths if path.is_file()]
+        for path in paths:
             try:
                 found = LoadedCheckpoint(path, read_checkpoint(path))
             except CheckpointError as error:
                 logger.warning("{}; looking for the one before", error)
-                damaged.append(path.name)
                 continue
             if path != self.latest:
                 logger.warning("using {}, step {}", path, found.step)
             return found
-        if damaged:
+        if paths:
             raise CheckpointError(
-                f"none of the checkpoints in {self.folder} can be loaded ({', '.join(damaged)}); to start afresh give "
-                "the run another --name, or leave out --resume: this one's folder is kept under another name"
+                f"none of the checkpoints in {self.folder} can be loaded; to start afresh give the run another --name, "
+                "or leave out --resume: this one's folder is kept under another name"
             )
         return None
 
 
-def find_checkpoint(resume: str | None, own: Path, rank: Rank = _ALONE) -> LoadedCheckpoint | None:
+def find_checkpoint(resume: str | None, own: Path, rank: Rank) -> LoadedCheckpoint | None:
     """The checkpoint that the config's `resume` names. Every process must call this: one looks, all load what it found.
 
     Args:
@@ -153,7 +155,7 @@ def find_checkpoint(resume: str | None, own: Path, rank: Rank = _ALONE) -> Loade
 def _find(resume: str, own: Path) -> LoadedCheckpoint | None:
     if resume == "auto":
         return CheckpointFolder(own).newest()
-    path = Path(os.path.expanduser(resume))
+    path = Path(resume).expanduser()
     if not path.is_dir():
         return LoadedCheckpoint(path, read_checkpoint(path))
     for folder in (path / "checkpoints", path):

@@ -81,11 +81,10 @@ def check_changes(
     resized = Change("samples per step", old["samples per step"], new["samples per step"])
     is_resized = resized.old != resized.new
     safe = [change for change in found if change.matches(SAFE if is_resized else (*SAFE, *_BATCH))]
-    breaking = [change for change in found if change not in safe]
-    refused = [*breaking, *([resized] if is_resized and not elastic else [])]
-    if refused and not allowed:
-        lines = "\n".join(map(str, refused))
-        if resized in refused:
+    breaking = [change for change in found if change not in safe] + ([resized] if is_resized else [])
+    if breaking and not (allowed or (elastic and breaking == [resized])):
+        lines = "\n".join(map(str, breaking))
+        if is_resized:
             processes = f"processes ({old['ranks']} then, {new['ranks']} now)"
             lines += f"\n  samples per step must stay the same: batch_size * optim.accumulate * {processes}"
         raise UserError(
@@ -93,7 +92,7 @@ def check_changes(
             "  Use the old values (--resume FOLDER without --config uses the run's own config), or accept the\n"
             "  changes: --allow_changes true. For a new run from these weights: --progress.start_epoch 0."
         )
-    return safe, breaking + ([resized] if is_resized else [])
+    return safe, breaking
 
 
 def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str) -> dict[str, Any]:
@@ -123,16 +122,15 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str) -> dict[st
 
 def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[Change], breaking: list[Change]) -> str:
     """What holds, for the log: bit-exact, sample-exact, or neither, and why. Takes what `check_changes` gives."""
-    differing = list(changes({"code": {}, **old}, new))
-    code = _changed_code([change for change in differing if change.matches(["code.*"])], safe)
+    differing = list(changes({**old, "code": {}}, {**new, "code": {}}))
+    code = _changed_code(old.get("code", {}), new["code"], safe)
     order = [change.arrow for change in differing if change.key in ("seed", "samples per epoch")]
     order += [change.arrow for change in breaking]
     if not new["data position restored"]:
         order.append("an iterable data set that cannot restore its place is read again from the start of the epoch")
     if order:
         return "this resume is neither bit-exact nor sample-exact: " + "; ".join(order + code)
-    reasons = [change.arrow for change in differing if not change.matches(["code.*"])]
-    reasons += [change.arrow for change in safe if change.matches(_BATCH)]
+    reasons = [change.arrow for change in differing + [change for change in safe if change.matches(_BATCH)]]
     if not new["device"].startswith("cpu") and not new["deterministic"]:
         reasons.append("CUDA without dist.deterministic strict")
     if "compiled" in new["model"]:
@@ -156,11 +154,12 @@ def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[
     return f"this resume is {text}{note if measuring else ''}"
 
 
-def _changed_code(files: list[Change], safe: list[Change]) -> list[str]:
+def _changed_code(old: Mapping[str, str], new: Mapping[str, str], safe: list[Change]) -> list[str]:
     """One text that names the changed code, of the project's packages and of plug-ins; none without a change."""
     names = [
-        change.key.removeprefix("code.") + (" (new)" if change.old is None else " (gone)" if change.new is None else "")
-        for change in sorted(files, key=lambda change: change.key)
+        name if name in old and name in new else f"{name} ({'new' if name in new else 'gone'})"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
     ]
     names += [change.arrow for change in safe if change.key == "plugins"]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

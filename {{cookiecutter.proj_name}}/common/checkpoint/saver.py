@@ -33,10 +33,7 @@ class CheckpointConfig:
     ] = -1
     background: Annotated[
         bool,
-        Field(
-            description="write while training goes on, from a copy of the state in the main process' host memory. "
-            "With dist.strategy fsdp that copy, of the whole model and its moments, is made in any case"
-        ),
+        Field(description="write while training goes on; costs rank 0 a copy of the state in host memory, with fsdp always"),
     ] = True
     failures: Annotated[
         int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run; 1: the first one does")
@@ -113,9 +110,7 @@ class Saver:
             raise error
         self._failed += 1
         what = f"{error.strerror or error} ({error.filename or self.folder.folder})"
-        kept = (
-            f"the last good checkpoint is {self.folder.latest}" if self.folder.latest.is_file() else "there is none yet"
-        )
+        kept = self.folder.last_good
         if self._failed >= self.config.failures:
             raise UserError(f"no checkpoint could be written, {self._failed} times in a row: {what}; {kept}")
         left = self.config.failures - self._failed
@@ -146,7 +141,6 @@ class Stage:
 
         The copy is good until the next call. Every process must call this.
         """
-        used: dict[tuple[Any, ...], Tensor] = {}
         seen: dict[tuple[Any, ...], Tensor] = {}
 
         def copied(value: Any, path: tuple[Any, ...]) -> Any:
@@ -165,11 +159,10 @@ class Stage:
                 pinned = value.device.type == "cuda"
                 buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
             buffer.copy_(value.detach(), non_blocking=True)
-            used[path] = seen[identity] = buffer
+            self._buffers[path] = seen[identity] = buffer
             return buffer
 
         copy = map_leaves(state, copied)
-        self._buffers = used
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return copy

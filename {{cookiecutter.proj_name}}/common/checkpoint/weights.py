@@ -84,10 +84,9 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     for name in ("state_dict", "model"):  # how other projects wrap them
         if isinstance(state, dict) and isinstance(state.get(name), dict):
             state = state[name]
-    tensors = {key: each for key, each in state.items() if isinstance(each, Tensor)} if isinstance(state, dict) else {}
-    if not tensors:
+    if not isinstance(state, dict):
         raise CheckpointError(f"init_from: {path} holds no weights (a dict of names and tensors)")
-    return tensors
+    return {key: value for key, value in state.items() if isinstance(value, Tensor)}
 
 
 def _selected(weights: Mapping[str, Tensor], config: InitConfig) -> dict[str, Tensor]:
