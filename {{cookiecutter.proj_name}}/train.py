@@ -87,6 +87,8 @@ def train(config: Config, folder: RunPaths, values: dict[str, Any], rank: Rank, 
         for name in config.plugins:
             import_path(name)(trainer)
         restore(trainer, checkpoint, config, only_weights)
+        if checkpoint is not None:
+            checkpoint.state.clear()  # as long as its tensors are in use, its file keeps its space on the disk
         log_start(config, trainer, seed)
         outcome = trainer.train()
         monitor.end("stopped" if outcome.exit_code else "finished", outcome.at, outcome.reason)

@@ -33,7 +33,7 @@ class CheckpointConfig:
     ] = -1
     background: Annotated[
         bool,
-        Field(description="write while training goes on; costs rank 0 a copy of the state in host memory, with fsdp always"),
+        Field(description="write while training goes on; costs rank 0 a copy in host memory, with fsdp in any case"),
     ] = True
     failures: Annotated[
         int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run; 1: the first one does")
@@ -52,8 +52,8 @@ class Saver:
         self.config = config
         self.rank = rank
         self._stage = Stage(rank, only_sharded=not config.background)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
         self._failed = 0
 
     def save(self, state: Mapping[str, Any], *, step: int, numbered: bool = False, best: bool = False) -> None:
@@ -69,14 +69,14 @@ class Saver:
         state = self._stage.copy(state)
         if not self.rank.is_main:
             return
-        self._writing = self._thread.submit(self._write, state, step, numbered, best, start)
+        self._pending = self._executor.submit(self._write, state, step, numbered, best, start)
         if not self.config.background:
             self.wait()
 
     def wait(self) -> None:
         """Until nothing is being written. Raises like `save`."""
-        if self._writing is not None:
-            wait([self._writing])
+        if self._pending is not None:
+            wait([self._pending])
         self.check()
 
     @contextmanager
@@ -88,8 +88,8 @@ class Saver:
         try:
             yield
         finally:
-            if self.rank.is_alone and self._writing is not None:
-                wait([self._writing])
+            if self.rank.is_alone and self._pending is not None:
+                wait([self._pending])
 
     def finish(self) -> None:
         """Wait. Raises like `save`, and also when the last save failed, since the run is then not complete."""
@@ -99,10 +99,10 @@ class Saver:
 
     def check(self) -> None:
         """Report a save that failed, without waiting. Raises like `save`."""
-        if self._writing is None or not self._writing.done():
+        if self._pending is None or not self._pending.done():
             return
-        error = self._writing.exception()
-        self._writing = None
+        error = self._pending.exception()
+        self._pending = None
         if error is None:
             self._failed = 0
             return
