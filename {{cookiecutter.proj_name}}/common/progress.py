@@ -227,11 +227,31 @@ class Triggers:
 
 @dataclass
 class TrainState:
-    """Where a run is, what it measured last, and which evaluations of this step (val, eval) a signal interrupted."""
+    """The counters of the loop. A checkpoint holds the first three.
+
+    Attributes:
+        at: where the run is.
+        values: what the last validation measured.
+        pending: the evaluations of this step (val, eval) that a signal interrupted.
+        stop_reason: finished, early_stop; empty while there is more to train.
+        signal: the number of the signal that stopped training; 0 for none.
+    """
 
     at: Position
     values: dict[str, float] = field(default_factory=dict)
     pending: set[str] = field(default_factory=set)
+    stop_reason: str = ""
+    signal: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training ends here, for now or for good."""
+        return bool(self.stop_reason or self.signal)
+
+    def stop(self, *, reason: str = "", signal: int = 0) -> None:
+        """End training after this step. The first reason and the first signal count; empty ones do nothing."""
+        self.stop_reason = self.stop_reason or reason
+        self.signal = self.signal or signal
 
 
 @dataclass(frozen=True)

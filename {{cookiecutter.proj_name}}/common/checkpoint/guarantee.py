@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from common.base.errors import UserError
+from common.checkpoint.state import RunState
 from common.data.loader import BatchStream
 from common.distributed import Rank
 from common.distributed.code import code_of
@@ -29,7 +30,7 @@ SAFE = (
     "dist.strategy", "dist.gradient_as_bucket_view", "prepare.activation_checkpointing", "prepare.compile.*",
     "prepare.fsdp.blocks", "prepare.fsdp.reshard_after_forward", "prepare.fsdp.cpu_offload",
 )  # fmt: skip
-# Together these make the samples of one optimizer step; see `check_changes`.
+# Together these make the samples of one optimizer step; see `accept_changes`.
 _BATCH = ("batch_size", "optim.accumulate")
 _SHOWN = 10  # changed files in a message
 
@@ -64,37 +65,6 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") ->
             yield Change(key, before, after)
 
 
-def check_changes(
-    found: list[Change], old: Mapping[str, Any], new: Mapping[str, Any], *, allowed: bool, elastic: bool = False
-) -> tuple[list[Change], list[Change]]:
-    """Split changes into safe ones and breaking ones, which alter what is trained.
-
-    Args:
-        old, new: fingerprints. While a step has as many samples as before, over all ranks, batch size, accumulation
-            and number of ranks may be traded against each other.
-        allowed: `allow_changes` of the config.
-        elastic: the launcher restarted the run with another number of ranks; that is accepted, and logged.
-
-    Raises:
-        UserError: something that alters the training has changed, and `allowed` is false.
-    """
-    resized = Change("samples per step", old["samples per step"], new["samples per step"])
-    is_resized = resized.old != resized.new
-    safe = [change for change in found if change.matches(SAFE if is_resized else (*SAFE, *_BATCH))]
-    breaking = [change for change in found if change not in safe] + ([resized] if is_resized else [])
-    if breaking and not (allowed or (elastic and breaking == [resized])):
-        lines = "\n".join(map(str, breaking))
-        if is_resized:
-            processes = f"processes ({old['ranks']} then, {new['ranks']} now)"
-            lines += f"\n  samples per step must stay the same: batch_size * optim.accumulate * {processes}"
-        raise UserError(
-            f"cannot resume, since these changes alter what is trained:\n{lines}\n"
-            "  Use the old values (--resume FOLDER without --config uses the run's own config), or accept the\n"
-            "  changes: --allow_changes true. For a new run from these weights: --progress.start_epoch 0."
-        )
-    return safe, breaking
-
-
 def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str) -> dict[str, Any]:
     """Everything besides the config that decides the bits of a run. `model`: how it was prepared."""
     on_gpu = rank.device.type == "cuda"
@@ -120,8 +90,50 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str) -> dict[st
     }
 
 
+def accept_changes(saved: Mapping[str, Any], run: RunState, allowed: bool, rank: Rank) -> str:
+    """Compare a checkpoint's state with the run that resumes it. Returns what has changed, and what holds, for the log.
+
+    While a step has as many samples as before, over all ranks, batch size, accumulation and number of ranks may be
+    traded against each other. Where a launcher restarted the run with another number of ranks, even that may change.
+
+    Args:
+        allowed: `allow_changes` of the config.
+
+    Raises:
+        UserError: something that alters the training has changed, and `allowed` is false.
+    """
+    old, new = saved["fingerprint"], run.fingerprint
+    found = list(changes(saved["about"]["config"], run.about["config"]))
+    resized = Change("samples per step", old["samples per step"], new["samples per step"])
+    is_resized = resized.old != resized.new
+    safe = [change for change in found if change.matches(SAFE if is_resized else (*SAFE, *_BATCH))]
+    breaking = [change for change in found if change not in safe] + ([resized] if is_resized else [])
+    if breaking and not (allowed or (rank.restarted and breaking == [resized])):
+        lines = "\n".join(map(str, breaking))
+        if is_resized:
+            processes = f"processes ({old['ranks']} then, {new['ranks']} now)"
+            lines += f"\n  samples per step must stay the same: batch_size * optim.accumulate * {processes}"
+        raise UserError(
+            f"cannot resume, since these changes alter what is trained:\n{lines}\n"
+            "  Use the old values (--resume FOLDER without --config uses the run's own config), or accept the\n"
+            "  changes: --allow_changes true. For a new run from these weights: --progress.start_epoch 0."
+        )
+    if any(change.key == "optim.optim_type" for change in breaking):
+        raise UserError(
+            "optim.optim_type: the state of one optimizer does not fit another; to take only the weights: "
+            "--progress.start_epoch 0"
+        )
+    guarantee = resume_guarantee(old, new, safe, breaking)
+    return "\n".join(["changed since then:", *map(str, safe + breaking), guarantee]) if safe or breaking else guarantee
+
+
 def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[Change], breaking: list[Change]) -> str:
-    """What holds, for the log: bit-exact, sample-exact, or neither, and why. Takes what `check_changes` gives."""
+    """What holds, for the log: bit-exact, sample-exact, or neither, and why.
+
+    Args:
+        old, new: fingerprints.
+        safe, breaking: changes of the config.
+    """
     differing = list(changes({**old, "code": {}}, {**new, "code": {}}))
     code = _changed_code(old.get("code", {}), new["code"], safe)
     order = [change.arrow for change in differing if change.key in ("seed", "samples per epoch")]

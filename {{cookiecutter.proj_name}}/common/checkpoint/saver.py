@@ -45,6 +45,9 @@ class Saver:
 
     A save that fails leaves the old files as they were. Training continues and the next due save tries again, until
     `failures` in a row have failed. An error surfaces at the next call of any method.
+
+    Attributes:
+        saved_step: of the newest checkpoint, be it of this process or the one that it continues from; None: no such.
     """
 
     def __init__(self, folder: CheckpointFolder, config: CheckpointConfig, rank: Rank = _ALONE) -> None:
@@ -54,6 +57,8 @@ class Saver:
         self._stage = Stage(rank, only_sharded=not config.background)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
+        self.saved_step: int | None = None
+        self._saved_at = time.monotonic()
         self._failed = 0
 
     def save(self, state: Mapping[str, Any], *, step: int, numbered: bool = False, best: bool = False) -> None:
@@ -65,13 +70,17 @@ class Saver:
             UserError: too many saves in a row have failed.
         """
         self.wait()
-        start = time.perf_counter()
+        self.saved_step, self._saved_at = step, time.monotonic()
         state = self._stage.copy(state)
         if not self.rank.is_main:
             return
-        self._pending = self._executor.submit(self._write, state, step, numbered, best, start)
+        self._pending = self._executor.submit(self._write, state, step, numbered, best)
         if not self.config.background:
             self.wait()
+
+    def is_overdue(self, seconds: float | None) -> bool:
+        """Whether the last save is more than `seconds` ago; never for None, 0 and less."""
+        return seconds is not None and 0 < seconds < time.monotonic() - self._saved_at
 
     def wait(self) -> None:
         """Until nothing is being written. Raises like `save`."""
@@ -116,10 +125,10 @@ class Saver:
         left = self.config.failures - self._failed
         logger.error("checkpoint not written: {}; {}. Training continues; {} more failures end it", what, kept, left)
 
-    def _write(self, state: Mapping[str, Any], step: int, numbered: bool, best: bool, start: float) -> None:
+    def _write(self, state: Mapping[str, Any], step: int, numbered: bool, best: bool) -> None:
         paths = self.folder.save(state, step=step if numbered else None, best=best)
         names = ", ".join(path.name for path in paths)
-        logger.info("saved {} (step {}, {:.2f} s)", names, step, time.perf_counter() - start)
+        logger.info("saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
 
 
 class Stage:

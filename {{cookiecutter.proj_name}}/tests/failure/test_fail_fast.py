@@ -199,7 +199,7 @@ def die_at_the_end(trainer: Trainer) -> None:
 
         def killed(rank: Rank) -> None:
             until = time.monotonic() + 60
-            while '"finished"' not in trainer.run.status_file.read_text() and time.monotonic() < until:
+            while '"finished"' not in trainer.paths.status_file.read_text() and time.monotonic() < until:
                 time.sleep(0.01)
             os.kill(os.getpid(), 9)
 
@@ -572,7 +572,7 @@ def test_torchrun_is_killed(runs: Runs) -> None:
 
 def tell_pid(trainer: Trainer) -> None:
     """A plug-in that tells who it is."""
-    (trainer.run.root / f"pid{trainer.rank.rank}").write_text(str(os.getpid()))
+    (trainer.paths.root / f"pid{trainer.rank.rank}").write_text(str(os.getpid()))
 
 
 def alive(process: int) -> bool:
