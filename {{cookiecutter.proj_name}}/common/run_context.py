@@ -220,11 +220,11 @@ class RunContext:
         paths = self._put_back(failure)
         if paths is not self.paths:
             text = "no step was trained: {} is the earlier run again, and what this start left is in {}"
-            logger.opt(depth=1).warning(text, self.paths.root, paths.root)
+            logger.opt(depth=2).warning(text, self.paths.root, paths.root)
         # The log of a rank above 0 puts errors on the terminal; where rank 0 has printed it already, it should not.
         level = "WARNING" if not to_terminal else "CRITICAL" if failure.trace else "ERROR"
         details = paths.error_file(failure.rank) if failure.trace else None
-        logger.opt(depth=1).log(level, "{}", failure.text(details))
+        logger.opt(depth=2).log(level, "{}", failure.text(details))
         self.monitor.fail(failure.reason)
         if to_terminal and failure.rank == 0 and not self.rank.is_main:
             self._record_for_rank_0(failure)
