@@ -28,6 +28,6 @@ def bad_loss(step: int, here: bool, stream: BatchStream, folder: CheckpointFolde
 
 
 def not_finite(what: str, folder: CheckpointFolder) -> TrainingError:
-    """The error to end a run with: what is wrong, what was saved before, what to try."""
+    """The error to end a run with: the fault, the last checkpoint, and advice."""
     advice = "Try a smaller optim.lr, optim.clip_gradients, or --debug to find the operation."
     return TrainingError(f"{what}; {folder.last_good}.\n  {advice}")

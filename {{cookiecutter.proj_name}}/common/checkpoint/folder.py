@@ -17,7 +17,7 @@ _NUMBERED = re.compile(r"step_(\d+)\.pt")
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that was asked for: its file and its state."""
+    """A checkpoint that a run starts from: its file and its state."""
 
     path: Path
     state: dict[str, Any]
@@ -55,7 +55,7 @@ class CheckpointFolder:
 
     @property
     def last_good(self) -> str:
-        """For messages: which checkpoint there is to go back to."""
+        """For messages: the checkpoint to go back to."""
         return f"the last good checkpoint is {self.latest}" if self.latest.is_file() else "there is no checkpoint yet"
 
     def numbered(self) -> list[tuple[int, Path]]:
@@ -133,7 +133,7 @@ class CheckpointFolder:
 
 
 def find_checkpoint(resume: str | None, own: Path, rank: Rank) -> LoadedCheckpoint | None:
-    """The checkpoint that the config's `resume` names. Every process must call this: one looks, all load what it found.
+    """The checkpoint that the config's `resume` names. Every process must call this: one chooses, all load.
 
     Args:
         resume: None; a file; a folder (of a run, or its checkpoints): the newest in it; "auto": the newest in `own`.

@@ -1,4 +1,4 @@
-"""What a run consists of, as named parts: the contents of a checkpoint."""
+"""The parts of a run, by name: the contents of a checkpoint."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Stateful(Protocol):
 
 @dataclass
 class RunState:
-    """Collects the parts of a run into one mapping, and restores them from one. Other state is lost when a run stops.
+    """Collects the parts of a run into one mapping, and restores them from one. Other state is lost with the process.
 
     Attributes:
         model: without wrappers, so that no name has a wrapper's prefix.
@@ -54,7 +54,7 @@ class RunState:
         """All of it, for a run that stands at `at` and measured `values` last. Every process must call this.
 
         Args:
-            owed: the splits whose evaluation belongs to `at` and was broken off.
+            owed: the splits whose evaluation at `at` was interrupted by a signal.
         """
         mine = random_state(self.rank.device)
         state = {
@@ -80,7 +80,7 @@ class RunState:
         """Put everything back; the random streams last, since nothing may draw from them afterwards.
 
         Returns:
-            Where the run stood, what it had measured last, and the splits that it still had to measure there.
+            The position of the run, its last measured values, and the splits whose evaluation is pending there.
 
         Raises:
             UserError: the weights are another model's, or a part is missing.

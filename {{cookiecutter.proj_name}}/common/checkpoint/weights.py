@@ -1,4 +1,4 @@
-"""Weights of a checkpoint, or of any file of weights, into a model: all of them, or with a report of what is not."""
+"""Weights of a checkpoint, or of any file of weights, into a model: all of them, or those that fit, with a report."""
 
 import re
 from collections.abc import Mapping
