@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from common.config import resolve  # noqa: E402
 from common.distributed import Rank, barrier  # noqa: E402
-from common.failure.failsafe import StopSignals  # noqa: E402
+from common.failure.signals import StopSignals  # noqa: E402
 from common.run_context import managed_run  # noqa: E402
 from common.trainer import Trainer  # noqa: E402
 from custom.build import build_parts  # noqa: E402

@@ -13,7 +13,7 @@ from common.distributed import Rank
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed, set_seed
 from common.evaluation.evaluator import Evaluator, SplitResult, table, write_evaluation
-from common.failure.failsafe import leave, reported, together
+from common.failure.program import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision

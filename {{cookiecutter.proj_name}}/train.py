@@ -5,7 +5,7 @@ import sys
 from common import distributed
 from common.config import parse
 from common.config.registry import REGISTRIES, import_path
-from common.failure.failsafe import leave, reported
+from common.failure.program import leave, reported
 from common.monitor.log import setup_log
 from common.run.folder import drop_stored_launch_options, stored_config
 from common.run_context import managed_run

@@ -14,8 +14,8 @@ from common.checkpoint import CheckpointFolder, LoadedCheckpoint, find_checkpoin
 from common.distributed import Rank, barrier
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
-from common.failure.failsafe import together
-from common.failure.lifeline import print_failure
+from common.failure.monitor import print_failure
+from common.failure.program import together
 from common.failure.report import Failure, describe
 from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
@@ -48,11 +48,11 @@ def managed_run(
     paths = RunPaths.for_run(config.dir, config.name, project)
     with together(place, config.dist, values) as rank:
         run = RunContext(config, values, argv, project, rank, paths)
-        rank.lifeline.tell = run.record_failure
+        rank.failure_monitor.sink = run.record_failure
         try:
             run.choose_start()
             yield run
-            rank.lifeline.tell = print_failure  # the run's record is complete
+            rank.failure_monitor.sink = print_failure  # the run's record is complete
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             run.fail(error)
             raise
@@ -175,13 +175,13 @@ class RunContext:
         written nothing yet, which is for the caller to print."""
         if isinstance(error, SystemExit) and self.rank.is_alone:
             return
-        failure, lifeline = describe(error, self.rank), self.rank.lifeline
+        failure, failure_monitor = describe(error, self.rank), self.rank.failure_monitor
         if self.rank.is_alone and not self._is_open:
             self.record_failure(failure, False)
             return
-        if self._is_open and not (failure.may_follow or lifeline.is_over):
+        if self._is_open and not (failure.may_follow or failure_monitor.is_over):
             keep_error(failure, self.paths)  # even if it turns out that another rank failed before
-        lifeline.fail(failure)  # with other processes, ends this one
+        failure_monitor.fail(failure)  # with other processes, ends this one
         raise SystemExit(failure.code) from None
 
     def record_failure(self, failure: Failure, to_terminal: bool) -> None:
@@ -271,7 +271,7 @@ def managed_evaluation(rank: Rank, folder: Path) -> Iterator[None]:
             keep_error(failure, paths)
         print_failure(failure, to_terminal, paths.error_file(failure.rank) if failure.trace else None)
 
-    rank.lifeline.tell = record_failure
+    rank.failure_monitor.sink = record_failure
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:

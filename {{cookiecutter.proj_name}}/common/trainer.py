@@ -22,7 +22,7 @@ from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
 from common.evaluation.evaluator import EvaluationInterrupted, Evaluator, SplitResult, write_evaluation
 from common.evaluation.loss import Losses
-from common.failure.failsafe import StopSignals, exit_code
+from common.failure.signals import StopSignals, exit_code
 from common.model import prepare
 from common.model.freeze import Trainable
 from common.model.warm_up import warm_up_ddp

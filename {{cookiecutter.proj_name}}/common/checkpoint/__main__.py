@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.checkpoint.file import read_checkpoint, write_checkpoint
 from common.config import dump
-from common.failure.failsafe import reported
+from common.failure.program import reported
 from common.optim.ema import averaged_state_dict
 
 

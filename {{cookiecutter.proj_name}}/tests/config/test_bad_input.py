@@ -13,7 +13,7 @@ from PIL import Image
 import evaluate
 import train
 from common.config.registry import MODEL_REGISTRY
-from common.failure.failsafe import reported
+from common.failure.program import reported
 from tests.conftest import CONFIG, PROJECT, Runs, load, run
 from custom.datasets.digits_dataset import DigitsDataset
 

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 import train
-from common.failure.failsafe import reported
+from common.failure.program import reported
 from common.run.lock import FolderLock
 from common.trainer import Trainer
 from tests.conftest import Runs
