@@ -214,7 +214,7 @@ class Trainer:
                 losses = self.losses(batch)
                 loss = losses["sum"] if weight == 1.0 else losses["sum"] * weight
                 self.precision.backward(loss)
-            self.monitor.meter.add(losses, step.global_batch.sizes[number] if weight else 0)
+            self.monitor.meter.add(self.at.step + 1, losses, step.global_batch.sizes[number] if weight else 0)
             total = loss if total is None else total + loss.detach()
         self.precision.unscale(self.optimizer)
         self.grad_norm = self.clip(self.parameters, self.at)
