@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from common.base.context import error_context
-from common.base.errors import UserError
 from common.base.files import write_text
 from common.data.loader import EvaluationLoader
 from common.data.sets import label
@@ -102,11 +101,8 @@ class Evaluator:
         """Evaluate `model` on all of `loader`'s data, over all processes, which meet only at the end.
 
         Raises:
-            UserError: the data set is empty.
             EvaluationInterrupted: a process was asked to stop.
         """
-        if loader.size == 0:
-            raise UserError(f"cannot evaluate: {type(loader.dataset).__name__} has no samples")
         sums, metrics = LossSums(), self.task.metric.start()
         pictures: list[Picture] = []
         done = 0  # batches
@@ -120,7 +116,7 @@ class Evaluator:
                     losses = self.task.losses(output, batch)
                 sums.add(losses, len(indices))
                 output = self.task.post_process(output, batch)
-                metrics.update(output, batch, first=indices[0])
+                metrics.update(output, batch, indices)
                 if len(pictures) < max_pictures:
                     pictures += self.task.pictures(output, batch, max_pictures - len(pictures))
                 done += 1

@@ -103,7 +103,9 @@ class _ToLoguru(logging.Handler):
             level: str | int = logger.level(record.levelname).name
         except ValueError:  # a level of the library's own
             level = record.levelno
-        place = logger.bind(at=_place(record.pathname, record.lineno)).patch(lambda own: own.update({"name": record.name}))
+        place = logger.bind(at=_place(record.pathname, record.lineno)).patch(
+            lambda own: own.update({"name": record.name})
+        )
         # Braces in the text must not be taken for fields, so it goes in as an argument.
         place.opt(exception=record.exc_info).log(level, "{}", record.getMessage())
 
