@@ -212,7 +212,7 @@ class Trainer:
         for number, (batch, weight) in enumerate(zip(step.batches, step.global_batch.weights, strict=True)):
             with self.strategy.gradient_sync(number == last):
                 losses = self.losses(batch)
-                loss = losses["sum"] if weight == 1.0 else losses["sum"] * weight
+                loss = losses["loss"] if weight == 1.0 else losses["loss"] * weight
                 self.precision.backward(loss)
             self.monitor.meter.add(self.at.step + 1, losses, step.global_batch.sizes[number] if weight else 0)
             total = loss if total is None else total + loss.detach()
@@ -229,7 +229,7 @@ class Trainer:
 
     def trial_loss(self) -> Tensor:
         """A loss to try the model with, before training."""
-        sum_: Tensor = self.losses(self.stream.sample_batch(full=self.settings.prepare.compile.enabled))["sum"]
+        sum_: Tensor = self.losses(self.stream.sample_batch(full=self.settings.prepare.compile.enabled))["loss"]
         return sum_
 
     def describe_position(self) -> str:

@@ -58,14 +58,14 @@ class SplitResult:
         return counts.get("", counts)
 
 
+@dataclass
 class EvaluationInterrupted(Exception):
     """Signal `number` arrived on some process, so all processes left the evaluation."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    number: int
 
 
+@dataclass(frozen=True)
 class Evaluator:
     """Evaluates a bare model (never a DDP wrapper: a process without samples would hang the others).
 
@@ -77,20 +77,11 @@ class Evaluator:
             the last one.
     """
 
-    def __init__(
-        self,
-        task: "Task",
-        rank: Rank,
-        precision: Precision,
-        *,
-        lockstep_forward: bool = False,
-        stop_signal: Callable[[], int] = lambda: 0,
-    ) -> None:
-        self.task = task
-        self.stop_signal = stop_signal
-        self.rank = rank
-        self.precision = precision
-        self.lockstep_forward = lockstep_forward
+    task: "Task"
+    rank: Rank
+    precision: Precision
+    lockstep_forward: bool = False
+    stop_signal: Callable[[], int] = lambda: 0
 
     def run(self, model: nn.Module, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0) -> SplitResult:
         """Evaluate `model` on the sets of a split, one after the other. Every process must call this."""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -15,16 +14,13 @@ from common.config.arguments import check_arguments
 from common.config.registry import LOSS_REGISTRY
 from common.distributed import DistConfig, Rank, gather_objects
 from common.evaluation.exact import ExactSum
+from common.monitor.meter import to_floats
 
 # Keys of a loss section that are ours; the others are arguments of the loss.
 _OWN = ("weight", "inputs")
-# Values after which those of a long pass are read, so that they do not pile up in the device's memory.
-_MOST_WAITING = 1000
 
-Losses = dict[str, Any]
-"""`sum`: the scalar to minimise; `names`: the parts; each part under its name, before its weight. Sample means."""
-
-InputPath = Annotated[str, Field(pattern=r"^(output|batch)(\.|$)")]
+Losses = dict[str, Tensor]
+"""Scalars, means over samples: `loss`, which is minimised, then its parts by name, before their weights; all logged."""
 
 
 class LossSections:
@@ -36,8 +32,8 @@ class LossSections:
             return
         for name, section in value.items():
             below = f"{key}.{name}"
-            if name in ("loss", "sum", "names"):
-                yield Problem(below, section, "is a name of the weighted sum; choose another one, with a type")
+            if name == "loss":
+                yield Problem(below, section, "is the name of the weighted sum; choose another one, with a type")
             section = {} if section is None else section
             own = {word: section[word] for word in _OWN if word in section} if isinstance(section, Mapping) else {}
             mapped = tuple(own["inputs"]) if isinstance(own.get("inputs"), Mapping) else ()
@@ -56,7 +52,7 @@ class _Term:
     name: str
     function: Callable[..., Any]
     weight: float = 1.0
-    inputs: dict[str, InputPath] | None = None
+    inputs: dict[str, Annotated[str, Field(pattern=r"^(output|batch)(\.|$)")]] | None = None
 
     def __call__(self, output: Any, batch: Any) -> Any:
         if self.inputs is None:
@@ -125,20 +121,18 @@ class LossFactory:
         model.loss = own
 
     def __call__(self, output: Any, batch: Any) -> Losses:
-        losses: Losses = {"names": []}
-        total: Tensor | None = None
+        parts: Losses = {}
+        weighted: list[Tensor] = []
         for term in self.terms:
-            value = term(output, batch)
-            parts = {term.name: value}
-            if isinstance(value, dict):
-                parts = {f"{term.name}.{part}": number for part, number in value.items()}
-            for name, number in parts.items():
-                weighted = number if term.weight == 1.0 else number * term.weight
-                total = weighted if total is None else total + weighted
-                losses[name] = number
-                losses["names"].append(name)
-        losses["sum"] = total
-        return losses
+            named = by_part(term.name, term(output, batch))
+            parts |= named
+            weighted += (each if term.weight == 1.0 else each * term.weight for each in named.values())
+        return {"loss": sum(weighted[1:], weighted[0]), **parts}
+
+
+def by_part(name: str, value: Any) -> dict[str, Any]:
+    """A value by its name; several, which are a dict, by `name.part`."""
+    return {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
 
 
 def _has_state(function: Any) -> bool:
@@ -158,30 +152,20 @@ class LossSums:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[str, int, Tensor]] = []
-        self._sums: defaultdict[str, ExactSum] = defaultdict(ExactSum)
-        self._samples = 0
+        self._batches: list[tuple[int, Losses]] = []
 
     def add(self, losses: Losses, samples: int) -> None:
         """Keep the losses of a batch."""
-        self._waiting.append(("loss", samples, losses["sum"]))
-        self._waiting += [(name, samples, losses[name]) for name in losses["names"]]
-        self._samples += samples
-        if len(self._waiting) > _MOST_WAITING:
-            self._read()
-
-    def _read(self) -> None:
-        if not self._waiting:  # this process had no sample
-            return
-        means = torch.stack([mean.double() for _, _, mean in self._waiting]).tolist()
-        for (name, samples, _), mean in zip(self._waiting, means, strict=True):
-            self._sums[name].add(mean * samples)
-        self._waiting = []
+        self._batches.append((samples, losses))
 
     def means(self, rank: Rank) -> tuple[dict[str, float], int]:
         """`loss` (the weighted sum) and each part, over the samples of all processes; and how many these are."""
-        self._read()
-        (sums, total), *others = gather_objects((self._sums, self._samples), rank)
+        own: defaultdict[str, ExactSum] = defaultdict(ExactSum)
+        counts, losses = [samples for samples, _ in self._batches], [losses for _, losses in self._batches]
+        for samples, values in zip(counts, to_floats(losses), strict=True):
+            for name, mean in values.items():
+                own[name].add(mean * samples)
+        (sums, total), *others = gather_objects((own, sum(counts)), rank)
         for more, samples in others:
             total += samples
             for name, part in more.items():

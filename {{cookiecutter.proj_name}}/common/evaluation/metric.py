@@ -14,6 +14,7 @@ from common.config.registry import METRIC_REGISTRY
 from common.distributed import Rank, from_main, gather_objects
 from common.evaluation.best import Better
 from common.evaluation.gathered import Results, SampleBuffer
+from common.evaluation.loss import by_part
 
 Value = float | dict[str, float]
 """One number, or several by name."""
@@ -139,8 +140,5 @@ class MetricDict:
             else:
                 results = self._buffers.pop(name).gather(rank)  # held no longer than needed
                 value = from_main(metric.compute(results) if rank.is_main else 0.0, rank)
-            parts = (
-                {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
-            )
-            values |= {key: float(number) for key, number in parts.items()}
+            values |= {key: float(number) for key, number in by_part(name, value).items()}
         return values

@@ -117,21 +117,16 @@ class Monitor:
     def train(self, at: Position, optimizer: torch.optim.Optimizer, grad_norm: Tensor | None) -> None:
         """The log line of training, and its scalars. Waits for the device; every process must call it."""
         losses = self.meter.read()
-        values = dict(losses.raw)
-        if grad_norm is not None:
-            values["grad_norm"] = float(grad_norm)
+        norm = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
+        rates = {f"lr_{name}": rate for name, rate in learning_rates(optimizer).items()}
+        if len(set(rates.values())) == 1:
+            rates = {"lr": next(iter(rates.values()))}
         timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
         memory = peak_memory(self._device)
-        rates = learning_rates(optimizer)
-        norm = values.get("grad_norm")
-        _log.info("{}", train_line(at, self._totals, list(rates.values()), losses, norm, timing, memory))
+        _log.info("{}", train_line(at, self._totals, rates, losses, norm, timing, memory))
         if advice := self.clock.advice(timing, self._workers):
             _log.warning("{}", advice)
-        if len(set(rates.values())) == 1:
-            values["lr"] = next(iter(rates.values()))
-        else:
-            values |= {f"lr_{name}": rate for name, rate in rates.items()}
-        self.writer.scalars("train", at.step, values, epoch=current_epoch(at))
+        self.writer.scalars("train", at.step, losses.raw | norm | rates, epoch=current_epoch(at))
         # Apart from the others: these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
         self.writer.scalars("speed", at.step, speed | {"memory_bytes": memory}, epoch=current_epoch(at))

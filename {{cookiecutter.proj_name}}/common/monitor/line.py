@@ -12,9 +12,9 @@ from common.progress import Position
 def train_line(
     at: Position,
     totals: tuple[int | None, int | None],
-    rates: Sequence[float],
+    rates: Mapping[str, float],
     losses: Reading,
-    grad_norm: float | None,
+    norm: Mapping[str, float],
     timing: Timing,
     memory: int,
 ) -> str:
@@ -23,7 +23,8 @@ def train_line(
     Args:
         at: after the step.
         totals: optimizer steps and epochs of the whole run, where known.
-        rates: learning rate of each parameter group.
+        rates: learning rates of the parameter groups that differ.
+        norm: of the gradients, if it is known.
         memory: bytes.
     """
     shown = {name: f"{name} {number(value)} ({number(losses.smooth[name])})" for name, value in losses.raw.items()}
@@ -31,9 +32,9 @@ def train_line(
         shown = {"loss": shown["loss"]}
     columns = [
         f"epoch {counted(current_epoch(at), totals[1])} step {counted(at.step, totals[0])}",
-        f"lr {learning_rates(rates)}",
+        f"lr {learning_rates(list(rates.values()))}",
         "  ".join(shown.values()),
-        "" if grad_norm is None else f"grad {number(grad_norm)}",
+        *(f"grad {number(value)}" for value in norm.values()),
         f"{timing.step * 1000:6.1f} ms/step data {timing.data:4.0%} {timing.rate:6.0f}/s",
         "" if timing.eta is None else f"ETA {timedelta(seconds=round(timing.eta))}",
         f"mem {memory / 2**20:.0f} MB",
@@ -44,8 +45,8 @@ def train_line(
 def evaluation_line(split: str, at: Position, values: Mapping[str, float], samples: int, *, best: bool = False) -> str:
     """One line about a pass over `samples` samples of evaluation data."""
     shown = "  ".join(f"{name} {number(value)}" for name, value in values.items())
-    ending = " | best so far" if best else ""
-    return f"{split:<5} epoch {current_epoch(at)} step {at.step} | {shown} | {samples} samples{ending}"
+    line = f"{split:<5} epoch {current_epoch(at)} step {at.step} | {shown} | {samples} samples"
+    return f"{line} | best so far" if best else line
 
 
 def current_epoch(at: Position) -> int:
@@ -67,9 +68,7 @@ def number(value: float) -> str:
 
 
 def learning_rates(rates: Sequence[float]) -> str:
-    """The rates of all groups; once if they are the same, and the range where there are more than four."""
-    if len(set(rates)) == 1:
-        return f"{rates[0]:.2e}"
+    """The rates of all groups, or the range where there are more than four."""
     if len(rates) > 4:
         return f"{min(rates):.2e}..{max(rates):.2e} ({len(rates)} groups)"
     return "/".join(f"{rate:.2e}" for rate in rates)

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ class Meter:
         self._bad: int | None = None
         self.bad_here: int | None = None  # the same, of this process' own losses
 
-    def add(self, step: int, losses: Mapping[str, Any], samples: int) -> None:
+    def add(self, step: int, losses: Mapping[str, Tensor], samples: int) -> None:
         """Keep what a `LossFactory` gave for `samples` samples of this process in optimizer step `step`, from 1 up.
 
         A step may have any number of micro-batches.
@@ -53,8 +53,7 @@ class Meter:
         if self._pending and step - self._pending[0][0] >= _MOST_PENDING:
             self._collect()
         # detach makes no copy and starts no kernel; without it the graph of every step would stay alive.
-        parts = {name: losses[name].detach() for name in losses["names"]}
-        self._pending.append((step, {"loss": losses["sum"].detach(), **parts}, samples))
+        self._pending.append((step, {name: value.detach() for name, value in losses.items()}, samples))
 
     def first_bad_step(self) -> int | None:
         """The first step with a loss that is not a finite number, on any process; None when there was none."""
@@ -73,11 +72,10 @@ class Meter:
         pending, self._pending = self._pending, []
         if not pending:
             return
-        values = iter(torch.stack([value for _, losses, _ in pending for value in losses.values()]).tolist())
         steps: dict[int, dict[str, _Sum]] = {step: {} for step, _, _ in pending}
-        for step, losses, samples in pending:
-            for name in losses:
-                value, (total, count) = next(values), steps[step].get(name, (0.0, 0))
+        for (step, _, samples), values in zip(pending, to_floats([losses for _, losses, _ in pending]), strict=True):
+            for name, value in values.items():
+                total, count = steps[step].get(name, (0.0, 0))
                 # A process without samples has a mean of nothing, which need not be a number.
                 steps[step][name] = (total + value * samples if samples else total, count + samples)
         self.bad_here = self.bad_here or _first_bad(steps)
@@ -88,6 +86,13 @@ class Meter:
             steps = {step: {name: next(rows) for name in sums} for step, sums in steps.items()}
         self._bad = self._bad or _first_bad(steps)
         self._recent.extend(steps.values())
+
+
+def to_floats(losses: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
+    """The values of scalars that are on a device, brought to the host in one transfer."""
+    scalars = [value for each in losses for value in each.values()]
+    values = iter(torch.stack(scalars).tolist() if scalars else [])
+    return [{name: next(values) for name in each} for each in losses]
 
 
 def _mean(sums: Iterable[_Sum]) -> float:

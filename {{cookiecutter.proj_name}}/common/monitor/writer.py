@@ -73,10 +73,8 @@ class Writer:
     def flush(self) -> None:
         """Bring everything written so far to the files. Call it with every checkpoint."""
         self._file.write("")
-        if self._board is not None:
-            self._to_board(lambda board: board.flush())
-        else:
-            self._board_pauses = False
+        self._board_pauses = False
+        self._to_board(lambda board: board.flush())
 
     def close(self) -> None:
         """Bring everything to the files; nothing can be written afterwards. Safe to call twice."""

@@ -224,7 +224,7 @@ def summed(*values: float) -> float:
 
 
 def test_losses_are_read_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches leave their losses on the device; a very long pass does not fill it with them."""
+    """Batches leave their losses on the device until the end."""
     reads: list[int] = []
     original = Tensor.tolist
 
@@ -235,14 +235,11 @@ def test_losses_are_read_in_one_transfer(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Tensor, "tolist", tolist)
     sums = LossSums()
     for batch in range(400):
-        sums.add({"sum": torch.tensor(float(batch)), "names": ["ce"], "ce": torch.tensor(1.0)}, 1 + batch % 2)
+        sums.add({"loss": torch.tensor(float(batch)), "ce": torch.tensor(1.0)}, 1 + batch % 2)
     assert reads == []
     means, samples = sums.means(Rank())
     assert (samples, means["ce"], reads) == (600, 1.0, [800])
     assert means["loss"] == sum(batch * (1 + batch % 2) for batch in range(400)) / 600
-    for _ in range(600):
-        sums.add({"sum": torch.tensor(1.0), "names": ["ce"], "ce": torch.tensor(1.0)}, 1)
-    assert len(reads) == 2
 
 
 # Whole-set metrics.

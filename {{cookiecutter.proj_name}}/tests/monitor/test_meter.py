@@ -9,10 +9,10 @@ from common.monitor.clock import Clock, peak_memory
 from common.monitor.meter import Meter
 
 
-def losses(total: float, **parts: float) -> dict[str, object]:
+def losses(total: float, **parts: float) -> dict[str, torch.Tensor]:
     """As `LossFactory` gives them: part of a graph."""
     made = {name: torch.tensor(value, requires_grad=True) * 1 for name, value in parts.items()}
-    return {"names": list(parts), "sum": torch.tensor(total, requires_grad=True) * 1, **made}
+    return {"loss": torch.tensor(total, requires_grad=True) * 1, **made}
 
 
 def test_the_meter_reads_raw_and_smooth(tmp_path):
