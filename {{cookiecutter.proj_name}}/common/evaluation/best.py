@@ -84,15 +84,15 @@ class Best:
     values: dict[str, float]
 
 
+@dataclass
 class BestTracker:
     """Compares validations. A value that is not a number is never the best; of equal values the older stays."""
 
-    def __init__(self, config: BestConfig, early: EarlyStopConfig, mode: Mode) -> None:
-        self.config = config
-        self.early = early
-        self.mode = mode
-        self.best: Best | None = None
-        self.waited = 0  # validations since the best
+    config: BestConfig
+    early: EarlyStopConfig
+    mode: Mode
+    best: Best | None = None
+    waited: int = 0  # validations since the best
 
     def update(self, values: Mapping[str, float], step: int) -> bool:
         """Take in one validation; True when it is the best so far. Raises `UserError` when it lacks the metric."""

@@ -114,9 +114,8 @@ class Evaluator:
                 if not self.lockstep_forward and self.stop_signal():
                     break
             for _ in range(idle):
-                batch = self._prepare(loader.sample_batch())
                 with self.precision.autocast():
-                    self.task.forward(model, batch)
+                    self.task.forward(model, self._prepare(loader.sample_batch()))
             if number := max_over_ranks(self.stop_signal(), self.rank):
                 raise EvaluationInterrupted(number)
             values, samples = sums.means(self.rank)
@@ -131,9 +130,9 @@ def _where(loader: EvaluationLoader, done: int) -> str:
     where = f"in the evaluation on {label(loader.split, loader.name)}"
     if done == len(loader.keys):
         return f"{where}, after the last batch"
-    first, last = loader.keys[done][1][0], loader.keys[done][1][-1]
-    batch, batches = first // loader.batch_size + 1, -(-loader.size // loader.batch_size)
-    return f"{where}, batch {batch} of {batches}, samples {first} to {last}"
+    _, indices = loader.keys[done]
+    batch, batches = indices[0] // loader.batch_size + 1, -(-loader.size // loader.batch_size)
+    return f"{where}, batch {batch} of {batches}, samples {indices[0]} to {indices[-1]}"
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from common.base.errors import UserError
@@ -47,12 +47,18 @@ def measured_losses(sections: Mapping[str, Any]) -> list[str]:
     return ["loss", *(name for name in sections if name not in off)]
 
 
+def _input_path(path: str) -> str:
+    if path.split(".")[0] not in ("output", "batch"):
+        raise ValueError("must be output.<name> or batch.<name>, what the model gave or what the data set gave")
+    return path
+
+
 @dataclass(frozen=True)
 class _Term:
     name: str
     function: Callable[..., Any]
     weight: float = 1.0
-    inputs: dict[str, Annotated[str, Field(pattern=r"^(output|batch)(\.|$)")]] | None = None
+    inputs: dict[str, Annotated[str, AfterValidator(_input_path)]] | None = None
 
     def __call__(self, output: Any, batch: Any) -> Any:
         if self.inputs is None:

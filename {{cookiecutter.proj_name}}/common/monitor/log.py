@@ -59,8 +59,7 @@ def setup_log(
     if file is not None:
         add_to_log(file, "", banner)
     _early.clear()
-    keep = Appender(file).write if file is not None else lambda message: _early.append(str(message))
-    logger.add(keep, level=lowest, format=_FILE, **options)
+    logger.add(_early.append if file is None else Appender(file).write, level=lowest, format=_FILE, **options)
     logging.basicConfig(handlers=[_ToLoguru()], force=True)
     for name, each in wanted.items():
         # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG), so they need to be named for it.

@@ -101,5 +101,4 @@ def _mean(sums: Iterable[_Sum]) -> float:
 
 
 def _first_bad(steps: Mapping[int, Mapping[str, _Sum]]) -> int | None:
-    bad = (step for step, sums in steps.items() for total, _ in sums.values() if not math.isfinite(total))
-    return next(bad, None)
+    return next((step for step, sums in steps.items() for total, _ in sums.values() if not math.isfinite(total)), None)

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from common.base.files import Appender, atomic_file
 
-SCHEMA = 1
-
 
 class Writer:
     """Writes what a run measures.
@@ -41,7 +39,7 @@ class Writer:
         self._board: Any = None
         self._board_pauses = False
         self._purge_step = None if resume_step is None else resume_step + 1
-        self.record("run", schema=SCHEMA, run=run_id, attempt=attempt, resume_step=resume_step)
+        self.record("run", schema=1, run=run_id, attempt=attempt, resume_step=resume_step)
 
     def scalars(self, event: str, step: int, values: Mapping[str, float], **where: Any) -> None:
         """Write `values` measured at optimizer step `step`; in TensorBoard they are called `<event>/<name>`.
