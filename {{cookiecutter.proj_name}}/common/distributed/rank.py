@@ -25,7 +25,7 @@ class Rank:
         restarted: the scheduler or launcher has started this very program before, and it was cut off.
         launched_as: names of this launch, the same in every start of it; all of them are known to rank 0 only.
         control: process group on CPU for small exchanges, so that they never wait for the GPU.
-        lifeline: ends this process when another one fails, see `common.failure.lifeline`; None before it is there.
+        failure_monitor: ends this process when another one fails (`common.failure.monitor`); None before it exists.
     """
 
     rank: int = 0
@@ -37,7 +37,7 @@ class Rank:
     restarted: bool = False
     launched_as: tuple[str, ...] = ()
     control: Any = None
-    lifeline: Any = None
+    failure_monitor: Any = None
 
     @property
     def is_main(self) -> bool:

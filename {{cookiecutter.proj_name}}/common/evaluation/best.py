@@ -9,7 +9,8 @@ from loguru import logger
 from pydantic import Field
 
 from common.base.errors import UserError
-from common.config import section, suggestion
+from common.config import ConfigError, Problem, section
+from common.config.schema import suggestion
 
 Mode = Literal["min", "max"]
 Better = bool | Mapping[str, bool] | None
@@ -45,19 +46,16 @@ def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[s
         sets: names of the validation sets, whose values are called `set.value`; "" for a single one.
 
     Raises:
-        ValueError: validation measures no such metric, as far as a config can tell; or `mode` contradicts what it says.
+        ConfigError: validation measures no such metric, as far as a config can tell; or `mode` contradicts it.
     """
     name, says = config.metric, _find(config.metric, better, [each for each in sets if each])
     if says is None and config.mode == "auto":
-        raise ValueError(
-            f"best.mode: auto, but whether higher values of {name} are better is not known; set best.mode to min "
-            "or max, or higher_is_better in the class of the metric"
-        )
+        rule = f"cannot tell whether higher values of {name} are better"
+        hint = "set best.mode to min or max, or higher_is_better in the class of the metric"
+        raise ConfigError([Problem("best.mode", config.mode, rule, hint)])
     if says is not None and config.mode == ("min" if says else "max"):
-        raise ValueError(
-            f"best.mode: {config.mode} would keep the worst model, since {'higher' if says else 'lower'} values of "
-            f"{name} are better; leave best.mode out, or set it to auto"
-        )
+        rule = f"would keep the worst model, since {'higher' if says else 'lower'} values of {name} are better"
+        raise ConfigError([Problem("best.mode", config.mode, rule, "leave best.mode out, or set it to auto")])
     return config.mode if config.mode != "auto" else "max" if says else "min"
 
 
@@ -70,9 +68,8 @@ def _find(metric: str, better: Mapping[str, Better], named: Sequence[str]) -> bo
     hint = suggestion(metric, list(measured), "there is")
     if named and metric.partition(".")[0] in better:
         hint = f"dataset.val has sets by name, so say on which one, as in {named[0]}.{metric}"
-    raise ValueError(
-        f"best.metric: {metric} is neither a loss with a weight other than 0 nor a metric of this config; {hint}"
-    )
+    rule = "is neither a loss with a weight other than 0 nor a metric of this config"
+    raise ConfigError([Problem("best.metric", metric, rule, hint)])
 
 
 @dataclass(frozen=True)

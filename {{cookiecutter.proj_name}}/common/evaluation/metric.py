@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from typing_extensions import Self
 
 from common.base.errors import UserError
-from common.config import Problem
+from common.config import ABSENT, Problem
 from common.config.registry import METRIC_REGISTRY
 from common.distributed import Rank, from_main, gather_objects
 from common.evaluation.best import Better
@@ -75,13 +75,13 @@ class MetricSections:
             yield from METRIC_REGISTRY.check(section or {}, f"{key}.{name}", default_type=name)
 
 
-def check_names(metrics: Iterable[str], losses: Iterable[str]) -> None:
-    """Raise `ValueError` for a metric that is called like a loss, whose value it would replace in every record."""
-    if both := {"loss", *losses}.intersection(metrics):
-        raise ValueError(
-            f"metric.{min(both)}: a loss is called so too, and only one of the two values could be kept; call one of "
-            "them something else and name its type, as in my_name: {type: ...}"
-        )
+def check_names(metrics: Iterable[str], losses: Iterable[str]) -> Iterator[Problem]:
+    """Each metric that is called like a loss, whose value it would replace in every record."""
+    for metric in metrics:
+        if metric in ("loss", *losses):
+            rule = "is the name of a loss too, and only one of the two values could be kept"
+            hint = "call one of them something else and name its type, as in my_name: {type: ...}"
+            yield Problem(f"metric.{metric}", ABSENT, rule, hint)
 
 
 def which_are_better(sections: Mapping[str, Any]) -> dict[str, Better]:
