@@ -26,7 +26,7 @@ from common.failure.signals import StopSignals, exit_code
 from common.model import prepare
 from common.model.freeze import Trainable
 from common.model.warm_up import warm_up_ddp
-from common.optim import Clip, build_ema, build_optimizer, build_schedule, needs_closure
+from common.optim import Clip, Ema, build_optimizer, build_schedule, needs_closure
 from common.optim.gradients import log_gradients
 from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
@@ -65,7 +65,7 @@ class Trainer:
         self.schedule = build_schedule(config.optim.lr_scheduler, self.optimizer, self.total_steps, steps_per_epoch)
         self.needs_closure = needs_closure(self.optimizer)  # such as LBFGS
         self.clip = Clip(config.optim)
-        self.ema = build_ema(config.optim.ema, self.raw_model)
+        self.ema = Ema(config.optim.ema, self.raw_model)
         keep_every = Interval.parse(config.checkpoint.keep_every, "step").in_steps(steps_per_epoch)
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep, keep_every)
         self.saver = Saver(folder, config.checkpoint, self.rank)

@@ -14,14 +14,15 @@ from common.base.errors import UserError
 from common.data.keyed import find_collate, loop_streams_unchanged, seed_all
 from common.data.loader import BatchStream, LoaderConfig, Step, make_loader, read
 from common.data.plan import GlobalBatch
-from common.distributed import Rank, check_same, gather_objects, max_over_ranks
+from common.distributed import Rank, gather_objects, max_over_ranks
 from common.distributed.seed import mix
 from common.progress import Position
 
 _STREAM = 2  # distinguishes the keys of an iterable's batches from those of samples
 _DIFFERENT_RECORDS = (
-    "reads other records than rank 0, so they cannot be dealt out. Let the data set read the same on every process, or "
-    "give it a method share(reader, readers), with which it reads a share of its own; see Data in README.md"
+    "dataset.train: rank {} reads other records than another rank, so they cannot be dealt out. Let the data set read "
+    "the same on every process, or give it a method share(reader, readers), with which it reads a share of its own; "
+    "see Data in README.md"
 )
 
 
@@ -48,38 +49,32 @@ class _Batches(IterableDataset[Any]):
         self.shares = callable(getattr(dataset, "share", None))
         self.epoch = self.first = 0  # where the next pass begins: epoch, and number of the micro-batch
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[_MicroBatch]:
         info = torch.utils.data.get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        reader = self.rank * workers + worker if self.shares else 0
-        if info and self.shares:
-            self.dataset.share(reader, self.ranks * workers)
+        rank, ranks, reader = self.rank, self.ranks, 0
+        if self.shares:
+            reader = rank * workers + worker
+            if info:
+                self.dataset.share(reader, ranks * workers)
+            rank, ranks, worker, workers = 0, 1, 0, 1  # all that it reads is its own
         elif info:
             # A data set that asks PyTorch for its worker would leave out what the others keep.
             torch.utils.data._utils.worker._worker_info = None
         source = iter(self.dataset)
         for number in count(self.first):
-            try:
-                with loop_streams_unchanged():
-                    seed_all(mix(self.seed, _STREAM, self.epoch, number, reader))
-                    records = list(islice(source, self.batch_size * (1 if self.shares else self.ranks)))
-                    is_own = self.shares or number % workers == worker
-                    found = self._micro_batch(records, number) if records and is_own else None
-            except UserError as error:
-                yield error  # not raised: the loader would wrap its text in the traceback of a worker
-                return
+            is_own = number % workers == worker
+            with loop_streams_unchanged():
+                seed_all(mix(self.seed, _STREAM, self.epoch, number, reader))
+                records = list(islice(source, self.batch_size * ranks))
+                own = records[rank::ranks]
+                # Where only other ranks have a sample left, this one borrows, with weight 0, as `EpochPlan` does.
+                batch = self.collate(own or records[:2]) if records and is_own else None
             if not records:
                 return
-            if found is not None:
-                yield found
-
-    def _micro_batch(self, records: list[Any], number: int) -> _MicroBatch:
-        if self.shares:
-            return _MicroBatch(self.collate(records), len(records), len(records) * self.ranks, mark=0)
-        own = records[self.rank :: self.ranks]
-        mark = _mark(records[0]) if number == 0 and self.ranks > 1 else 0
-        # Where only other ranks have a sample left, this one borrows, with weight 0; see `EpochPlan.global_batches`.
-        return _MicroBatch(self.collate(own or records[:2]), len(own), len(records), mark)
+            if is_own:
+                mark = _mark(records[0]) if number == 0 and ranks > 1 else 0
+                yield _MicroBatch(batch, len(own), len(records) * self.ranks // ranks, mark)
 
 
 def _mark(record: Any) -> int:
@@ -99,9 +94,6 @@ class IterableStream(BatchStream):
     at the very sample. Otherwise the epoch is read again up to that place: exact if the data set repeats itself.
     """
 
-    steps_per_epoch = None
-    epoch_size = 0
-
     def __init__(
         self,
         dataset: Any,
@@ -115,7 +107,8 @@ class IterableStream(BatchStream):
     ) -> None:
         self.dataset, self.rank, self.accumulate, self.batch_size = dataset, rank, accumulate, batch_size
         self.samples_per_step = batch_size * accumulate * rank.world_size
-        self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0
+        self._has_state = callable(getattr(dataset, "state_dict", None))
+        self.is_exactly_resumable = self._has_state and worker == 0
         self._batches = _Batches(dataset, batch_size, find_collate(dataset, config.collate), seed, rank)
         self._shares = self._batches.shares
         if self._shares:
@@ -124,76 +117,65 @@ class IterableStream(BatchStream):
             logger.info("dataset.train: each of {} readers reads all records and keeps its share", readers)
         self._state: dict[str, Any] = {}  # of the data set, after the step that was yielded last
         self._restored = False
-        self._loader = make_loader(self._batches, config, batch_size=None, worker=worker, seed=seed, device=rank.device)
+        self._loader = make_loader(self._batches, config, worker, seed, rank.device, batch_size=None)
 
     def sample_batch(self, *, full: bool) -> Any:
         """A batch to try a model on. A data set that can restore its place is put back to where it was."""
-        own = getattr(self.dataset, "state_dict", None)
-        state = own() if callable(own) else None
+        state = self.dataset.state_dict() if self._has_state else None
         records = list(islice(iter(self.dataset), self.batch_size if full else 2))
         if not records:
-            raise self._no_samples(Position())
-        if state is not None:
+            raise self._no_samples(0)
+        if self._has_state:
             self.dataset.load_state_dict(state)
         return self._batches.collate(records)
 
-    def _no_samples(self, at: Position) -> UserError:
-        after = f" after the first {at.sample}" if at.sample else ""
+    def _no_samples(self, epoch: int) -> UserError:
         return UserError(
-            f"dataset.train: {type(self.dataset).__name__} gave no sample{after} in epoch {at.epoch + 1}; each call of "
-            "its __iter__ must start from the beginning, and every process must have something to read"
+            f"dataset.train: {type(self.dataset).__name__} gave no sample in epoch {epoch + 1}; each call of its "
+            "__iter__ must start from the beginning, and every process must have something to read"
         )
-
-    def samples(self, at: Position) -> list[list[int]]:
-        """Samples that are only read in order have no numbers."""
-        return []
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of the epoch. Raises `UserError` when there are none."""
-        batches = self._batches_from(at)
-        step, sample = at.step, at.sample
-        ahead, state_ahead = self._take(batches)
-        if not ahead:
-            raise self._no_samples(at)
-        check_same({"a mark of the first record of dataset.train": ahead[0].mark}, self.rank, _DIFFERENT_RECORDS)
-        while ahead:
-            current, state = ahead, state_ahead
+        steps = self._steps(at)
+        ahead = next(steps, None)
+        if ahead is None:
+            raise self._no_samples(at.epoch)
+        while ahead is not None:
             # One step is read ahead, to know which is the last; a checkpoint holds the state before that.
-            ahead, state_ahead = self._take(batches)
+            (current, state), ahead = ahead, next(steps, None)
             self._state = state if ahead else {}
-            step, sample = step + 1, sample + self.samples_per_step
-            after = Position(step, at.epoch, sample, 0) if ahead else Position(step, at.epoch + 1, 0, 0)
-            yield self._step(current, after)
+            at = Position(at.step + 1, at.epoch, at.sample + self.samples_per_step)
+            if ahead is None:
+                at = Position(at.step, at.epoch + 1)
+            sizes, total = [each.size for each in current], sum(each.total for each in current)
+            weights = [size * self.rank.world_size / total for size in sizes]
+            yield Step([each.batch for each in current], GlobalBatch([], weights, sizes, total, at))
 
-    def _step(self, current: list[_MicroBatch], after: Position) -> Step:
-        if self._shares and self.accumulate > 1:
-            # Where other ranks have a micro-batch more, this one repeats its last, with weight 0.
-            missing = max_over_ranks(len(current), self.rank) - len(current)
-            current = current + [current[-1]._replace(size=0, total=0)] * missing
-        sizes, total = [each.size for each in current], sum(each.total for each in current)
-        weights = [size * self.rank.world_size / total for size in sizes]
-        return Step([each.batch for each in current], GlobalBatch([], weights, sizes, total, after))
-
-    def _batches_from(self, at: Position) -> Iterator[_MicroBatch]:
+    def _steps(self, at: Position) -> Iterator[tuple[list[_MicroBatch], dict[str, Any]]]:
+        """The micro-batches of each step from `at` to the end of the epoch, and the data set's state after them."""
         done = at.sample // (self.batch_size * self.rank.world_size)
         restored, self._restored = self._restored, False
         self._batches.epoch, self._batches.first = at.epoch, done if restored else 0
         batches = read(self._loader)
         if done and not restored:
             logger.warning("the data set cannot restore its position: reading {} batches again to reach it", done)
-            for _ in range(done):
-                next(batches, None)
-        return batches
-
-    def _take(self, batches: Iterator[_MicroBatch]) -> tuple[list[_MicroBatch], dict[str, Any]]:
-        """The micro-batches of a step, none at the end of the epoch, and the data set's state after them."""
-        found = list(islice(batches, self.accumulate))
-        if self._shares:
-            if max_over_ranks(int(not found), self.rank):
-                found = []
-        elif (total := sum(each.total for each in found)) != max_over_ranks(total, self.rank):
-            raise UserError(f"dataset.train: rank {self.rank.rank} {_DIFFERENT_RECORDS}")
-        return found, {"dataset": self.dataset.state_dict()} if self.is_exactly_resumable else {}
+            next(islice(batches, done, done), None)
+        while True:
+            found = list(islice(batches, self.accumulate))
+            if self._shares:
+                if max_over_ranks(int(not found), self.rank):
+                    return
+                # Where other ranks have a micro-batch more, this one repeats its last, with weight 0.
+                missing = max_over_ranks(len(found), self.rank) - len(found)
+                found += [found[-1]._replace(size=0, total=0)] * missing
+            else:
+                read_here = sum(each.total + each.mark for each in found)
+                if read_here != max_over_ranks(read_here, self.rank):
+                    raise UserError(_DIFFERENT_RECORDS.format(self.rank.rank))
+                if not found:
+                    return
+            yield found, {"dataset": self.dataset.state_dict()} if self.is_exactly_resumable else {}
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's own states after the last step, of each rank that shares by itself; empty between epochs."""

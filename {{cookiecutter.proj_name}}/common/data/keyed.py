@@ -6,7 +6,7 @@ makes them depend on the item alone: not on the number of workers or ranks, nor 
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,39 +43,24 @@ class KeyedBatches:
         self.seed = seed
         self.random = bool(getattr(dataset, "random", True))
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     def __getitems__(self, key: BatchKey) -> Any:
-        try:
-            if not self.random:
-                return self.collate(self._items(key))
-            with loop_streams_unchanged():
-                items = self._items(key)
-                epoch, indices = key
+        epoch, indices = key
+        with loop_streams_unchanged() if self.random else nullcontext():
+            items = [self._item(epoch, index) for index in indices]
+            if self.random:
                 seed_all(mix(self.seed, epoch, indices[0], _BATCH))
-                return self.collate(items)
-        except UserError as error:
-            # Returned, not raised: the loader would wrap its text in the traceback of a worker.
-            return error
+            return self.collate(items)
 
-    def _items(self, key: BatchKey) -> list[Any]:
-        dataset, (epoch, indices) = self.dataset, key
-        rest = iter(indices)
+    def _item(self, epoch: int, index: int) -> Any:
         try:
             if self.random:
-                return [self._seeded_item(epoch, index) for index in rest]
-            return [dataset[index] for index in rest]
+                seed_all(mix(self.seed, epoch, index))
+            return self.dataset[index]
         except UserError:
             raise
         except Exception as error:
-            at = indices[len(indices) - len(list(rest)) - 1]
-            name = type(getattr(dataset, "whole", dataset)).__name__
-            raise RuntimeError(f"sample {at} of {name} cannot be read: {type(error).__name__}: {error}") from error
-
-    def _seeded_item(self, epoch: int, index: int) -> Any:
-        seed_all(mix(self.seed, epoch, index))
-        return self.dataset[index]
+            name = type(getattr(self.dataset, "whole", self.dataset)).__name__
+            raise RuntimeError(f"sample {index} of {name} cannot be read: {type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -1,10 +1,10 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
@@ -33,14 +33,9 @@ class LoaderConfig:
     collate: Annotated[
         str | None,
         Registered(COLLATE_REGISTRY),
-        Field(
-            description="makes a batch of a list of items: a registered name or module:function; "
-            "null: the data set's own collate method, or PyTorch's default"
-        ),
+        Field(description="function by name, or module:function; null: the data set's own, or PyTorch's default"),
     ] = None
-    drop_last: Annotated[
-        bool, Field(description="train: leave out the last optimizer step of an epoch if not full")
-    ] = False
+    drop_last: Annotated[bool, Field(description="train: leave out an epoch's last step if it is not full")] = False
     pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on CUDA")] = None
     start_method: Annotated[
         Literal["fork", "spawn", "forkserver"] | None,
@@ -66,15 +61,14 @@ class DatasetSection:
 
 
 class _Keys:
-    """The batch sampler: whatever the plan says for the epoch and place it was pointed at."""
+    """The batch sampler: the plan's keys from the position `at` to the end of its epoch."""
 
     def __init__(self, plan: EpochPlan) -> None:
         self.plan = plan
-        self.epoch = 0
-        self.sample = 0
+        self.at = Position()
 
     def __iter__(self) -> Iterator[BatchKey]:
-        return self.plan.keys(self.epoch, self.sample)
+        return self.plan.keys(self.at.epoch, self.at.sample)
 
 
 class Step(NamedTuple):
@@ -85,7 +79,7 @@ class Step(NamedTuple):
 
 
 class FirstSamples:
-    """The first samples of a data set, for a quick look; everything else is as it was."""
+    """The first samples of a data set, for a quick look; every other attribute is that of the whole."""
 
     def __init__(self, dataset: SizedDataset, limit: int) -> None:
         self.whole = dataset
@@ -126,7 +120,7 @@ def is_map_style(dataset: Any) -> bool:
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
-class BatchStream(ABC):
+class BatchStream(Protocol):
     """Training data as the trainer sees it: a `TrainStream`, or a `common.data.iterable.IterableStream`.
 
     Attributes:
@@ -137,31 +131,27 @@ class BatchStream(ABC):
     """
 
     dataset: Any
-    steps_per_epoch: int | None
-    epoch_size: int
+    steps_per_epoch: int | None = None
+    epoch_size: int = 0
     samples_per_step: int
     is_exactly_resumable: bool
     _loader: DataLoader[Any]
 
-    @abstractmethod
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch."""
 
-    @abstractmethod
     def sample_batch(self, *, full: bool) -> Any:
         """A batch to try a model on: a small one, or a full one, whose shape is what a compiler will see."""
 
-    @abstractmethod
     def samples(self, at: Position) -> list[list[int]]:
         """Numbers of this process' samples in the step that begins at `at`, by micro-batch; empty if they have none."""
+        return []
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """What a resume needs besides the position."""
 
-    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take it back."""
+        """Restore what `state_dict` returned."""
 
     def close(self) -> None:
         """End the processes that read; nothing will be read any more."""
@@ -179,13 +169,7 @@ class TrainStream(BatchStream):
     is_exactly_resumable = True
 
     def __init__(
-        self,
-        dataset: SizedDataset,
-        plan: EpochPlan,
-        config: LoaderConfig,
-        *,
-        worker: int,
-        device: torch.device,
+        self, dataset: SizedDataset, plan: EpochPlan, config: LoaderConfig, *, worker: int, device: torch.device
     ) -> None:
         self.dataset = dataset
         self.plan = plan
@@ -193,14 +177,12 @@ class TrainStream(BatchStream):
         self.samples_per_step = plan.samples_per_step
         self._keys = _Keys(plan)
         self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate), plan.seed)
-        self._loader = make_loader(
-            self._batches, config, batch_sampler=self._keys, worker=worker, seed=plan.seed, device=device
-        )
+        self._loader = make_loader(self._batches, config, worker, plan.seed, device, batch_sampler=self._keys)
 
     def sample_batch(self, *, full: bool) -> Any:
         """A batch to try a model on; reading it draws from no random stream."""
         size = min(self.plan.batch_size if full else 2, self.plan.size)
-        return checked(self._batches.__getitems__((0, list(range(size)))))
+        return self._batches.__getitems__((0, list(range(size))))
 
     def samples(self, at: Position) -> list[list[int]]:
         return next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
@@ -216,7 +198,7 @@ class TrainStream(BatchStream):
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
-        self._keys.epoch, self._keys.sample = at.epoch, at.sample
+        self._keys.at = at
         batches = read(self._loader)
         for global_batch in self.plan.global_batches(at.epoch, at.step, at.sample):
             yield Step(list(islice(batches, len(global_batch.sizes))), global_batch)
@@ -224,36 +206,32 @@ class TrainStream(BatchStream):
         next(batches, None)
 
 
+@dataclass(eq=False)
 class EvaluationLoader:
     """This process' share of a data set: in order, every sample of the whole set on exactly one process.
 
-    Args:
-        split, name: what is read; `name` is that of one of several sets of a split, else "".
-
     Attributes:
+        split, name: what is read; `name` is that of one of several sets of a split, else "".
         size: samples of the whole set.
         keys: this process' batches, in the order they come.
     """
 
-    def __init__(
-        self,
-        dataset: SizedDataset,
-        config: LoaderConfig,
-        *,
-        batch_size: int,
-        worker: int,
-        rank: Rank,
-        seed: int,
-        split: str = "eval",
-        name: str = "",
-    ) -> None:
-        self.dataset = dataset
-        self.split, self.name = split, name
-        self.size, self.batch_size = len(dataset), batch_size
-        self.keys = evaluation_keys(self.size, batch_size, rank.rank, rank.world_size)
-        self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate), seed)
+    dataset: SizedDataset
+    config: LoaderConfig
+    _: KW_ONLY
+    batch_size: int
+    worker: int
+    rank: Rank
+    seed: int
+    split: str = "eval"
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.size = len(self.dataset)
+        self.keys = evaluation_keys(self.size, self.batch_size, self.rank.rank, self.rank.world_size)
+        self._batches = KeyedBatches(self.dataset, find_collate(self.dataset, self.config.collate), self.seed)
         self._loader = make_loader(
-            self._batches, config, batch_sampler=self.keys, worker=worker, seed=seed, device=rank.device
+            self._batches, self.config, self.worker, self.seed, self.rank.device, batch_sampler=self.keys
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -261,7 +239,7 @@ class EvaluationLoader:
 
     def sample_batch(self) -> Any:
         """A batch of the first sample."""
-        return checked(self._batches.__getitems__((0, [0])))
+        return self._batches.__getitems__((0, [0]))
 
     def close(self) -> None:
         """End the processes that read; nothing will be read any more."""
@@ -269,7 +247,7 @@ class EvaluationLoader:
 
 
 def make_loader(
-    batches: Any, config: LoaderConfig, *, worker: int, seed: int, device: torch.device, **sampling: Any
+    batches: Any, config: LoaderConfig, worker: int, seed: int, device: torch.device, **sampling: Any
 ) -> DataLoader[Any]:
     """The `DataLoader` of a split; `sampling`: its options `batch_sampler` or `batch_size`."""
     return DataLoader(
@@ -289,26 +267,17 @@ def make_loader(
 
 
 def read(loader: DataLoader[Any]) -> Iterator[Any]:
-    """The batches of `loader`. Raises the user's mistakes that its workers send in place of a batch."""
-    batches = opened(loader)
-    while True:
-        try:
-            loaded = next(batches, None)
-        except RuntimeError as error:
-            for text in _CUDA_AFTER_FORK:
-                if text in str(error):
-                    raise UserError(
-                        f"{text}: a worker process that was forked cannot use the GPU. Keep the data set on the CPU, "
-                        "or start workers with --loader.start_method forkserver, or use none (--worker 0)"
-                    ) from error
+    """The batches of `loader`."""
+    try:
+        for loaded in opened(loader):
+            yield loaded.batch
+    except UserError as error:
+        # From a worker, torch puts its whole traceback before the text.
+        raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
+    except RuntimeError as error:
+        if not any(text in str(error) for text in _CUDA_AFTER_FORK):
             raise
-        if loaded is None:
-            return
-        yield checked(loaded.batch)
-
-
-def checked(batch: Any) -> Any:
-    """The batch; raises the user's mistake where that was returned in its place."""
-    if isinstance(batch, UserError):
-        raise batch
-    return batch
+        raise UserError(
+            f"{error}\n  A worker process that was forked cannot use the GPU. Keep the data set on the CPU, or start "
+            "workers with --loader.start_method forkserver, or use none (--worker 0)"
+        ) from error

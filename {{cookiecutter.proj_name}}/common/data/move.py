@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,27 +14,19 @@ _CPU = torch.device("cpu")
 def map_tensors(batch: Any, function: Callable[[Tensor], Any], method: str = "", *arguments: Any) -> Any:
     """Apply `function` to every tensor in mappings, lists, tuples, named tuples and dataclasses; the rest stays.
 
-    Any other object, or one of a class derived from these, that has the `method` is replaced by what that returns.
+    An object of a class of its own that has the `method` is replaced by what that returns.
     """
     if isinstance(batch, Tensor):
         return function(batch)
-    kind = type(batch)
-    if kind is dict:
-        return {key: map_tensors(value, function, method, *arguments) for key, value in batch.items()}
-    if kind in (list, tuple):
-        return kind(map_tensors(value, function, method, *arguments) for value in batch)
     if method and callable(own := getattr(batch, method, None)):
         return own(*arguments)
     if isinstance(batch, Mapping):
-        values = {key: map_tensors(value, function, method, *arguments) for key, value in batch.items()}
-        if not isinstance(batch, MutableMapping):
-            return kind(values)
-        copied = copy.copy(batch)  # with what it has besides its values
-        copied.update(values)
+        copied: Any = copy.copy(batch)  # with what it has besides its values
+        copied.update({key: map_tensors(value, function, method, *arguments) for key, value in batch.items()})
         return copied
     if isinstance(batch, (list, tuple)):
         items = [map_tensors(value, function, method, *arguments) for value in batch]
-        return kind(*items) if hasattr(batch, "_fields") else kind(items)
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init}
         return dataclasses.replace(batch, **map_tensors(fields, function, method, *arguments))
@@ -49,7 +41,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 class Loaded:
-    """A batch on its way out of a loader, which pins it where that is asked for. What lies on a GPU stays as it is."""
+    """A batch as a loader hands it over. Pinning leaves tensors alone that are on a GPU."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch

@@ -1,6 +1,8 @@
-"""Which sample is used when: a function of (seed, epoch) alone, so a run can go on from any place without replaying."""
+"""Which sample is used when: a function of (seed, epoch) alone, so a run continues anywhere without replaying."""
 
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -33,65 +35,52 @@ class GlobalBatch(NamedTuple):
     after: Position
 
 
+@dataclass(frozen=True)
 class EpochPlan:
     """Cuts each epoch's order into global batches, these into shares of the ranks, and shares into micro-batches.
 
-    Args:
+    Attributes:
         size: samples in the data set.
         batch_size: samples per micro-batch and process.
         accumulate: micro-batches per optimizer step.
         drop_last: leave out the last global batch of an epoch when it is not full.
     """
 
-    def __init__(
-        self,
-        size: int,
-        *,
-        batch_size: int,
-        accumulate: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-        seed: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = False,
-    ) -> None:
-        self.size = size
-        self.batch_size = batch_size
-        self.rank = rank
-        self.world_size = world_size
-        self.seed = seed
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.samples_per_step = batch_size * accumulate * world_size
-        self._last_order: tuple[int, np.ndarray] = (-1, np.empty(0))
-        self._borrowed = min(2, batch_size)  # samples: of one, batch norm could not take a variance
+    size: int
+    _: KW_ONLY
+    batch_size: int
+    accumulate: int = 1
+    rank: int = 0
+    world_size: int = 1
+    seed: int = 0
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
         if self.steps_per_epoch == 0:
             raise UserError(
-                f"an epoch has no optimizer step: {size} samples, but one step takes {self.samples_per_step} "
-                f"({batch_size} x {accumulate} accumulated x {world_size} processes) and loader.drop_last is true"
+                f"an epoch has no optimizer step: {self.size} samples, but one step takes {self.samples_per_step} "
+                f"({self.batch_size} x {self.accumulate} accumulated x {self.world_size} processes) and "
+                "loader.drop_last is true"
             )
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of a full optimizer step, over all processes."""
+        return self.batch_size * self.accumulate * self.world_size
 
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in a whole epoch."""
         return self.size // self.samples_per_step if self.drop_last else -(-self.size // self.samples_per_step)
 
-    def order(self, epoch: int) -> np.ndarray:
-        """All sample indices in the order of this epoch, shape (size,)."""
-        if not self.shuffle:
-            return np.arange(self.size)
-        if self._last_order[0] != epoch:  # kept: the batch sampler and the training loop both ask
-            generator = torch.Generator().manual_seed(mix(self.seed, epoch))
-            self._last_order = epoch, torch.randperm(self.size, generator=generator).numpy()
-        return self._last_order[1]
-
     def global_batches(self, epoch: int, step: int, sample: int) -> Iterator[GlobalBatch]:
         """The global batches from `sample` to the end of the epoch; `step`: optimizer steps done before."""
-        order = self.order(epoch)
+        order = _order(self.size, self.seed, epoch)
         batch_size, stop = self.batch_size, self.size
         if self.drop_last:
             stop -= self.samples_per_step - 1
         starts = range(sample, stop, self.samples_per_step)
+        borrowed = min(2, batch_size)  # samples: of one, batch norm could not take a variance
         for start in starts:
             window = order[start : start + self.samples_per_step]
             samples, share = len(window), window[self.rank :: self.world_size].tolist()
@@ -100,7 +89,7 @@ class EpochPlan:
             count = -(-samples // (self.world_size * batch_size))
             own = [share[first : first + batch_size] for first in range(0, count * batch_size, batch_size)]
             weights = [len(each) * self.world_size / samples for each in own]
-            indices = [each or window[: self._borrowed].tolist() for each in own]
+            indices = [each or window[:borrowed].tolist() for each in own]
             step += 1
             is_last = start == starts[-1]
             after = Position(step, epoch + is_last, 0 if is_last else start + samples, self.size)
@@ -111,6 +100,13 @@ class EpochPlan:
         for batch in self.global_batches(epoch, 0, sample):
             for indices in batch.indices:
                 yield epoch, indices
+
+
+@lru_cache(maxsize=1)  # the batch sampler and the training loop both ask
+def _order(size: int, seed: int, epoch: int) -> np.ndarray:
+    """All sample indices in the order of this epoch, shape (size,)."""
+    generator = torch.Generator().manual_seed(mix(seed, epoch))
+    return torch.randperm(size, generator=generator).numpy()
 
 
 def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:

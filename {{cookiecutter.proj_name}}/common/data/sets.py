@@ -1,14 +1,14 @@
 """What a split is evaluated on: one data set, or several by name."""
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import combinations, islice
 from typing import Any
 
 from loguru import logger
 
 from common.config import ABSENT, Problem
-from common.data.loader import OWN, DatasetSection, is_map_style
+from common.data.loader import DatasetSection, is_map_style
 from common.distributed import Rank
 
 Sections = dict[str, Mapping[str, Any]]
@@ -42,7 +42,11 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank) -> None:
     """
     if not rank.is_main:
         return
-    ids = {name: set(islice(own(), len(each))) for name, each in data.items() if (own := _sample_ids(each))}
+    ids = {
+        name: set(islice(each.sample_ids(), len(each)))
+        for name, each in data.items()
+        if callable(getattr(each, "sample_ids", None)) and is_map_style(each)
+    }
     for (first, one), (second, other) in combinations(ids.items(), 2):
         if first.split(".")[0] != second.split(".")[0] and (shared := one & other):
             logger.warning(
@@ -56,46 +60,19 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank) -> None:
             )
 
 
-def _sample_ids(dataset: Any) -> Callable[[], Iterable[Hashable]] | None:
-    own = getattr(dataset, "sample_ids", None)
-    return own if callable(own) and is_map_style(dataset) else None
-
-
-class EvaluationSection:
+class EvaluationSection(DatasetSection):
     """Checks a split: the section of a data set, or names with such sections, `{clean: {type: DigitsDataset}}`.
 
     A set that is null is left out, so a config can drop one that its base has.
     """
 
-    ignore = OWN
-
     def check(self, value: Any, key: str) -> Iterator[Problem]:
-        if not isinstance(value, Mapping) or not (sets := _named(value)):
-            yield from _check_single(value, key)
+        if not isinstance(value, Mapping) or not _named(value):
+            yield from super().check(value, key)
             return
-        names = ", ".join(sets)
         for name, section in value.items():
             below = f"{key}.{name}"
-            if name in OWN:
-                yield Problem(below, _shown(section), f"belongs in each of the sets of {key}: {names}")
-            elif not re.fullmatch(r"[\w-]+", name):
-                yield Problem(
-                    below, _shown(section), "is not a valid name for a set: use only letters, digits, _ and -"
-                )
-            elif section is not None:
-                yield from DatasetSection().check(section, below)
-
-
-def _check_single(value: Any, key: str) -> Iterator[Problem]:
-    for problem in DatasetSection().check(value, key):
-        name = problem.key.removeprefix(f"{key}.")
-        if isinstance(value, Mapping) and name != "type" and isinstance(value.get(name), Mapping):
-            rule = f"cannot be a set by name, since {key}.type ({value.get('type')}) makes {key} one data set"
-            hint = f"write $REPLACE: true in {key}, which drops what the base has there"
-            yield Problem(problem.key, ABSENT, rule, hint)
-        else:
-            yield problem
-
-
-def _shown(value: Any) -> Any:
-    return ABSENT if isinstance(value, Mapping) else value
+            if not re.fullmatch(r"[\w-]+", name):
+                yield Problem(below, ABSENT, "is not a valid name for a set: use only letters, digits, _ and -")
+            else:
+                yield from super().check(section, below)

@@ -18,15 +18,14 @@ def whereabouts(stream: BatchStream, step: Step | None, at: Position) -> str:
 
 def bad_step(stream: BatchStream, step: int, here: bool, rank: Rank) -> str:
     """Where the loss of a step was not a number: on which ranks, at which samples. Every process must call this."""
-    samples = ""
-    if here and stream.steps_per_epoch is not None:
-        epoch, number = divmod(step - 1, stream.steps_per_epoch)
-        at = Position(step - 1, epoch, number * stream.samples_per_step, stream.epoch_size)
-        samples = _samples(stream, at)
-    everyone = gather_objects((here, samples), rank)
-    if rank.is_alone:
-        return samples.removeprefix(", of ")
-    return "; ".join(f"rank {number}{text}" for number, (bad, text) in enumerate(everyone) if bad)
+    own = ""
+    if here:
+        own = f"rank {rank.rank}"
+        if stream.steps_per_epoch is not None:
+            epoch, number = divmod(step - 1, stream.steps_per_epoch)
+            at = Position(step - 1, epoch, number * stream.samples_per_step, stream.epoch_size)
+            own += _samples(stream, at)
+    return "; ".join(filter(None, gather_objects(own, rank)))
 
 
 def _samples(stream: BatchStream, at: Position) -> str:

@@ -16,8 +16,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from common.failure.signals import die_with_parent
 
 # A terminal, Slurm, torchrun and `kill -- -GROUP` signal all processes of a run at once.
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-_TRAINER_SIGNALS = {getattr(signal, name) for name in _NAMES if hasattr(signal, name)}
+_TRAINER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
 
 def opened(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -25,7 +24,7 @@ def opened(loader: DataLoader[Any]) -> Iterator[Any]:
 
     A signal that arrives meanwhile reaches this process afterwards.
     """
-    if loader.num_workers == 0 or not hasattr(signal, "pthread_sigmask"):
+    if loader.num_workers == 0:
         return iter(loader)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TRAINER_SIGNALS)
     try:
@@ -59,9 +58,8 @@ class WorkerStart:
             signal.signal(number, signal.SIG_IGN)
         # By a handler: an ignored or blocked signal would stay so in programs that a data set starts.
         signal.signal(signal.SIGTERM, lambda *_: None)
-        if hasattr(signal, "pthread_sigmask"):
-            signal.siginterrupt(signal.SIGTERM, False)
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.siginterrupt(signal.SIGTERM, False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         torch.set_num_threads(1)
         if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
             sys.modules["cv2"].setNumThreads(0)

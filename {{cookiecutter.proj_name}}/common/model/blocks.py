@@ -31,33 +31,29 @@ def compile_modules(modules: Iterable[nn.Module], config: CompileConfig) -> None
         module.compile(backend=config.backend, dynamic=config.dynamic, fullgraph=config.fullgraph, **mode)
 
 
-def has_running_statistics(model: nn.Module) -> bool:
-    """Whether there is a batch norm or the like in the model."""
-    return bool(_norms(model))
+def norms_with_statistics(model: nn.Module) -> list[_NormBase]:
+    """Batch norms and the like that keep running statistics."""
+    return [each for each in model.modules() if isinstance(each, _NormBase) and each.running_mean is not None]
 
 
 def _recomputed(module: nn.Module) -> Callable[..., Any]:
     forward = module.forward
-    norms = _norms(module)
-    contexts: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _statistics_untouched(norms))} if norms else {}
+    norms = norms_with_statistics(module)
 
     @functools.wraps(forward)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        # The compiler takes the moving of statistics out of what it computes again.
-        more = {} if torch.compiler.is_compiling() else contexts
-        return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=False, **more)
+        # The compiler takes the update of statistics out of what it computes again.
+        contexts: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _statistics_unchanged(norms))}
+        options = {} if torch.compiler.is_compiling() else contexts
+        return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=False, **options)
 
     return recomputed
 
 
-def _norms(module: nn.Module) -> list[_NormBase]:
-    return [each for each in module.modules() if isinstance(each, _NormBase) and each.running_mean is not None]
-
-
 @contextmanager
-def _statistics_untouched(norms: list[_NormBase]) -> Iterator[None]:
+def _statistics_unchanged(norms: list[_NormBase]) -> Iterator[None]:
     """Within this context norms compute as ever, but their running statistics stay where they are."""
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm, _, count in before:

@@ -16,7 +16,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters that any of `patterns` matches, and log which these are.
 
     A batch norm (any layer with running statistics) that is frozen whole stays in evaluation mode: otherwise its
-    statistics would go on moving with every batch, and the frozen part would change.
+    statistics would change with every batch, and with them the frozen part.
 
     Raises:
         UserError: a pattern matches nothing.
@@ -24,21 +24,18 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     if not patterns:
         return
     names = parameter_names(model)
-    frozen = set(matched(patterns, names, KEY))
+    chosen = matched(patterns, names, KEY)
+    frozen = set(chosen)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name in frozen:
             parameter.requires_grad_(False)
-    norms = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, _NormBase) and _is_frozen(name, module, names, frozen)
-    ]
-    for norm in norms:
-        _keep_in_evaluation(norm)
-    text = "\n".join(f"  {line}" for line in _summary(model, frozen))
-    logger.info(
-        "frozen: {} of {} parameters, {} norms in evaluation mode\n{}", len(frozen), len(names), len(norms), text
-    )
+    norms = 0
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and _is_frozen(name, module, names, frozen):
+            _keep_in_evaluation(module)
+            norms += 1
+    text = "frozen: {} of {} parameters, {} norms in evaluation mode: {}"
+    logger.info(text, len(frozen), len(names), norms, listed(chosen))
 
 
 def parameter_names(model: nn.Module) -> list[str]:
@@ -52,28 +49,29 @@ class Trainable:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._has_warned = False
-        self._parameters = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
+        self._before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
 
     def look_after_step(self) -> None:
         """`check`, and one warning about parameters that the last backward pass has not reached."""
         self.check()
-        unreached, self._has_warned = [] if self._has_warned else without_gradient(self._model), True
-        if unreached:
+        unused = [] if self._has_warned else without_gradient(self._model)
+        self._has_warned = True
+        if unused:
             logger.warning(
                 "{} parameters got no gradient in this step, though they are to be trained: {}. Do the model's "
                 "forward and the loss use them? If that is intended, name them in prepare.freeze",
-                len(unreached),
-                listed(unreached),
+                len(unused),
+                listed(unused),
             )
 
     def check(self) -> None:
         """Raise `UserError` when a parameter was frozen or unfrozen since."""
-        for name, parameter, before in self._parameters:
-            if parameter.requires_grad != before:
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad != self._before[name]:
                 raise UserError(
-                    f"{name} was {'frozen' if before else 'unfrozen'} after the model was prepared for training: the "
-                    f"optimizer and the exchange of gradients do not know of it. Use {KEY}, or do it in the model's "
-                    "__init__. To change it in the course of training, start a second run with init_from"
+                    f"{name} was {'unfrozen' if parameter.requires_grad else 'frozen'} after the model was prepared: "
+                    f"the optimizer and the exchange of gradients do not know of it. Use {KEY}, or do it in the "
+                    "model's __init__. To change it in the course of training, start a second run with init_from"
                 )
 
 
@@ -92,20 +90,4 @@ def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -
 def _keep_in_evaluation(module: nn.Module) -> None:
     """Make `module.train()` do nothing, also when it is called through a module around it."""
     module.eval()
-
-    def train(mode: bool = True) -> nn.Module:
-        return module
-
-    setattr(module, "train", train)  # noqa: B010 - to the type checker a method cannot be replaced
-
-
-def _summary(module: nn.Module, frozen: set[str], prefix: str = "") -> list[str]:
-    """The frozen names, those of a whole module in one line: `layers.0.* (12)`."""
-    names = [prefix + name for name in parameter_names(module)]
-    inside = [name for name in names if name in frozen]
-    if len(inside) == len(names) > 1:
-        return [f"{prefix}* ({len(names)})"]
-    lines = [prefix + name for name, _ in module.named_parameters(recurse=False) if prefix + name in frozen]
-    for name, child in module.named_children():
-        lines += _summary(child, frozen, f"{prefix}{name}.")
-    return lines
+    setattr(module, "train", lambda mode=True: module)  # noqa: B010 - to the type checker a method cannot be replaced

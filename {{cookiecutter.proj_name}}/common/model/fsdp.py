@@ -18,12 +18,11 @@ from common.base.errors import UserError
 from common.checkpoint import gathered
 from common.distributed import Rank, share_buffers
 from common.distributed.sharded import is_sharded, local
-from common.model.blocks import has_running_statistics
+from common.model.blocks import norms_with_statistics
 from common.model.config import FsdpConfig
 from common.model.strategy import Strategy
-from common.optim.precision import BrainPrecision, DoublePrecision, HalfPrecision, Precision
+from common.optim.precision import Precision
 
-_NOTHING = nullcontext()
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -32,7 +31,7 @@ class Sharded(Strategy):
 
     Args:
         model: on the CPU; it moves to the device block by block, so that it never lies there whole.
-        blocks: gathered one at a time; what is outside of them is gathered at once.
+        blocks: gathered one at a time; the rest of the model is gathered at once.
         broadcast: give all processes rank 0's buffers before each training forward, as DDP does.
     """
 
@@ -53,41 +52,28 @@ class Sharded(Strategy):
         self.mesh = DeviceMesh.from_group(dist.group.WORLD, rank.device.type)
         self.rank = rank
         policy = _policy(config, precision, model)
-        if config.cpu_offload and isinstance(precision, HalfPrecision):
-            raise UserError(
-                "prepare.fsdp.cpu_offload: the loss scaling of precision.mode fp16 needs the device; use bf16"
-            )
         offload = CPUOffloadPolicy(pin_memory=rank.device.type == "cuda") if config.cpu_offload else OffloadPolicy()
-        kind = type(model).__name__  # FSDP gives the model another class
-        try:
-            inner = replace(policy, output_dtype=None)
-            holding = [block for block in blocks if any(True for _ in block.parameters())]
-            for block in holding:
-                fully_shard(
-                    block,
-                    mesh=self.mesh,
-                    mp_policy=inner,
-                    offload_policy=offload,
-                    reshard_after_forward=config.reshard_after_forward,
-                )
-            fully_shard(model, mesh=self.mesh, mp_policy=policy, offload_policy=offload)
-        except (NotImplementedError, RuntimeError, ValueError) as error:
-            raise UserError(f"dist.strategy fsdp cannot share out {kind}: {error}") from error
-        about = f"sharded, {len(holding)} blocks"
-        super().__init__(about, model, model, Precision() if policy.param_dtype else precision)
-        self._is_syncing = True
+        holding = [block for block in blocks if any(True for _ in block.parameters())]
+        for block in holding:
+            fully_shard(
+                block,
+                mesh=self.mesh,
+                mp_policy=replace(policy, output_dtype=None),
+                offload_policy=offload,
+                reshard_after_forward=config.reshard_after_forward,
+            )
+        fully_shard(model, mesh=self.mesh, mp_policy=policy, offload_policy=offload)
+        super().__init__(model, Precision() if policy.param_dtype else precision, f"sharded, {len(holding)} blocks")
         model.register_forward_hook(self._reshard_without_gradient)
         if broadcast and any(True for _ in model.buffers()):
             model.register_forward_pre_hook(self._share_buffers_in_training)
         mine = sum(local(parameter).numel() for parameter in model.parameters())
-        logger.info("fsdp: model {} and the rest, {:,} of its numbers on each rank", about, mine)
+        logger.info("fsdp: model {} and the rest, {:,} of its numbers on each rank", self.about, mine)
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
-        if enabled != self._is_syncing:
-            for module in self._sharded_modules():
-                module.set_requires_gradient_sync(enabled, recurse=False)
-            self._is_syncing = enabled
-        return _NOTHING
+        for module in self._sharded_modules():
+            module.set_requires_gradient_sync(enabled, recurse=False)
+        return nullcontext()
 
     def shard_state(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
         loaded = dict(gathered(state, source, self._empty, self.rank))
@@ -124,21 +110,19 @@ class Sharded(Strategy):
 
 def _policy(config: FsdpConfig, precision: Precision, model: nn.Module) -> MixedPrecisionPolicy:
     """What to compute in. Raises `UserError` for formats that do not go together."""
+    has_norms = bool(norms_with_statistics(model))
     narrow = config.param_dtype == "bf16"
-    if config.param_dtype == "auto" and isinstance(precision, BrainPrecision):
-        narrow = not has_running_statistics(model)
-        if not narrow:
-            logger.info(
-                "prepare.fsdp.param_dtype auto: the model has batch norm, so weights stay 32 bits, under autocast"
-            )
-    elif narrow and isinstance(precision, (DoublePrecision, HalfPrecision)):
+    if narrow and (has_norms or precision.mode in ("fp16", "fp64")):
         raise UserError(
-            "prepare.fsdp.param_dtype bf16 goes with precision.mode bf16 or fp32; use own with fp16 and fp64"
+            "prepare.fsdp.param_dtype bf16 goes with precision.mode bf16 and fp32 only, and the running statistics of "
+            "batch norm need 32 bits; use auto or own"
         )
-    elif narrow and has_running_statistics(model):
-        raise UserError(
-            "prepare.fsdp.param_dtype bf16: the running statistics of batch norm need 32 bits; use auto or own"
-        )
+    if config.cpu_offload and precision.mode == "fp16":
+        raise UserError("prepare.fsdp.cpu_offload: the loss scaling of precision.mode fp16 needs the device; use bf16")
+    if config.param_dtype == "auto" and precision.mode == "bf16":
+        narrow = not has_norms
+        if has_norms:
+            logger.info("prepare.fsdp: the model has batch norm, so weights stay 32 bits, under autocast")
     wide = torch.float32 if narrow else None
     return MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if narrow else None,

@@ -1,7 +1,5 @@
 """How processes train one model together: a single process, or replicas that average their gradients (DDP)."""
 
-import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -14,11 +12,9 @@ from common.checkpoint import gathered
 from common.distributed import DistConfig, Rank
 from common.optim.precision import Precision
 
-_NOTHING = nullcontext()
 
-
-class Strategy(ABC):
-    """A prepared model, and how it is trained on all processes.
+class Strategy:
+    """A prepared model, and how it is trained on all processes. This one: on a single process.
 
     Attributes:
         about: how it was prepared, in a few words for the log and the checkpoint.
@@ -30,15 +26,14 @@ class Strategy(ABC):
 
     lockstep_forward = False
 
-    def __init__(self, about: str, module: nn.Module, model: nn.Module, precision: Precision) -> None:
+    def __init__(self, module: nn.Module, precision: Precision, about: str = "whole") -> None:
         self.about = about
-        self.module = module
-        self.model = model
+        self.module = self.model = module
         self.precision = precision
 
-    @abstractmethod
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
         """Whether the backward passes within this context average gradients over all processes."""
+        return nullcontext()
 
     def shard_state(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
         """A state that was read from the checkpoint `source`, with its tensors as this strategy holds them.
@@ -49,39 +44,20 @@ class Strategy(ABC):
         return gathered(state, source)
 
 
-class Alone(Strategy):
-    """One process."""
-
-    def __init__(self, model: nn.Module, precision: Precision) -> None:
-        super().__init__("whole", model, model, precision)
-
-    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
-        return _NOTHING
-
-
 class Replicated(Strategy):
     """Every process holds the whole model; gradients are averaged during the backward pass (DDP)."""
 
     def __init__(self, model: nn.Module, precision: Precision, config: DistConfig, rank: Rank) -> None:
-        wrapped = DistributedDataParallel(
+        super().__init__(model, precision)
+        self.model = self._wrapped = DistributedDataParallel(
             model,
             device_ids=[rank.device.index] if rank.device.type == "cuda" else None,
             find_unused_parameters=config.find_unused_parameters,
             static_graph=config.static_graph,
             bucket_cap_mb=config.bucket_mb,
             gradient_as_bucket_view=config.gradient_as_bucket_view,
-            **_buffers(config.broadcast_buffers),
         )
-        super().__init__("whole", model, wrapped, precision)
-        self._wrapped = wrapped
+        self._wrapped.broadcast_buffers = config.broadcast_buffers  # as an argument it has two names
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
-        return _NOTHING if enabled else self._wrapped.no_sync()
-
-
-def _buffers(broadcast: bool) -> dict[str, Any]:
-    """The option that keeps DDP from broadcasting buffers; it has another name since PyTorch 2.13."""
-    if broadcast:
-        return {}
-    new = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    return {"forward_sync_buffers" if new else "broadcast_buffers": False}
+        return nullcontext() if enabled else self._wrapped.no_sync()

@@ -43,11 +43,10 @@ def warm_up_ddp(model: nn.Module, loss: Callable[[], Tensor], rank: Rank) -> Non
 def _refuse_unused(model: nn.Module, rank: Rank) -> None:
     unused = gather_objects(without_gradient(model), rank)
     names = list(dict.fromkeys(name for each in unused for name in each))
-    if not names:
-        return
-    where = "" if all(each == unused[0] for each in unused) else ", on some of the ranks"
-    raise UserError(
-        f"{len(names)} parameters get no gradient in a first step{where}, and DDP would wait for it: {listed(names)}.\n"
-        "  Use them in the model's forward and in the loss, or freeze them (prepare.freeze); if which are used changes "
-        "from batch to batch: --dist.find_unused_parameters true"
-    )
+    where = "" if all(each == names for each in unused) else ", on some of the ranks"
+    if names:
+        raise UserError(
+            f"{len(names)} parameters get no gradient in a first step{where}, and DDP would wait for it: "
+            f"{listed(names)}.\n  Use them in the model's forward and in the loss, or freeze them (prepare.freeze); if "
+            "which are used changes from batch to batch: --dist.find_unused_parameters true"
+        )

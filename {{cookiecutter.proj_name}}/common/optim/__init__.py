@@ -8,31 +8,11 @@ from pydantic import Field
 
 from common.config import Problem, section
 from common.optim.clip import Clip, ClipConfig
-from common.optim.ema import Ema, EmaConfig, averaged_state_dict, build_ema
-from common.optim.optimizer import OptimizerConfig, build_optimizer, learning_rates, needs_closure, parameter_groups
-from common.optim.precision import Precision, PrecisionConfig, build_precision
-from common.optim.schedule import LrSchedulerConfig, Schedule, build_schedule
+from common.optim.ema import Ema, EmaConfig, averaged_state_dict
+from common.optim.optimizer import OptimizerConfig, build_optimizer, needs_closure
+from common.optim.schedule import LrSchedulerConfig, build_schedule
 
-__all__ = [
-    "Clip",
-    "ClipConfig",
-    "Ema",
-    "EmaConfig",
-    "LrSchedulerConfig",
-    "OptimConfig",
-    "OptimizerConfig",
-    "Precision",
-    "PrecisionConfig",
-    "Schedule",
-    "averaged_state_dict",
-    "build_ema",
-    "build_optimizer",
-    "build_precision",
-    "build_schedule",
-    "learning_rates",
-    "needs_closure",
-    "parameter_groups",
-]
+__all__ = ["Clip", "Ema", "OptimConfig", "averaged_state_dict", "build_optimizer", "build_schedule", "needs_closure"]
 
 
 @section
@@ -49,15 +29,11 @@ class OptimConfig(ClipConfig, OptimizerConfig):
         "type": "optim_type",
         "maxiters": "it is now args.max_iter",
         "momentum": "it is now args.momentum",
-        "use_nesterov": "it is now args.nesterov",
         "beta1": "it is now the first number of args.betas",
         "beta2": "it is now the second number of args.betas",
         "betas": "it is now args.betas",
         "eps": "it is now args.eps",
         "centered": "it is now args.centered",
-        "rmsprop_alpha": "it is now args.alpha",
-        "accum_grad": "accumulate",
-        "clip_grad": "clip_gradients",
     }
 
     def problems(self) -> Iterator[Problem]:

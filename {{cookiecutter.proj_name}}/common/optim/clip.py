@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.config import Problem, section
 from common.distributed.sharded import is_sharded, local, norm_over_shards
@@ -49,32 +49,23 @@ class Clip:
     def __call__(self, parameters: Sequence[Tensor], position: Position) -> Tensor | None:
         """Clip the parameters' gradients in place.
 
-        `position` is where the run stands before this optimizer step. Returns the norm of all gradients before
-        clipping, a scalar on their device that was not waited for; None when clipping is off.
+        `position` is where the run stands before this optimizer step. Returns the 2-norm of all gradients before
+        clipping, a scalar on their device that was not waited for, of sharded ones (FSDP) the norm over all processes;
+        None when clipping is off.
         """
         limit = self._later_limit if self._change.is_due(_START, position) else self._limit
         if limit == 0:
             return None
         gradients = [p.grad for p in parameters if p.grad is not None]
-        norm = gradient_norm(gradients)
-        if not gradients:
-            return norm
         parts = [local(gradient) for gradient in gradients]
+        norm = nn.utils.get_total_norm(parts)
+        if not parts:
+            return norm
+        if is_sharded(gradients[0]):
+            norm = norm_over_shards(norm, gradients[0])
         if self._by_norm:
-            # Half the time of torch's clip_grad_norm_ on a small model (19 against 38 us), with the same numbers.
             torch._foreach_mul_(parts, (limit / (norm + 1e-6)).clamp_(max=1.0))
         else:
             torch._foreach_clamp_min_(parts, -limit)
             torch._foreach_clamp_max_(parts, limit)
         return norm
-
-
-def gradient_norm(gradients: list[Tensor]) -> Tensor:
-    """The 2-norm of all gradients, on one device, taken as one vector: a scalar there, not waited for. Of none: 0.
-
-    Of sharded gradients (FSDP) it is the norm over all processes, and every process must ask for it.
-    """
-    if not gradients:
-        return torch.zeros(())
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([local(gradient) for gradient in gradients])))
-    return norm_over_shards(norm, gradients[0]) if is_sharded(gradients[0]) else norm

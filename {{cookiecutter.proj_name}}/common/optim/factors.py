@@ -94,7 +94,7 @@ class StatefulFactor(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
 
 @SCHEDULE_REGISTRY.register("plateau")

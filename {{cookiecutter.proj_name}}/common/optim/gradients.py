@@ -22,25 +22,22 @@ class DebugConfig:
     max_samples: Annotated[int, Field(ge=0, description="use only the first n samples of each split; 0: all")] = 0
 
 
+@torch.no_grad()
 def log_gradients(model: nn.Module, *, every: bool) -> None:
     """Log the largest gradient of this process' last step and, with `every`, each parameter's mean weight and gradient.
 
-    Of sharded weights (FSDP), what is here.
-    Waits for the device: not for normal runs.
+    Of sharded weights (FSDP), those of this process' part. Waits for the device: not for normal runs.
     """
     rows = []
     largest, where = -1.0, "nothing"
     for name, parameter in model.named_parameters():
-        if parameter.grad is None:
-            rows.append(f"  {name}: no gradient" if parameter.requires_grad else f"  {name}: frozen")
+        weight, gradient = local(parameter), parameter.grad
+        if gradient is None or weight.numel() == 0:
+            rows.append(f"  {name}: {'no gradient here' if parameter.requires_grad else 'frozen'}")
             continue
-        with torch.no_grad():
-            weight, gradient = local(parameter), local(parameter.grad)
-            if not gradient.numel():
-                rows.append(f"  {name}: on other processes")
-                continue
-            top = float(gradient.abs().max())
-            rows.append(f"  {name}: mean weight {weight.mean():.3e}, mean |gradient| {gradient.abs().mean():.3e}")
+        sizes = local(gradient).abs()
+        rows.append(f"  {name}: mean weight {weight.mean():.3e}, mean |gradient| {sizes.mean():.3e}")
+        top = float(sizes.max())
         if not top <= largest:  # also true for a gradient that is not a number
             largest, where = top, name
     logger.info("largest |gradient| {:.3e} in {}", largest, where)

@@ -327,7 +327,9 @@ def test_without(runs: Runs, ingredient: str, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(torch.amp.GradScaler, "get_growth_interval", lambda self: 2)
         original = torch.amp.GradScaler.__init__
         monkeypatch.setattr(
-            torch.amp.GradScaler, "__init__", lambda self, device: original(self, device, growth_interval=2)
+            torch.amp.GradScaler,
+            "__init__",
+            lambda self, device, **options: original(self, device, growth_interval=2, **options),
         )
     remove(monkeypatch)
     uncut = final(runs.train(*words(kind), name="uncut"))

@@ -100,6 +100,7 @@ def test_opencv_gets_no_threads_in_workers(monkeypatch: pytest.MonkeyPatch) -> N
     stand_in.setNumThreads = seen.append
     monkeypatch.setitem(sys.modules, "cv2", stand_in)
     monkeypatch.setattr("common.data.workers.die_with_parent", lambda: None)
-    monkeypatch.setattr("common.data.workers.signal", types.SimpleNamespace(SIGTERM=15, SIG_IGN=1, signal=print))
+    for name in ("signal", "siginterrupt", "pthread_sigmask"):
+        monkeypatch.setattr(f"common.data.workers.signal.{name}", lambda *_: None)
     WorkerStart()(0)
     assert seen == [0]

@@ -39,14 +39,14 @@ def test_a_frozen_part_stays_as_it_was(runs: Runs, world: int) -> None:
     for name, value in state["model"].items():
         assert torch.equal(value, before[name]) == name.startswith("features."), name
     assert state["optimizer"]["param_groups"][0]["param_names"] == ["head.2.weight", "head.2.bias"]
-    assert "frozen: 9 of 11 parameters, 3 norms in evaluation mode\n  features.* (9)" in log(folder)
+    assert "frozen: 9 of 11 parameters, 3 norms in evaluation mode: features.0.0.weight," in log(folder)
 
 
 def test_single_names_can_be_frozen(runs: Runs) -> None:
     """R-25: the matched set is logged; a batch norm that is trained in part still moves."""
     folder = runs.train("--prepare.freeze", "['*.1.bias', head.2.weight]", "--progress.epoch", "1")
     assert "frozen: 4 of 11 parameters, 0 norms in evaluation mode" in log(folder)
-    assert "  features.0.1.bias\n  features.1.1.bias\n  features.3.1.bias\n  head.2.weight" in log(folder)
+    assert ": features.0.1.bias, features.1.1.bias, features.3.1.bias, head.2.weight\n" in log(folder)
     assert load(folder)["model"]["features.0.1.num_batches_tracked"] == 5
 
 
@@ -223,7 +223,6 @@ def test_options_of_ddp(runs: Runs) -> None:
     words = [*TOWER, *options, "--plugins", "[tests.model.test_parallel:wrapped_as_asked]"]
     several(runs, 2, runs.words(*words))
     assert load(runs.root / "run")["position"]["epoch"] == 1
-    assert "synchronises batch norm on CUDA only" in refused(runs, 2, runs.words("--dist.sync_bn", "true"))
 
 
 def count_exchanges(trainer: Trainer) -> None:

@@ -14,7 +14,8 @@ from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 from common.base.errors import UserError
 from common.config import ConfigError, resolve, section
 from common.config.registry import SCHEDULE_REGISTRY
-from common.optim import OptimConfig, Schedule, build_schedule
+from common.optim import OptimConfig, build_schedule
+from common.optim.schedule import Schedule
 
 TOTAL, EPOCH = 60, 6  # optimizer steps in the run and in an epoch
 BASE = 0.5
