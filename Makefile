@@ -33,13 +33,13 @@ help:  ## list these commands
 
 setup: $(VENV)/.done  ## make .venv with the tested versions of everything
 
-demo: setup  ## render a project into DEMO_DIR, train it on the CPU, evaluate it, show where the results are
+demo: setup  ## render a project into DEMO_DIR, train on the CPU, evaluate, show where the results are
 	@"$(BIN)/python" tools/demo.py "$(DEMO_DIR)"
 
-test: lint  ## every day: style, types, and the tests that take a moment, of the project here and of the template
+test: lint  ## every day: style, types, and the fast tests, of the project here and of the template
 	@$(MAKE) --no-print-directory test-project test-template SLOW="not slow"
 
-test-all: test  ## then the rest: whole trainings, real clusters, and the tests of rendered projects
+test-all: test  ## then the rest: full trainings, real clusters, and the tests of rendered projects
 	@$(MAKE) --no-print-directory test-project test-template SLOW=slow
 	@echo "== all tests passed"
 

@@ -191,7 +191,7 @@ def by_hand(host: int, hosts: Hosts) -> dict[str, str]:
 
 def running(project: Project, name: str) -> bool:
     log = project.root / "experiments" / name / "train.log"
-    return log.exists() and "step" in log.read_text().rpartition("what happens when")[2]
+    return log.exists() and "step" in log.read_text().rpartition("steps per epoch; intervals:")[2]
 
 
 def until(condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -25,7 +25,7 @@ from custom.config import EvalConfig
 
 
 def main(argv: list[str]) -> int:
-    """Measure one checkpoint on the sets of a split: tables, metrics.json and pictures. Returns the exit code."""
+    """Evaluate one checkpoint on a split: tables, metrics.json and pictures. Returns the exit code."""
     setup_log()
     check_command(argv)
     stored = stored_config(argv, "--model_pt")
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     )
     config = resolved.config
     code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
-    if code is not None:  # this process only started those that evaluate
+    if code is not None:  # this process only started the ones that evaluate
         return code
     place = distributed.find_rank(config.gpu_ids, config.dist, program="evaluate.py")
     set_up_process(config.dist, place)
@@ -51,10 +51,10 @@ def main(argv: list[str]) -> int:
 
 
 def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
-    """Build what the config names, measure, report."""
+    """Build the parts that the config names, evaluate, report."""
     setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
     state = read_checkpoint(path)
-    # A seed that the run drew: data that draw random numbers are then what they were in training.
+    # The seed that the run drew, so that random data are the same as in training.
     seed = choose_seed(config.dist, rank, drawn=state["about"].get("seed"))
     set_seed(seed)
     precision = build_precision(config.precision, rank.device)
@@ -76,26 +76,26 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
 
 
 def check_command(argv: list[str]) -> None:
-    """Refuse a command that names no checkpoint, or one without a config beside it: `parse` would ask for --config."""
+    """Refuse a command without a checkpoint or its config; `parse` would only report a missing --config."""
     options = {word.partition("=")[0] for word in argv}
     if options & {"--config", "--configs", "-c", "--help", "-h", "--list"} or stored_config(argv, "--model_pt"):
         return
     path = option_value(argv, "--model_pt") or which_checkpoint()
     read_checkpoint(Path(path).expanduser())
     raise UserError(
-        f"there is no config.yaml of a run beside {path}; the checkpoint holds its config:\n"
+        f"there is no config.yaml in the run folder of {path}; take the config from the checkpoint:\n"
         f"  python -m common.checkpoint {path} --config > its_config.yaml\n"
         f"  python evaluate.py --config its_config.yaml --model_pt {path}"
     )
 
 
 def which_checkpoint() -> NoReturn:
-    """Ask for one. Raises `UserError`."""
+    """Raise the `UserError` for a missing --model_pt."""
     raise UserError("model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt")
 
 
 def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, position: dict[str, int]) -> None:
-    """Print the numbers, and leave them in the evaluation's `folder` with the pictures."""
+    """Print the numbers, and write them and the pictures to `folder`."""
     about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
     logger.info("{} of {}, epoch {epoch}, step {step}", config.split, path, **position)
     for name, one in result.sets.items():

@@ -29,11 +29,11 @@ def main(argv: list[str]) -> int:
     )
     config, command = resolved.config, [__file__, *argv]
     code = distributed.spawn(config.gpu_ids, config.dist, command)
-    if code is not None:  # this process only started those that train
+    if code is not None:  # this process only started the ones that train
         return code
     with managed_run(config, resolved.values, command, PROJECT) as run:
         parts = build_parts(config, run.rank, run.seed)
-        run.open()  # last, so that a mistake above moves no earlier run of this name out of the way
+        run.open()  # after building, so that a mistake there does not move an earlier run of this name
         trainer = Trainer(config, parts, run)
         for name in config.plugins:
             import_path(name)(trainer)

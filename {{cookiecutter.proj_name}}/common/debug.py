@@ -1,4 +1,4 @@
-"""A debugger in one process of several."""
+"""A debugger for one of several processes."""
 
 import os
 import pdb
@@ -15,39 +15,37 @@ _STEPS = ("n", "next", "s", "step", "unt", "until", "r", "return")
 
 
 def breakpoint(rank: int = 0) -> None:
-    """Stop here, in `rank`, with pdb; the other processes wait, for as long as it takes. All must come by.
+    """Stop here in `rank`, in pdb; the other processes wait until you continue. Every process must call this.
 
         from common import debug
         debug.breakpoint(rank=1)
 
-    `continue` lets all go on, `next` too, but stops at the following line; `quit` ends them all. In a single process it
-    stops where it is, whatever `rank` says. Put it where every process comes by: one that does not is waited for, for
-    a week.
+    `continue` resumes all processes; so does `next`, but this one stops again at the next line; `quit` ends all. A
+    single process stops whatever `rank` is. If a process never makes this call, the others wait for it for a week.
     """
     frame = sys._getframe(1)
     if torch.utils.data.get_worker_info() is not None:
-        raise UserError("a worker of the loader has no terminal: debug data sets with --worker 0")
+        raise UserError("a loader worker has no terminal: debug data sets with --worker 0")
     alone = not dist.is_initialized()
-    # The usual groups would give up after dist.timeout.
+    # The usual groups would time out after dist.timeout.
     patient = None if alone else dist.new_group(backend="gloo", timeout=timedelta(days=7))
     if alone or dist.get_rank() == rank:
-        told = "" if alone else f"rank {rank} stops here; the others wait"
-        go_on_to = _inspect(frame, told)
+        notice = "" if alone else f"rank {rank} stops here; the others wait"
+        last_command = _inspect(frame, notice)
     if patient is not None:
         dist.barrier(group=patient)
         dist.destroy_process_group(patient)
-    if (alone or dist.get_rank() == rank) and go_on_to in _STEPS:
+    if (alone or dist.get_rank() == rank) and last_command in _STEPS:
         pdb.Pdb().set_trace(frame)
 
 
-def _inspect(frame: FrameType, told: str) -> str:
-    """Let the user look around; the command that ended it."""
-    if (
-        sys.stdin is None or sys.stdin.name == os.devnull
-    ):  # multiprocessing takes it away; the descriptor is still there
+def _inspect(frame: FrameType, notice: str) -> str:
+    """Run the debugger in `frame`. Returns the command that ended it."""
+    # multiprocessing replaces stdin by os.devnull, but leaves the descriptor open.
+    if sys.stdin is None or sys.stdin.name == os.devnull:
         sys.stdin = open(os.dup(0))  # noqa: SIM115 - for the rest of the process
-    if told:
-        print(told, file=sys.stderr, flush=True)
+    if notice:
+        print(notice, file=sys.stderr, flush=True)
     debugger = pdb.Pdb()
     debugger.reset()
     debugger.interaction(frame, None)

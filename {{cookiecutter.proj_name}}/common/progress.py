@@ -1,4 +1,4 @@
-"""Where a run is, and what is due when: each "every N steps / epochs" of the configuration is an `Interval`."""
+"""The position of a run, and what is due when: each "every N steps / epochs" in the config is an `Interval`."""
 
 import math
 import re
@@ -18,10 +18,10 @@ _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?|\d+/0*[1-9]\d*)\s*(step|epoch)s?\s*")
 
 
 class Position(NamedTuple):
-    """How far a run has come.
+    """The position of a run.
 
-    `step` counts optimizer steps. `sample` counts the samples of the current epoch that were used, over all ranks;
-    `epoch_size` is how many the epoch has, 0 while that is unknown (a data set without length).
+    `step` counts optimizer steps. `sample` counts the samples used in the current epoch, over all ranks.
+    `epoch_size` is the number of samples per epoch, 0 while it is unknown (a data set without length).
     """
 
     step: int = 0
@@ -31,7 +31,7 @@ class Position(NamedTuple):
 
 
 def resumed_position(at: Position, epoch_size: int) -> Position:
-    """Where to continue with data of `epoch_size` samples. Raises `UserError` inside an epoch of another size."""
+    """The position for data of `epoch_size` samples. Raises `UserError` inside an epoch of another size."""
     if at.sample and at.epoch_size != epoch_size:
         raise UserError(
             f"the checkpoint stopped inside epoch {at.epoch}, after {at.sample} of {at.epoch_size} samples, but the "
@@ -42,14 +42,14 @@ def resumed_position(at: Position, epoch_size: int) -> Position:
 
 @dataclass(frozen=True)
 class Interval:
-    """A length of training, in optimizer steps or in epochs; exact, as floats are not. An amount of 0 means never."""
+    """A length of training in optimizer steps or epochs, as an exact fraction. An amount of 0 means never."""
 
     amount: Fraction
     unit: Unit
 
     @classmethod
     def parse(cls, value: int | float | str | None, unit: Unit) -> "Interval":
-        """Read 10, "10", "200step" or "0.5epoch"; a bare number is in `unit`. None, 0 and less mean never."""
+        """Parse 10, "10", "200step" or "0.5epoch"; a plain number is in `unit`. None, 0 and negative mean never."""
         if value is None:
             return cls(Fraction(0), unit)
         if isinstance(value, (int, float)):
@@ -62,7 +62,7 @@ class Interval:
             raise UserError(f'{value!r} is not an interval: write a number of {unit}s, "200step" or "0.5epoch"')
         amount = Fraction(match[1])
         if match[2] == "step" and amount.denominator != 1:
-            raise UserError(f"{value!r} is not an interval: steps come in whole numbers")
+            raise UserError(f"{value!r} is not an interval: the number of steps must be whole")
         return cls(amount, "step" if match[2] == "step" else "epoch")
 
     def __bool__(self) -> bool:
@@ -75,7 +75,7 @@ class Interval:
         return f"every {self.unit}" if amount == 1 else f"every {amount} {self.unit}s"
 
     def elapsed(self, at: Position) -> Fraction:
-        """How much of training is done at `at`, in this interval's unit."""
+        """The amount of training done at `at`, in this interval's unit."""
         if self.unit == "step":
             return Fraction(at.step)
         return at.epoch + Fraction(at.sample if at.epoch_size else 0, at.epoch_size or 1)
@@ -85,32 +85,32 @@ class Interval:
         return bool(self) and self.elapsed(after) // self.amount > self.elapsed(before) // self.amount
 
     def earliest_step(self, at: Position, samples_per_step: int) -> float:
-        """Within this epoch it is not due again before this step: the very step, or a little sooner."""
+        """The step before which this cannot be due again in this epoch; exact, or a little too early."""
         if not self:
             return math.inf
         missing = self.amount - self.elapsed(at) % self.amount
         if self.unit == "step":
             return at.step + math.ceil(missing)
-        # `drop_last` lets the last step of an epoch count for almost two.
+        # With `drop_last`, the last step of an epoch can count for almost two.
         return at.step + max(1, int(missing * at.epoch_size / samples_per_step)) if at.epoch_size else math.inf
 
     def in_steps(self, steps_per_epoch: int | None) -> int:
-        """This length in optimizer steps, rounded to the nearest, at least 1 when it is on.
+        """This length in optimizer steps, rounded to the nearest; at least 1, or 0 for never.
 
-        Raises `UserError` when it is given in epochs and the data set has no length.
+        Raises `UserError` if it is given in epochs and the data set has no length.
         """
         if not self:
             return 0
         if self.unit == "step":
             return int(self.amount)
         if steps_per_epoch is None:
-            raise UserError(f'{self}: the data set has no length; give this in steps, as in "1000step"')
+            raise UserError(f'{self}: the data set has no length; set this in steps, as in "1000step"')
         return max(1, round(self.amount * steps_per_epoch))
 
 
 @dataclass(frozen=True)
 class _IntervalIn:
-    """Marks a config field as an interval whose bare numbers are in `unit`."""
+    """Marks a config field as an interval whose plain numbers are in `unit`."""
 
     unit: Unit
 
@@ -128,9 +128,9 @@ StepInterval = Annotated[int | float | str | None, _IntervalIn("step")]
 
 @section
 class ProgressConfig:
-    """Length of a run, and what happens when. Intervals: numbers, "200step" or "0.5epoch"; -1, 0 or null means never.
+    """Length of a run, and when things happen. Intervals: numbers, "200step" or "0.5epoch"; -1, 0 or null means never.
 
-    What is on also happens after the last step.
+    Everything that is not "never" also happens after the last step.
     """
 
     start_epoch: Annotated[
@@ -167,7 +167,7 @@ class ProgressConfig:
 
 
 class Due(NamedTuple):
-    """What happens after a step."""
+    """The actions that are due after a step."""
 
     log: bool = False
     pictures: bool = False
@@ -182,7 +182,7 @@ _NOTHING = Due()
 
 
 class Triggers:
-    """Decides what is due after which step.
+    """Decides which actions are due after a step.
 
     Args:
         samples_per_step: over all ranks.
@@ -190,7 +190,7 @@ class Triggers:
 
     def __init__(self, config: ProgressConfig, samples_per_step: int) -> None:
         self._config, self._samples_per_step = config, samples_per_step
-        self._next_step: float = 0  # nothing is due sooner, unless the epoch ends
+        self._next_step: float = 0  # nothing is due before this step, unless the epoch ends
         self._intervals = {
             "log": Interval.parse(config.iter_loss, "step"),
             "pictures": Interval.parse(config.iter_save_progress if config.save_progress else None, "step"),
@@ -201,7 +201,7 @@ class Triggers:
         }
 
     def due(self, before: Position, after: Position) -> Due:
-        """What is due once the step from `before` to `after` is done; after the last step, everything that is on."""
+        """The actions due after the step from `before` to `after`. After the last step, all that are not "never"."""
         if after.step < self._next_step and after.epoch == before.epoch:
             return _NOTHING
         earliest = [each.earliest_step(after, self._samples_per_step) for each in self._intervals.values()]
@@ -213,12 +213,12 @@ class Triggers:
         return Due(**due, is_last=is_last)
 
     def is_over(self, at: Position) -> bool:
-        """Whether the run has come as far as the config wants."""
+        """Whether the run has reached its configured end."""
         epoch, max_steps = self._config.epoch, self._config.max_steps
         return (epoch is not None and at.epoch >= epoch) or (max_steps is not None and at.step >= max_steps)
 
     def table(self, without: Collection[str] = ()) -> str:
-        """What happens when, one line each, in the order of the loop; for those in `without` there are no data."""
+        """One line per action with its interval, in the order of the loop; those in `without` have no data."""
         names = ("log line, scalars", "training pictures", "validation", "evaluation", "latest.pt", "step_*.pt")
         return "\n".join(
             f"  {name:<18} {'never (no data)' if name in without else interval}"
@@ -231,11 +231,11 @@ class TrainState:
     """The counters of the loop. A checkpoint holds the first three.
 
     Attributes:
-        at: where the run is.
-        values: what the last validation measured.
+        at: the position of the run.
+        values: the results of the last validation.
         pending: the evaluations of this step (val, eval) that a signal interrupted.
-        stop_reason: finished, early_stop; empty while there is more to train.
-        signal: the number of the signal that stopped training; 0 for none.
+        stop_reason: finished or early_stop; empty while training continues.
+        signal: number of the signal that stopped training; 0 for none.
     """
 
     at: Position
@@ -246,11 +246,11 @@ class TrainState:
 
     @property
     def is_over(self) -> bool:
-        """Whether training ends here, for now or for good."""
+        """Whether training ends here, temporarily or for good."""
         return bool(self.stop_reason or self.signal)
 
     def stop(self, *, reason: str = "", signal: int = 0) -> None:
-        """End training after this step. The first reason and the first signal count; empty ones do nothing."""
+        """End training after this step. The first reason and the first signal are kept; empty ones have no effect."""
         self.stop_reason = self.stop_reason or reason
         self.signal = self.signal or signal
 
@@ -267,7 +267,7 @@ class Outcome:
 
 
 def total_steps(config: ProgressConfig, steps_per_epoch: int | None) -> int | None:
-    """Optimizer steps of the whole run; None when the data has no length and `max_steps` is not given."""
+    """Optimizer steps of the whole run; None if the data has no length and `max_steps` is not set."""
     by_epochs = None if config.epoch is None or steps_per_epoch is None else config.epoch * steps_per_epoch
     known = [steps for steps in (by_epochs, config.max_steps) if steps is not None]
     return min(known, default=None)

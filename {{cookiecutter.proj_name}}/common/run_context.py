@@ -1,4 +1,4 @@
-"""A run from its command to the last line of its log: `managed_run`."""
+"""`managed_run`: everything around training, from joining the other processes to the last line of the log."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -32,16 +32,16 @@ from common.task import EngineConfig
 def managed_run(
     config: EngineConfig, values: Mapping[str, Any], argv: Sequence[str], project: Path
 ) -> Iterator["RunContext"]:
-    """Join the other processes, and leave with them. An error inside ends all of them, and leaves its reason behind:
-    on the terminal, in the log, in `status.json`, in `error_rank<k>.txt`, and in the exit code.
+    """Join the other processes, and leave with them. An error inside ends all of them and is reported on the terminal,
+    in the log, in `status.json`, in `error_rank<k>.txt`, and by the exit code.
 
     Args:
         values: the whole config as plain values.
         argv: the program and its arguments, as in `sys.argv`.
 
     Raises:
-        UserError: there is no such checkpoint, or the processes do not fit together.
-        SystemExit: an error that is reported already.
+        UserError: the checkpoint does not exist, or the processes do not match.
+        SystemExit: an error that was already reported.
     """
     place = distributed.find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, place)
@@ -61,15 +61,15 @@ def managed_run(
 
 
 class RunContext:
-    """What a run has besides the parts that are trained.
+    """The surroundings of training: rank, folder, checkpoint, seed and monitor.
 
     Attributes:
-        rank: the place of this process among all of the run.
-        paths: the run's folder.
-        checkpoint: where the run starts from; None for the first weights.
-        only_weights: only the weights of `checkpoint` are wanted: this is another run.
+        rank: this process' rank in the run.
+        paths: the paths in the run's folder.
+        checkpoint: the checkpoint that the run starts from, or None.
+        only_weights: take only the weights of `checkpoint`, because this is a new run.
         seed: of the whole run, configured or drawn.
-        monitor: from `open` on.
+        monitor: exists after `open`.
     """
 
     checkpoint: LoadedCheckpoint | None = None
@@ -88,14 +88,14 @@ class RunContext:
     ) -> None:
         self.config, self.values, self.argv, self.project = config, values, argv, project
         self.rank, self.paths = rank, paths
-        self._resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is of this very folder
-        self._folder: OpenRun | None = None  # in the main process
+        self._resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
+        self._folder: OpenRun | None = None  # only in the main process
         self._is_open = False
 
     def choose_start(self) -> None:
         """Find the checkpoint that the run starts from, and its seed."""
         config, rank = self.config, self.rank
-        # A job that its launcher restarted continues its own run, whatever --resume or start_epoch say; never another.
+        # A job restarted by its launcher continues its own run, whatever --resume and start_epoch say; never another.
         restarted = distributed.from_main(rank.restarted and has_saved(self.paths, rank.launched_as), rank)
         self.only_weights = config.progress.start_epoch == 0 and not restarted
         resume = "auto" if restarted else config.resume
@@ -103,16 +103,16 @@ class RunContext:
         continued = None if self.only_weights else self.checkpoint
         if continued is not None and continued.belongs_to(self.paths.root):
             self._resumed = continued
-        else:  # an earlier run of this name moves out of the way, with whatever would be taken from it
+        else:  # an earlier run of this name will be moved, so this run may not need weights from it
             path = None if self.checkpoint is None else self.checkpoint.path
             check_stays({"init_from.path": config.init_from.path, "resume": path}, self.paths, self.project)
-        # A seed that was drawn belongs to the run: the order of its samples follows from it.
+        # A drawn seed belongs to the run, because it determines the order of its samples.
         self.seed = choose_seed(config.dist, rank, drawn=None if continued is None else continued.seed)
 
     def open(self) -> None:
-        """Open the run's folder, log and monitor. An earlier run of this name is now out of the way."""
+        """Open the run's folder, log and monitor. Moves an earlier run of this name away."""
         config, rank, resumed = self.config, self.rank, self._resumed
-        barrier(rank)  # all processes have read the checkpoint, and built their parts without an error
+        barrier(rank)  # all processes have read the checkpoint and built their parts without error
         if rank.is_main:
             self._folder = self._open_folder()
         barrier(rank)  # the folder exists
@@ -139,7 +139,7 @@ class RunContext:
         )
         self._is_open = True
         if config.resume is not None and self.checkpoint is None:
-            logger.info("resume {}: nothing was saved yet, so the run starts", config.resume)
+            logger.info("resume {}: nothing was saved yet, so the run starts from the beginning", config.resume)
 
     def _open_folder(self) -> OpenRun:
         rank = self.rank
@@ -155,24 +155,24 @@ class RunContext:
             processes_per_host=None if rank.launch is None else rank.launch.local_world,
             launched_as=rank.launched_as,
         )
-        for file in self.paths.root.glob("error_rank*.txt"):  # of an attempt before this one
+        for file in self.paths.root.glob("error_rank*.txt"):  # from an earlier attempt
             file.unlink(missing_ok=True)
         return folder
 
     def end(self, outcome: Outcome) -> None:
-        """The last line, entry and status of a run that was not cut off by an error."""
+        """Write the last log line and the status of a run that ended without an error."""
         self.monitor.end("stopped" if outcome.exit_code else "finished", outcome.at, outcome.reason)
 
     def close(self) -> None:
-        """Close the files and unlock the folder. Safe to call twice."""
+        """Close the files and unlock the folder. May be called twice."""
         if self._is_open:
             self.monitor.close()
         if self._folder is not None:
             self._folder.release()
 
     def fail(self, error: BaseException) -> None:
-        """Record `error`, and end all processes: does not return, but for an error of a single process that has
-        written nothing yet, which is for the caller to print."""
+        """Record `error` and end all processes. Returns only for a single process that has not opened its folder: the
+        caller then prints the error."""
         if isinstance(error, SystemExit) and self.rank.is_alone:
             return
         failure, failure_monitor = describe(error, self.rank), self.rank.failure_monitor
@@ -180,22 +180,22 @@ class RunContext:
             self.record_failure(failure, False)
             return
         if self._is_open and not (failure.may_follow or failure_monitor.is_over):
-            keep_error(failure, self.paths)  # even if it turns out that another rank failed before
-        failure_monitor.fail(failure)  # with other processes, ends this one
+            keep_error(failure, self.paths)  # even if another rank failed first
+        failure_monitor.fail(failure)  # if there are other processes, ends this one
         raise SystemExit(failure.code) from None
 
     def record_failure(self, failure: Failure, to_terminal: bool) -> None:
-        """Leave the failure that ends the run, of this or another process, in the run's files."""
+        """Record the failure that ends the run, of this or another process, in the run's files."""
         if self._is_open:
             self._record_while_open(failure, to_terminal)
             return
         written = False
-        with suppress(OSError, UserError):  # it cannot be written, or another process uses the folder
+        with suppress(OSError, UserError):  # not writable, or another process uses the folder
             written = self._record_before_open(failure)
         print_failure(failure, to_terminal, self.paths.error_file(failure.rank) if written and failure.trace else None)
 
     def _record_before_open(self, failure: Failure) -> bool:
-        """In the folder that the run would have had; not in an earlier run's, and a user's mistake makes no folder."""
+        """Write to the folder of this run. Skips an earlier run's folder, and creates none for a user's mistake."""
         paths, rank = self.paths, self.rank
         is_new = not paths.root.is_dir()
         is_continued = paths.contains(self.config.resume if self.config.progress.start_epoch else None) or (
@@ -219,20 +219,20 @@ class RunContext:
             keep_error(failure, self.paths)
         paths = self._put_back(failure)
         if paths is not self.paths:
-            text = "no step was trained: {} is the earlier run again, and what this start left is in {}"
+            text = "no step was trained: {} is the earlier run again, and the files of this start are in {}"
             logger.opt(depth=2).warning(text, self.paths.root, paths.root)
-        # The log of a rank above 0 puts errors on the terminal; where rank 0 has printed it already, it should not.
+        # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
         level = "WARNING" if not to_terminal else "CRITICAL" if failure.trace else "ERROR"
         details = paths.error_file(failure.rank) if failure.trace else None
         logger.opt(depth=2).log(level, "{}", failure.text(details))
         self.monitor.fail(failure.reason)
         if to_terminal and failure.rank == 0 and not self.rank.is_main:
             self._record_for_rank_0(failure)
-        if not self.rank.is_alone:  # this process ends without leaving `managed_run`
+        if not self.rank.is_alone:  # this process ends without returning from `managed_run`
             self.close()
 
     def _put_back(self, failure: Failure) -> RunPaths:
-        """Give an earlier run its folder back, if no step was trained. Returns where the files of this one are then."""
+        """Give an earlier run its folder back if no step was trained. Returns the paths of this run's files."""
         if self._folder is None or self._folder.earlier is None or self.monitor.step != self.monitor.start:
             return self.paths
         self.monitor.fail(failure.reason)
@@ -243,7 +243,7 @@ class RunContext:
             return self.paths
 
     def _record_for_rank_0(self, failure: Failure) -> None:
-        """What rank 0, which was killed, would have left; in its own files, if the folder is shared."""
+        """Record the failure in rank 0's files, because rank 0 was killed; needs a shared folder."""
         status = read_status(self.paths)
         if status is None or status["state"] != "running":
             return
@@ -254,14 +254,14 @@ class RunContext:
 
 
 def keep_error(failure: Failure, paths: RunPaths) -> None:
-    """Leave everything about a failure in a file of the process that failed."""
-    with suppress(OSError):  # a full disk, say: the terminal still gets it
+    """Write the full report of a failure to the `error_rank<k>.txt` of the process that failed."""
+    with suppress(OSError):  # for example a full disk; the terminal still shows it
         write_text(paths.error_file(failure.rank), f"{now()}\n{failure.text()}\n")
 
 
 @contextmanager
 def managed_evaluation(rank: Rank, folder: Path) -> Iterator[None]:
-    """The traceback of an error inside is left in `folder`, as `error_rank<k>.txt`."""
+    """Write the traceback of an error inside to `error_rank<k>.txt` in `folder`."""
     paths = RunPaths(folder)
 
     def record_failure(failure: Failure, to_terminal: bool) -> None:
@@ -276,5 +276,5 @@ def managed_evaluation(rank: Rank, folder: Path) -> Iterator[None]:
         yield
     except (Exception, KeyboardInterrupt) as error:
         if rank.is_alone:
-            record_failure(describe(error, rank), False)  # whoever catches it prints it
+            record_failure(describe(error, rank), False)  # not to the terminal: `reported` prints it
         raise

@@ -1,4 +1,4 @@
-"""What the engine asks of your code: a `Task`, the built `Parts` of a run, and the keys of the config that it reads."""
+"""The interface to your code: a `Task`, the built `Parts` of a run, and the config keys that the engine reads."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ from common.run.paths import DirConfig
 
 
 class Task(ABC):
-    """How model, losses, metrics and pictures meet. Yours is in `custom/task.py`.
+    """Connects model, losses, metrics and pictures. Yours is in `custom/task.py`.
 
-    Devices, processes, precision, averaging of weights and files are the trainer's business, not the task's. A batch is
-    whatever the collate function made: a mapping, tuple or dataclass of tensors, or an object with `to(device)`.
+    The trainer handles devices, processes, precision, averaged weights and files. A batch is whatever the collate
+    function returns: a mapping, tuple or dataclass of tensors, or an object with `to(device)`.
     """
 
     def __init__(self, loss: LossFactory, metric: MetricFactory) -> None:
@@ -38,33 +38,33 @@ class Task(ABC):
 
     @abstractmethod
     def forward(self, model: nn.Module, batch: Any) -> Any:
-        """Run the model on a batch. In training `model` may be wrapped (DDP): call it, do not reach into it."""
+        """Run the model on a batch. `model` may be wrapped (DDP): call it, do not access its attributes or methods."""
 
     @abstractmethod
     def post_process(self, output: Any, batch: Any) -> Any:
-        """Turn raw output into what metrics and pictures read (classes, boxes, ...). Evaluation only, no gradient."""
+        """Convert raw output for metrics and pictures (classes, boxes, ...). Used in evaluation, without gradients."""
 
     @abstractmethod
     def pictures(self, output: Any, batch: Any, limit: int) -> list[Picture]:
-        """Up to `limit` pictures of a batch after `post_process`; an empty list where there is nothing to see."""
+        """Up to `limit` pictures of a batch after `post_process`; may be empty."""
 
     def prepare_batch(self, batch: Any, device: torch.device) -> Any:
-        """Bring a loaded batch to the device. The place for work that is faster there, such as normalising."""
+        """Move a loaded batch to the device. Override it for work that is faster there, such as normalising."""
         return to_device(batch, device)
 
     def losses(self, output: Any, batch: Any) -> Losses:
-        """The losses of a batch, see `common.evaluation.loss.LossFactory`."""
+        """The losses of a batch: `sum` is minimised, each entry in `names` is logged. Add values of your own here."""
         return self.loss(output, batch)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What is trained, on what. Of a split without data there are no loaders.
+    """The objects of a training run. A split without data has no loaders.
 
     Attributes:
-        model: bare, on the CPU; the trainer prepares it, see `common.model`.
-        val: the sets for choosing the best checkpoint; mostly one.
-        evaluation: the sets for the reported numbers.
+        model: unwrapped, on the CPU; the trainer prepares it, see `common.model`.
+        val: the validation sets, which choose the best checkpoint; usually one.
+        evaluation: the evaluation sets, for the reported numbers.
     """
 
     model: nn.Module
@@ -76,7 +76,7 @@ class Parts:
 
 
 class EngineConfig(Protocol):
-    """The keys of the config that the engine itself reads; `custom/config.py` has them, with their defaults."""
+    """The config keys that the engine reads; `custom/config.py` defines them, with their defaults."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""The loop. Read `Trainer.train`: everything that happens during a run is called there by name, in order."""
+"""The training loop. Read `Trainer.train`: it calls everything that happens during a run by name, in order."""
 
 import signal
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ from common.task import EngineConfig, Parts
 
 
 class Trainer:
-    """Trains one model by one task.
+    """Trains one model on one task.
 
     Attributes:
-        progress: where the run is; saved in every checkpoint.
-        state: everything that a checkpoint holds.
+        progress: the position and counters of the run; saved in every checkpoint.
+        state: everything that a checkpoint contains.
     """
 
     def __init__(self, config: EngineConfig, parts: Parts, run: RunContext) -> None:
@@ -86,20 +86,20 @@ class Trainer:
             about={"config": run.values, "seed": run.seed},
         )
         self.register_state = self.state.register
-        self.step: Step | None = None  # the latest one
-        self.grad_norm: Tensor | None = None  # of that step
+        self.step: Step | None = None  # the latest step
+        self.grad_norm: Tensor | None = None  # of the latest step
         sample = partial(self.stream.sample_batch, full=config.prepare.compile.enabled)
         warm_up_ddp(self.model, lambda: self.losses(sample())["loss"], self.rank)
-        set_seed(mix(run.seed, self.rank.rank))  # from here on each process draws its own numbers (dropout)
+        set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)
 
     @property
     def at(self) -> Position:
-        """Where the run is: after the last optimizer step."""
+        """The position of the run, after the last optimizer step."""
         return self.progress.at
 
     def train(self) -> Outcome:
-        """Train from the current position to the end, to an early stop, or until a signal asks for it."""
-        self.trainable.check()  # a plugin may have changed it
+        """Train from the current position to the end of the run, an early stop or a signal."""
+        self.trainable.check()  # a plugin may have changed what is trainable
         self.raw_model.train()
         with (
             torch.autograd.set_detect_anomaly(self.config.debug.debug_mode),
@@ -134,7 +134,7 @@ class Trainer:
             return self.finish()
 
     def train_step(self, step: Step) -> None:
-        """One optimizer step: forward, loss, backward, clip, step, average."""
+        """One optimizer step: forward, loss, backward, clip, step, moving average."""
         self.step = step
         self.schedule.step(self.at.step)
         if self.needs_closure:
@@ -147,7 +147,7 @@ class Trainer:
         self.progress.at = step.global_batch.after
 
     def forward_backward(self, step: Step) -> Tensor:
-        """Clipped gradients of the mean loss over the step's samples; returns that loss (this process' share)."""
+        """Compute the clipped gradients of the step's mean loss. Returns this process' part of that loss."""
         self.optimizer.zero_grad(set_to_none=True)
         total: Tensor | None = None
         last = len(step.batches) - 1
@@ -164,13 +164,13 @@ class Trainer:
         return total
 
     def losses(self, batch: Any) -> Losses:
-        """Forward pass and losses of a loaded batch."""
+        """Forward pass and losses for a loaded batch."""
         batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
         with self.precision.autocast():
             return self.task.losses(self.task.forward(self.model, batch), batch)
 
     def log(self) -> None:
-        """One line and its scalars. The only place where training waits for the device."""
+        """Write a log line and its scalars. Training waits for the device only here."""
         self.check_losses()
         self.trainable.look_after_step()
         self.saver.check()
@@ -179,23 +179,23 @@ class Trainer:
             log_gradients(self.raw_model, every=self.config.debug.print_all_grad)
 
     def check_losses(self) -> None:
-        """Stop at a loss that is not a number, before it reaches a checkpoint. Every process must call this."""
+        """Raise an error if a loss was NaN or infinite, before it is saved. Every process must call this."""
         if bad := max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank):
             raise bad_loss(bad, self.monitor.meter.bad_here == bad, self.stream, self.saver.folder, self.rank)
 
     def check_weights(self) -> None:
-        """The same for weights: a finite loss can have a gradient that is not. Every process must call this."""
+        """The same for weights: a finite loss can have a NaN or infinite gradient. Every process must call this."""
         if max_over_ranks(int(not are_finite(self.parameters)), self.rank):
             raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver.folder)
 
     def log_pictures(self, step: Step) -> None:
-        """Pictures of the batch that was just trained on, as the model sees it now."""
+        """Log pictures of the batch just trained on, with the model's present output."""
         if self.rank.is_main or self.strategy.lockstep_forward:
             pictures = self.evaluator.pictures(self.raw_model, step.batches[-1], self.config.progress.max_samples_train)
             self.monitor.pictures("train", self.at, pictures)
 
     def validate(self) -> bool:
-        """Evaluate on the validation data; True when it is the best result so far."""
+        """Evaluate on the validation data. Returns whether this is the best result so far."""
         self.check_losses()
         pictures = self.config.progress.max_samples_val if self.config.progress.save_progress_val else 0
         result = self.run_evaluation("val", self.val, pictures)
@@ -212,7 +212,7 @@ class Trainer:
         return is_best
 
     def evaluate(self) -> None:
-        """Evaluate on the evaluation data, and leave the numbers and pictures in the run's eval folder."""
+        """Evaluate on the evaluation data, and write numbers and pictures to the run's eval folder."""
         result = self.run_evaluation("eval", self.evaluation, self.config.progress.max_samples_eval)
         if result is None:
             return
@@ -222,27 +222,27 @@ class Trainer:
                 write_evaluation(self.paths.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
     def run_evaluation(self, split: str, sets: Sequence[EvaluationLoader], max_pictures: int) -> SplitResult | None:
-        """Evaluate the averaged weights, or the weights themselves where none are averaged.
+        """Evaluate the averaged weights, or the weights themselves if averaging is off.
 
-        None without data, and when a signal interrupts it: then it is pending, and the first thing after a resume.
+        Returns None without data, and after an interruption by a signal: it then runs first after a resume.
         """
         if not sets:
             return None
         result = None
         try:
             with self.ema.applied(self.raw_model):
-                # Each rank's batch norm has seen other samples, and so has its average: all evaluate rank 0's.
+                # Batch norm statistics differ between ranks, which see different samples: all evaluate with rank 0's.
                 share_buffers(self.raw_model, self.rank)
                 result = self.evaluator.run(self.raw_model, sets, max_pictures=max_pictures if self.rank.is_main else 0)
         except EvaluationInterrupted as interrupted:
             self.progress.stop(signal=interrupted.number)
             self.progress.pending.add(split)
-            logger.info("the {} evaluation is interrupted; it will be run again first on resume", split)
+            logger.info("the {} evaluation was interrupted; it will run first on resume", split)
         self.monitor.reset_timer()
         return result
 
     def run_pending(self) -> None:
-        """Run the evaluations that a signal interrupted, and save what follows from them."""
+        """Run the evaluations that a signal interrupted, and save if there were any."""
         pending, self.progress.pending = self.progress.pending, set()
         is_best = "val" in pending and self.validate()
         if "eval" in pending:
@@ -251,17 +251,17 @@ class Trainer:
             self.save(best=is_best)
 
     def save(self, *, best: bool = False, numbered: bool = False) -> None:
-        """Save: `latest.pt`, and `best.pt` / `step_*.pt` where asked. Every process must call this."""
+        """Save `latest.pt`, and `best.pt` / `step_*.pt` if requested. Every process must call this."""
         self.check_losses()
         self.check_weights()
         state = self.state.state_dict(self.at, self.progress.values, self.progress.pending)
-        if self.rank.is_main:  # first the measurements, then the checkpoint that follows from them
+        if self.rank.is_main:  # metrics reach the disk before the checkpoint
             self.monitor.saving(self.at, best=best, numbered=numbered)
         self.saver.save(state, step=self.at.step, best=best, numbered=numbered)
         self.monitor.reset_timer()
 
     def finish(self) -> Outcome:
-        """The last save, and how training ended."""
+        """Save if needed and close the loaders. Returns how training ended."""
         if self.saver.saved_step != self.at.step:
             self.save()
         self.saver.finish()
@@ -272,9 +272,9 @@ class Trainer:
         return Outcome(reason, self.at, self.progress.values, self.saver.folder.latest, exit_code(self.progress.signal))
 
     def restore(self, run: RunContext) -> None:
-        """Continue from the checkpoint that the run starts from, or take its weights; without one, do nothing.
+        """Load the checkpoint that the run starts from, or only its weights; without one, do nothing.
 
-        Raises `UserError` when the checkpoint does not fit, or what has changed since alters the training.
+        Raises `UserError` if the checkpoint does not fit, or if a change since then would alter the training.
         """
         if run.checkpoint is None:
             return
@@ -294,5 +294,5 @@ class Trainer:
         if self.triggers.is_over(at):
             self.progress.stop_reason = "finished"
         if reason := self.best.reason_to_stop(self.progress.values.get(self.best.config.metric)):
-            logger.info("this run stopped early here: {}; to train on, change that setting", reason)
+            logger.info("this run stopped early here: {}; to continue training, change that setting", reason)
             self.progress.stop_reason = "early_stop"

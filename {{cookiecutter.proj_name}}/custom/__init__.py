@@ -1,1 +1,1 @@
-"""Your project: config, task, and one folder each for data sets, models, losses and metrics."""
+"""Your code: config, task, and one folder each for data sets, models, losses and metrics."""

@@ -1,4 +1,4 @@
-"""From the config to the parts of a run, for training and evaluation alike."""
+"""Builds the parts of a run from the config, for training and for evaluation."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,9 +33,9 @@ PROJECT = Path(__file__).resolve().parents[1]
 
 
 def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
-    """Everything that the config names. The seed decides the first weights, alike on all ranks.
+    """Build everything that the config names. The seed determines the initial weights, the same on all ranks.
 
-    Raises `UserError` for what does not exist, and for data whose classes differ.
+    Raises `UserError` if something does not exist, or if the classes of the data sets differ.
     """
     set_seed(seed)
     task = build_task(config)
@@ -54,13 +54,13 @@ def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
 
 
 def build_task(config: Config) -> Task:
-    """The task, with the losses and metrics that the config names. Put your own task here."""
+    """The task, with the losses and metrics of the config. Put your own task here."""
     return ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric))
 
 
 def build_model(config: Config, loss: LossFactory, seed: int) -> nn.Module:
-    """The model that the config names, with the weights of its losses, and with its first weights."""
-    set_seed(seed)  # again, after the losses: the model's first weights are the same with any loss
+    """The model of the config, with the modules of its losses, and with its initial weights."""
+    set_seed(seed)  # again: the initial weights of the model do not depend on the losses built before
     model: nn.Module = MODEL_REGISTRY.build(config.model)
     loss.attach(model, config.dist)
     init_weights(model, config.init_from)
@@ -69,7 +69,7 @@ def build_model(config: Config, loss: LossFactory, seed: int) -> nn.Module:
 
 
 def build_stream(config: Config, rank: Rank, seed: int) -> BatchStream:
-    """The training data, shuffled and shared among the ranks; or as it comes, if it can only be read in order."""
+    """The training data, shuffled and divided among the ranks; without shuffling if it can only be read in order."""
     dataset = build_dataset(
         config.dataset.train, "train", data_dir(config.dir, PROJECT), limit=config.debug.max_samples
     )
@@ -98,7 +98,7 @@ def build_stream(config: Config, rank: Rank, seed: int) -> BatchStream:
 
 
 def build_evaluation(config: Config, split: str, rank: Rank, seed: int) -> list[EvaluationLoader]:
-    """The sets of one split, each in order and each sample once over all ranks."""
+    """The sets of one split: in order, each sample once over all ranks."""
     sets = sets_of(getattr(config.dataset, split))
     return [build_set(config, split, name, section, rank, seed) for name, section in sets.items()]
 
@@ -106,7 +106,7 @@ def build_evaluation(config: Config, split: str, rank: Rank, seed: int) -> list[
 def build_set(
     config: Config, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int
 ) -> EvaluationLoader:
-    """One set of a split; its name is "" where it is the only one."""
+    """One set of a split. A single set has the name ""."""
     with error_context(lambda: f"in building dataset.{label(split, name)}"):
         dataset = build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
     check_classes(config, dataset, label(split, name))
@@ -124,7 +124,7 @@ def build_set(
 
 
 def check_classes(config: Config, dataset: Any, split: str) -> None:
-    """Refuse a model with fewer classes than the data; it would fail at the first label that is too large."""
+    """Refuse a model with fewer classes than the data: it would fail at the first label that is too large."""
     names, classes = getattr(dataset, "classes", None), config.model.get("classes")
     if names is None or not isinstance(classes, int):
         return
@@ -137,25 +137,25 @@ def check_classes(config: Config, dataset: Any, split: str) -> None:
 
 
 def check_size(dataset: Any, name: str, rank: Rank) -> None:
-    """Refuse processes that see other data than rank 0, such as a copy that broke off: samples go by number."""
+    """Refuse ranks whose data set has another size than rank 0's (an incomplete copy): samples go by index."""
     size = len(dataset) if is_map_style(dataset) else None
     check_same({f"samples of dataset.{name}": size}, rank, "sees other data than rank 0")
 
 
 def check_same_classes(data: Mapping[str, Any]) -> None:
-    """Refuse splits whose classes differ: label 1 would mean one thing in training and another in validation."""
+    """Refuse splits whose classes differ: label 1 would not mean the same in training and validation."""
     named = {split: tuple(classes) for split, each in data.items() if (classes := getattr(each, "classes", None))}
     for split, classes in named.items():
         if classes != next(iter(named.values())):
             first = next(iter(named))
             raise UserError(
                 f"dataset.{split} has the classes {', '.join(map(str, classes))}, but dataset.{first} has "
-                f"{', '.join(map(str, named[first]))}; every folder needs the same ones, if need be empty"
+                f"{', '.join(map(str, named[first]))}; every split needs the same class folders; some may be empty"
             )
 
 
 def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
-    """Say what was chosen, where its code is, and what will happen when."""
+    """Log the parts that were chosen, the location of their code, and the intervals."""
     parameters = list(trainer.raw_model.parameters())
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
@@ -172,20 +172,18 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
             logger.info("{} {} {}", registry.kind, key, registry.where(name))
     steps = trainer.stream.steps_per_epoch
     nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
-    logger.info(
-        "{} steps per epoch; what happens when:\n{}", steps or "unknown", trainer.triggers.table(without=nothing)
-    )
+    logger.info("{} steps per epoch; intervals:\n{}", steps or "unknown", trainer.triggers.table(without=nothing))
 
 
 def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
-    """Say what is read, where its code is, and how much it is."""
+    """Log one data set: its type, the location of its code, and its size."""
     kind = section["type"]
-    count = f"{len(dataset):,} samples" if is_map_style(dataset) else "length not known"
+    count = f"{len(dataset):,} samples" if is_map_style(dataset) else "unknown length"
     logger.info("{} data {} {} ({})", name, kind, DATASET_REGISTRY.where(kind), count)
 
 
 def log_end(trainer: Trainer, outcome: Outcome) -> None:
-    """Say what came of it, and what to type next."""
+    """Log the result of the run and the next command."""
     if not trainer.rank.is_main:
         return
     best = trainer.best.best
@@ -193,7 +191,7 @@ def log_end(trainer: Trainer, outcome: Outcome) -> None:
         values = "  ".join(f"{name} {value:.6g}" for name, value in best.values.items())
         logger.info("best validation: step {} | {}", best.step, values)
     if outcome.exit_code:
-        logger.warning("stopped by {}; go on with --resume auto, or --resume {}", outcome.reason, outcome.checkpoint)
+        logger.warning("stopped by {}; continue with --resume auto, or --resume {}", outcome.reason, outcome.checkpoint)
     else:
         shown = trainer.saver.folder.best if best is not None else outcome.checkpoint
         logger.info("to evaluate: python evaluate.py --model_pt {}", shown)

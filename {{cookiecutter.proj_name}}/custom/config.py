@@ -1,7 +1,7 @@
-"""The whole configuration, composed of the sections that stand beside the code they configure.
+"""The whole config, composed of sections. Each section is defined next to the code that it configures.
 
-A key of your own is a field in a section of your own: write a class with `@section`, give it a field below, and it is
-checked, listed in `--help` and settable from YAML and the command line like all others.
+To add keys of your own, write a class with `@section` and add a field for it to `Config` below. The keys are then
+checked, listed in `--help`, and can be set in YAML and on the command line like all others.
 """
 
 from collections.abc import Iterator
@@ -35,45 +35,45 @@ import custom.schedules  # noqa: F401 - importing the folders fills the registri
 
 @section
 class SplitsConfig:
-    """The data. `type` names a data set (see --list); but for the loader's `eval_batch_size`, the rest is for it.
+    """The data. `type` names a data set (see --list); other keys are its arguments, except `eval_batch_size`.
 
-    `val` and `eval` may be several data sets by name: `{clean: {type: ...}, shifted: {type: ...}}`.
+    `val` and `eval` may hold several named data sets: `{clean: {type: ...}, shifted: {type: ...}}`.
     """
 
-    train: Annotated[dict[str, Any], DatasetSection(), Field(description="what to learn from")] = field(
+    train: Annotated[dict[str, Any], DatasetSection(), Field(description="training data")] = field(
         default_factory=lambda: {"type": "DigitsDataset", "shift": 1}
     )
     val: Annotated[
         dict[str, Any] | None,
         EvaluationSection(),
-        Field(description="what chooses the best checkpoint; null: none; several as name: {type: ...}"),
+        Field(description="validation data, which choose the best checkpoint; null: none; several: name: {type: ...}"),
     ] = field(default_factory=lambda: {"type": "DigitsDataset", "eval_batch_size": 256})
     eval: Annotated[
         dict[str, Any] | None,
         EvaluationSection(),
-        Field(description="what the reported numbers are measured on; null: none; several as name: {type: ...}"),
+        Field(description="evaluation data, for the reported numbers; null: none; several: name: {type: ...}"),
     ] = field(default_factory=lambda: {"type": "DigitsDataset", "eval_batch_size": 256})
 
 
 @section
 class Config:
-    """Everything that a training run is told."""
+    """All settings of a training run."""
 
     __renamed__: ClassVar[dict[str, str]] = {"seed": "dist.random_seed", "lr": "optim.lr", "epochs": "progress.epoch"}
 
-    name: Annotated[str, Field(min_length=1, description="name of the experiment, and of its folder")] = "default"
+    name: Annotated[str, Field(min_length=1, description="name of the run and of its folder")] = "default"
     resume: Annotated[
-        str | None, Field(description="checkpoint file, run folder, or auto: the newest of this run, if it has any")
+        str | None, Field(description="checkpoint file, run folder, or auto: this run's newest checkpoint, if any")
     ] = None
     allow_changes: Annotated[
-        bool, Field(description="with resume: accept changes of keys that alter what is trained")
+        bool, Field(description="with resume: accept changes of keys that affect what is trained")
     ] = False
     gpu_ids: Annotated[
         int | list[int] | Literal["all"],
-        Field(description="-1: CPU; otherwise CUDA device(s), or all of them, with one process each"),
+        Field(description="-1: CPU; otherwise one or more CUDA devices, or all; one process per device"),
     ] = -1
     batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
-    worker: Annotated[int, Field(ge=0, description="processes that read data; 0: the main process does")] = 0
+    worker: Annotated[int, Field(ge=0, description="loader workers per process; 0: read without workers")] = 0
     dir: DirConfig = field(default_factory=DirConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
@@ -82,7 +82,7 @@ class Config:
     model: Annotated[
         dict[str, Any],
         Registered(MODEL_REGISTRY),
-        Field(description="type names a model (see --list), the rest are its arguments"),
+        Field(description="type names a model (see --list); other keys are its arguments"),
     ] = field(
         default_factory=lambda: {"type": "ConvModel", "in_channels": 1, "classes": 10, "width": 32, "dropout": 0.1}
     )
@@ -103,15 +103,15 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     init_from: InitConfig = field(default_factory=InitConfig)
     plugins: Annotated[
-        list[str], Field(description="module:function each, called with the trainer before training starts")
+        list[str], Field(description="module:function, each called with the trainer before training starts")
     ] = field(default_factory=list)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
     def problems(self) -> Iterator[Problem]:
-        """What does not fit together; each section judges its own keys."""
+        """Rules that involve several sections; each section checks its own keys."""
         yield from check_names(self.metric, self.loss)
         if self.early_stop.patience and self.dataset.val is None:
-            rule = "needs dataset.val: without validation nothing can be compared"
+            rule = "needs dataset.val: there is no validation to compare"
             yield Problem("early_stop.patience", self.early_stop.patience, rule)
         scheduler = self.optim.lr_scheduler
         try:
@@ -132,7 +132,7 @@ class Config:
 
 @section
 class EvalConfig(Config):
-    """What `evaluate.py` is told: a training config, and which weights to measure on which split."""
+    """The settings of `evaluate.py`: a training config, and which checkpoint to evaluate on which split."""
 
     model_pt: Annotated[str | None, Field(description="checkpoint to evaluate; required")] = None
     split: Annotated[Literal["train", "val", "eval"], Field(description="split to evaluate on")] = "eval"

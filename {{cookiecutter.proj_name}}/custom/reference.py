@@ -1,6 +1,6 @@
-"""Writes configs/default.yaml and configs/schema.json from the config's classes: python -m custom.reference
+"""Writes configs/default.yaml and configs/schema.json from the config classes: python -m custom.reference
 
-A configs/default.yaml that was edited by hand is left alone, and the difference shown.
+If configs/default.yaml was edited by hand, it is left as it is and the differences are shown.
 """
 
 import difflib
@@ -14,13 +14,13 @@ from custom.build import PROJECT
 from custom.config import Config, EvalConfig
 
 _HEADER = """yaml-language-server: $schema=schema.json
-Every key there is, with its default. Written by python -m custom.reference, from the classes in custom/config.py.
-Your own configs begin with "$BASE: default.yaml" and hold only what differs.
+Every key with its default. Written by python -m custom.reference from the classes in custom/config.py.
+Your own configs begin with "$BASE: default.yaml" and contain only the differences.
 """
 _CHECKSUM = "# Checksum of what was written, to notice edits: "
-_EDITED = """error: {} was edited by hand, so it is left as it is; above is what would change (-: what it has now).
-Make these changes by hand; or move your edits into a config of your own, which begins with "$BASE: default.yaml", and
-write this one anew: python -m custom.reference --force"""
+_EDITED = """error: {} was edited by hand, so it is left as it is; the diff above shows what would change (-: now).
+Make these changes by hand; or move your edits into a config of your own that begins with "$BASE: default.yaml", and
+overwrite this one: python -m custom.reference --force"""
 
 
 def files() -> dict[str, str]:
@@ -28,26 +28,26 @@ def files() -> dict[str, str]:
     reference = commented_yaml(Config, Config(), _HEADER)
     return {
         "configs/default.yaml": f"{reference}\n{_CHECKSUM}{_checksum(reference)}\n",
-        # That of evaluate.py, which knows every key of training and two more.
+        # The schema of evaluate.py has every key of training and two more.
         "configs/schema.json": json.dumps(json_schema(EvalConfig), indent=2) + "\n",
     }
 
 
 def is_edited(text: str) -> bool:
-    """Whether a default.yaml differs from what was written: then it is its owner's."""
+    """Whether a default.yaml was edited after it was written."""
     reference, _, checksum = text.rpartition(f"\n{_CHECKSUM}")
     return checksum.strip() != _checksum(reference)
 
 
 def _checksum(reference: str) -> str:
-    """Without the header, so that renaming the packages it names is no edit."""
+    """Without the header, which names packages: renaming them is not an edit."""
     header = [f"# {line}" for line in _HEADER.splitlines()]
     body = [line for line in reference.splitlines() if line not in header]
     return hashlib.sha256("\n".join(body).encode()).hexdigest()[:16]
 
 
 def main() -> int:
-    """Write the files. Returns the exit code: 1 when an edited one is left as it is."""
+    """Write the files. Returns the exit code: 1 if an edited file was left as it is."""
     code = 0
     for name, text in files().items():
         path = PROJECT / name

@@ -1,8 +1,8 @@
-"""Checks a configuration and prepares a run for Slurm: python -m custom.submit [OPTION ...] -- --config FILE ...
+"""Checks a config and prepares a run for Slurm: python -m custom.submit [OPTION ...] -- --config FILE ...
 
-For scripts/slurm.sh, which queues the job. Prints three lines: the run's folder, what this submission's files in its
-folder `slurm` are called after `config` and `job`, and the number of GPUs on each node; and a fourth where an earlier
-run was moved out of the way: its folder now.
+Called by scripts/slurm.sh, which queues the job. Prints three lines: the run's folder; the suffix of this submission's
+files `config` and `job` in the folder `slurm`; the number of GPUs per node. If an earlier run was moved away, a fourth
+line has its new folder.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from custom.config import Config
 
 
 def main(argv: list[str]) -> int:
-    """Prepare one job, or an array of them. Returns the exit code."""
+    """Prepare one job, or an array of jobs. Returns the exit code."""
     setup_log()
     options, words = read_options(argv)
     if count := option_value(words, "--dist.processes"):
@@ -40,18 +40,18 @@ def main(argv: list[str]) -> int:
 
 
 def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options before `--`, and the words of the training's own command line after it."""
+    """The options before `--`, and the words of train.py's command line after it."""
     parser = argparse.ArgumentParser(prog="python -m custom.submit", description=__doc__)
-    parser.add_argument("--dry-run", action="store_true", help="check, and leave the disk alone")
-    parser.add_argument("--keep", action="store_true", help="go on in the run's folder if there is one")
-    parser.add_argument("--array", metavar="TASKS", help="one run for each of these numbers, as sbatch has them")
-    parser.add_argument("--gpus", type=int, metavar="N", help="on each node; default: as many as the config's gpu_ids")
+    parser.add_argument("--dry-run", action="store_true", help="only check, write nothing")
+    parser.add_argument("--keep", action="store_true", help="continue in the run's folder if it exists")
+    parser.add_argument("--array", metavar="TASKS", help="one run for each of these numbers, in sbatch's notation")
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs per node; default: as many as the config's gpu_ids")
     cut = argv.index("--") if "--" in argv else len(argv)
     return parser.parse_args(argv[:cut]), argv[cut + 1 :]
 
 
 def resolve(words: Sequence[str]) -> Resolved[Config]:
-    """The configuration that train.py would read from the same words."""
+    """The config that train.py would read from the same words."""
     return parse(
         Config,
         words,
@@ -67,7 +67,7 @@ def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
     roots = {RunPaths.for_run(each.config.dir, each.config.name, PROJECT).root: None for each in resolved.values()}
     if len(roots) > 1:
         raise UserError(
-            f"the tasks of an array share a folder, with one of its own for each (task_0, ...), but --name or"
+            f"the tasks of an array share a folder with one subfolder each (task_0, ...), but --name or"
             f" --dir.expr_dir gives {', '.join(map(str, list(roots)[:3]))}; leave %a out of it"
         )
     return RunPaths(Path(*roots))

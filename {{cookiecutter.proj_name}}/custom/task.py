@@ -1,4 +1,4 @@
-"""How model, losses, metrics and pictures meet in this project: image classification."""
+"""The task of this project, image classification: connects model, losses, metrics and pictures."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from common.task import Task
 
 
 class ClassificationTask(Task):
-    """Images in, one of several classes out.
+    """Predicts one of several classes for each image.
 
     A batch is a dict with `image` (B, C, H, W), float in 0..1, and `label` (B,), int64.
     """
@@ -19,13 +19,13 @@ class ClassificationTask(Task):
         return {"logits": model(batch["image"])}
 
     def post_process(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Adds `probabilities` (B, classes), 0..1; `prediction` (B,), the likeliest class; its `probability` (B,)."""
+        """Adds `probabilities` (B, classes), 0..1; `prediction` (B,), the most likely class; its `probability` (B,)."""
         probabilities = output["logits"].float().softmax(dim=1)
         probability, prediction = probabilities.max(dim=1)
         return {**output, "probabilities": probabilities, "prediction": prediction, "probability": probability}
 
     def pictures(self, output: dict[str, Any], batch: dict[str, Tensor], limit: int) -> list[Picture]:
-        """Each image with its label and the prediction, framed in green when they agree and in red when not."""
+        """Each image with its label and prediction, framed in green if they agree and in red if not."""
         pictures = []
         rows = zip(batch["image"][:limit].cpu(), batch["label"].tolist(), output["prediction"].tolist(), strict=False)
         for image, label, prediction in rows:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Evaluate a checkpoint:  sh scripts/eval.sh MODEL_PT [--key value ...]
-# The configuration is found in the run folder of the checkpoint.
+# The config is taken from the checkpoint's run folder.
 set -eu
 
 if [ $# -eq 0 ]; then
@@ -9,7 +9,7 @@ if [ $# -eq 0 ]; then
 fi
 model=$1
 shift
-# A path given from where the user stands must still be right after the change of folder.
+# Make the path absolute, because the working folder changes below.
 case $model in
 /*) ;;
 *) if [ -e "$model" ]; then model=$PWD/$model; fi ;;

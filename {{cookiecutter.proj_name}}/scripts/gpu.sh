@@ -1,6 +1,6 @@
 #!/bin/sh
 # Train on the GPUs of this machine:  [GPUS=0,1] sh scripts/gpu.sh [--key value ...]
-# Without GPUS it takes every GPU that it can see; the program starts one process for each.
+# Without GPUS it uses all visible GPUs; train.py starts one process per GPU.
 set -eu
 cd -- "$(dirname -- "$0")/.."
 

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Build the C++ and CUDA operators in custom/ops:  sh scripts/install_ops.sh
 #
-# C++ always; CUDA where nvcc and a GPU are. Run it again after an edit, or after an upgrade of PyTorch: it does only what
-# is needed. Without it the operators run in Python. These variables change what is done:
-#   FORCE_CUDA=1                     compile CUDA without a GPU, as on a cluster's login node; 0: leave it out
-#   TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"   the GPUs to compile for; without it: those of this machine
+# Always builds C++, and CUDA if there are nvcc and a GPU. Run it again after an edit or an upgrade of PyTorch: it builds
+# only what has changed. Without it, the operators run in Python. Environment variables:
+#   FORCE_CUDA=1                     compile CUDA without a GPU, as on a cluster's login node; 0: leave CUDA out
+#   TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX"   the GPUs to compile for; default: those of this machine
 #   CXX, CUDA_HOME                   the compilers        OPS_BUILD_DIR   another folder for the library
 #   PYTHON                           the interpreter you train with
 set -eu

@@ -1,23 +1,23 @@
 #!/bin/sh
 # Train on a cluster:  sh scripts/slurm.sh [--slurm.OPTION VALUE ...] [--dry-run] --config FILE [--key value ...]
 #
-#   --slurm.nodes N             machines
-#   --slurm.gpus N              GPUs on each, one process for each; 0: CPU; default: as many as the config's gpu_ids
-#   --slurm.tasks N             processes on each machine when training on CPUs
-#   --slurm.cpus N              cores of each process; with --worker 4, ask for 5
-#   --slurm.mem SIZE            memory of each machine, such as 32G
+#   --slurm.nodes N             number of nodes
+#   --slurm.gpus N              GPUs per node, one process each; 0: CPU; default: as many as the config's gpu_ids
+#   --slurm.tasks N             processes per node when training on CPUs
+#   --slurm.cpus N              cores per process; with --worker 4, ask for 5
+#   --slurm.mem SIZE            memory per node, such as 32G
 #   --slurm.time TIME           time limit, such as 2:00:00 or 1-12
 #   --slurm.partition NAME      --slurm.account NAME      --slurm.qos NAME
-#   --slurm.array TASKS         one run for each number, as in 0-4%2; %a in any value below is the number
-#   --slurm.signal_seconds N    how long before the time limit training saves and the job is queued again
-#   --dry-run                   print the job file, and do nothing
+#   --slurm.array TASKS         one run per number, as in 0-4%2; %a in any config value stands for the number
+#   --slurm.signal_seconds N    seconds before the time limit at which the run saves and the job is requeued
+#   --dry-run                   print the job file only
 #
-# The configuration is checked and frozen, and the code copied, before the job is queued: edit both as you like
-# meanwhile. Inside an allocation (salloc) training starts at once. PYTHON names the interpreter. See docs/launch/slurm.md.
+# The config is checked and frozen, and the code copied, before the job is queued, so you can edit both afterwards.
+# Inside an allocation (salloc), training starts at once. PYTHON sets the interpreter. See docs/launch/slurm.md.
 set -eu
 
-# Your cluster: the defaults of the options above. An environment variable (TRAIN_PARTITION=gpu) goes before them, an
-# option before both. Empty leaves it to Slurm.
+# Your cluster: the defaults of the options above. An environment variable (TRAIN_PARTITION=gpu) overrides a default,
+# and an option overrides both. Empty: Slurm's own default.
 nodes=${TRAIN_NODES:-1}
 gpus=${TRAIN_GPUS:-}
 tasks=${TRAIN_TASKS:-1}
@@ -30,13 +30,13 @@ qos=${TRAIN_QOS:-}
 array=${TRAIN_ARRAY:-}
 signal_seconds=${TRAIN_SIGNAL_SECONDS:-120}
 
-# Your cluster: more lines for Slurm, as in "#SBATCH --constraint=a100".
+# Your cluster: more #SBATCH lines, such as "#SBATCH --constraint=a100".
 more_directives() {
     cat <<'END'
 END
 }
 
-# Your cluster: what a job needs before Python runs, as in "module load cuda" or ". ~/env/bin/activate".
+# Your cluster: commands that run before Python, such as "module load cuda" or ". ~/env/bin/activate".
 preparations() {
     cat <<'END'
 END
@@ -104,7 +104,7 @@ while [ "$left" -gt 0 ]; do
 done
 
 cd -- "$(dirname -- "$0")/.."
-python=$(command -v "${PYTHON:-python}") || fail "there is no ${PYTHON:-python} on the PATH; name one: PYTHON=/path/to/python"
+python=$(command -v "${PYTHON:-python}") || fail "there is no ${PYTHON:-python} on the PATH; set PYTHON=/path/to/python"
 case $python in
 /*) ;;
 *) python=$PWD/$python ;;
@@ -115,14 +115,14 @@ inside=${SLURM_JOB_ID:-}
 if [ -n "$inside" ]; then
     [ -z "$array" ] || fail "--slurm.array $array: job $inside is one allocation; submit an array from outside of it"
 elif [ -z "$dry_run" ] && ! command -v sbatch >/dev/null; then
-    fail "there is no sbatch on the PATH, so this is no cluster with Slurm; train here with scripts/gpu.sh or" \
-        "scripts/cpu.sh, or look at what would be submitted with --dry-run"
+    fail "there is no sbatch on the PATH, so Slurm is not available; train here with scripts/gpu.sh or" \
+        "scripts/cpu.sh, or print the job file with --dry-run"
 fi
 
-# A job of your own that calls this script, and was requeued, goes on where it was.
+# A requeued job that calls this script itself continues its run.
 keep=''
 [ -z "$inside" ] || [ "${SLURM_RESTART_COUNT:-0}" = 0 ] || keep=yes
-# Whatever ends this script before the job is queued, an earlier run that was moved for it gets its folder back.
+# If this script ends before the job is queued, for any reason, an earlier run that was moved gets its folder back.
 moved=''
 put_back() {
     [ -z "$moved" ] || { rm -rf -- "$run/code" "$run/slurm" && rmdir -- "$run" && mv -- "$moved" "$run" &&
@@ -156,7 +156,7 @@ else
     config="\$base/slurm/config$suffix.yaml"
 fi
 
-# For Slurm's own lines, which know double quotes.
+# For #SBATCH lines, which allow double quotes.
 slurm_quoted() {
     printf '"%s"' "$(printf '%s' "$1" | sed 's/["\\]/\\&/g')"
 }
@@ -196,7 +196,7 @@ export OMP_NUM_THREADS=$cpus PYTHONUNBUFFERED=1
 END
 }
 
-# One task for each process; what they share, they find out from Slurm.
+# One task per process; the processes read their ranks from Slurm's variables.
 launch() {
     cat <<END
 srun --nodes=$nodes --ntasks-per-node=$tasks --cpus-per-task=$cpus$([ "$gpus" = 0 ] || echo " --gpus-per-node=$gpus") \\
@@ -209,10 +209,10 @@ job_file() {
     directives
     places
     cat <<END
-trap : USR1 USR2 # they are for training, and this shell must outlive them
+trap : USR1 USR2 # these signals are for training; this shell must survive them
 options=\$("\$python" -m common.slurm.requeue before "\$run" "\$config") || exit
 [ "\$options" != finished ] || exit 0
-# shellcheck disable=SC2086 # there may be several, or none
+# shellcheck disable=SC2086 # zero or more options
 $(launch)
 exec "\$python" -m common.slurm.requeue after "\$run" \$?
 END
@@ -232,7 +232,7 @@ if [ -n "$inside" ]; then
     exec sh "$file"
 fi
 job_file >"$file"
-job=$(sbatch --parsable "$file") || fail "nothing was queued; sbatch says above what it minds"
+job=$(sbatch --parsable "$file") || fail "nothing was queued; see the message of sbatch above"
 moved=''
 job=${job%%;*}
 echo "$job" >>"$run/slurm/jobs"

@@ -1,4 +1,4 @@
-"""Data sets. Every file named `*_dataset.py` below this folder is imported, so that its registrations are known."""
+"""Data sets. Every file named `*_dataset.py` below this folder is imported, so that its classes are registered."""
 
 from common.config.registry import COLLATE_REGISTRY, DATASET_REGISTRY
 

@@ -1,4 +1,4 @@
-"""The sample data set: 1,797 real handwritten digits, shipped with the project (source and licence: data/README.md)."""
+"""The example data set: 1,797 real handwritten digits, shipped with the project (source, licence: data/README.md)."""
 
 from pathlib import Path
 
@@ -14,12 +14,12 @@ _SPLITS = {"train": 0, "val": 1, "eval": 2}
 
 @DATASET_REGISTRY.register()
 class DigitsDataset:
-    """Images of 8 x 8 pixels, 10 classes, in a fixed split into train, val and eval (the test part).
+    """Images of 8 x 8 pixels in 10 classes, with a fixed split into train, val and eval (the test part).
 
     Args:
-        data_dir: folder that holds `digits.npz`.
+        data_dir: folder that contains `digits.npz`.
         mode: train, val or eval.
-        shift: move each image by up to this many pixels, at random (for training).
+        shift: shift each image at random by up to this many pixels (for training).
     """
 
     classes = tuple("0123456789")
@@ -27,7 +27,7 @@ class DigitsDataset:
     def __init__(self, data_dir: Path, mode: str, shift: int = 0) -> None:
         path = data_dir / "digits.npz"
         if not path.is_file():
-            raise UserError(f"dataset.{mode}: there is no {path}; dir.data_dir must be the folder that holds it")
+            raise UserError(f"dataset.{mode}: there is no {path}; dir.data_dir must be the folder that contains it")
         with np.load(path) as data:
             chosen = data["split"] == _SPLITS[mode]
             self.numbers = np.flatnonzero(chosen)
@@ -35,14 +35,14 @@ class DigitsDataset:
             self.images = torch.from_numpy(data["images"][chosen]).float().div_(16).unsqueeze_(1)
             self.labels = torch.from_numpy(data["labels"][chosen]).long()
         self.shift = shift
-        # Tells the loader whether items draw random numbers; those that do not are read without seeding.
+        # Tells the loader whether items draw random numbers; if not, it skips seeding.
         self.random = shift > 0
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def sample_ids(self) -> list[tuple[str, int]]:
-        """Which of all digits these are; train, val and eval should have none in common."""
+        """The indices of these digits in the file; train, val and eval should have none in common."""
         return [("digits", int(number)) for number in self.numbers]
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:

@@ -20,19 +20,19 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 class ImageFolderDataset:
     """Images below `<data_dir>/<folder>/<class>/`, in any format that Pillow reads.
 
-    Classes are the sub-folders in alphabetical order. Where train and val are not folders of their own, `part` divides
-    one folder: files are dealt out by a hash of their path, so a file stays on its side when others are added.
+    Classes are the sub-folders in alphabetical order. If train and val are not separate folders, `part` splits one
+    folder by a hash of each file's path, so a file stays in its split when others are added.
 
     Args:
         data_dir: parent of all data sets.
-        mode: train, val or eval; only named in messages.
-        folder: folder of this data set, relative to `data_dir`, or absolute.
+        mode: train, val or eval; used in messages only.
+        folder: folder of this data set, relative to `data_dir` or absolute.
         size: images are resized to this height and width, pixels.
         channels: 1 (grey), 3 (RGB) or 4 (RGBA).
-        part: from where to where the hash may lie, 0..1: [0, 0.8] for train goes with [0.8, 1] for val.
-        flip: mirror half of the images, at random (for training).
-        on_error: what a file does that cannot be read: `raise` stops when it is its turn; `skip` reads every file once
-            at the start, leaves out those, and says how many.
+        part: range of the hash, within 0..1: for example [0, 0.8] for train and [0.8, 1] for val.
+        flip: mirror images at random, with probability 0.5 (for training).
+        on_error: what to do about unreadable files: `raise` an error when one is read, or `skip` them: read every
+            file once at the start, leave out the unreadable ones, and log how many there are.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ImageFolderDataset:
         data_dir: Path,
         mode: str,
         folder: str,
-        size: list[int] = [32, 32],  # noqa: B006 - never changed, and shown as it is in the list of data sets
+        size: list[int] = [32, 32],  # noqa: B006 - never changed; --list shows it as the default
         channels: Literal[1, 3, 4] = 3,
         part: list[float] = [0.0, 1.0],  # noqa: B006
         flip: bool = False,
@@ -57,7 +57,7 @@ class ImageFolderDataset:
         self.channels = channels
         self.flip = flip
         self.random = flip
-        # Hidden folders (.ipynb_checkpoints) and files (._photo.jpg of a Mac) are nobody's data.
+        # Hidden folders (.ipynb_checkpoints) and files (._photo.jpg on a Mac) are not data.
         self.classes = tuple(sorted(path.name for path in self.root.iterdir() if path.is_dir() and path.name[0] != "."))
         if len(self.classes) < 2:
             found = ", ".join(self.classes) or "none"
@@ -107,12 +107,12 @@ class ImageFolderDataset:
         path, label = self.samples[index]
         try:
             with Image.open(path) as file:
-                # A camera stores the picture as it was held, and beside it how to turn it.
+                # Cameras store the image unrotated, with its orientation as metadata.
                 picture = _eight_bits(ImageOps.exif_transpose(file)).convert(_MODES[self.channels])
                 picture = picture.resize((self.size[1], self.size[0]), Image.Resampling.BILINEAR)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise UserError(
-                f"cannot read the image {path}: {error}; mend or delete it, or set on_error: skip"
+                f"cannot read the image {path}: {error}; repair or delete it, or set on_error: skip"
             ) from error
         pixels = np.asarray(picture, dtype=np.float32).reshape(*self.size, self.channels) / 255
         image = torch.from_numpy(pixels).permute(2, 0, 1)
@@ -122,7 +122,7 @@ class ImageFolderDataset:
 
 
 def _eight_bits(picture: Image.Image) -> Image.Image:
-    """A picture of 16 bits per pixel scaled to 8; Pillow's own conversion would make most of it white."""
+    """Scale 16 bits per pixel to 8. Pillow's own conversion clips, which makes most of the image white."""
     if not picture.mode.startswith("I"):
         return picture
     values = np.asarray(picture).astype(np.uint32)

@@ -1,4 +1,4 @@
-"""Losses. Every file named `*_loss.py` below this folder is imported, so that its registrations are known."""
+"""Losses. Every file named `*_loss.py` below this folder is imported, so that its classes are registered."""
 
 from common.config.registry import LOSS_REGISTRY
 

@@ -1,4 +1,4 @@
-"""The sample loss."""
+"""The example loss."""
 
 from torch import Tensor, nn
 
@@ -10,7 +10,7 @@ class CrossEntropyLoss:
     """Cross entropy of `logits` (B, classes) against `label` (B,), mean over the batch.
 
     Args:
-        label_smoothing: share of the target spread over all classes, 0..1.
+        label_smoothing: part of the target that is spread over all classes, 0..1.
     """
 
     def __init__(self, label_smoothing: float = 0.0) -> None:

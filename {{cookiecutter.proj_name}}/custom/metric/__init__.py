@@ -1,4 +1,4 @@
-"""Metrics. Every file named `*_metric.py` below this folder is imported, so that its registrations are known."""
+"""Metrics. Every file named `*_metric.py` below this folder is imported, so that its classes are registered."""
 
 from common.config.registry import METRIC_REGISTRY
 

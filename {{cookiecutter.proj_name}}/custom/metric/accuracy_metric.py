@@ -1,4 +1,4 @@
-"""The sample metric."""
+"""The example metric."""
 
 from torch import Tensor
 from typing_extensions import Self

@@ -1,4 +1,4 @@
-"""What was taken for what, and the shares that follow from it."""
+"""The confusion matrix, and the scores derived from it."""
 
 import math
 
@@ -19,14 +19,14 @@ class ConfusionMatrix(Metric):
     mean F1 over classes that have samples or predictions.
 
     Args:
-        per_class: give `recall_<class>` and `precision_<class>` too; not a number where there is nothing to divide by.
+        per_class: also return `recall_<class>` and `precision_<class>`; NaN where the denominator is 0.
     """
 
     higher_is_better = True
 
     def __init__(self, per_class: bool = False) -> None:
         self.per_class = per_class
-        self.counts = torch.zeros(1, 1, dtype=torch.int64)  # (classes, classes) once anything was counted
+        self.counts = torch.zeros(1, 1, dtype=torch.int64)  # (classes, classes) after the first update
 
     def update(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> None:
         """Reads `logits` (B, classes), `prediction` (B,) and `label` (B,)."""

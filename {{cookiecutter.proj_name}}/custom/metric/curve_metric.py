@@ -1,4 +1,4 @@
-"""Areas under curves over all thresholds. Both rank all samples, so they need all of them at once."""
+"""Areas under curves over all thresholds. Both metrics rank all samples, so they need all of them at once."""
 
 import math
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from common.evaluation.metric import GatheredMetric
 class AreaUnderCurve(GatheredMetric):
     """Area under the ROC curve of each class against the others, mean over classes, 0..1.
 
-    For one class it is the share of pairs (a sample of the class, another sample) in which the first is given the
-    higher probability, ties counting half (Hanley and McNeil 1982). Classes that all samples or none have are left out.
+    For one class, this is the fraction of pairs (a sample of the class, another sample) in which the first has the
+    higher probability; ties count half (Hanley and McNeil 1982). Classes of all samples, or of none, are left out.
     """
 
     higher_is_better = True
@@ -32,9 +32,9 @@ class AreaUnderCurve(GatheredMetric):
 class MeanAveragePrecision(GatheredMetric):
     """Average precision of each class against the others, mean over classes, 0..1.
 
-    For one class it is the sum, over all thresholds, of precision times the recall that the threshold adds: the area
-    under the precision-recall curve as a step function (Davis and Goadrich 2006). Samples with the same probability
-    share a threshold. Classes that all samples or none have are left out.
+    For one class, this is the sum over all thresholds of the precision times the increase in recall: the area under
+    the precision-recall curve as a step function (Davis and Goadrich 2006). Samples with the same probability share a
+    threshold. Classes of all samples, or of none, are left out.
     """
 
     higher_is_better = True
@@ -58,14 +58,14 @@ def _mean_over_classes(area: Callable[[Tensor, Tensor], float], results: Results
 
 
 def _by_score(scores: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples of the class, and others, with each distinct score, from the lowest score up."""
+    """Per distinct score, in ascending order: the number of samples of the class, and of other samples."""
     distinct, at = scores.unique(return_inverse=True)
     return at[own].bincount(minlength=len(distinct)), at[~own].bincount(minlength=len(distinct))
 
 
 def _roc_area(own: Tensor, others: Tensor) -> float:
     below = others.cumsum(0) - others
-    # In halves of pairs, so that it stays a whole number.
+    # Counts half pairs, so that the sum stays an integer.
     won = int((own * (2 * below + others)).sum())
     return won / (2 * int(own.sum()) * int(others.sum()))
 

@@ -1,4 +1,4 @@
-"""Models. Every file named `*_model.py` below this folder is imported, so that its registrations are known."""
+"""Models. Every file named `*_model.py` below this folder is imported, so that its classes are registered."""
 
 from common.config.registry import MODEL_REGISTRY
 

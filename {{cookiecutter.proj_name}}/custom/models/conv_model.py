@@ -1,4 +1,4 @@
-"""The sample model: a small convolutional classifier for images of any size."""
+"""The example model: a small convolutional classifier for images of any size."""
 
 from torch import Tensor, nn
 

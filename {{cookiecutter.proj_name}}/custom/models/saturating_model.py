@@ -1,4 +1,4 @@
-"""A model that uses an operator of its own: a small convolutional network whose features saturate."""
+"""A model that uses the operator `scale_exp`: a small convolutional network whose features saturate."""
 
 from loguru import logger
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from custom.ops import implementation, scale_exp
 class SaturatingModel(nn.Module):
     """Two convolution stages, then one linear layer. After each stage, features x become 1 - exp(-max(x, 0)).
 
-    That is how light is absorbed, or a detector fills up: linear for small x, and never more than 1.
+    Light absorption and detectors saturate in this way: linear for small x, and never more than 1.
 
     Args:
         in_channels: channels of the images.

@@ -1,6 +1,6 @@
 """Your operators. `from custom.ops import scale_exp` works whether or not their C++ and CUDA kernels are built.
 
-`implementation` says in words what runs: log it where a model uses an operator. README.md explains how to write one.
+`implementation` describes what runs: log it in models that use an operator. README.md explains how to write one.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """add_matrix(a, b) = a + b for matrices: the smallest operator, to copy when yours has no settings.
 
-`python custom/ops/add_matrix.py [ROWS COLUMNS]` compares what is built with the reference: values, gradients, times.
+`python custom/ops/add_matrix.py [ROWS COLUMNS]` compares the built kernels with the reference: values, gradients, time.
 """
 
 from typing import Any
@@ -12,19 +12,19 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def reference(a: Tensor, b: Tensor) -> Tensor:
-    """The operator in plain PyTorch: what the C++ and CUDA kernels must agree with, and what runs without them."""
+    """The operator in plain PyTorch. The C++ and CUDA kernels must agree with it; without them, it runs itself."""
     return (a + b).contiguous()
 
 
-# The decorator's job, done by a call so that `reference` stays an ordinary function. It defines the operator
-# torch.ops.custom_ops.add_matrix with the schema of the signature, and `reference` as its kernel on every device that
-# has no better one; the kernels in src/ are registered for CPU and CUDA under the same name when the library is loaded.
+# A call instead of the decorator, so that `reference` stays an ordinary function. This defines the operator
+# torch.ops.custom_ops.add_matrix: its schema is the signature, and `reference` is its kernel on every device without a
+# kernel of its own. Loading the library registers the kernels in src/ for CPU and CUDA under the same name.
 operator = torch.library.custom_op("custom_ops::add_matrix", reference, mutates_args=())
 
 
 @operator.register_fake
 def _shape(a: Tensor, b: Tensor) -> Tensor:
-    """What comes out, without computing it: torch.compile and torch.export call this with tensors that hold no data."""
+    """The output without its values: torch.compile and torch.export call this with tensors that hold no data."""
     return a.new_empty(a.shape)
 
 
@@ -41,7 +41,7 @@ def add_matrix(a: Tensor, b: Tensor) -> Tensor:
 
     Args:
         a: (N, M), float16, bfloat16, float32 or float64.
-        b: (N, M), on the same device. Its dtype is that of `a`; under autocast, the wider of the two is used for both.
+        b: (N, M), on the same device, with the dtype of `a`. Under autocast, both are converted to the wider dtype.
 
     Returns:
         a + b, (N, M), contiguous. Half precision is added in float32 and rounded once.
@@ -63,12 +63,12 @@ def add_matrix(a: Tensor, b: Tensor) -> Tensor:
     return operator(a, b)
 
 
-if __name__ == "__main__":  # as a script; a module of the project finds the library loaded by custom/ops/__init__.py
+if __name__ == "__main__":  # as a script; on import, custom/ops/__init__.py loads the library
     import sys
     from pathlib import Path
 
     folder = Path(__file__).resolve().parent
-    sys.path.insert(0, str(folder.parents[1]))  # the project, where common/ lies
+    sys.path.insert(0, str(folder.parents[1]))  # the project folder, for common/
     from common.ops.compare import compare
     from common.ops.load import load
 

@@ -1,6 +1,6 @@
-"""scale_exp(x, scale, shift) = scale * exp(-x) + shift: the whole story, with a backward kernel of its own.
+"""scale_exp(x, scale, shift) = scale * exp(-x) + shift: the full example, with its own backward kernel.
 
-`python custom/ops/scale_exp.py [SIZE ...]` compares what is built with the reference: values, gradients, times.
+`python custom/ops/scale_exp.py [SIZE ...]` compares the built kernels with the reference: values, gradients, time.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def reference(x: Tensor, scale: float, shift: float) -> Tensor:
-    """The operator in plain PyTorch: what the C++ and CUDA kernels must agree with, and what runs without them."""
+    """The operator in plain PyTorch. The C++ and CUDA kernels must agree with it; without them, it runs itself."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))  # half precision is for storage, not for arithmetic
     return (scale * torch.exp(-wide) + shift).to(x.dtype)
 
@@ -20,14 +20,14 @@ def reference(x: Tensor, scale: float, shift: float) -> Tensor:
 def reference_backward(grad: Tensor, x: Tensor, scale: float) -> Tensor:
     """The gradient for x: d/dx (scale * exp(-x) + shift) = -scale * exp(-x).
 
-    It would be cheaper to save the output y and use shift - y, but where |shift| is much larger than scale * exp(-x)
-    that difference has no correct digit left.
+    It would be cheaper to save the output y and use shift - y. But if |shift| is much larger than scale * exp(-x), that
+    difference has no correct digits.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (-scale * torch.exp(-wide) * grad).to(x.dtype)
 
 
-# Two operators, each with its kernels: the backward pass is one launch, too. See add_matrix.py for what this does.
+# Two operators, each with kernels, so that the backward pass is a single launch, too. add_matrix.py explains the call.
 operator = torch.library.custom_op("custom_ops::scale_exp", reference, mutates_args=())
 operator_backward = torch.library.custom_op("custom_ops::scale_exp_backward", reference_backward, mutates_args=())
 
@@ -43,14 +43,14 @@ def _shape_backward(grad: Tensor, x: Tensor, scale: float) -> Tensor:
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, float, float], output: Tensor) -> None:
-    """Called only where a gradient will be wanted; without one, the forward pass keeps nothing alive."""
+    """Called only if a gradient is needed; otherwise the forward pass keeps no tensor alive."""
     x, ctx.scale, _ = inputs
-    ctx.save_for_backward(x)  # tensors here, so that they are freed with the graph; numbers are plain attributes
+    ctx.save_for_backward(x)  # tensors go here, so that they are freed with the graph; numbers are attributes
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     (x,) = ctx.saved_tensors
-    return operator_backward(grad, x, ctx.scale), None, None  # a gradient for each input; numbers have none
+    return operator_backward(grad, x, ctx.scale), None, None  # one gradient per input; None for numbers
 
 
 operator.register_autograd(_backward, setup_context=_save)
@@ -62,7 +62,7 @@ def _save_backward(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tenso
 
 
 def _double_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-    """By the same kernel again: it is linear in `grad`, and for x only the sign of its derivative differs."""
+    """With the same kernel: it is linear in `grad`, and its derivative for x differs only in sign."""
     grad_output, x = ctx.saved_tensors
     return (
         operator_backward(grad, x, ctx.scale) if ctx.needs_input_grad[0] else None,
@@ -79,8 +79,8 @@ def scale_exp(x: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:
 
     Args:
         x: any shape and strides; float16, bfloat16, float32 or float64.
-        scale: a number, not a tensor: it is not trained. For one that is, multiply outside.
-        shift: a number as well.
+        scale: a number, not a tensor, so it is not trained. To train a scale, multiply outside.
+        shift: a number, too.
 
     Returns:
         A tensor like x. Half precision is computed in float32 and rounded once.
@@ -96,12 +96,12 @@ def scale_exp(x: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:
     return operator(x, float(scale), float(shift))
 
 
-if __name__ == "__main__":  # as a script; a module of the project finds the library loaded by custom/ops/__init__.py
+if __name__ == "__main__":  # as a script; on import, custom/ops/__init__.py loads the library
     import sys
     from pathlib import Path
 
     folder = Path(__file__).resolve().parent
-    sys.path.insert(0, str(folder.parents[1]))  # the project, where common/ lies
+    sys.path.insert(0, str(folder.parents[1]))  # the project folder, for common/
     from common.ops.compare import compare
     from common.ops.load import load
 

@@ -1,7 +1,7 @@
-"""Learning rate schedules. Every file named `*_schedule.py` below this folder is imported, for its registrations.
+"""Learning rate schedules. Every file named `*_schedule.py` below this folder is imported, so that they are registered.
 
-One is a function of the step that returns the factor of the learning rate; common/optim/factors.py has those that are
-built in, and says which parameters it may name. With `lr_scheduler: {type: halving, args: {every: 500}}`:
+A schedule is a function of the step that returns a factor of the learning rate. common/optim/factors.py has the
+built-in ones and lists the parameters it may have. For `lr_scheduler: {type: halving, args: {every: 500}}`:
 
     from common.config.registry import SCHEDULE_REGISTRY
 

@@ -68,7 +68,7 @@ def test_the_log_begins_with_what_happens_when(runs: Runs) -> None:
     """R-27, R-16: which code was chosen, by file and line, then every period, in the order of the loop."""
     log = (runs.train("--progress.epoch_val", "0.5epoch", "--progress.epoch", "1") / "train.log").read_text()
     assert f"model ConvModel {MODEL_REGISTRY.where('ConvModel')} (" in log
-    table = log.partition("5 steps per epoch; what happens when:\n")[2].splitlines()[:6]
+    table = log.partition("5 steps per epoch; intervals:\n")[2].splitlines()[:6]
     assert [line.strip() for line in table] == [
         "log line, scalars  every 2 steps",
         "training pictures  every 100 steps",

@@ -11,7 +11,7 @@ void run(const Tensor& a, const Tensor& b, Tensor& out) {
   const scalar_t* x = a.const_data_ptr<scalar_t>();
   const scalar_t* y = b.const_data_ptr<scalar_t>();
   scalar_t* sum = out.mutable_data_ptr<scalar_t>();
-  // PyTorch's own threads, with at least 32768 elements for each: fewer are not worth waking one up.
+  // On PyTorch's threads, with at least 32768 elements per thread: waking one for fewer does not pay off.
   torch::stable::parallel_for(0, out.numel(), 32768, [=](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       sum[i] = static_cast<scalar_t>(static_cast<compute_t>(x[i]) + static_cast<compute_t>(y[i]));
@@ -22,7 +22,7 @@ void run(const Tensor& a, const Tensor& b, Tensor& out) {
 Tensor add_matrix(const Tensor& a, const Tensor& b) {
   STD_TORCH_CHECK(a.dim() == 2 && ops::same_sizes(a, b), "add_matrix: a and b must be matrices of one size");
   STD_TORCH_CHECK(a.scalar_type() == b.scalar_type(), "add_matrix: a and b must have one dtype");
-  // Row after row, whatever the strides: a copy where it is needed, and then plain arrays.
+  // Contiguous inputs, copied if necessary, so that the loop runs over plain arrays.
   const Tensor x = torch::stable::contiguous(a), y = torch::stable::contiguous(b);
   Tensor out = torch::stable::empty_like(x);
   DISPATCH_FLOATING(a.scalar_type(), "add_matrix", [&] { run<scalar_t>(x, y, out); });

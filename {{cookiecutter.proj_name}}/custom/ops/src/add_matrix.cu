@@ -1,4 +1,4 @@
-// add_matrix on the GPU: out[i][j] = a[i][j] + b[i][j], one thread for each element, on a grid of two dimensions.
+// add_matrix on the GPU: out[i][j] = a[i][j] + b[i][j], one thread per element, on a two-dimensional grid.
 #include <torch/headeronly/core/TensorAccessor.h>
 
 #include "launch.cuh"
@@ -7,9 +7,9 @@ namespace {
 
 using ops::Tensor;
 
-// A matrix as a kernel sees it: pointer, sizes and strides in one value that is copied to the GPU with the other
-// arguments. x[i][j] then finds its element whatever the strides are, so a transposed or sliced input needs no copy.
-// __restrict__ promises that nothing read through one argument is written through another; add_matrix(a, a) keeps it.
+// A matrix argument of a kernel: pointer, sizes and strides in one value, copied to the GPU with the other arguments.
+// x[i][j] works for any strides, so a transposed or sliced input needs no copy. __restrict__ promises that memory read
+// through one argument is not written through another; add_matrix(a, a) keeps this promise.
 template <typename scalar_t>
 using Matrix =
     torch::headeronly::HeaderOnlyGenericPackedTensorAccessor<scalar_t, 2, torch::headeronly::RestrictPtrTraits>;
@@ -18,8 +18,8 @@ template <typename scalar_t>
 __global__ void add_matrix_kernel(const Matrix<const scalar_t> a, const Matrix<const scalar_t> b,
                                   Matrix<scalar_t> out) {
   using compute_t = ops::compute_t<scalar_t>;
-  // int64_t before the product: 32 bits overflow at 2^31 elements. x runs along a row, so that the 32 threads which run
-  // in step read 32 neighbours.
+  // int64_t before the product: 32 bits overflow at 2^31 elements. x runs along a row, so that the 32 threads of a
+  // warp read 32 neighbouring elements.
   const int64_t first_row = static_cast<int64_t>(blockIdx.y) * blockDim.y + threadIdx.y;
   const int64_t first_column = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int64_t row_stride = static_cast<int64_t>(gridDim.y) * blockDim.y;

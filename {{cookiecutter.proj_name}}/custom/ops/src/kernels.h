@@ -1,7 +1,7 @@
-// What every operator here shares, on the CPU and on the GPU.
+// Code shared by all operators, on the CPU and on the GPU.
 //
 // The code is written against PyTorch's stable ABI (torch/csrc/stable, torch/headeronly): it compiles in seconds
-// instead of half a minute, and its CUDA part builds and links even where PyTorch itself was built without CUDA.
+// instead of half a minute, and its CUDA part builds and links even if PyTorch itself was built without CUDA.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -15,8 +15,8 @@
 #include <cstdint>
 #include <type_traits>
 
-// Runs `...` with `scalar_t` as the C++ type of `dtype`. A comma outside of () would end the macro's argument, so the
-// work stands in a template function of its own, and what is written here is one call of it.
+// Runs `...` with `scalar_t` as the C++ type of `dtype`. A comma outside of () would end the macro's argument, so put
+// the work into a template function and pass a single call of it.
 #define DISPATCH_FLOATING(dtype, name, ...)                                                      \
   THO_DISPATCH_V2(dtype, name, AT_WRAP(__VA_ARGS__), torch::headeronly::ScalarType::Half,        \
                   torch::headeronly::ScalarType::BFloat16, torch::headeronly::ScalarType::Float, \
@@ -26,7 +26,7 @@ namespace ops {
 
 using torch::stable::Tensor;
 
-// The type to compute in: half precision is for storage, a sum or a product in it loses digits for nothing.
+// The type to compute in: half precision is for storage; computing in it would lose digits without need.
 template <typename scalar_t>
 using compute_t = std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
 
@@ -35,9 +35,8 @@ inline bool same_sizes(const Tensor& a, const Tensor& b) {
   return std::equal(x.begin(), x.end(), y.begin(), y.end());
 }
 
-// `tensor` with the strides of `layout`, copied only where it has others. `layout` comes from empty_like and so has no
-// gaps: both are then plain arrays with their elements in the same order, whatever that order is (channels_last stays
-// so).
+// `tensor` with the strides of `layout`, copied only if they differ. `layout` comes from empty_like, so it has no gaps:
+// both are then plain arrays with their elements in the same order, whatever that order is (channels_last is kept).
 inline Tensor in_layout_of(const Tensor& tensor, const Tensor& layout) {
   const auto have = tensor.strides(), want = layout.strides();
   if (std::equal(have.begin(), have.end(), want.begin(), want.end())) return tensor;

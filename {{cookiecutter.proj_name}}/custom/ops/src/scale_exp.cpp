@@ -3,10 +3,9 @@
 
 #include "kernels.h"
 
-// exp of a whole vector register at a time. glibc has it, but declares it for -ffast-math alone, which would also stop
-// NaN and infinity from being what they are; so it is declared here. One version for each kind of processor is
-// compiled, and the right one is chosen when the library is loaded. Elsewhere it is a plain loop, correct and some
-// times slower.
+// exp of a whole vector register at a time. glibc has it, but declares it only for -ffast-math, which would break NaN
+// and infinity; so it is declared here. One version per kind of processor is compiled, and the right one is chosen when
+// the library is loaded. Otherwise, this is a plain loop: correct, but several times slower.
 #if defined(__GLIBC__) && defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 extern "C" __attribute__((simd("notinbranch"))) float expf(float) noexcept;
 extern "C" __attribute__((simd("notinbranch"))) double exp(double) noexcept;
@@ -22,8 +21,8 @@ using ops::Tensor;
 inline float exp_of(float x) { return expf(x); }
 inline double exp_of(double x) { return exp(x); }
 
-// Calls finish(i, exp(-x[i])) for each i from begin to end, a block at a time, which stays in the nearest cache. The
-// three loops are separate so that exp fills whole registers even where the conversion from half precision does not.
+// Calls finish(i, exp(-x[i])) for each i from begin to end, in blocks that stay in the L1 cache. The three loops are
+// separate so that exp uses whole registers even if the conversion from half precision does not.
 template <typename scalar_t, typename Finish>
 FOR_EACH_PROCESSOR void exp_range(const scalar_t* x, int64_t begin, int64_t end, Finish finish) {
   constexpr int64_t kBlock = 512;
@@ -36,7 +35,7 @@ FOR_EACH_PROCESSOR void exp_range(const scalar_t* x, int64_t begin, int64_t end,
   }
 }
 
-// The same for every element, on PyTorch's threads.
+// The same for all elements, on PyTorch's threads.
 template <typename scalar_t, typename Finish>
 void for_each_exp(const Tensor& x, const Finish& finish) {
   const scalar_t* data = x.const_data_ptr<scalar_t>();

@@ -1,16 +1,16 @@
 // scale_exp on the GPU, forward and backward.
 //
-// Each is one kernel: eager PyTorch needs four for s * exp(-x) + b, and each of them reads and writes all of the
-// memory, which takes longer than the arithmetic. For the same reason the backward kernel computes exp(-x) again:
-// reading a saved copy would cost more time than the function does, and the memory for it besides.
+// Each is one kernel. Eager PyTorch needs four for s * exp(-x) + b, and each of them reads and writes the whole tensor,
+// which takes longer than the arithmetic. For the same reason, the backward kernel recomputes exp(-x): reading a saved
+// copy would take more time than the function, and extra memory.
 #include "launch.cuh"
 
 namespace {
 
 using ops::Tensor;
 
-// Grid-stride loop: thread k takes the elements k, k + number of threads, k + 2 * number of threads, and so on. It is
-// right for any number of blocks, and neighbouring threads always read neighbouring elements.
+// Grid-stride loop: thread k takes the elements k, k + number of threads, k + 2 * number of threads, and so on. This
+// works for any number of blocks, and neighbouring threads always read neighbouring elements.
 template <typename scalar_t>
 __global__ void scale_exp_kernel(const scalar_t* __restrict__ x, scalar_t* __restrict__ out,
                                  ops::compute_t<scalar_t> scale, ops::compute_t<scalar_t> shift, int64_t count) {
