@@ -99,7 +99,7 @@ class RunContext:
         restarted = distributed.from_main(rank.restarted and has_saved(self.paths, rank.launched_as), rank)
         self.only_weights = config.progress.start_epoch == 0 and not restarted
         resume = "auto" if restarted else config.resume
-        self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank, whole=self.only_weights)
+        self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
         continued = None if self.only_weights else self.checkpoint
         if continued is not None and continued.belongs_to(self.paths.root):
             self._resumed = continued

@@ -278,15 +278,16 @@ class Trainer:
         """
         if run.checkpoint is None:
             return
-        path = run.checkpoint.path
-        state = self.strategy.shard_state(run.checkpoint.state, path)
+        path, state = run.checkpoint.path, dict(run.checkpoint.state)
+        run.checkpoint.state.clear()  # as long as its tensors are in use, its file keeps its space on the disk
         if run.only_weights:
-            self.state.load_weights(state, path)
+            weights = {name: state[name] for name in ("model", "ema")}
+            self.state.load_weights(self.strategy.shard_state(weights), path)
             self.ema.reset(self.raw_model)
             logger.info("starting from the weights of {}", path)
             return
         report = accept_changes(state, self.state, self.config.allow_changes, self.rank)
-        self.progress = TrainState(*self.state.load_state_dict(state, path))
+        self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), path))
         self.progress.at = at = resumed_position(self.at, self.stream.epoch_size)
         self.saver.saved_step = at.step
         logger.info("resuming {} at epoch {}, sample {}, step {}", path, at.epoch, at.sample, at.step)

@@ -1,18 +1,16 @@
 """Checkpoints: a mapping of named parts in one atomic file, and what resuming from one means.
 
-`file` reads and writes one, `shards` adds what several processes write together, `folder` keeps those
-of a run, `saver` writes beside training, `weights` fills models, `guarantee` says how exact a resume is.
+`file` reads and writes one, `folder` keeps those of a run, `saver` writes beside training, `state` lists what a run
+consists of, `weights` fills models, `guarantee` says how exact a resume is.
 `python -m common.checkpoint FILE` shows what is in one.
 """
 
-from common.checkpoint.file import FORMAT, CheckpointError, write_checkpoint
+from common.checkpoint.file import CheckpointError, read_checkpoint, write_checkpoint
 from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
 from common.checkpoint.saver import CheckpointConfig, Saver
-from common.checkpoint.shards import gathered, read_checkpoint
 from common.checkpoint.weights import InitConfig, init_weights, load_weights
 
 __all__ = [
-    "FORMAT",
     "CheckpointConfig",
     "CheckpointError",
     "CheckpointFolder",
@@ -20,7 +18,6 @@ __all__ = [
     "LoadedCheckpoint",
     "Saver",
     "find_checkpoint",
-    "gathered",
     "init_weights",
     "load_weights",
     "read_checkpoint",

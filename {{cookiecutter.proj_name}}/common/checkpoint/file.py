@@ -3,21 +3,21 @@
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from common.base.errors import UserError
+from common.base.files import atomic_file
 
 FORMAT = 1
 
 
 class CheckpointError(UserError):
-    """A file that is not there, is damaged, or is something else than a checkpoint."""
+    """A file that is missing, is damaged, or is something else than a checkpoint."""
 
 
 def write_checkpoint(state: Mapping[str, Any], *paths: Path) -> None:
@@ -30,7 +30,18 @@ def write_checkpoint(state: Mapping[str, Any], *paths: Path) -> None:
         OSError: the disk is full, the folder is read-only, ...; nothing half-written is left behind.
     """
     safe = map_leaves(state, _plain)
-    write_file(paths[0], lambda file: torch.save(safe, file), links=paths[1:])
+    with atomic_file(paths[0]) as file:
+        try:
+            torch.save(safe, file)
+        except RuntimeError as error:
+            # torch reports a full disk as its own error while it closes the archive; the context is the reason.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+        file.flush()
+        os.fsync(file.fileno())
+        for link in paths[1:]:
+            link_file(Path(file.name), link)
 
 
 def map_leaves(value: Any, function: Callable[[Any, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()) -> Any:
@@ -49,8 +60,8 @@ def map_leaves(value: Any, function: Callable[[Any, tuple[Any, ...]], Any], path
 
 def _plain(value: Any, path: tuple[Any, ...]) -> Any:
     """`value` as a type that loads without executing anything. Raises `UserError` for others (a NumPy number)."""
-    if value is None or type(value) in (bool, int, float, str, Tensor):
-        return value
+    if value is None:
+        return None
     if isinstance(value, Tensor):
         return value.detach()
     for kind in (bool, int, float, str):
@@ -61,33 +72,6 @@ def _plain(value: Any, path: tuple[Any, ...]) -> Any:
         "checkpoint holds tensors, numbers, text, and lists, tuples and dicts of these: convert it (float(x), "
         "torch.from_numpy(x), ...) in state_dict"
     )
-
-
-def write_file(path: Path, write: Callable[[BinaryIO], Any], links: Sequence[Path] = ()) -> None:
-    """Let `write` fill a file that appears as `path`, and under the names of `links`, when it is complete.
-
-    Raises:
-        OSError: it cannot be written; nothing half-written is left behind.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        # A Python file handle keeps the reason of a failure (errno); torch's own writer loses it.
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        for link in links:
-            link_file(temporary, link)
-        temporary.replace(path)
-        sync_folder(path.parent)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        # torch reports a full disk (or Ctrl-C) as its own error while it closes the archive; the context is the reason.
-        reason = error.__context__
-        if isinstance(error, RuntimeError) and isinstance(reason, (OSError, KeyboardInterrupt)):
-            raise reason from error
-        raise
 
 
 def link_file(source: Path, path: Path) -> None:
@@ -102,34 +86,18 @@ def link_file(source: Path, path: Path) -> None:
         beside.replace(path)
     finally:
         # Left over after a failure; and when `path` was this very file already, since a rename then does nothing.
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
+        beside.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Bring a folder's list of names to the disk: a file that was flushed may still lose its name."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's file to the CPU; its checksums are verified, and nothing in it is executed.
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint; its checksums are verified, and nothing in it is executed.
 
     Raises:
         CheckpointError: it is missing, damaged (truncated, a flipped bit), or not a checkpoint of this project.
     """
     state = load_archive(path)
-    if not is_checkpoint(state):
-        raise CheckpointError(f"{path} holds no checkpoint of this project (a dict with 'format', 'model', ...)")
-    if state["format"] > FORMAT:
-        raise CheckpointError(
-            f"{path} has format {state['format']}; this code reads up to {FORMAT}: use a newer version"
-        )
+    if not is_checkpoint(state) or state["format"] > FORMAT:
+        raise CheckpointError(f"{path} holds no checkpoint of this project in a format up to {FORMAT}")
     return dict(state)
 
 
@@ -139,29 +107,27 @@ def is_checkpoint(state: Any) -> bool:
 
 
 def load_archive(path: Path) -> Any:
-    """What torch wrote to `path`, with its checksums verified. Raises `CheckpointError`."""
-    _check_archive(path)
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(f"{path} cannot be loaded: {str(error).splitlines()[0]}") from error
+    """What torch wrote to `path`, its checksums verified.
 
+    The tensors are mapped from the file, not read: processes on one machine share that memory, and each reads the parts
+    it needs. The file must not be changed in place while they are used; replacing it is safe.
 
-def _check_archive(path: Path) -> None:
-    """Verify the checksums of a file that torch wrote. Raises `CheckpointError` when it is missing or damaged."""
+    Raises:
+        CheckpointError: the file is missing or damaged, or loading it would execute something.
+    """
     if not path.is_file():
-        near = sorted(p.name for p in path.parent.glob("*.pt")) if path.parent.is_dir() else []
-        there = f"; its folder has: {', '.join(near)}" if near else ""
-        raise CheckpointError(f"there is no checkpoint {path}{there}")
+        near = ", ".join(sorted(each.name for each in path.parent.glob("*.pt")))
+        raise CheckpointError(f"there is no checkpoint {path}" + (f"; its folder has: {near}" if near else ""))
     try:
         with zipfile.ZipFile(path) as archive:
-            # torch writes a checksum of every tensor and never looks at it again.
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError) as error:
-        reason = "is not a checkpoint, or was cut off while it was written or copied"
-        raise CheckpointError(f"{path} {reason} ({error})") from error
-    if damaged is not None:
-        raise CheckpointError(f"{path} is damaged: the checksum of {damaged} is wrong")
+            damaged = archive.testzip()  # torch writes a checksum of every tensor and never verifies it
+        if damaged is None:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        reason = "it is not a checkpoint, or was cut off while it was written or copied"
+        summary = str(error).partition("\n")[0]
+        raise CheckpointError(f"{path} cannot be loaded: {reason} ({summary})") from error
+    raise CheckpointError(f"{path} is damaged: the checksum of {damaged} is wrong")
 
 
 def step_of(path: Path) -> int:
@@ -169,5 +135,5 @@ def step_of(path: Path) -> int:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return int(state["position"]["step"])
-    except Exception:  # noqa: BLE001 - damaged in any way; `read_file` says how
+    except Exception:  # noqa: BLE001 - missing, or damaged in any way; `load_archive` says how
         return -1

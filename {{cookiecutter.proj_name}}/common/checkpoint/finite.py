@@ -28,9 +28,6 @@ def bad_loss(step: int, here: bool, stream: BatchStream, folder: CheckpointFolde
 
 
 def not_finite(what: str, folder: CheckpointFolder) -> TrainingError:
-    """The error to end a run with: what is wrong, what was saved before, what to try."""
-    latest = folder.latest
-    where = f"the last good checkpoint is {latest}" if latest.is_file() else "there is no checkpoint yet"
-    return TrainingError(
-        f"{what}; {where}.\n  Try a smaller optim.lr, optim.clip_gradients, or --debug to find the operation."
-    )
+    """The error to end a run with: the fault, the last checkpoint, and advice."""
+    advice = "Try a smaller optim.lr, optim.clip_gradients, or --debug to find the operation."
+    return TrainingError(f"{what}; {folder.last_good}.\n  {advice}")

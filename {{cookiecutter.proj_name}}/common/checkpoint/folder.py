@@ -1,8 +1,7 @@
 """The checkpoints of one run, which of them are kept, and which one to resume from."""
 
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,17 +9,15 @@ from typing import Any
 from loguru import logger
 
 from common.base.files import unused
-from common.checkpoint.file import CheckpointError, link_file, read_file, step_of, write_checkpoint
-from common.checkpoint.shards import drop_unused_shards, gathered, read_checkpoint
+from common.checkpoint.file import CheckpointError, link_file, read_checkpoint, step_of, write_checkpoint
 from common.distributed import Rank, from_main
 
-_ALONE = Rank()
 _NUMBERED = re.compile(r"step_(\d+)\.pt")
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that was asked for: its file and its state; the tensors of a sharded one are still in its shards."""
+    """A checkpoint that a run starts from: its file and its state."""
 
     path: Path
     state: dict[str, Any]
@@ -52,23 +49,22 @@ class CheckpointFolder:
         self.folder = folder
         self.keep = keep
         self.keep_every = keep_every
+        self.latest = folder / "latest.pt"
+        self.previous = folder / "previous.pt"
+        self.best = folder / "best.pt"
 
     @property
-    def latest(self) -> Path:
-        return self.folder / "latest.pt"
-
-    @property
-    def previous(self) -> Path:
-        return self.folder / "previous.pt"
-
-    @property
-    def best(self) -> Path:
-        return self.folder / "best.pt"
+    def last_good(self) -> str:
+        """For messages: the checkpoint to go back to."""
+        return f"the last good checkpoint is {self.latest}" if self.latest.is_file() else "there is no checkpoint yet"
 
     def numbered(self) -> list[tuple[int, Path]]:
         """Step and file of each `step_*.pt`, oldest first; by number, since dates and text order are unreliable."""
         matches = ((_NUMBERED.fullmatch(path.name), path) for path in self.folder.glob("step_*.pt"))
         return sorted((int(match[1]), path) for match, path in matches if match)
+
+    def _older(self) -> list[Path]:
+        return [self.previous, self.best, *(path for _, path in self.numbered())]
 
     def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:
         """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Old files go after."""
@@ -81,34 +77,26 @@ class CheckpointFolder:
         if step is not None:
             paths.append(self.folder / f"step_{step:08d}.pt")
         write_checkpoint(state, *paths)
-        if step is not None:
-            self._drop_old()
-        drop_unused_shards(self.folder)
+        if step is not None and self.keep:
+            for old, path in self.numbered()[: -self.keep]:
+                if not (self.keep_every and old % self.keep_every == 0):
+                    path.unlink(missing_ok=True)
         return paths
-
-    def _drop_old(self) -> None:
-        if self.keep == 0:
-            return
-        for step, path in self.numbered()[: -self.keep]:
-            if not (self.keep_every and step % self.keep_every == 0):
-                path.unlink(missing_ok=True)
 
     def rewind_to(self, found: LoadedCheckpoint) -> None:
         """Make `found`, of this run, the latest; later ones are renamed to `abandoned_...`, and never cleaned up.
 
         Otherwise its numbered files would count as the newest, and a kill before the next save would lead back to it.
         """
-        aside = [path for step, path in self.numbered() if step > found.step]
-        aside += [path for path in (self.best, self.previous) if path.is_file() and step_of(path) > found.step]
+        aside = [path for path in self._older() if step_of(path) > found.step]
         is_latest = self.latest.is_file() and self.latest.samefile(found.path)
-        if self.latest.is_file() and not is_latest and step_of(self.latest) >= 0:
+        if not is_latest and step_of(self.latest) >= 0:
             aside.append(self.latest)
         for path in aside:
             kept = unused(path.with_name(f"abandoned_{path.stem}"), path.suffix)
             logger.warning("{} (step {}) is not what is resumed; it is now {}", path, step_of(path), kept.name)
             path.replace(kept)
-        beside = found.path.resolve().parent == self.folder.resolve()
-        if not is_latest and (beside or "shards" not in found.state):  # shards lie beside the file they belong to
+        if not is_latest:
             link_file(found.path, self.latest)
 
     def clean(self) -> None:
@@ -116,7 +104,6 @@ class CheckpointFolder:
         for path in self.folder.glob(".*.tmp"):
             logger.warning("removing {}, which was never finished", path)
             path.unlink(missing_ok=True)
-        drop_unused_shards(self.folder)
 
     def newest(self) -> LoadedCheckpoint | None:
         """The whole checkpoint with the most steps; damaged ones are passed over with a warning.
@@ -126,40 +113,31 @@ class CheckpointFolder:
         Raises:
             CheckpointError: there are files, and none can be loaded.
         """
-        damaged = []
-        for path in self._furthest_first():
+        paths = [self.latest, *sorted(self._older(), key=step_of, reverse=True)]
+        paths = [path for path in paths if path.is_file()]
+        for path in paths:
             try:
-                found = LoadedCheckpoint(path, read_checkpoint(path, whole=False))
+                found = LoadedCheckpoint(path, read_checkpoint(path))
             except CheckpointError as error:
                 logger.warning("{}; looking for the one before", error)
-                damaged.append(path.name)
                 continue
             if path != self.latest:
                 logger.warning("using {}, step {}", path, found.step)
             return found
-        if damaged:
+        if paths:
             raise CheckpointError(
-                f"none of the checkpoints in {self.folder} can be loaded ({', '.join(damaged)}); to start afresh give "
-                "the run another --name, or leave out --resume: this one's folder is kept under another name"
+                f"none of the checkpoints in {self.folder} can be loaded; to start afresh give the run another --name, "
+                "or leave out --resume: this one's folder is kept under another name"
             )
         return None
 
-    def _furthest_first(self) -> Iterator[Path]:
-        if self.latest.is_file():
-            yield self.latest  # usually whole, so that the others need not be read
-        others = [self.previous, *(path for _, path in self.numbered()), self.best]
-        yield from sorted((path for path in others if path.is_file()), key=step_of, reverse=True)
 
-
-def find_checkpoint(
-    resume: str | None, own: Path, rank: Rank = _ALONE, *, whole: bool = False
-) -> LoadedCheckpoint | None:
-    """The checkpoint that the config's `resume` names. Every process must call this: one looks, all take what it found.
+def find_checkpoint(resume: str | None, own: Path, rank: Rank) -> LoadedCheckpoint | None:
+    """The checkpoint that the config's `resume` names. Every process must call this: one chooses, all load.
 
     Args:
         resume: None; a file; a folder (of a run, or its checkpoints): the newest in it; "auto": the newest in `own`.
         own: the checkpoint folder of the run that is starting.
-        whole: only its weights are wanted: put those of a sharded one together, and leave its moments out.
 
     Returns:
         None when none is asked for, or "auto" finds none because the run never saved: it starts afresh.
@@ -169,31 +147,17 @@ def find_checkpoint(
     """
     if resume is None:
         return None
-    found: LoadedCheckpoint | None = None
-    path: Path | None = None
-    reason = ""
-    if rank.is_main:
-        try:
-            found = _find(resume, own)
-            path = None if found is None else found.path
-        except CheckpointError as error:
-            reason = str(error)
-    path, reason = from_main((path, reason), rank)
-    if reason:
-        raise CheckpointError(reason)
-    if path is None:
-        return None
-    if found is None:  # the main process has verified its shards already
-        found = LoadedCheckpoint(path, read_file(path))
-    return LoadedCheckpoint(path, dict(gathered(found.state, path, without=("optimizer",)))) if whole else found
+    found = _find(resume, own) if rank.is_main else None
+    path = from_main(found and found.path, rank)
+    return found or (LoadedCheckpoint(path, read_checkpoint(path)) if path else None)
 
 
 def _find(resume: str, own: Path) -> LoadedCheckpoint | None:
     if resume == "auto":
         return CheckpointFolder(own).newest()
-    path = Path(os.path.expanduser(resume))
+    path = Path(resume).expanduser()
     if not path.is_dir():
-        return LoadedCheckpoint(path, read_checkpoint(path, whole=False))
+        return LoadedCheckpoint(path, read_checkpoint(path))
     for folder in (path / "checkpoints", path):
         if found := CheckpointFolder(folder).newest():
             return found

@@ -1,8 +1,8 @@
 """Saving in the background: the loop waits for a copy in memory, a thread writes it to the disk."""
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -14,9 +14,9 @@ from torch import Tensor
 from common.base.errors import UserError
 from common.checkpoint.file import map_leaves
 from common.checkpoint.folder import CheckpointFolder
-from common.checkpoint.shards import write_shards
 from common.config import section
 from common.distributed import Rank
+from common.distributed.sharded import is_sharded, local
 from common.progress import StepInterval
 
 _ALONE = Rank()
@@ -33,7 +33,7 @@ class CheckpointConfig:
     ] = -1
     background: Annotated[
         bool,
-        Field(description="write while training goes on; costs host memory for one copy of the state. Not with fsdp"),
+        Field(description="write while training goes on; costs rank 0 a copy in host memory, with fsdp in any case"),
     ] = True
     failures: Annotated[
         int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run; 1: the first one does")
@@ -41,13 +41,10 @@ class CheckpointConfig:
 
 
 class Saver:
-    """Writes checkpoints, one at a time.
+    """Writes checkpoints, one at a time, on the main process.
 
     A save that fails leaves the old files as they were. Training continues and the next due save tries again, until
-    `failures` in a row have failed. Errors of the background surface at the next call of any method.
-
-    Sharded tensors (FSDP) are written at once, by all processes; the main process then writes the file that refers to
-    them.
+    `failures` in a row have failed. An error surfaces at the next call of any method.
 
     Attributes:
         saved_step: of the newest checkpoint, be it of this process or the one that it continues from; None: no such.
@@ -57,11 +54,11 @@ class Saver:
         self.folder = folder
         self.config = config
         self.rank = rank
+        self._stage = Stage(rank, only_sharded=not config.background)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
         self.saved_step: int | None = None
         self._saved_at = time.monotonic()
-        self._stage = Stage()
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
         self._failed = 0
 
     def save(self, state: Mapping[str, Any], *, step: int, numbered: bool = False, best: bool = False) -> None:
@@ -74,24 +71,12 @@ class Saver:
         """
         self.wait()
         self.saved_step, self._saved_at = step, time.monotonic()
-        start = time.perf_counter()
-        try:
-            state = write_shards(state, self.folder.folder, step, self.rank)
-        except OSError as error:
-            self._error = error
-            self.check()
-            return
+        state = self._stage.copy(state)
         if not self.rank.is_main:
-            self._failed = 0
             return
-        number = step if numbered else None
+        self._pending = self._executor.submit(self._write, state, step, numbered, best)
         if not self.config.background:
-            self._write(state, step, number, best, start)
-            self.check()
-            return
-        copy = self._stage.copy(state)
-        self._thread = threading.Thread(target=self._write, args=(copy, step, number, best, start), name="checkpoint")
-        self._thread.start()
+            self.wait()
 
     def is_overdue(self, seconds: float | None) -> bool:
         """Whether the last save is more than `seconds` ago; never for None, 0 and less."""
@@ -99,9 +84,8 @@ class Saver:
 
     def wait(self) -> None:
         """Until nothing is being written. Raises like `save`."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._pending is not None:
+            wait([self._pending])
         self.check()
 
     @contextmanager
@@ -113,8 +97,8 @@ class Saver:
         try:
             yield
         finally:
-            if self.rank.is_alone and self._thread is not None:
-                self._thread.join()
+            if self.rank.is_alone and self._pending is not None:
+                wait([self._pending])
 
     def finish(self) -> None:
         """Wait. Raises like `save`, and also when the last save failed, since the run is then not complete."""
@@ -124,48 +108,59 @@ class Saver:
 
     def check(self) -> None:
         """Report a save that failed, without waiting. Raises like `save`."""
-        error, self._error = self._error, None
+        if self._pending is None or not self._pending.done():
+            return
+        error = self._pending.exception()
+        self._pending = None
         if error is None:
+            self._failed = 0
             return
         if not isinstance(error, OSError):
             raise error
         self._failed += 1
         what = f"{error.strerror or error} ({error.filename or self.folder.folder})"
-        kept = (
-            f"the last good checkpoint is {self.folder.latest}" if self.folder.latest.is_file() else "there is none yet"
-        )
+        kept = self.folder.last_good
         if self._failed >= self.config.failures:
             raise UserError(f"no checkpoint could be written, {self._failed} times in a row: {what}; {kept}")
         left = self.config.failures - self._failed
         logger.error("checkpoint not written: {}; {}. Training continues; {} more failures end it", what, kept, left)
 
-    def _write(self, state: Mapping[str, Any], step: int, number: int | None, best: bool, start: float) -> None:
-        try:
-            paths = self.folder.save(state, step=number, best=best)
-        except BaseException as error:  # noqa: BLE001 - from a thread it would be lost; `check` raises it
-            self._error = error
-            return
-        self._failed = 0
+    def _write(self, state: Mapping[str, Any], step: int, numbered: bool, best: bool) -> None:
+        paths = self.folder.save(state, step=step if numbered else None, best=best)
         names = ", ".join(path.name for path in paths)
-        logger.info("saved {} (step {}, {:.2f} s)", names, step, time.perf_counter() - start)
+        logger.info("saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
 
 
 class Stage:
-    """Copies a state to host memory that it keeps: after the first time, nothing is allocated."""
+    """Copies a state to host memory that it keeps: after the first time, nothing is allocated.
 
-    def __init__(self) -> None:
+    Sharded tensors (FSDP) become whole in the copy, one after the other, on the main process alone.
+
+    Args:
+        only_sharded: leave other tensors where they are.
+    """
+
+    def __init__(self, rank: Rank = _ALONE, *, only_sharded: bool = False) -> None:
+        self.rank = rank
+        self.only_sharded = only_sharded
         self._buffers: dict[tuple[Any, ...], Tensor] = {}
 
     def copy(self, state: Any) -> Any:
-        """`state` with copies of all tensors, on the CPU. The copy is good until the next call."""
-        used: dict[tuple[Any, ...], Tensor] = {}
+        """`state` with copies of its tensors, on the CPU; without tensors on other processes than the main one.
+
+        The copy is good until the next call. Every process must call this.
+        """
         seen: dict[tuple[Any, ...], Tensor] = {}
 
         def copied(value: Any, path: tuple[Any, ...]) -> Any:
-            if not isinstance(value, Tensor) or value.is_meta:
+            if not isinstance(value, Tensor) or (self.only_sharded and not is_sharded(value)):
                 return value
             # Two names of one tensor (tied weights) stay one tensor in the file.
-            identity = (value.data_ptr(), value.device, value.dtype, value.shape, value.stride())
+            part = local(value)
+            identity = (part.data_ptr(), part.device, part.dtype, value.shape, value.stride())
+            value = _whole(value) if is_sharded(value) else value
+            if not self.rank.is_main:
+                return None
             if value.numel() and identity in seen:
                 return seen[identity]
             buffer = self._buffers.get(path)
@@ -173,11 +168,16 @@ class Stage:
                 pinned = value.device.type == "cuda"
                 buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
             buffer.copy_(value.detach(), non_blocking=True)
-            used[path] = seen[identity] = buffer
+            self._buffers[path] = seen[identity] = buffer
             return buffer
 
         copy = map_leaves(state, copied)
-        self._buffers = used
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return copy
+
+
+def _whole(tensor: Any) -> Tensor:
+    """A sharded tensor put together, on every process: a collective. Parts in host memory travel over the device."""
+    whole: Tensor = tensor.detach().to(tensor.device_mesh.device_type).full_tensor()
+    return whole

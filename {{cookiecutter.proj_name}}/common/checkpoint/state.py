@@ -1,6 +1,7 @@
-"""What a run consists of, as named parts: the contents of a checkpoint."""
+"""The parts of a run, by name: the contents of a checkpoint."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -8,7 +9,8 @@ from loguru import logger
 from torch import nn
 
 from common.base.errors import UserError
-from common.checkpoint import FORMAT, load_weights
+from common.checkpoint.file import FORMAT
+from common.checkpoint.weights import load_weights
 from common.distributed import Rank, gather_objects
 from common.distributed.seed import mix, random_state, set_random_state, set_seed
 from common.optim import averaged_state_dict
@@ -23,31 +25,24 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any, /) -> Any: ...
 
 
+@dataclass
 class RunState:
-    """Collects the parts of a run into one mapping, and restores them from one. Other state is lost when a run stops.
+    """Collects the parts of a run into one mapping, and restores them from one. Other state is lost with the process.
 
-    Args:
+    Attributes:
         model: without wrappers, so that no name has a wrapper's prefix.
         parts: everything else that is saved, by name.
         fingerprint: see `common.checkpoint.guarantee`.
         about: plain values (the config) that a checkpoint carries along.
+        user_parts: what plugins registered.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        parts: Mapping[str, Stateful],
-        *,
-        rank: Rank,
-        fingerprint: Mapping[str, Any],
-        about: Mapping[str, Any],
-    ) -> None:
-        self.model = model
-        self.parts = dict(parts)
-        self.user_parts: dict[str, Stateful] = {}
-        self.rank = rank
-        self.fingerprint = fingerprint
-        self.about = about
+    model: nn.Module
+    parts: Mapping[str, Stateful]
+    rank: Rank
+    fingerprint: Mapping[str, Any]
+    about: Mapping[str, Any]
+    user_parts: dict[str, Stateful] = field(default_factory=dict)
 
     def register(self, name: str, part: Stateful) -> None:
         """Save `part` too. Raises `UserError` when the name is taken."""
@@ -59,7 +54,7 @@ class RunState:
         """All of it, for a run that stands at `at` and measured `values` last. Every process must call this.
 
         Args:
-            owed: the splits whose evaluation belongs to `at` and was broken off.
+            owed: the splits whose evaluation at `at` was interrupted by a signal.
         """
         mine = random_state(self.rank.device)
         state = {
@@ -85,19 +80,22 @@ class RunState:
         """Put everything back; the random streams last, since nothing may draw from them afterwards.
 
         Returns:
-            Where the run stood, what it had measured last, and the splits that it still had to measure there.
+            The position of the run, its last measured values, and the splits whose evaluation is pending there.
 
         Raises:
             UserError: the weights are another model's, or a part is missing.
         """
         load_weights(self.model, state["model"], str(source))
-        if missing := self.parts.keys() - state.keys():
+        if missing := {*(self.parts.keys() - state.keys()), *(self.user_parts.keys() - state["user"].keys())}:
             raise UserError(
-                f"{source} has no {', '.join(sorted(missing))}; it cannot be resumed, only its weights be used"
+                f"{source} has no state of {', '.join(sorted(missing))}; it cannot be resumed, only its weights be used"
             )
+        if extra := state["user"].keys() - self.user_parts.keys():
+            logger.warning("{} has state of {}, which nothing in this run registers", source, ", ".join(sorted(extra)))
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
-        self._load_user_parts(state["user"], source)
+        for name, part in self.user_parts.items():
+            part.load_state_dict(state["user"][name])
         at = Position(**state["position"])
         streams = state["random"]
         if len(streams) == self.rank.world_size:
@@ -105,11 +103,3 @@ class RunState:
         else:
             set_seed(mix(self.fingerprint["seed"], self.rank.rank, at.step))
         return at, dict(state["values"]), set(state["owed"])
-
-    def _load_user_parts(self, saved: Mapping[str, Any], source: Path) -> None:
-        if missing := self.user_parts.keys() - saved.keys():
-            raise UserError(f"{source} has no state of {', '.join(sorted(missing))} (register_state)")
-        if extra := saved.keys() - self.user_parts.keys():
-            logger.warning("{} has state of {}, which nothing in this run registers", source, ", ".join(sorted(extra)))
-        for name, part in self.user_parts.items():
-            part.load_state_dict(saved[name])

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint, or of any file of weights, into a model: all of them, or with a report of what is not."""
+"""Weights of a checkpoint, or of any file of weights, into a model: all of them, or those that fit, with a report."""
 
 import re
 from collections.abc import Mapping
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.checkpoint.file import CheckpointError, is_checkpoint, load_archive
-from common.checkpoint.shards import check_shards, gathered
 from common.config import section
 from common.optim.ema import averaged_state_dict
+
+_SHOWN = 8  # keys of a kind in a message
 
 
 @section
@@ -44,9 +45,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> N
     Raises:
         UserError: keys are missing, left over, or of another shape; the message lists which.
     """
-    missing, extra, shapes = _differences(model.state_dict(), weights)
-    if missing or extra or shapes:
-        lines = [f"{source} was made by another model than {type(model).__name__}:", *_report(missing, extra, shapes)]
+    if report := _misfits(model.state_dict(), weights):
+        lines = [f"{source} was made by another model than {type(model).__name__}:", *report]
         raise UserError("\n".join([*lines, "  Does model.* in the config describe the model that was trained?"]))
     model.load_state_dict(weights)
 
@@ -65,36 +65,28 @@ def init_weights(model: nn.Module, config: InitConfig) -> None:
     own = model.state_dict()
     wanted = {key: value for key, value in own.items() if not any(fnmatchcase(key, each) for each in config.exclude)}
     weights = {key: value for key, value in weights.items() if key in wanted or key not in own}
-    missing, extra, shapes = _differences(wanted, weights)
-    mismatched = {line.split(":")[0] for line in shapes}
-    fitting = {key: value for key, value in weights.items() if key in wanted and key not in mismatched}
-    report = [f"{len(fitting)} of {len(own)} entries of the model from {path}", *_report(missing, extra, shapes)]
+    fitting = {key: value for key, value in weights.items() if key in wanted and value.shape == wanted[key].shape}
+    misfits = _misfits(wanted, weights)
+    report = "\n".join([f"{len(fitting)} of {len(own)} entries of the model from {path}", *misfits])
     if not fitting:
-        raise UserError(
-            "init_from: no key of the file fits the model; prefix and rename can change that\n" + "\n".join(report)
-        )
-    if config.strict and (missing or extra or shapes):
-        report.append("  exclude what shall stay as it is, or set init_from.strict: false to load what fits")
-        raise UserError("init_from: " + "\n".join(report))
+        raise UserError(f"init_from: no key of the file fits the model; prefix and rename can change that\n{report}")
+    if config.strict and misfits:
+        advice = "exclude what shall stay as it is, or set init_from.strict: false to load what fits"
+        raise UserError(f"init_from: {report}\n  {advice}")
     model.load_state_dict(fitting, strict=False)
-    logger.info("init_from: {}", "\n".join(report))
+    logger.info("init_from: {}", report)
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     state = load_archive(path)
     if is_checkpoint(state):
-        check_shards(state, path)
-        state = gathered(state, path, without=("optimizer",))
-        state = averaged_state_dict(state["model"], state.get("ema", {}))
+        return averaged_state_dict(state["model"], state["ema"])
     for name in ("state_dict", "model"):  # how other projects wrap them
         if isinstance(state, dict) and isinstance(state.get(name), dict):
             state = state[name]
-    tensors = (
-        {key: value for key, value in state.items() if isinstance(value, Tensor)} if isinstance(state, dict) else {}
-    )
-    if not tensors:
+    if not isinstance(state, dict):
         raise CheckpointError(f"init_from: {path} holds no weights (a dict of names and tensors)")
-    return tensors
+    return {key: value for key, value in state.items() if isinstance(value, Tensor)}
 
 
 def _selected(weights: Mapping[str, Tensor], config: InitConfig) -> dict[str, Tensor]:
@@ -111,27 +103,21 @@ def _selected(weights: Mapping[str, Tensor], config: InitConfig) -> dict[str, Te
     return chosen
 
 
-def _differences(own: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
-    missing = [key for key in own if key not in weights]
-    extra = [key for key in weights if key not in own]
-    shapes = [
-        f"{key}: {tuple(weights[key].shape)} in the file, {tuple(own[key].shape)} in the model"
-        for key in own
-        if key in weights and own[key].shape != weights[key].shape
-    ]
-    return missing, extra, shapes
-
-
-def _report(missing: list[str], extra: list[str], shapes: list[str]) -> list[str]:
-    return [
-        *_listing("missing in the file", missing),
-        *_listing("not in the model", extra),
-        *_listing("of another shape", shapes),
-    ]
-
-
-def _listing(title: str, entries: list[str], limit: int = 8) -> list[str]:
-    if not entries:
-        return []
-    more = [f"    ... and {len(entries) - limit} more"] if len(entries) > limit else []
-    return [f"  {title} ({len(entries)}):", *(f"    {entry}" for entry in entries[:limit]), *more]
+def _misfits(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
+    """Lines that list which keys differ, and how; none when all of `weights` fit."""
+    kinds = {
+        "missing in the file": [key for key in own if key not in weights],
+        "not in the model": [key for key in weights if key not in own],
+        "of another shape": [
+            f"{key}: {tuple(weights[key].shape)} in the file, {tuple(own[key].shape)} in the model"
+            for key in own
+            if key in weights and own[key].shape != weights[key].shape
+        ],
+    }
+    lines = []
+    for title, entries in kinds.items():
+        if entries:
+            lines += [f"  {title} ({len(entries)}):", *(f"    {entry}" for entry in entries[:_SHOWN])]
+        if len(entries) > _SHOWN:
+            lines.append(f"    ... and {len(entries) - _SHOWN} more")
+    return lines

@@ -30,7 +30,10 @@ class CompileConfig:
 
 @section
 class FsdpConfig:
-    """With dist.strategy fsdp: how weights, gradients and optimizer state are shared out among the processes."""
+    """With dist.strategy fsdp: how weights, gradients and optimizer state are shared out among the processes.
+
+    To save, the first process gathers the whole of it in its host memory.
+    """
 
     blocks: Annotated[
         list[str],

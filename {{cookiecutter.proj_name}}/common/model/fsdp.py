@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +11,10 @@ from loguru import logger
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from common.base.errors import UserError
-from common.checkpoint import gathered
+from common.checkpoint.file import map_leaves
 from common.distributed import Rank, share_buffers
 from common.distributed.sharded import is_sharded, local
 from common.model.blocks import norms_with_statistics
@@ -49,7 +48,7 @@ class Sharded(Strategy):
     ) -> None:
         # Not init_device_mesh, which would choose the device by the local rank.
         assert dist.group.WORLD is not None
-        self.mesh = DeviceMesh.from_group(dist.group.WORLD, rank.device.type)
+        mesh = DeviceMesh.from_group(dist.group.WORLD, rank.device.type)
         self.rank = rank
         policy = _policy(config, precision, model)
         offload = CPUOffloadPolicy(pin_memory=rank.device.type == "cuda") if config.cpu_offload else OffloadPolicy()
@@ -57,12 +56,12 @@ class Sharded(Strategy):
         for block in holding:
             fully_shard(
                 block,
-                mesh=self.mesh,
+                mesh=mesh,
                 mp_policy=replace(policy, output_dtype=None),
                 offload_policy=offload,
                 reshard_after_forward=config.reshard_after_forward,
             )
-        fully_shard(model, mesh=self.mesh, mp_policy=policy, offload_policy=offload)
+        fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
         super().__init__(model, Precision() if policy.param_dtype else precision, f"sharded, {len(holding)} blocks")
         model.register_forward_hook(self._reshard_without_gradient)
         if broadcast and any(True for _ in model.buffers()):
@@ -75,24 +74,20 @@ class Sharded(Strategy):
             module.set_requires_gradient_sync(enabled, recurse=False)
         return nullcontext()
 
-    def shard_state(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
-        loaded = dict(gathered(state, source, self._empty, self.rank))
+    def shard_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         live = self.module.state_dict()
-        loaded["model"] = _sharded(loaded["model"], live)
-        if "shadow" in loaded["ema"]:
-            loaded["ema"] = {**loaded["ema"], "shadow": _sharded(loaded["ema"]["shadow"], live)}
-        if "optimizer" in loaded:  # not where weights alone were wanted
-            loaded["optimizer"] = _sharded_optimizer(loaded["optimizer"], live)
-        return loaded
+        groups = state["optimizer"]["param_groups"] if "optimizer" in state else []
+        names = [name for group in groups for name in group["param_names"]]  # by the optimizer's numbers
 
-    def _empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A sharded tensor with nothing in it yet, as FSDP would split a weight of this shape."""
-        rows = -(-shape[0] // self.rank.world_size)
-        mine = max(0, min(rows, shape[0] - self.rank.rank * rows))
-        device = next(local(parameter).device for parameter in self.module.parameters())
-        part = torch.empty((mine, *shape[1:]), dtype=dtype, device=device)
-        stride = torch.empty(tuple(shape), device="meta").stride()
-        return DTensor.from_local(part, self.mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride)
+        def sharded(value: Any, path: tuple[Any, ...]) -> Any:
+            match path:
+                case ("model", name) | ("ema", "shadow", name):
+                    return _like(live.get(name), value)
+                case ("optimizer", "state", number, _):
+                    return _like(live.get(names[number]), value)
+            return value
+
+        return dict(map_leaves(state, sharded))
 
     def _sharded_modules(self) -> list[FSDPModule]:
         return [module for module in self.module.modules() if isinstance(module, FSDPModule)]
@@ -131,27 +126,9 @@ def _policy(config: FsdpConfig, precision: Precision, model: nn.Module) -> Mixed
     )
 
 
-def _sharded(weights: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _like(live.get(name), value) for name, value in weights.items()}
-
-
-def _sharded_optimizer(state: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's state with its tensors sharded as the parameters are that they belong to."""
-    names = {
-        index: name
-        for group in state["param_groups"]
-        for index, name in zip(group["params"], group["param_names"], strict=True)
-    }
-    states = {
-        index: {key: _like(live.get(names[index]), value) for key, value in each.items()}
-        for index, each in state["state"].items()
-    }
-    return {**state, "state": states}
-
-
 def _like(live: Any, value: Any) -> Any:
     """`value`, a whole tensor on every process, sharded as `live` is; as it is where that does not apply."""
-    if not is_sharded(live) or not isinstance(value, Tensor) or is_sharded(value) or value.shape != live.shape:
+    if not is_sharded(live) or not isinstance(value, Tensor) or value.shape != live.shape:
         return value
     rows = -(-value.shape[0] // live.device_mesh.size())
     first = rows * live.device_mesh.get_local_rank()

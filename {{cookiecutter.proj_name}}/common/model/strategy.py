@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.checkpoint import gathered
 from common.distributed import DistConfig, Rank
 from common.optim.precision import Precision
 
@@ -35,13 +33,9 @@ class Strategy:
         """Whether the backward passes within this context average gradients over all processes."""
         return nullcontext()
 
-    def shard_state(self, state: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
-        """A state that was read from the checkpoint `source`, with its tensors as this strategy holds them.
-
-        Raises:
-            CheckpointError: its shards cannot be read.
-        """
-        return gathered(state, source)
+    def shard_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The state of a checkpoint, with its tensors as this strategy holds them."""
+        return state
 
 
 class Replicated(Strategy):

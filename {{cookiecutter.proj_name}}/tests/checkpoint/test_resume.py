@@ -403,8 +403,8 @@ def test_a_checkpoint_that_records_less(runs: Runs) -> None:
     write_checkpoint(state, folder / "checkpoints" / "latest.pt")
     runs.train("--resume", "auto")
     assert load(folder)["position"]["epoch"] == 2
-    assert "since the checkpoint does not record the code" in guarantee(folder)
-    assert "not in the checkpoint: numpy, libraries" in guarantee(folder)
+    assert "since the code changed: common/__init__.py (new)" in guarantee(folder)
+    assert re.search(r"numpy None -> [\d.]+; libraries None -> none", guarantee(folder))
 
 
 # Several processes.
@@ -449,6 +449,10 @@ def test_another_number_of_processes(runs: Runs) -> None:
     several(runs, 2, runs.words(*words("plain", "--batch_size", "16")), at=5)
     seen = load(runs.root / "run")["position"]
     assert (seen["step"], seen["sample"]) == (2, 64)
+    assert runs.fail(*words("plain", "--batch_size", "16", "--resume", "auto")) == 2  # other steps
+    log = (runs.root / "run" / "train.log").read_text()
+    assert "samples per step: 32 in the checkpoint, 16 now" in log
+    assert "must stay the same: batch_size * optim.accumulate * processes (2 then, 1 now)" in log
     folder = runs.train(*words("plain", "--batch_size", "32", "--resume", "auto", "--progress.epoch", "1"))
     assert load(folder)["position"]["step"] == 5
     log = (folder / "train.log").read_text()
