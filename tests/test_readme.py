@@ -25,10 +25,9 @@ class Task(ClassificationTask):
 {method}
 output, batch = dict(logits=torch.tensor([[3.0, 4.0], [0.0, 0.0]])), dict(label=torch.tensor([0, 1]))
 losses = Task(LossFactory(dict(CrossEntropyLoss=dict(weight=1.0))), MetricFactory(dict())).losses(output, batch)
-assert losses["sum"] == losses["CrossEntropyLoss"]
+assert losses["loss"] == losses["CrossEntropyLoss"]
 meter, sums = Meter(), LossSums()
-meter.add(losses, 2)
-meter.step_done(1)
+meter.add(1, losses, 2)
 sums.add(losses, 2)
 assert meter.read().raw["logit_norm"] == sums.means(Rank())[0]["logit_norm"] == 2.5
 """

@@ -89,7 +89,7 @@ class Trainer:
         self.step: Step | None = None  # the latest step
         self.grad_norm: Tensor | None = None  # of the latest step
         sample = partial(self.stream.sample_batch, full=config.prepare.compile.enabled)
-        warm_up_ddp(self.model, lambda: self.losses(sample())["sum"], self.rank)
+        warm_up_ddp(self.model, lambda: self.losses(sample())["loss"], self.rank)
         set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)
 
     @property
@@ -154,9 +154,9 @@ class Trainer:
         for number, (batch, weight) in enumerate(zip(step.batches, step.global_batch.weights, strict=True)):
             with self.strategy.gradient_sync(number == last):
                 losses = self.losses(batch)
-                loss = losses["sum"] if weight == 1.0 else losses["sum"] * weight
+                loss = losses["loss"] if weight == 1.0 else losses["loss"] * weight
                 self.precision.backward(loss)
-            self.monitor.meter.add(losses, step.global_batch.sizes[number] if weight else 0)
+            self.monitor.meter.add(self.at.step + 1, losses, step.global_batch.sizes[number] if weight else 0)
             total = loss if total is None else total + loss.detach()
         self.precision.unscale(self.optimizer)
         self.grad_norm = self.clip(self.parameters, self.at)

@@ -156,7 +156,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.fixture
 def restored_log() -> Iterator[None]:
     """What `setup_log` changes is global; put it back."""
-    log._early = None  # what runs before this test said
+    log._early.clear()  # what runs before this test said
     handlers, level, show = logging.root.handlers[:], logging.root.level, warnings.showwarning
     yield
     logger.remove()

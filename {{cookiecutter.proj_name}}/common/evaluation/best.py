@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from loguru import logger
@@ -11,6 +10,7 @@ from pydantic import Field
 
 from common.base.errors import UserError
 from common.config import ConfigError, Problem, section
+from common.config.schema import suggestion
 
 Mode = Literal["min", "max"]
 Better = bool | Mapping[str, bool] | None
@@ -49,28 +49,24 @@ def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[s
         ConfigError: validation measures no such metric, as far as a config can tell; or `mode` contradicts it.
     """
     name, says = config.metric, _find(config.metric, better, [each for each in sets if each])
-    if config.mode == "auto":
-        if says is None:
-            rule = f"cannot tell whether higher values of {name} are better"
-            hint = "set best.mode to min or max, or higher_is_better in the class of the metric"
-            raise ConfigError([Problem("best.mode", config.mode, rule, hint)])
-        return "max" if says else "min"
-    if says is not None and says != (config.mode == "max"):
+    if says is None and config.mode == "auto":
+        rule = f"cannot tell whether higher values of {name} are better"
+        hint = "set best.mode to min or max, or higher_is_better in the class of the metric"
+        raise ConfigError([Problem("best.mode", config.mode, rule, hint)])
+    if says is not None and config.mode == ("min" if says else "max"):
         rule = f"would keep the worst model, since {'higher' if says else 'lower'} values of {name} are better"
         raise ConfigError([Problem("best.mode", config.mode, rule, "leave best.mode out, or set it to auto")])
-    return config.mode
+    return config.mode if config.mode != "auto" else "max" if says else "min"
 
 
 def _find(metric: str, better: Mapping[str, Better], named: Sequence[str]) -> bool | None:
     measured = {f"{name}.{value}": says for name in named for value, says in better.items()} if named else better
-    found = [value for value in measured if f"{metric}.".startswith(f"{value}.")]
-    if found:
-        value = max(found, key=len)
+    value = max((value for value in measured if f"{metric}.".startswith(f"{value}.")), key=len, default=None)
+    if value is not None:
         says = measured[value]
         return says.get(metric.removeprefix(f"{value}.")) if isinstance(says, Mapping) else says
-    near = get_close_matches(metric, measured, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(measured)}"
-    if named and any(f"{metric}.".startswith(f"{value}.") for value in better):
+    hint = suggestion(metric, list(measured), "there is")
+    if named and metric.partition(".")[0] in better:
         hint = f"dataset.val has sets by name, so say on which one, as in {named[0]}.{metric}"
     rule = "is neither a loss with a weight other than 0 nor a metric of this config"
     raise ConfigError([Problem("best.metric", metric, rule, hint)])
@@ -85,37 +81,30 @@ class Best:
     values: dict[str, float]
 
 
+@dataclass
 class BestTracker:
     """Compares validations. A value that is not a number is never the best; of equal values the older stays."""
 
-    def __init__(self, config: BestConfig, early: EarlyStopConfig, mode: Mode) -> None:
-        self.config = config
-        self.early = early
-        self.mode = mode
-        self.best: Best | None = None
-        self.waited = 0  # validations since the best
+    config: BestConfig
+    early: EarlyStopConfig
+    mode: Mode
+    best: Best | None = None
+    waited: int = 0  # validations since the best
 
     def update(self, values: Mapping[str, float], step: int) -> bool:
         """Take in one validation; True when it is the best so far. Raises `UserError` when it lacks the metric."""
         value = values.get(self.config.metric)
         if value is None:
             raise UserError(f"best.metric: {self.config.metric} was not measured; there is: {', '.join(values)}")
+        sign = 1 if self.mode == "max" else -1
         if not math.isfinite(value):
             logger.warning("validation gave {} = {} (best.metric), which is never the best", self.config.metric, value)
-            self.waited += 1
-            return False
-        if self._better(value):
+        elif self.best is None or sign * (value - self.best.value) > self.config.min_delta:
             self.best = Best(value, step, dict(values))
             self.waited = 0
             return True
         self.waited += 1
         return False
-
-    def _better(self, value: float) -> bool:
-        if self.best is None:
-            return True
-        gain = self.best.value - value if self.mode == "min" else value - self.best.value
-        return gain > self.config.min_delta
 
     def reason_to_stop(self, value: float | None) -> str | None:
         """Why training should end after this validation; None to go on."""

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from common.base.context import error_context
-from common.base.errors import UserError
 from common.base.files import write_text
 from common.data.loader import EvaluationLoader
 from common.data.sets import label
@@ -59,14 +58,14 @@ class SplitResult:
         return counts.get("", counts)
 
 
+@dataclass
 class EvaluationInterrupted(Exception):
     """Signal `number` arrived on some process, so all processes left the evaluation."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    number: int
 
 
+@dataclass(frozen=True)
 class Evaluator:
     """Evaluates a bare model (never a DDP wrapper: a process without samples would hang the others).
 
@@ -78,20 +77,11 @@ class Evaluator:
             the last one.
     """
 
-    def __init__(
-        self,
-        task: "Task",
-        rank: Rank,
-        precision: Precision,
-        *,
-        lockstep_forward: bool = False,
-        stop_signal: Callable[[], int] = lambda: 0,
-    ) -> None:
-        self.task = task
-        self.stop_signal = stop_signal
-        self.rank = rank
-        self.precision = precision
-        self.lockstep_forward = lockstep_forward
+    task: "Task"
+    rank: Rank
+    precision: Precision
+    lockstep_forward: bool = False
+    stop_signal: Callable[[], int] = lambda: 0
 
     def run(self, model: nn.Module, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0) -> SplitResult:
         """Evaluate `model` on the sets of a split, one after the other. Every process must call this."""
@@ -102,11 +92,8 @@ class Evaluator:
         """Evaluate `model` on all of `loader`'s data, over all processes, which meet only at the end.
 
         Raises:
-            UserError: the data set is empty.
             EvaluationInterrupted: a process was asked to stop.
         """
-        if loader.size == 0:
-            raise UserError(f"cannot evaluate: {type(loader.dataset).__name__} has no samples")
         sums, metrics = LossSums(), self.task.metric.start()
         pictures: list[Picture] = []
         done = 0  # batches
@@ -120,16 +107,15 @@ class Evaluator:
                     losses = self.task.losses(output, batch)
                 sums.add(losses, len(indices))
                 output = self.task.post_process(output, batch)
-                metrics.update(output, batch, first=indices[0])
+                metrics.update(output, batch, indices)
                 if len(pictures) < max_pictures:
                     pictures += self.task.pictures(output, batch, max_pictures - len(pictures))
                 done += 1
                 if not self.lockstep_forward and self.stop_signal():
                     break
             for _ in range(idle):
-                batch = self._prepare(loader.sample_batch())
                 with self.precision.autocast():
-                    self.task.forward(model, batch)
+                    self.task.forward(model, self._prepare(loader.sample_batch()))
             if number := max_over_ranks(self.stop_signal(), self.rank):
                 raise EvaluationInterrupted(number)
             values, samples = sums.means(self.rank)
@@ -152,9 +138,9 @@ def _where(loader: EvaluationLoader, done: int) -> str:
     where = f"in the evaluation on {label(loader.split, loader.name)}"
     if done == len(loader.keys):
         return f"{where}, after the last batch"
-    first, last = loader.keys[done][1][0], loader.keys[done][1][-1]
-    batch, batches = first // loader.batch_size + 1, -(-loader.size // loader.batch_size)
-    return f"{where}, batch {batch} of {batches}, samples {first} to {last}"
+    _, indices = loader.keys[done]
+    batch, batches = indices[0] // loader.batch_size + 1, -(-loader.size // loader.batch_size)
+    return f"{where}, batch {batch} of {batches}, samples {indices[0]} to {indices[-1]}"
 
 
 @contextmanager

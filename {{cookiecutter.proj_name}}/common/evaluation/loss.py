@@ -1,25 +1,26 @@
 """The weighted sum of losses that the config names."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-import torch
+from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.config import Problem
+from common.config.arguments import check_arguments
 from common.config.registry import LOSS_REGISTRY
 from common.distributed import DistConfig, Rank, gather_objects
 from common.evaluation.exact import ExactSum
+from common.monitor.meter import to_floats
 
 # Keys of a loss section that are ours; the others are arguments of the loss.
 _OWN = ("weight", "inputs")
-# Values after which those of a long pass are read, so that they do not pile up in the device's memory.
-_MOST_WAITING = 1000
 
-Losses = dict[str, Any]
-"""`sum`: the scalar to minimise; `names`: the parts; each part under its name, before its weight. Sample means."""
+Losses = dict[str, Tensor]
+"""Scalars, means over samples: `loss`, which is minimised, then its parts by name, before their weights; all logged."""
 
 
 class LossSections:
@@ -30,52 +31,52 @@ class LossSections:
             yield Problem(key, value, "must name at least one loss")
             return
         for name, section in value.items():
-            if name in ("loss", "sum", "names"):
-                yield Problem(
-                    f"{key}.{name}", section, "is a name of the weighted sum; choose another one, with a type"
-                )
+            below = f"{key}.{name}"
+            if name == "loss":
+                yield Problem(below, section, "is the name of the weighted sum; choose another one, with a type")
             section = {} if section is None else section
-            inputs = section.get("inputs") if isinstance(section, Mapping) else None
-            mapped = tuple(inputs) if isinstance(inputs, Mapping) else ()
-            yield from LOSS_REGISTRY.check(section, f"{key}.{name}", ignore=_OWN, default_type=name, mapped=mapped)
-            if isinstance(section, Mapping):
-                yield from _check_own(section, f"{key}.{name}")
-
-
-def _check_own(section: Mapping[str, Any], key: str) -> Iterator[Problem]:
-    weight = section.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-        yield Problem(f"{key}.weight", weight, "must be a number")
-    inputs = section.get("inputs")
-    if inputs is None:
-        return
-    if not isinstance(inputs, Mapping):
-        yield Problem(f"{key}.inputs", inputs, "must map argument names to output.<name> or batch.<name>")
-        return
-    for argument, path in inputs.items():
-        if not isinstance(path, str) or path.split(".")[0] not in ("output", "batch"):
-            rule = "must be output.<name> or batch.<name>, what the model gave or what the data set gave"
-            yield Problem(f"{key}.inputs.{argument}", path, rule)
+            own = {word: section[word] for word in _OWN if word in section} if isinstance(section, Mapping) else {}
+            mapped = tuple(own["inputs"]) if isinstance(own.get("inputs"), Mapping) else ()
+            yield from LOSS_REGISTRY.check(section, below, ignore=_OWN, default_type=name, mapped=mapped)
+            yield from check_arguments(_Term, own, below, lambda: "every loss", provided=("name", "function"))
 
 
 def measured_losses(sections: Mapping[str, Any]) -> list[str]:
     """The sum and the losses that are part of it; those with the weight 0 are not computed."""
-    return [
-        "loss",
-        *(name for name, each in sections.items() if not isinstance(each, Mapping) or each.get("weight") != 0),
-    ]
+    off = [name for name, section in sections.items() if isinstance(section, Mapping) and section.get("weight") == 0]
+    return ["loss", *(name for name in sections if name not in off)]
+
+
+def _input_path(path: str) -> str:
+    if path.split(".")[0] not in ("output", "batch"):
+        raise ValueError("must be output.<name> or batch.<name>, what the model gave or what the data set gave")
+    return path
 
 
 @dataclass(frozen=True)
 class _Term:
     name: str
-    weight: float
     function: Callable[..., Any]
-    inputs: dict[str, list[str]] | None
+    weight: float = 1.0
+    inputs: dict[str, Annotated[str, AfterValidator(_input_path)]] | None = None
 
-    def mapped(self, output: Any, batch: Any) -> Any:
-        source, inputs = {"output": output, "batch": batch}, self.inputs or {}
-        return self.function(**{key: _look_up(source, path, self.name) for key, path in inputs.items()})
+    def __call__(self, output: Any, batch: Any) -> Any:
+        if self.inputs is None:
+            return self.function(output, batch)
+        source = {"output": output, "batch": batch}
+        return self.function(**{argument: self._find(path, source) for argument, path in self.inputs.items()})
+
+    def _find(self, path: str, value: Any) -> Any:
+        try:
+            for name in path.split("."):
+                if isinstance(value, Mapping):
+                    value = value[name]
+                else:
+                    value = getattr(value, name) if hasattr(value, name) else value[int(name)]
+        except (LookupError, TypeError, ValueError) as error:
+            known = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
+            raise UserError(f"loss.{self.name}.inputs: {path} does not exist; there is: {known}") from error
+        return value
 
 
 class LossFactory:
@@ -87,14 +88,13 @@ class LossFactory:
     """
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
-        terms = []
+        self.terms: list[_Term] = []
         for name, section in sections.items():
             section = section or {}
             function = LOSS_REGISTRY.build({"type": name, **section}, ignore=_OWN)
-            inputs = section.get("inputs")
-            paths = None if inputs is None else {key: path.split(".") for key, path in inputs.items()}
-            terms.append(_Term(name, float(section.get("weight", 1.0)), function, paths))
-        self.terms = [term for term in terms if term.weight != 0]
+            term = _Term(name, function, **{word: section[word] for word in _OWN if word in section})
+            if term.weight != 0:
+                self.terms.append(term)
         if not self.terms:
             raise UserError("loss: every weight is 0, so there is nothing to minimise; give one loss a weight")
 
@@ -104,54 +104,50 @@ class LossFactory:
         So they are moved, trained, exchanged, averaged and saved like the rest of it. Call it before anything is done
         with the model. Raises `UserError` where that cannot be; `dist`: of the training.
         """
-        own: dict[str, nn.Module] = {}
+        own = nn.ModuleDict()
         for term in self.terms:
-            name, function = term.name, term.function
-            if not _has_state(function):
-                continue
-            if not isinstance(function, nn.Module):
-                kind = type(function).__name__
-                raise UserError(f"loss.{name}: its weights would not be trained; derive {kind} from nn.Module")
-            weights = any(True for _ in function.parameters())
-            if weights and dist is not None and (dist.strategy == "fsdp" or dist.find_unused_parameters):
-                raise UserError(
-                    f"loss.{name} has weights, and is called outside of the model's forward, which neither "
-                    "dist.strategy fsdp nor dist.find_unused_parameters can do; use ddp, and dist.static_graph"
-                )
-            own[name.replace(".", "_")] = function
-        if own and (isinstance(model, nn.Sequential) or hasattr(model, "loss")):
+            if _has_state(term.function):
+                if not isinstance(term.function, nn.Module):
+                    kind = type(term.function).__name__
+                    raise UserError(f"loss.{term.name}: its weights would not be trained; derive {kind} from nn.Module")
+                own[term.name.replace(".", "_")] = term.function
+        if not own:
+            return
+        names = ", ".join(f"loss.{name}" for name in own)
+        if list(own.parameters()) and dist is not None and (dist.strategy == "fsdp" or dist.find_unused_parameters):
             raise UserError(
-                f"loss.{next(iter(own))} has weights or buffers, which become the part `loss` of the model; but "
-                f"{type(model).__name__} has a `loss`, or is an nn.Sequential, which would call it as a layer. Wrap it "
-                "in an nn.Module without, which calls it in its forward"
+                f"{names} has weights, and is called outside of the model's forward, which neither dist.strategy fsdp "
+                "nor dist.find_unused_parameters can do; use ddp, and dist.static_graph"
             )
-        if own:
-            model.loss = nn.ModuleDict(own)
+        if isinstance(model, nn.Sequential) or hasattr(model, "loss"):
+            raise UserError(
+                f"{names} has weights or buffers and becomes the part `loss` of the model, so {type(model).__name__} "
+                "must not have a `loss`, nor be an nn.Sequential, which would call it as a layer: wrap it in a module"
+            )
+        model.loss = own
 
     def __call__(self, output: Any, batch: Any) -> Losses:
-        losses: Losses = {"names": []}
-        total: Tensor | None = None
+        parts: Losses = {}
+        weighted: list[Tensor] = []
         for term in self.terms:
-            value = term.function(output, batch) if term.inputs is None else term.mapped(output, batch)
-            parts = value.items() if isinstance(value, dict) else ((None, value),)
-            for part, number in parts:
-                weighted = number if term.weight == 1.0 else number * term.weight
-                total = weighted if total is None else total + weighted
-                name = term.name if part is None else f"{term.name}.{part}"
-                losses[name] = number
-                losses["names"].append(name)
-        losses["sum"] = total
-        return losses
+            named = by_part(term.name, term(output, batch))
+            parts |= named
+            weighted += (each if term.weight == 1.0 else each * term.weight for each in named.values())
+        return {"loss": sum(weighted[1:], weighted[0]), **parts}
+
+
+def by_part(name: str, value: Any) -> dict[str, Any]:
+    """A value by its name; several, which are a dict, by `name.part`."""
+    return {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
 
 
 def _has_state(function: Any) -> bool:
     """Whether a loss is a module with weights or buffers, or has a weight or a module with weights as an attribute."""
     if isinstance(function, nn.Module):
-        return any(True for _ in (*function.parameters(), *function.buffers()))
-    return any(
-        isinstance(each, nn.Parameter) or (isinstance(each, nn.Module) and any(True for _ in each.parameters()))
-        for each in getattr(function, "__dict__", {}).values()
-    )
+        return bool([*function.parameters(), *function.buffers()])
+    held = getattr(function, "__dict__", {}).values()
+    modules = nn.ModuleList(each for each in held if isinstance(each, nn.Module))
+    return bool(list(modules.parameters())) or any(isinstance(each, nn.Parameter) for each in held)
 
 
 class LossSums:
@@ -162,49 +158,22 @@ class LossSums:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[str, int, Tensor]] = []
-        self._sums: dict[str, ExactSum] = {}
-        self._samples = 0
+        self._batches: list[tuple[int, Losses]] = []
 
     def add(self, losses: Losses, samples: int) -> None:
         """Keep the losses of a batch."""
-        self._waiting += [(name, samples, losses[name].detach()) for name in ("sum", *losses["names"])]
-        self._samples += samples
-        if len(self._waiting) > _MOST_WAITING:
-            self._read()
-
-    def _read(self) -> None:
-        if not self._waiting:  # this process had no sample
-            return
-        means = torch.stack([mean.double() for _, _, mean in self._waiting]).tolist()
-        for (name, samples, _), mean in zip(self._waiting, means, strict=True):
-            self._sums.setdefault(name, ExactSum()).add(mean * samples)
-        self._waiting = []
+        self._batches.append((samples, losses))
 
     def means(self, rank: Rank) -> tuple[dict[str, float], int]:
         """`loss` (the weighted sum) and each part, over the samples of all processes; and how many these are."""
-        self._read()
-        (sums, total), *others = gather_objects((self._sums, self._samples), rank)
+        own: defaultdict[str, ExactSum] = defaultdict(ExactSum)
+        counts, losses = [samples for samples, _ in self._batches], [losses for _, losses in self._batches]
+        for samples, values in zip(counts, to_floats(losses), strict=True):
+            for name, mean in values.items():
+                own[name].add(mean * samples)
+        (sums, total), *others = gather_objects((own, sum(counts)), rank)
         for more, samples in others:
             total += samples
             for name, part in more.items():
-                sums.setdefault(name, ExactSum()).merge(part)
-        means = {name: part.value / total for name, part in sums.items()}
-        return {"loss": means.pop("sum"), **means}, total
-
-
-def _look_up(source: Any, path: list[str], loss: str) -> Any:
-    value = source
-    for name in path:
-        if isinstance(value, Mapping) and name in value:
-            value = value[name]
-        elif not isinstance(value, Mapping) and hasattr(value, name):
-            value = getattr(value, name)
-        elif isinstance(value, (list, tuple)) and name.isdigit() and int(name) < len(value):
-            value = value[int(name)]
-        else:
-            known = ", ".join(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
-            if is_dataclass(value):
-                known = ", ".join(vars(value))
-            raise UserError(f"loss.{loss}.inputs: {'.'.join(path)} does not exist; there is: {known}")
-    return value
+                sums[name].merge(part)
+        return {name: part.value / total for name, part in sums.items()}, total

@@ -1,24 +1,22 @@
 """What a run reports while it works: log lines, numbers, pictures. Only the main process writes them."""
 
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from loguru import logger
 from pydantic import Field
 from torch import Tensor
+from tqdm import tqdm
 
 from common.base.files import warn_on_oserror
 from common.config import section
 from common.data.sets import label
 from common.distributed import Rank, sum_over_ranks
-from common.monitor.bar import progress_bar, wants_bar
 from common.monitor.clock import Clock, peak_memory
-from common.monitor.line import current_epoch, evaluation_line, number, train_line
+from common.monitor.line import current_epoch, evaluation_line, train_line
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.writer import NullWriter, Writer
@@ -46,9 +44,7 @@ class MonitorConfig:
     ] = field(default_factory=dict)
     smooth: Annotated[int, Field(ge=1, description="steps that the smoothed losses of the log line reach over")] = 20
     tensorboard: Annotated[bool, Field(description="write TensorBoard files; metrics.jsonl is always written")] = True
-    bar: Annotated[
-        Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal, and not under Slurm")
-    ] = "auto"
+    bar: Annotated[Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal")] = "auto"
 
 
 class Monitor:
@@ -59,6 +55,10 @@ class Monitor:
         resume_step: optimizer steps of the checkpoint that this run continues from; later entries are removed.
         local_pictures: write pictures as PNG files too.
         workers: of the loader, for advice on them.
+
+    Attributes:
+        start: optimizer steps done where training began; None before.
+        step: optimizer steps done now.
     """
 
     def __init__(
@@ -74,31 +74,33 @@ class Monitor:
         self.meter = Meter(config.smooth, None if rank.is_alone else lambda table: sum_over_ranks(table, rank))
         self.clock = Clock()
         self.batch_ready = self.clock.batch_ready
-        self.writer: Writer | NullWriter = NullWriter()
-        self.bar = progress_bar(None, 0, shown=False)
-        self._device, self._workers, self._folder = rank.device, workers, None if run is None else run.folder
-        self._pictures: Path | None = None
-        self._wants_bar = run is not None and wants_bar(config.bar)
-        self.start: int | None = None  # optimizer steps done where training began; None before
-        self.step: int | None = None  # and now
-        self._total: int | None = None
-        self._epochs: int | None = None
-        self._recording = threading.Lock()  # a failure of another process is recorded by another thread
+        self.reset_timer = self.clock.reset
+        self.start: int | None = None
+        self.step: int | None = None
+        self._device, self._workers = rank.device, workers
+        self._totals: tuple[int | None, int | None] = (None, None)  # steps and epochs of the run, where known
         self._has_ended = False
+        self._folder = None if run is None else run.folder
+        self._pictures = run.folder.progress if run is not None and local_pictures else None
+        # Of tqdm: None draws the bar on a terminal only.
+        self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar] if run is not None else True
+        self.bar: tqdm[Any] = tqdm(disable=True)
+        self.writer: Writer | NullWriter = NullWriter()
         if run is not None:
             event = run.folder.event if config.tensorboard else None
             self.writer = Writer(
                 run.folder.metrics_file, event, run_id=run.id, attempt=run.attempt, resume_step=resume_step
             )
-            self._pictures = run.folder.progress if local_pictures else None
 
     @contextmanager
     def training(self, at: Position, total_steps: int | None, epochs: int | None = None) -> Iterator[None]:
         """Around the loop: starts the clock, shows the bar. The totals are None where they are not known."""
-        self._total, self._epochs = total_steps, epochs
+        self._totals = total_steps, epochs
         self.start = self.step = at.step
         self._status("running", at.step)
-        self.bar = progress_bar(total_steps, at.step, shown=self._wants_bar)
+        self.bar = tqdm(
+            total=total_steps, initial=at.step, unit="step", dynamic_ncols=True, leave=False, disable=self._hides_bar
+        )
         self.clock.start()
         try:
             yield
@@ -110,40 +112,25 @@ class Monitor:
         """An optimizer step on `samples` samples, of all processes, is done."""
         self.clock.step_done(samples)
         self.step = at.step
-        self.meter.step_done(at.step)
         self.bar.update()
-
-    def reset_timer(self) -> None:
-        """Training continues after something else, which must not count as waiting for data."""
-        self.clock.reset()
 
     def train(self, at: Position, optimizer: torch.optim.Optimizer, grad_norm: Tensor | None) -> None:
         """The log line of training, and its scalars. Waits for the device; every process must call it."""
         losses = self.meter.read()
-        norm = None if grad_norm is None else float(grad_norm)
-        timing = self.clock.read(None if self._total is None else self._total - at.step)
+        norm = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
+        rates = {f"lr_{name}": rate for name, rate in learning_rates(optimizer).items()}
+        if len(set(rates.values())) == 1:
+            rates = {"lr": next(iter(rates.values()))}
+        timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
         memory = peak_memory(self._device)
-        rates = learning_rates(optimizer)
-        line = train_line(
-            at,
-            total_steps=self._total,
-            epochs=self._epochs,
-            rates=list(rates.values()),
-            losses=losses,
-            grad_norm=norm,
-            timing=timing,
-            memory=memory,
-        )
-        _log.info("{}", line)
+        _log.info("{}", train_line(at, self._totals, rates, losses, norm, timing, memory))
         if advice := self.clock.advice(timing, self._workers):
             _log.warning("{}", advice)
-        values = losses.raw | ({} if norm is None else {"grad_norm": norm}) | _scalars(rates)
-        self.writer.scalars("train", at.step, values, epoch=current_epoch(at))
+        self.writer.scalars("train", at.step, losses.raw | norm | rates, epoch=current_epoch(at))
         # Apart from the others: these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
         self.writer.scalars("speed", at.step, speed | {"memory_bytes": memory}, epoch=current_epoch(at))
-        if losses.smooth:
-            self.bar.set_postfix_str(f"loss {number(losses.smooth['loss']).strip()}", refresh=False)
+        self.reset_timer()
 
     def evaluation(self, split: str, at: Position, result: "SplitResult", *, best: bool = False) -> None:
         """A line for each set of the `split` data, the scalars of all, and pictures."""
@@ -154,15 +141,13 @@ class Monitor:
 
     def pictures(self, split: str, at: Position, pictures: Sequence[Picture]) -> None:
         """Show pictures of the `split` (or split/set) data. One without a name, or with another's, gets its number."""
-        seen: set[str] = set()
-        for index, picture in enumerate(pictures):
-            name = f"{index:02}" if not picture.name else picture.name
-            name = f"{name}_{index:02}" if name in seen else name
-            seen.add(name)
-            self.writer.image(at.step, f"{split}/{name}", picture.image)
+        names = [picture.name or f"{index:02}" for index, picture in enumerate(pictures)]
+        for index, (name, picture) in enumerate(zip(names, pictures, strict=True)):
+            own = f"{name}_{index:02}" if name in names[:index] else name
+            self.writer.image(at.step, f"{split}/{own}", picture.image)
             if self._pictures is not None:
                 with warn_on_oserror("a picture"):
-                    save_png(progress_path(self._pictures, split, name, current_epoch(at), at.step), picture.image)
+                    save_png(progress_path(self._pictures, split, own, current_epoch(at), at.step), picture.image)
 
     def saving(self, at: Position, *, best: bool, numbered: bool) -> None:
         """A checkpoint is about to be written: bring everything that was measured up to it to the disk first."""
@@ -188,15 +173,7 @@ class Monitor:
         self.writer.close()
 
     def _status(self, state: State, step: int | None, reason: str = "") -> None:
-        with self._recording:
-            if self._folder is not None and not self._has_ended:
-                with warn_on_oserror("status.json"):
-                    write_status(self._folder, state, step=step, reason=reason)
-                self._has_ended = state != "running"
-
-
-def _scalars(rates: Mapping[str, float]) -> dict[str, float]:
-    """Rates by the names of their groups; one `lr` when all are the same."""
-    if len(set(rates.values())) == 1:
-        return {"lr": next(iter(rates.values()))}
-    return {f"lr_{name}": rate for name, rate in rates.items()}
+        if self._folder is not None and not self._has_ended:
+            self._has_ended = state != "running"
+            with warn_on_oserror("status.json"):
+                write_status(self._folder, state, step=step, reason=reason)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
 from common.monitor.clock import Timing
 from common.monitor.meter import Reading
@@ -10,12 +11,10 @@ from common.progress import Position
 
 def train_line(
     at: Position,
-    *,
-    total_steps: int | None,
-    epochs: int | None,
-    rates: Sequence[float],
+    totals: tuple[int | None, int | None],
+    rates: Mapping[str, float],
     losses: Reading,
-    grad_norm: float | None,
+    norm: Mapping[str, float],
     timing: Timing,
     memory: int,
 ) -> str:
@@ -23,32 +22,31 @@ def train_line(
 
     Args:
         at: after the step.
-        total_steps: optimizer steps of the whole run, if known; so `epochs`.
-        rates: learning rate of each parameter group.
+        totals: optimizer steps and epochs of the whole run, where known.
+        rates: learning rates of the parameter groups that differ.
+        norm: of the gradients, if it is known.
         memory: bytes.
     """
-    loss = losses.raw.get("loss", float("nan"))
-    parts = {name: value for name, value in losses.raw.items() if name != "loss"}
-    shown = f"loss {number(loss)} ({number(losses.smooth.get('loss', loss))})"
-    if list(parts.values()) != [loss]:  # a single loss is the sum already
-        shown += "".join(f"  {name} {number(value)} ({number(losses.smooth[name])})" for name, value in parts.items())
+    shown = {name: f"{name} {number(value)} ({number(losses.smooth[name])})" for name, value in losses.raw.items()}
+    if list(losses.raw.values())[1:] == [losses.raw.get("loss")]:  # a single loss is the sum already
+        shown = {"loss": shown["loss"]}
     columns = [
-        f"epoch {counted(current_epoch(at), epochs)} step {counted(at.step, total_steps)}",
-        f"lr {learning_rates(rates)}",
-        shown,
-        None if grad_norm is None else f"grad {number(grad_norm)}",
-        f"{duration_each(timing.step)} data {timing.data:4.0%} {timing.rate:6.0f}/s",
-        None if timing.eta is None else f"ETA {clock_time(timing.eta)}",
-        f"mem {size(memory)}",
+        f"epoch {counted(current_epoch(at), totals[1])} step {counted(at.step, totals[0])}",
+        f"lr {learning_rates(list(rates.values()))}",
+        "  ".join(shown.values()),
+        *(f"grad {number(value)}" for value in norm.values()),
+        f"{timing.step * 1000:6.1f} ms/step data {timing.data:4.0%} {timing.rate:6.0f}/s",
+        "" if timing.eta is None else f"ETA {timedelta(seconds=round(timing.eta))}",
+        f"mem {memory / 2**20:.0f} MB",
     ]
-    return " | ".join(column for column in columns if column is not None)
+    return " | ".join(column for column in columns if column)
 
 
 def evaluation_line(split: str, at: Position, values: Mapping[str, float], samples: int, *, best: bool = False) -> str:
     """One line about a pass over `samples` samples of evaluation data."""
     shown = "  ".join(f"{name} {number(value)}" for name, value in values.items())
-    ending = " | best so far" if best else ""
-    return f"{split:<5} epoch {current_epoch(at)} step {at.step} | {shown} | {samples} samples{ending}"
+    line = f"{split:<5} epoch {current_epoch(at)} step {at.step} | {shown} | {samples} samples"
+    return f"{line} | best so far" if best else line
 
 
 def current_epoch(at: Position) -> int:
@@ -70,27 +68,7 @@ def number(value: float) -> str:
 
 
 def learning_rates(rates: Sequence[float]) -> str:
-    """The rates of all groups; once if they are the same, and the range where there are more than four."""
-    distinct = list(dict.fromkeys(rates))
-    if len(distinct) > 4:
+    """The rates of all groups, or the range where there are more than four."""
+    if len(rates) > 4:
         return f"{min(rates):.2e}..{max(rates):.2e} ({len(rates)} groups)"
-    return "/".join(f"{rate:.2e}" for rate in (distinct if len(distinct) == 1 else rates[:4]))
-
-
-def duration_each(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds * 1000:6.1f} ms/step"
-    return f"{seconds:6.1f}  s/step"
-
-
-def clock_time(seconds: float) -> str:
-    """`1:02:03`, or `2d 03:04:05`."""
-    whole = round(seconds)
-    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
-    return f"{days}d {hours:02}:{minutes:02}:{whole % 60:02}" if days else f"{hours}:{minutes:02}:{whole % 60:02}"
-
-
-def size(count: int) -> str:
-    """Bytes for people, 6 characters: `410 MB`, `1.2 GB`."""
-    megabytes = count / 2**20
-    return f"{megabytes:3.0f} MB" if megabytes < 999.5 else f"{megabytes / 1024:3.1f} GB"
+    return "/".join(f"{rate:.2e}" for rate in rates)

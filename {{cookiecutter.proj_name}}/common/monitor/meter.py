@@ -1,8 +1,8 @@
 """The losses of training, collected without waiting for the device."""
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +26,11 @@ class Reading:
     smooth: dict[str, float]
 
 
-_Part = tuple[list[str], list[Tensor], int]  # of one micro-batch: names, scalars on the device, samples
-_Loss = tuple[float, int]  # mean, and the samples it is over
+_Sum = tuple[float, int]  # of the losses of samples, and how many these are
 
 
 class Meter:
-    """Collects the losses of every step; `add` and `step_done` only keep references, reading is one transfer.
+    """Collects the losses of every step: `add` only keeps references, all arithmetic is done when they are read.
 
     Args:
         window: optimizer steps that the smooth values reach over.
@@ -40,27 +39,21 @@ class Meter:
     """
 
     def __init__(self, window: int = 20, reduce: Callable[[Tensor], Any] | None = None) -> None:
-        self.window = window
         self._reduce = reduce
-        self._open: list[_Part] = []
-        self._pending: list[tuple[int, list[_Part]]] = []
-        self._recent: defaultdict[str, deque[_Loss]] = defaultdict(lambda: deque(maxlen=window))
-        self._last: dict[str, float] = {}
+        self._pending: list[tuple[int, dict[str, Tensor], int]] = []
+        self._recent: deque[dict[str, _Sum]] = deque(maxlen=window)  # steps
         self._bad: int | None = None
         self.bad_here: int | None = None  # the same, of this process' own losses
 
-    def add(self, losses: Mapping[str, Any], samples: int) -> None:
-        """Keep what a `LossFactory` gave for `samples` samples of this process; any number of times in a step."""
-        names = losses["names"]
-        # detach makes no copy and starts no kernel; without it the graph of every step would stay alive.
-        self._open.append((names, [losses["sum"].detach(), *(losses[name].detach() for name in names)], samples))
+    def add(self, step: int, losses: Mapping[str, Tensor], samples: int) -> None:
+        """Keep what a `LossFactory` gave for `samples` samples of this process in optimizer step `step`, from 1 up.
 
-    def step_done(self, step: int) -> None:
-        """What was added since the last call belongs to optimizer step `step`, counted from 1."""
-        self._pending.append((step, self._open))
-        self._open = []
-        if len(self._pending) >= _MOST_PENDING:
+        A step may have any number of micro-batches.
+        """
+        if self._pending and step - self._pending[0][0] >= _MOST_PENDING:
             self._collect()
+        # detach makes no copy and starts no kernel; without it the graph of every step would stay alive.
+        self._pending.append((step, {name: value.detach() for name, value in losses.items()}, samples))
 
     def first_bad_step(self) -> int | None:
         """The first step with a loss that is not a finite number, on any process; None when there was none."""
@@ -70,47 +63,42 @@ class Meter:
     def read(self) -> Reading:
         """The losses up to the last step. Waits for the device."""
         self._collect()
-        return Reading(dict(self._last), {name: _mean(self._recent[name])[0] for name in self._last})
+        recent = list(self._recent)
+        raw = {name: _mean([sum_]) for name, sum_ in (recent[-1] if recent else {}).items()}
+        return Reading(raw, {name: _mean(step[name] for step in recent if name in step) for name in raw})
 
     def _collect(self) -> None:
         """Bring the pending losses to the host: one transfer, and one exchange when there are other processes."""
         pending, self._pending = self._pending, []
-        scalars = [scalar for _, parts in pending for _, values, _ in parts for scalar in values]
-        if not scalars:
+        if not pending:
             return
-        numbers = iter(torch.stack(scalars).tolist())
-        measured: defaultdict[tuple[int, str], list[_Loss]] = defaultdict(list)
-        for step, parts in pending:
-            for names, _, samples in parts:
-                for name in ("loss", *names):
-                    measured[step, name].append((next(numbers), samples))
-        losses = {key: _mean(values) for key, values in measured.items()}
-        self.bad_here = self.bad_here or _first_bad(losses)
+        steps: dict[int, dict[str, _Sum]] = {step: {} for step, _, _ in pending}
+        for (step, _, samples), values in zip(pending, to_floats([losses for _, losses, _ in pending]), strict=True):
+            for name, value in values.items():
+                total, count = steps[step].get(name, (0.0, 0))
+                # A process without samples has a mean of nothing, which need not be a number.
+                steps[step][name] = (total + value * samples if samples else total, count + samples)
+        self.bad_here = self.bad_here or _first_bad(steps)
         if self._reduce is not None:
-            losses = dict(zip(losses, _over_processes(losses.values(), self._reduce), strict=True))
-        self._bad = self._bad or _first_bad(losses)
-        for (_, name), loss in losses.items():
-            self._recent[name].append(loss)
-        self._last = {name: value for (step, name), (value, _) in losses.items() if step == pending[-1][0]}
+            table = torch.tensor([sum_ for sums in steps.values() for sum_ in sums.values()], dtype=torch.float64)
+            self._reduce(table)
+            rows = iter(table.tolist())
+            steps = {step: {name: next(rows) for name in sums} for step, sums in steps.items()}
+        self._bad = self._bad or _first_bad(steps)
+        self._recent.extend(steps.values())
 
 
-def _over_processes(losses: Iterable[_Loss], reduce: Callable[[Tensor], Any]) -> list[_Loss]:
-    """The same losses over the samples of all processes."""
-    # A process without samples has a mean of nothing, which need not be a number and must not reach the others.
-    rows = [(value * samples if samples else 0.0, samples) for value, samples in losses]
-    table = torch.tensor(rows, dtype=torch.float64)
-    reduce(table)
-    return [(total / count if count else 0.0, int(count)) for total, count in table.tolist()]
+def to_floats(losses: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
+    """The values of scalars that are on a device, brought to the host in one transfer."""
+    scalars = [value for each in losses for value in each.values()]
+    values = iter(torch.stack(scalars).tolist() if scalars else [])
+    return [{name: next(values) for name in each} for each in losses]
 
 
-def _first_bad(losses: Mapping[tuple[int, str], _Loss]) -> int | None:
-    bad = (step for (step, _), (value, samples) in losses.items() if samples and not math.isfinite(value))
-    return next(bad, None)
+def _mean(sums: Iterable[_Sum]) -> float:
+    totals, counts = zip(*sums, strict=True)
+    return sum(totals) / max(sum(counts), 1)
 
 
-def _mean(values: Collection[_Loss]) -> _Loss:
-    """Mean weighted by samples, and the samples; of a single value that value, to the last digit."""
-    if len(values) == 1:
-        return next(iter(values))
-    count = sum(samples for _, samples in values)
-    return sum(value * samples for value, samples in values) / count if count else math.nan, count
+def _first_bad(steps: Mapping[int, Mapping[str, _Sum]]) -> int | None:
+    return next((step for step, sums in steps.items() for total, _ in sums.values() if not math.isfinite(total)), None)

@@ -1,18 +1,16 @@
 """Pictures of what the model does: drawn small and plain, kept where the run is."""
 
-import io
 import math
 import re
 import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from common.base.files import write_bytes
+from common.base.files import atomic_file
 
 Pixels = NDArray[np.uint8]
 _RIGHT, _WRONG, _NEUTRAL = (46, 160, 67), (218, 54, 51), (110, 118, 129)
@@ -53,48 +51,38 @@ def labelled(image: ArrayLike, text: str, ok: bool | None = None, scale: int | N
 
     Args:
         image: as in `to_rgb`.
-        text: one or more lines. Pillow's own font has plain letters only: accents are dropped, and what is no letter
-            of the Latin alphabet becomes `?`.
+        text: one or more lines. Pillow's own font has plain letters only: accents and other signs are left out.
         scale: how many times to enlarge it; None: until it can be seen well.
     """
     pixels = to_rgb(image)
-    height, width = pixels.shape[:2]
-    scale = scale or max(1, math.ceil(_SMALLEST / min(height, width)))
+    scale = scale or max(1, math.ceil(_SMALLEST / min(pixels.shape[:2])))
+    colour = _NEUTRAL if ok is None else _RIGHT if ok else _WRONG
     # Nearest neighbour: a pixel of the data stays one square.
-    body = Image.fromarray(pixels).resize((width * scale, height * scale), Image.Resampling.NEAREST)
-    text = unicodedata.normalize("NFKD", text.replace("→", "->"))
-    text = "".join(sign for sign in text if not unicodedata.combining(sign)).encode("ascii", "replace").decode()
+    body = ImageOps.scale(Image.fromarray(pixels), scale, Image.Resampling.NEAREST)
+    body = ImageOps.expand(body, _FRAME, fill=colour)
+    text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     font = ImageFont.load_default(_FONT_SIZE)
     left, _, right, _ = ImageDraw.Draw(body).multiline_textbbox((0, 0), text, font=font)
     # Whole lines, however tall the letters in them are: so pictures with one line of text have one size.
-    lines = (text.count("\n") + 1) * round(_FONT_SIZE * 1.4) if text else 0
-    box = body.width + 2 * _FRAME, body.height + 2 * _FRAME
-    size = max(box[0], math.ceil(right - left) + 2 * _PAD), box[1] + (lines + 2 * _PAD if lines else 0)
-    colour = _NEUTRAL if ok is None else _RIGHT if ok else _WRONG
-    canvas = Image.new("RGB", size, _PAPER)
-    draw = ImageDraw.Draw(canvas)
-    offset = (size[0] - box[0]) // 2
-    draw.rectangle((offset, 0, offset + box[0] - 1, box[1] - 1), fill=colour)
-    canvas.paste(body, (offset + _FRAME, _FRAME))
-    if lines:
-        ink = _INK if ok is None else colour
-        draw.multiline_text((size[0] / 2, box[1] + _PAD), text, fill=ink, font=font, anchor="ma", align="center")
+    below = (text.count("\n") + 1) * round(_FONT_SIZE * 1.4) + 2 * _PAD if text else 0
+    canvas = Image.new("RGB", (max(body.width, math.ceil(right - left) + 2 * _PAD), body.height + below), _PAPER)
+    canvas.paste(body, ((canvas.width - body.width) // 2, 0))
+    at, ink = (canvas.width / 2, body.height + _PAD), _INK if ok is None else colour
+    ImageDraw.Draw(canvas).multiline_text(at, text, fill=ink, font=font, anchor="ma", align="center")
     return Picture(name, np.asarray(canvas))
 
 
 def save_png(path: Path, image: ArrayLike) -> None:
     """Write a PNG, whole or not at all; folders are made."""
-    buffer = io.BytesIO()
-    Image.fromarray(to_rgb(image)).save(buffer, "PNG")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, buffer.getvalue())
+    with atomic_file(path) as file:
+        Image.fromarray(to_rgb(image)).save(file, "PNG")
 
 
 def progress_path(root: Path, split: str, name: str, epoch: int, step: int) -> Path:
-    """`<root>/<split>/<name>/epoch000003_step000120.png`; a listing has the steps in order."""
-    return root / split / safe_name(name) / f"epoch{epoch:06d}_step{step:06d}.png"
+    """`<root>/<split>/<name>/epoch000003_step000120.png`; a listing has the steps in order.
 
-
-def safe_name(name: Any) -> str:
-    """A name as a file's: whatever may not be in one becomes `_`."""
-    return re.sub(r"[^\w.+=-]+", "_", str(name)).strip("._")[:100] or "picture"
+    What may not be in a file's name becomes `_`.
+    """
+    folder = re.sub(r"[^\w.+=-]+", "_", name).strip("._")[:100]
+    return root / split / folder / f"epoch{epoch:06d}_step{step:06d}.png"

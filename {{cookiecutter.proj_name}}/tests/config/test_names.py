@@ -17,7 +17,6 @@ CROSS = "{type: CrossEntropyLoss}"
         (["--metric", "{CrossEntropyLoss: {type: Accuracy}}"], "metric.CrossEntropyLoss"),
         (["--metric", "{loss: {type: Accuracy}}"], "metric.loss"),
         (["--loss", f"{{$REPLACE: true, loss: {CROSS}}}"], "loss.loss"),
-        (["--loss", f"{{$REPLACE: true, sum: {CROSS}}}"], "loss.sum"),
     ],
 )
 def test_clashes(words: list[str], key: str) -> None:

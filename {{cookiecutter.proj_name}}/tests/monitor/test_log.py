@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from loguru import logger
 
-from common.monitor import bar
 from common.monitor.log import setup_log
 
 PROJECT = Path(__file__).parents[2]
@@ -124,9 +123,20 @@ def test_a_traceback_shows_no_values(tmp_path, capsys):
 def test_a_bar_is_not_torn(tmp_path):
     """QQ-51: on a terminal a line of the log clears the bar, and the bar comes back below it."""
     code = (
-        "from common.monitor.bar import progress_bar\n"
+        "from common.distributed import Rank\n"
+        "from common.monitor import Monitor, MonitorConfig\n"
         "from common.monitor.log import logger, setup_log\n"
-        "setup_log(); bar = progress_bar(10, 0, shown=True); bar.update(); logger.info('a line'); bar.close()"
+        "from common.progress import Position\n"
+        "from common.run.folder import open_run\n"
+        "from common.run.paths import RunPaths\n"
+        "from pathlib import Path\n"
+        "setup_log()\n"
+        f"run = open_run(RunPaths(Path({str(tmp_path)!r})), resume=False, resolved_values={{}}, argv=[], seed=0,"
+        f" world_size=1, project=Path({str(tmp_path)!r}))\n"
+        "monitor = Monitor(MonitorConfig(tensorboard=False), Rank(), run)\n"
+        "with monitor.training(Position(), 10):\n"
+        "    monitor.step_done(Position(step=1), 4); logger.info('a line')\n"
+        "run.release()"
     )
     shown = in_terminal(code)
     before, _, after = shown.partition("a line")
@@ -156,17 +166,3 @@ def in_terminal(code: str) -> str:
     os.close(parent)
     assert process.wait() == 0
     return shown.decode()
-
-
-@pytest.mark.parametrize(
-    ("terminal", "slurm", "wanted"), [(True, False, True), (True, True, False), (False, False, False)]
-)
-def test_a_bar_only_where_somebody_watches(monkeypatch, terminal, slurm, wanted):
-    """QQ-51: not in a file, not in a Slurm job, unless it is asked for."""
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    if slurm:
-        monkeypatch.setenv("SLURM_JOB_ID", "1")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    assert bar.wants_bar("auto") is wanted
-    assert bar.wants_bar("on")
-    assert not bar.wants_bar("off")

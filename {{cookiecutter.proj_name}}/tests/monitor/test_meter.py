@@ -9,18 +9,17 @@ from common.monitor.clock import Clock, peak_memory
 from common.monitor.meter import Meter
 
 
-def losses(total: float, **parts: float) -> dict[str, object]:
+def losses(total: float, **parts: float) -> dict[str, torch.Tensor]:
     """As `LossFactory` gives them: part of a graph."""
     made = {name: torch.tensor(value, requires_grad=True) * 1 for name, value in parts.items()}
-    return {"names": list(parts), "sum": torch.tensor(total, requires_grad=True) * 1, **made}
+    return {"loss": torch.tensor(total, requires_grad=True) * 1, **made}
 
 
 def test_the_meter_reads_raw_and_smooth(tmp_path):
     """CT-56, MM-22, R-04: the last step to the last digit, and the mean over a window of samples."""
     meter = Meter(window=2)
     for step, (value, samples) in enumerate([(9.0, 64), (1.0, 30), (4.0, 10)], start=1):
-        meter.add(losses(value, a=value / 2), samples)
-        meter.step_done(step)
+        meter.add(step, losses(value, a=value / 2), samples)
     reading = meter.read()
     assert reading.raw == {"loss": 4.0, "a": 2.0}
     assert list(reading.raw) == ["loss", "a"]
@@ -31,9 +30,8 @@ def test_the_meter_reads_raw_and_smooth(tmp_path):
 def test_micro_batches_of_a_step_are_one_value():
     """CT-56: weighted by their samples, since the last one may be smaller."""
     meter = Meter()
-    meter.add(losses(1.0, a=1.0), 3)
-    meter.add(losses(5.0, a=5.0), 1)
-    meter.step_done(1)
+    meter.add(1, losses(1.0, a=1.0), 3)
+    meter.add(1, losses(5.0, a=5.0), 1)
     assert meter.read().raw == {"loss": 2.0, "a": 2.0}
 
 
@@ -42,19 +40,17 @@ def test_adding_touches_nothing_on_the_device():
     made = losses(1.0, a=1.0)
     meter = Meter()
     with torch.profiler.profile() as profile:
-        meter.add(made, 4)
-        meter.step_done(1)
+        meter.add(1, made, 4)
     assert {event.key for event in profile.key_averages()} <= {"aten::detach", "detach"}
-    ((_, ((_, values, _),)),) = meter._pending
-    assert not any(value.requires_grad for value in values)
+    ((_, kept, _),) = meter._pending
+    assert not any(value.requires_grad for value in kept.values())
 
 
 def test_all_losses_come_in_one_transfer(monkeypatch):
     """CT-56: however many steps and losses there are."""
     meter = Meter()
     for step in range(1, 11):
-        meter.add(losses(1.0, a=1.0, b=2.0), 4)
-        meter.step_done(step)
+        meter.add(step, losses(1.0, a=1.0, b=2.0), 4)
     calls = []
     to_list = torch.Tensor.tolist
 
@@ -73,11 +69,9 @@ def test_the_first_step_that_is_no_number_is_known(bad):
     """CT-56: the first one, not the one where it was looked for; a part may be bad while the sum is not."""
     meter = Meter()
     for step in range(1, 6):
-        meter.add(losses(1.0, a=bad if step in (3, 4) else 1.0), 4)
-        meter.step_done(step)
+        meter.add(step, losses(1.0, a=bad if step in (3, 4) else 1.0), 4)
     assert meter.first_bad_step() == 3
-    meter.add(losses(1.0, a=1.0), 4)
-    meter.step_done(6)
+    meter.add(6, losses(1.0, a=1.0), 4)
     assert meter.first_bad_step() == 3
 
 
@@ -90,8 +84,7 @@ def test_ranks_are_added_up_by_samples():
     def feed(values: list[tuple[float, int]], reduce) -> Meter:
         meter = Meter(window=1, reduce=reduce)
         for step, (value, samples) in enumerate(values, start=1):
-            meter.add(losses(value, a=value), samples)
-            meter.step_done(step)
+            meter.add(step, losses(value, a=value), samples)
         return meter
 
     feed(theirs, tables.append).first_bad_step()  # keeps that rank's share
@@ -110,8 +103,7 @@ def test_losses_do_not_pile_up():
     """CT-56: without a log line for a long time they are read now and then."""
     meter = Meter()
     for step in range(1, 2502):
-        meter.add(losses(float(step), a=1.0), 1)
-        meter.step_done(step)
+        meter.add(step, losses(float(step), a=1.0), 1)
     assert len(meter._pending) < 1000
     assert meter.read().raw["loss"] == 2501.0
 

@@ -1,9 +1,11 @@
 """What a run tells: its lines, and everything together in a short run."""
 
+import json
 import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +17,10 @@ from common.distributed import Rank
 from common.evaluation.evaluator import SetResult, SplitResult
 from common.monitor import Monitor, MonitorConfig
 from common.monitor.clock import Timing
-from common.monitor.line import clock_time, evaluation_line, learning_rates, number, size, train_line
+from common.monitor.line import evaluation_line, learning_rates, number, train_line
 from common.monitor.log import setup_log
 from common.monitor.meter import Reading
 from common.monitor.pictures import Picture, labelled
-from common.monitor.writer import read_metrics
 from common.progress import Position
 from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths
@@ -44,34 +45,38 @@ def here() -> str:
     return f"tests/monitor/{Path(__file__).name}:{sys._getframe(1).f_lineno}"
 
 
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 def events(folder: Path) -> EventAccumulator:
     accumulator = EventAccumulator(str(folder))
     accumulator.Reload()
     return accumulator
 
 
-def losses(total: float, **parts: float) -> dict[str, object]:
+def losses(total: float, **parts: float) -> dict[str, torch.Tensor]:
     """As `LossFactory` gives them: part of a graph."""
     made = {name: torch.tensor(value, requires_grad=True) * 1 for name, value in parts.items()}
-    return {"names": list(parts), "sum": torch.tensor(total, requires_grad=True) * 1, **made}
+    return {"loss": torch.tensor(total, requires_grad=True) * 1, **made}
 
 
 def test_the_training_line():
     """R-04, CT-56, CT-57, MM-23, BS-17: everything in one line, in columns that do not move."""
-    common = {"total_steps": 570, "epochs": 30, "memory": 430_000_000}
+    common = {"totals": (570, 30), "memory": 430_000_000}
     first = train_line(
         Position(step=7, epoch=0, sample=448, epoch_size=1200),
-        rates=[1e-3, 1e-4],
+        rates={"lr_a": 1e-3, "lr_b": 1e-4},
         losses=Reading({"loss": 12.3456789, "ce": 2.30258, "l2": 1e-5}, {"loss": 12.0, "ce": 2.4, "l2": 1.28e-5}),
-        grad_norm=1.2,
+        norm={"grad_norm": 1.2},
         timing=Timing(step=0.0031, data=0.12, rate=20645.2, eta=82.4),
         **common,
     )
     second = train_line(
         Position(step=120, epoch=6, sample=0, epoch_size=1200),
-        rates=[1e-3, 1e-4],
+        rates={"lr_a": 1e-3, "lr_b": 1e-4},
         losses=Reading({"loss": 0.0042, "ce": 0.5, "l2": 1e-5}, {"loss": 0.125, "ce": 0.5, "l2": 1e-5}),
-        grad_norm=0.034567,
+        norm={"grad_norm": 0.034567},
         timing=Timing(step=0.0117, data=0.0, rate=987.0, eta=5.0),
         **common,
     )
@@ -91,28 +96,25 @@ def test_the_line_leaves_out_what_is_not_known():
     """CT-56: one loss is not said twice; without totals there is no estimate."""
     line = train_line(
         Position(step=7),
-        total_steps=None,
-        epochs=None,
-        rates=[0.1, 0.1],
+        totals=(None, None),
+        rates={"lr": 0.1},
         losses=Reading({"loss": 0.5, "ce": 0.5}, {"loss": 0.5, "ce": 0.5}),
-        grad_norm=None,
+        norm={},
         timing=Timing(step=1.5, data=0.5, rate=10.0, eta=None),
         memory=3 * 2**30,
     )
     assert line == (
-        "epoch 1 step 7 | lr 1.00e-01 | loss 0.50000 (0.50000) | 1500.0 ms/step data  50%     10/s | mem 3.0 GB"
+        "epoch 1 step 7 | lr 1.00e-01 | loss 0.50000 (0.50000) | 1500.0 ms/step data  50%     10/s | mem 3072 MB"
     )
 
 
 def test_numbers_for_people():
-    """D-57, MM-22: digits whatever the size; every group's rate; long times in days."""
+    """D-57, MM-22: digits whatever the size; every group's rate."""
     values = [0.0042, 1234.56, 3e-7, 123456.7, 0.99999999, 0.0, math.nan, -2.5]
     expected = ["0.00420", "1234.56", "3.0e-07", "1.2e+05", "1.00000", "0.00000", "    nan", "-2.50000"]
     assert [number(value) for value in values] == expected
     assert learning_rates([1e-3, 1e-3, 1e-4]) == "1.00e-03/1.00e-03/1.00e-04"
     assert learning_rates([0.1 / n for n in range(1, 7)]) == "1.67e-02..1.00e-01 (6 groups)"
-    assert [clock_time(value) for value in (5.4, 3723, 2 * 86400 + 61)] == ["0:00:05", "1:02:03", "2d 00:01:01"]
-    assert [size(value) for value in (5 * 2**20, 1023 * 2**20)] == ["  5 MB", "1.0 GB"]
 
 
 def test_the_evaluation_line():
@@ -134,6 +136,14 @@ def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
     assert places == [f"tests/monitor/test_monitor.py:{number}" for number in range(line - 3, line)]
 
 
+@pytest.mark.parametrize(("choice", "hidden"), [("auto", True), ("on", False), ("off", True)])
+def test_a_bar_only_on_a_terminal(run, choice, hidden):
+    """QQ-51: not in a file, unless it is asked for; a test's output is a file."""
+    monitor = Monitor(MonitorConfig(bar=choice, tensorboard=False), Rank(), run)
+    with monitor.training(Position(), 10):
+        assert monitor.bar.disable is hidden
+
+
 def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, rank: Rank | None = None) -> list[str]:
     """Three steps as the trainer takes them. Returns what was logged."""
     lines: list[str] = []
@@ -151,7 +161,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
             for step in range(begin + 1, last + 1):
                 at = Position(step=step, epoch=0, sample=step, epoch_size=9)
                 monitor.batch_ready()
-                monitor.meter.add(losses(1.0 / step, ce=1.0 / step), 4)
+                monitor.meter.add(step, losses(1.0 / step, ce=1.0 / step), 4)
                 monitor.step_done(at, 4)
                 monitor.train(at, optimizer, torch.tensor(2.0))
         monitor.evaluation("val", at, SplitResult({"": SetResult({"loss": 0.5}, 7, [picture, picture])}), best=True)
@@ -168,7 +178,7 @@ def test_three_steps_leave_their_marks(tmp_path):
     assert lines[2].startswith("epoch 1/3 step 3/9 | lr 5.00e-01 | loss 0.33333 (0.61111) | grad 2.00000 | ")
     assert lines[3].startswith("val ")
     assert lines[-1].startswith("finished at epoch 1, step 3: 3 epochs")
-    entries = read_metrics(root / "metrics.jsonl")
+    entries = lines_of(root / "metrics.jsonl")
     assert [entry["event"] for entry in entries] == ["run", *["train", "speed"] * 3, "val", "checkpoint", "end"]
     assert entries[5]["values"] == {
         "loss": float(np.float32(1 / 3)),
@@ -190,7 +200,7 @@ def test_a_resumed_run_goes_on_in_the_same_files(tmp_path):
     """D-48, R-45: one curve, whatever was lost between the checkpoint and the kill."""
     short_run(tmp_path, last=5)
     short_run(tmp_path, resume_step=3, last=6)
-    entries = read_metrics(tmp_path / "experiments/digits/metrics.jsonl")
+    entries = lines_of(tmp_path / "experiments/digits/metrics.jsonl")
     assert [entry["step"] for entry in entries if entry["event"] == "train"] == [1, 2, 3, 4, 5, 6]
     heads = [entry for entry in entries if entry["event"] == "run"]
     assert [(head["attempt"], head["resume_step"]) for head in heads] == [(1, None), (2, 3)]
