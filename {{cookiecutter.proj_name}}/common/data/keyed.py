@@ -46,21 +46,24 @@ class KeyedBatches:
     def __getitems__(self, key: BatchKey) -> Any:
         epoch, indices = key
         with loop_streams_unchanged() if self.random else nullcontext():
-            items = [self._item(epoch, index) for index in indices]
+            items = self._items(epoch, indices)
             if self.random:
                 seed_all(mix(self.seed, epoch, indices[0], _BATCH))
             return self.collate(items)
 
-    def _item(self, epoch: int, index: int) -> Any:
+    def _items(self, epoch: int, indices: list[int]) -> list[Any]:
+        dataset, items = self.dataset, []
         try:
-            if self.random:
-                seed_all(mix(self.seed, epoch, index))
-            return self.dataset[index]
+            for index in indices:
+                if self.random:
+                    seed_all(mix(self.seed, epoch, index))
+                items.append(dataset[index])
         except UserError:
             raise
         except Exception as error:
-            name = type(getattr(self.dataset, "whole", self.dataset)).__name__
+            name = type(getattr(dataset, "whole", dataset)).__name__
             raise RuntimeError(f"sample {index} of {name} cannot be read: {type(error).__name__}: {error}") from error
+        return items
 
 
 @contextmanager

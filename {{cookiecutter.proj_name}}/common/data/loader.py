@@ -1,5 +1,6 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
@@ -61,14 +62,23 @@ class DatasetSection:
 
 
 class _Keys:
-    """The batch sampler: the plan's keys from the position `at` to the end of its epoch."""
+    """The batch sampler: the key of each micro-batch of this process, from the position `at` to the end of its epoch.
+
+    Workers read ahead of the loop: `ahead` has the global batches whose micro-batches the loop has not seen yet.
+    """
 
     def __init__(self, plan: EpochPlan) -> None:
         self.plan = plan
         self.at = Position()
+        self.ahead: deque[GlobalBatch] = deque()
 
     def __iter__(self) -> Iterator[BatchKey]:
-        return self.plan.keys(self.at.epoch, self.at.sample)
+        self.ahead.clear()
+        at = self.at
+        for global_batch in self.plan.global_batches(at.epoch, at.step, at.sample):
+            self.ahead.append(global_batch)
+            for indices in global_batch.indices:
+                yield at.epoch, indices
 
 
 class Step(NamedTuple):
@@ -200,10 +210,9 @@ class TrainStream(BatchStream):
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
         self._keys.at = at
         batches = read(self._loader)
-        for global_batch in self.plan.global_batches(at.epoch, at.step, at.sample):
-            yield Step(list(islice(batches, len(global_batch.sizes))), global_batch)
-        # Runs the iterator to its end, so that persistent workers are idle when the next epoch begins.
-        next(batches, None)
+        for first in batches:
+            global_batch = self._keys.ahead.popleft()
+            yield Step([first, *islice(batches, len(global_batch.sizes) - 1)], global_batch)
 
 
 @dataclass(eq=False)

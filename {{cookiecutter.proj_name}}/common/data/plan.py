@@ -95,14 +95,8 @@ class EpochPlan:
             after = Position(step, epoch + is_last, 0 if is_last else start + samples, self.size)
             yield GlobalBatch(indices, weights, [len(each) for each in indices], samples, after)
 
-    def keys(self, epoch: int, sample: int) -> Iterator[BatchKey]:
-        """The key of each micro-batch of this process, from `sample` to the end of the epoch."""
-        for batch in self.global_batches(epoch, 0, sample):
-            for indices in batch.indices:
-                yield epoch, indices
 
-
-@lru_cache(maxsize=1)  # the batch sampler and the training loop both ask
+@lru_cache(maxsize=1)  # an error message asks again
 def _order(size: int, seed: int, epoch: int) -> np.ndarray:
     """All sample indices in the order of this epoch, shape (size,)."""
     generator = torch.Generator().manual_seed(mix(seed, epoch))

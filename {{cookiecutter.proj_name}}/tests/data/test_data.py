@@ -96,7 +96,6 @@ def test_every_sample_once_and_weighted_alike(size: int, batch: int, accumulate:
         for rank in range(world)
     ]
     used: list[int] = []
-    keys = [list(plan.keys(2, 0)) for plan in plans]
     windows = [list(plan.global_batches(2, 0, 0)) for plan in plans]
     assert len({len(each) for each in windows}) == 1 == len({plan.steps_per_epoch for plan in plans})
     assert len(windows[0]) == plans[0].steps_per_epoch
@@ -105,8 +104,7 @@ def test_every_sample_once_and_weighted_alike(size: int, batch: int, accumulate:
         assert len({len(each[number].sizes) for each in windows}) == 1  # they exchange weights in each (FSDP)
         for rank in range(world):
             window = windows[rank][number]
-            for size_of, weight in zip(window.sizes, window.weights, strict=True):
-                indices = keys[rank].pop(0)[1]
+            for size_of, weight, indices in zip(window.sizes, window.weights, window.indices, strict=True):
                 assert len(indices) == size_of <= batch
                 for index in indices:
                     share_of[index] = share_of.get(index, 0.0) + weight / size_of / world
@@ -119,13 +117,13 @@ def test_every_sample_once_and_weighted_alike(size: int, batch: int, accumulate:
 
 def test_resume_continues_with_the_samples_not_yet_seen_for_any_number_of_ranks() -> None:
     """R-60: the place in the data is one number, valid for any split."""
-    whole = [index for keys in EpochPlan(50, batch_size=4, seed=1).keys(0, 0) for index in keys[1]]
-    rest = [
-        index
-        for rank in range(3)
-        for keys in EpochPlan(50, batch_size=2, rank=rank, world_size=3, seed=1).keys(0, 20)
-        for index in keys[1]
-    ]
+
+    def read(plan: EpochPlan, sample: int) -> list[int]:
+        return [index for each in plan.global_batches(0, 0, sample) for indices in each.indices for index in indices]
+
+    whole = read(EpochPlan(50, batch_size=4, seed=1), 0)
+    plans = [EpochPlan(50, batch_size=2, rank=rank, world_size=3, seed=1) for rank in range(3)]
+    rest = [index for plan in plans for index in read(plan, 20)]
     assert sorted(rest) == sorted(whole[20:])
 
 
@@ -134,7 +132,7 @@ def test_drop_last_leaves_out_the_last_window_only_when_not_full() -> None:
     assert (
         [window.samples for window in dropped.global_batches(0, 0, 0)]
         == [4, 4]
-        == [len(indices) for _, indices in dropped.keys(0, 0)]
+        == [len(indices) for each in dropped.global_batches(0, 0, 0) for indices in each.indices]
     )
     assert list(dropped.global_batches(0, 0, 0))[-1].after.epoch == 1
     assert EpochPlan(8, batch_size=4, drop_last=True).steps_per_epoch == 2
