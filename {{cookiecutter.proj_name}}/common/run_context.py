@@ -220,8 +220,8 @@ def _open(folder: RunPaths, rank: Rank, start: Start, project: Path) -> OpenRun 
         seed=start.seed,
         world_size=rank.world_size,
         project=project,
-        launcher="python" if rank.launch is None else rank.launch.launcher,
-        processes_per_host=None if rank.launch is None else rank.launch.local_world,
+        launcher=rank.launcher,
+        processes_per_host=rank.local_world,
         launched_as=rank.launched_as,
     )
     for file in folder.root.glob("error_rank*.txt"):  # of an attempt before this one

@@ -52,8 +52,8 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
     global _joined
     for number in _COME_AGAIN if _is_main_thread() else ():  # else it would end a process that is still starting
         signal.signal(number, _note_early)
-    if rank.launch is not None and rank.launch.lives:
-        die_with_parent(rank.launch.starter)
+    if rank.parent is not None:
+        die_with_parent(rank.parent)
     rank = distributed.start(rank, config)
     rank = replace(rank, lifeline=connect(rank))
     _joined = not rank.is_alone
@@ -157,7 +157,7 @@ class StopSignals:
             if self._asked is not None:
                 self._asked.read()
         finally:
-            for number, handler in before.items() if self.rank.launch is None else ():
+            for number, handler in before.items() if self.rank.parent is None else ():
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

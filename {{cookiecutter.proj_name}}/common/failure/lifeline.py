@@ -243,16 +243,16 @@ class _Member(Lifeline):
 
 def connect(rank: Rank) -> Lifeline | NoLifeline:
     """Tie all ranks together. Every process must call this, right after joining."""
-    if rank.is_alone or rank.launch is None:
+    if rank.is_alone:
         return NoLifeline()
     if rank.is_main:
-        several_hosts = rank.launch.local_world < rank.world_size
+        several_hosts = rank.local_world < rank.world_size
         server = socket.create_server(("" if several_hosts else "127.0.0.1", 0), backlog=rank.world_size)
         close_in_workers(server)
         token = secrets.token_hex(16)
         hosts = ["127.0.0.1"]
         if several_hosts:
-            hosts = [own_address(rank.launch.address) or "", rank.launch.address, socket.gethostname()]
+            hosts = [own_address(rank.address) or "", rank.address, socket.gethostname()]
         from_main((hosts, server.getsockname()[1], token), rank)
         return _Main(rank, server, token)
     hosts, port, token = from_main(([""], 0, ""), rank)

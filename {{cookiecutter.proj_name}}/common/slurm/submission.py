@@ -13,7 +13,7 @@ from loguru import logger
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.config import dump
-from common.distributed.rank import GpuIds
+from common.distributed.devices import GpuIds
 from common.run.folder import archive, check_stays
 from common.run.lock import alone_in, check_free
 from common.run.paths import RunPaths
