@@ -99,5 +99,7 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> 
     code = codes[first] or 0
     if code >= 0:
         return code
-    print(f"error: rank {first} was ended by {signal.Signals(-code).name}; out of memory? see dmesg", file=sys.stderr)
+    name = signal.Signals(-code).name
+    hint = "; did the machine run out of memory (see dmesg)?" if name == "SIGKILL" else ""
+    print(f"error: rank {first} was ended by {name}{hint}", file=sys.stderr)
     return 128 - code
