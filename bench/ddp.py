@@ -25,15 +25,12 @@ PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 sys.path.insert(0, str(Path(__file__).parent))
 
-import train  # noqa: E402
-from common import distributed  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.distributed import Rank, barrier  # noqa: E402
-from common.evaluation.best import BestTracker  # noqa: E402
-from common.failure.failsafe import StopSignals, together  # noqa: E402
-from common.run.paths import RunPaths  # noqa: E402
-from common.run_context import Start, session  # noqa: E402
-from common.trainer import Settings, Trainer  # noqa: E402
+from common.failure.signals import StopSignals  # noqa: E402
+from common.run_context import managed_run  # noqa: E402
+from common.trainer import Trainer  # noqa: E402
+from custom.build import build_parts  # noqa: E402
 from custom.config import Config  # noqa: E402
 from custom.models.conv_model import ConvModel  # noqa: E402
 from loop import Alternating, bare_steps  # noqa: E402
@@ -86,27 +83,17 @@ def measure(number: int, world: int, port: int, options: argparse.Namespace, fol
     ]  # fmt: skip
     resolved = resolve(Config, [PROJECT / "configs" / "default.yaml"], words)
     config = resolved.config
-    with together(distributed.find_rank(-1, config.dist), config.dist, resolved.values) as rank:
-        run = RunPaths.for_run(config.dir, config.name, PROJECT)
-        start = Start(argv=words, values=resolved.values, seed=0, resumed=None, local_pictures=False, workers=0)
-        with session(config.monitor, run, rank, start, PROJECT) as monitor:
-            trainer = Trainer(
-                Settings(config.progress, config.optim, config.prepare, config.dist, config.debug, config.checkpoint),
-                **train.build_ingredients(config, rank, 0),
-                best=BestTracker(config.best, config.early_stop, config.best_mode),
-                monitor=monitor,
-                run=run,
-                rank=rank,
-                seed=0,
-                about={},
-            )
-            stream = trainer.stream
-            stream.__class__ = Alternating
-            assert isinstance(stream, Alternating)
-            stream.arm(options.steps, bare_loop(options.steps, rank))
-            trainer.train()
-            agreement = agreement_time(rank)
-        if rank.is_main:
+    with managed_run(config, resolved.values, words, PROJECT) as run:
+        parts = build_parts(config, run.rank, run.seed)
+        run.open()
+        trainer = Trainer(config, parts, run)
+        stream = trainer.stream
+        stream.__class__ = Alternating
+        assert isinstance(stream, Alternating)
+        stream.arm(options.steps, bare_loop(options.steps, run.rank))
+        trainer.train()
+        agreement = agreement_time(run.rank)
+        if run.rank.is_main:
             report(world, stream, agreement)
 
 

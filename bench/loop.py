@@ -17,15 +17,12 @@ PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 
 import torch  # noqa: E402
-import train  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.data.loader import Step, TrainStream  # noqa: E402
-from common.distributed import Rank  # noqa: E402
-from common.evaluation.best import BestTracker  # noqa: E402
 from common.progress import Position  # noqa: E402
-from common.run.paths import RunPaths  # noqa: E402
-from common.run_context import Start, session  # noqa: E402
-from common.trainer import Settings, Trainer  # noqa: E402
+from common.run_context import managed_run  # noqa: E402
+from common.trainer import Trainer  # noqa: E402
+from custom.build import build_parts  # noqa: E402
 from custom.config import Config  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
@@ -108,7 +105,7 @@ def bare_steps(
         yield (time.perf_counter() - start) / segment
 
 
-def build(folder: Path, segments: int, steps: int) -> tuple[Config, list[str]]:
+def build(folder: Path, segments: int, steps: int) -> tuple[Config, dict[str, Any], list[str]]:
     """A training config as the command line would give it, with everything that is on by default."""
     words = [
         "--name", "bench", "--dir.expr_dir", str(folder), "--model", "{type: loop.Mlp}",
@@ -116,7 +113,8 @@ def build(folder: Path, segments: int, steps: int) -> tuple[Config, list[str]]:
         "--optim.optim_type", "SGD", "--optim.lr", "0.01", "--progress.save_progress", "false",
         "--progress.max_steps", str((segments + 1) * steps + 1), "--progress.epoch", "null",
     ]  # fmt: skip
-    return resolve(Config, [PROJECT / "configs" / "default.yaml"], words).config, words
+    resolved = resolve(Config, [PROJECT / "configs" / "default.yaml"], words)
+    return resolved.config, resolved.values, words
 
 
 def main() -> None:
@@ -142,20 +140,11 @@ def main() -> None:
 
 def train_alternating(folder: Path, segments: int, steps: int, profile: bool) -> Alternating:
     """Run the trainer, alternating with the bare loop."""
-    config, words = build(folder, segments, steps)
-    run = RunPaths.for_run(config.dir, config.name, PROJECT)
-    start = Start(argv=words, values={}, seed=0, resumed=None, local_pictures=False, workers=0)
-    with session(config.monitor, run, Rank(), start, PROJECT) as monitor:
-        trainer = Trainer(
-            Settings(config.progress, config.optim, config.prepare, config.dist, config.debug, config.checkpoint),
-            **train.build_ingredients(config, Rank(), 0),
-            best=BestTracker(config.best, config.early_stop, config.best_mode),
-            monitor=monitor,
-            run=run,
-            rank=Rank(),
-            seed=0,
-            about={},
-        )
+    config, values, words = build(folder, segments, steps)
+    with managed_run(config, values, words, PROJECT) as run:
+        parts = build_parts(config, run.rank, run.seed)
+        run.open()
+        trainer = Trainer(config, parts, run)
         stream = trainer.stream
         stream.__class__ = Alternating
         assert isinstance(stream, Alternating)

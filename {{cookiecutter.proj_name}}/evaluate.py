@@ -13,18 +13,15 @@ from common.distributed import Rank
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed, set_seed
 from common.evaluation.evaluator import Evaluator, SplitResult, table, write_evaluation
-from common.evaluation.loss import LossFactory
-from common.evaluation.metric import MetricFactory
-from common.failure.failsafe import leave, reported, together
+from common.failure.program import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
 from common.run.folder import drop_stored_launch_options, stored_config
 from common.run.paths import eval_dir
-from common.run_context import ErrorFile, recorded
-from custom.build import PROJECT, build_evaluation
+from common.run_context import managed_evaluation
+from custom.build import PROJECT, build_evaluation, build_task
 from custom.config import EvalConfig
-from custom.task import ClassificationTask
 
 
 def main(argv: list[str]) -> int:
@@ -48,7 +45,7 @@ def main(argv: list[str]) -> int:
     set_up_process(config.dist, place)
     path = Path(config.model_pt or which_checkpoint()).expanduser()
     folder = eval_dir(config.dir, path, config.split, PROJECT)
-    with together(place, config.dist, resolved.values) as rank, recorded(ErrorFile(folder, rank), rank):
+    with together(place, config.dist, resolved.values) as rank, managed_evaluation(rank, folder):
         evaluate(config, path, folder, rank)
     return 0
 
@@ -61,7 +58,7 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     seed = choose_seed(config.dist, rank, drawn=state["about"].get("seed"))
     set_seed(seed)
     precision = build_precision(config.precision, rank.device)
-    task = ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric))
+    task = build_task(config)
     model = MODEL_REGISTRY.build(config.model)
     task.loss.attach(model)
     precision.cast(model).to(rank.device)

@@ -160,9 +160,10 @@ class ProgressConfig:
     epoch_save_latest: Annotated[EpochInterval, Field(description="save latest.pt; epochs")] = 1
     epoch_save_checkpoint: Annotated[EpochInterval, Field(description="save a numbered checkpoint; epochs")] = 10
 
-    def __post_init__(self) -> None:
+    def problems(self) -> Iterator[Problem]:
+        """A run without an end."""
         if self.epoch is None and self.max_steps is None:
-            raise ValueError("epoch and max_steps are both null, so the run would never end; set one of them")
+            yield Problem("epoch", None, "max_steps is null too, so the run would never end", "set one of them")
 
 
 class Due(NamedTuple):
@@ -227,11 +228,31 @@ class Triggers:
 
 @dataclass
 class TrainState:
-    """Where a run is, what it measured last, and which evaluations of this step (val, eval) a signal interrupted."""
+    """The counters of the loop. A checkpoint holds the first three.
+
+    Attributes:
+        at: where the run is.
+        values: what the last validation measured.
+        pending: the evaluations of this step (val, eval) that a signal interrupted.
+        stop_reason: finished, early_stop; empty while there is more to train.
+        signal: the number of the signal that stopped training; 0 for none.
+    """
 
     at: Position
     values: dict[str, float] = field(default_factory=dict)
     pending: set[str] = field(default_factory=set)
+    stop_reason: str = ""
+    signal: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training ends here, for now or for good."""
+        return bool(self.stop_reason or self.signal)
+
+    def stop(self, *, reason: str = "", signal: int = 0) -> None:
+        """End training after this step. The first reason and the first signal count; empty ones do nothing."""
+        self.stop_reason = self.stop_reason or reason
+        self.signal = self.signal or signal
 
 
 @dataclass(frozen=True)

@@ -1,229 +1,280 @@
-"""From the first line of a run's log to the last: folder, log and monitor opened together, and closed with a reason."""
+"""A run from its command to the last line of its log: `managed_run`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
+from common import distributed
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.checkpoint import CheckpointFolder, LoadedCheckpoint
+from common.checkpoint import CheckpointFolder, LoadedCheckpoint, find_checkpoint
 from common.distributed import Rank, barrier
-from common.failure.lifeline import NoLifeline, Tell, print_failure
+from common.distributed.process import set_up_process
+from common.distributed.seed import choose_seed
+from common.failure.monitor import print_failure
+from common.failure.program import together
 from common.failure.report import Failure, describe
-from common.monitor import Monitor, MonitorConfig
+from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
-from common.run.folder import OpenRun, is_same_launch, open_run
+from common.progress import Outcome
+from common.run.folder import OpenRun, check_stays, has_saved, is_same_launch, open_run
 from common.run.lock import check_free
 from common.run.paths import RunPaths
 from common.run.record import environment_text
 from common.run.status import now, read_status, write_status
-
-
-@dataclass(frozen=True)
-class Start:
-    """How a run starts. `resumed`: the checkpoint of this very folder that it goes on from."""
-
-    argv: Sequence[str]
-    values: Mapping[str, Any]
-    seed: int
-    resumed: LoadedCheckpoint | None
-    local_pictures: bool
-    workers: int
+from common.task import EngineConfig
 
 
 @contextmanager
-def recorded(tell: Tell, rank: Rank) -> Iterator[None]:
-    """Inside, errors are told by `tell`, which leaves them in files, until a `session` has a better place for them."""
-    rank.lifeline.tell = tell
+def managed_run(
+    config: EngineConfig, values: Mapping[str, Any], argv: Sequence[str], project: Path
+) -> Iterator["RunContext"]:
+    """Join the other processes, and leave with them. An error inside ends all of them, and leaves its reason behind:
+    on the terminal, in the log, in `status.json`, in `error_rank<k>.txt`, and in the exit code.
+
+    Args:
+        values: the whole config as plain values.
+        argv: the program and its arguments, as in `sys.argv`.
+
+    Raises:
+        UserError: there is no such checkpoint, or the processes do not fit together.
+        SystemExit: an error that is reported already.
+    """
+    place = distributed.find_rank(config.gpu_ids, config.dist)
+    set_up_process(config.dist, place)
+    paths = RunPaths.for_run(config.dir, config.name, project)
+    with together(place, config.dist, values) as rank:
+        run = RunContext(config, values, argv, project, rank, paths)
+        rank.failure_monitor.sink = run.record_failure
+        try:
+            run.choose_start()
+            yield run
+            rank.failure_monitor.sink = print_failure  # the run's record is complete
+        except (Exception, KeyboardInterrupt, SystemExit) as error:
+            run.fail(error)
+            raise
+        finally:
+            run.close()
+
+
+class RunContext:
+    """What a run has besides the parts that are trained.
+
+    Attributes:
+        rank: the place of this process among all of the run.
+        paths: the run's folder.
+        checkpoint: where the run starts from; None for the first weights.
+        only_weights: only the weights of `checkpoint` are wanted: this is another run.
+        seed: of the whole run, configured or drawn.
+        monitor: from `open` on.
+    """
+
+    checkpoint: LoadedCheckpoint | None = None
+    only_weights = False
+    seed: int
+    monitor: Monitor
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        values: Mapping[str, Any],
+        argv: Sequence[str],
+        project: Path,
+        rank: Rank,
+        paths: RunPaths,
+    ) -> None:
+        self.config, self.values, self.argv, self.project = config, values, argv, project
+        self.rank, self.paths = rank, paths
+        self._resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is of this very folder
+        self._folder: OpenRun | None = None  # in the main process
+        self._is_open = False
+
+    def choose_start(self) -> None:
+        """Find the checkpoint that the run starts from, and its seed."""
+        config, rank = self.config, self.rank
+        # A job that its launcher restarted continues its own run, whatever --resume or start_epoch say; never another.
+        restarted = distributed.from_main(rank.restarted and has_saved(self.paths, rank.launched_as), rank)
+        self.only_weights = config.progress.start_epoch == 0 and not restarted
+        resume = "auto" if restarted else config.resume
+        self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank, whole=self.only_weights)
+        continued = None if self.only_weights else self.checkpoint
+        if continued is not None and continued.belongs_to(self.paths.root):
+            self._resumed = continued
+        else:  # an earlier run of this name moves out of the way, with whatever would be taken from it
+            path = None if self.checkpoint is None else self.checkpoint.path
+            check_stays({"init_from.path": config.init_from.path, "resume": path}, self.paths, self.project)
+        # A seed that was drawn belongs to the run: the order of its samples follows from it.
+        self.seed = choose_seed(config.dist, rank, drawn=None if continued is None else continued.seed)
+
+    def open(self) -> None:
+        """Open the run's folder, log and monitor. An earlier run of this name is now out of the way."""
+        config, rank, resumed = self.config, self.rank, self._resumed
+        barrier(rank)  # all processes have read the checkpoint, and built their parts without an error
+        if rank.is_main:
+            self._folder = self._open_folder()
+        barrier(rank)  # the folder exists
+        setup_log(
+            config.monitor.log_level,
+            config.monitor.levels,
+            rank=rank.rank,
+            file=self.paths.log_file(rank.rank),
+            banner="started again" if resumed is None else f"resumed at step {resumed.step}",
+        )
+        if self._folder is not None:
+            logger.info("started\n{}", environment_text(self._folder.record))
+            checkpoints = CheckpointFolder(self.paths.checkpoints)
+            checkpoints.clean()
+            if resumed is not None:
+                checkpoints.rewind_to(resumed)
+        self.monitor = Monitor(
+            config.monitor,
+            rank,
+            self._folder,
+            resume_step=None if resumed is None else resumed.step,
+            local_pictures=config.progress.local_progress,
+            workers=config.worker,
+        )
+        self._is_open = True
+        if config.resume is not None and self.checkpoint is None:
+            logger.info("resume {}: nothing was saved yet, so the run starts", config.resume)
+
+    def _open_folder(self) -> OpenRun:
+        rank = self.rank
+        folder = open_run(
+            self.paths,
+            resume=self._resumed is not None,
+            resolved_values=self.values,
+            argv=self.argv,
+            seed=self.seed,
+            world_size=rank.world_size,
+            project=self.project,
+            launcher=rank.launcher,
+            processes_per_host=rank.local_world,
+            launched_as=rank.launched_as,
+        )
+        for file in self.paths.root.glob("error_rank*.txt"):  # of an attempt before this one
+            file.unlink(missing_ok=True)
+        return folder
+
+    def end(self, outcome: Outcome) -> None:
+        """The last line, entry and status of a run that was not cut off by an error."""
+        self.monitor.end("stopped" if outcome.exit_code else "finished", outcome.at, outcome.reason)
+
+    def close(self) -> None:
+        """Close the files and unlock the folder. Safe to call twice."""
+        if self._is_open:
+            self.monitor.close()
+        if self._folder is not None:
+            self._folder.release()
+
+    def fail(self, error: BaseException) -> None:
+        """Record `error`, and end all processes: does not return, but for an error of a single process that has
+        written nothing yet, which is for the caller to print."""
+        if isinstance(error, SystemExit) and self.rank.is_alone:
+            return
+        failure, failure_monitor = describe(error, self.rank), self.rank.failure_monitor
+        if self.rank.is_alone and not self._is_open:
+            self.record_failure(failure, False)
+            return
+        if self._is_open and not (failure.may_follow or failure_monitor.is_over):
+            keep_error(failure, self.paths)  # even if it turns out that another rank failed before
+        failure_monitor.fail(failure)  # with other processes, ends this one
+        raise SystemExit(failure.code) from None
+
+    def record_failure(self, failure: Failure, to_terminal: bool) -> None:
+        """Leave the failure that ends the run, of this or another process, in the run's files."""
+        if self._is_open:
+            self._record_while_open(failure, to_terminal)
+            return
+        written = False
+        with suppress(OSError, UserError):  # it cannot be written, or another process uses the folder
+            written = self._record_before_open(failure)
+        print_failure(failure, to_terminal, self.paths.error_file(failure.rank) if written and failure.trace else None)
+
+    def _record_before_open(self, failure: Failure) -> bool:
+        """In the folder that the run would have had; not in an earlier run's, and a user's mistake makes no folder."""
+        paths, rank = self.paths, self.rank
+        is_new = not paths.root.is_dir()
+        is_continued = paths.contains(self.config.resume if self.config.progress.start_epoch else None) or (
+            rank.restarted and is_same_launch(paths, rank.launched_as)
+        )
+        if not failure.trace if is_new else paths.record_file.exists() and not is_continued:
+            return False
+        check_free(paths.lock_file)
+        paths.root.parent.mkdir(exist_ok=True)
+        paths.root.mkdir(exist_ok=True)
+        if failure.rank == rank.rank:
+            keep_error(failure, paths)
+        text = failure.text(paths.error_file(failure.rank) if failure.trace else None)
+        add_to_log(paths.log_file(rank.rank), f"{now()} {text}\n", "a start that failed before the run was open")
+        if rank.is_main:
+            write_status(paths, "failed", reason=failure.reason)
+        return True
+
+    def _record_while_open(self, failure: Failure, to_terminal: bool) -> None:
+        if failure.rank == self.rank.rank:
+            keep_error(failure, self.paths)
+        paths = self._put_back(failure)
+        if paths is not self.paths:
+            text = "no step was trained: {} is the earlier run again, and what this start left is in {}"
+            logger.opt(depth=2).warning(text, self.paths.root, paths.root)
+        # The log of a rank above 0 puts errors on the terminal; where rank 0 has printed it already, it should not.
+        level = "WARNING" if not to_terminal else "CRITICAL" if failure.trace else "ERROR"
+        details = paths.error_file(failure.rank) if failure.trace else None
+        logger.opt(depth=2).log(level, "{}", failure.text(details))
+        self.monitor.fail(failure.reason)
+        if to_terminal and failure.rank == 0 and not self.rank.is_main:
+            self._record_for_rank_0(failure)
+        if not self.rank.is_alone:  # this process ends without leaving `managed_run`
+            self.close()
+
+    def _put_back(self, failure: Failure) -> RunPaths:
+        """Give an earlier run its folder back, if no step was trained. Returns where the files of this one are then."""
+        if self._folder is None or self._folder.earlier is None or self.monitor.step != self.monitor.start:
+            return self.paths
+        self.monitor.fail(failure.reason)
+        self.monitor.close()
+        try:
+            return self._folder.put_back(self._folder.earlier)
+        except OSError:  # the log says where the earlier run is
+            return self.paths
+
+    def _record_for_rank_0(self, failure: Failure) -> None:
+        """What rank 0, which was killed, would have left; in its own files, if the folder is shared."""
+        status = read_status(self.paths)
+        if status is None or status["state"] != "running":
+            return
+        with suppress(OSError):
+            keep_error(failure, self.paths)
+            add_to_log(self.paths.log_file(0), f"{now()} {failure.text()}\n", "written by another process")
+            write_status(self.paths, "failed", step=self.monitor.step, reason=failure.reason)
+
+
+def keep_error(failure: Failure, paths: RunPaths) -> None:
+    """Leave everything about a failure in a file of the process that failed."""
+    with suppress(OSError):  # a full disk, say: the terminal still gets it
+        write_text(paths.error_file(failure.rank), f"{now()}\n{failure.text()}\n")
+
+
+@contextmanager
+def managed_evaluation(rank: Rank, folder: Path) -> Iterator[None]:
+    """The traceback of an error inside is left in `folder`, as `error_rank<k>.txt`."""
+    paths = RunPaths(folder)
+
+    def record_failure(failure: Failure, to_terminal: bool) -> None:
+        if failure.trace and failure.rank == rank.rank:
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+            keep_error(failure, paths)
+        print_failure(failure, to_terminal, paths.error_file(failure.rank) if failure.trace else None)
+
+    rank.failure_monitor.sink = record_failure
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
         if rank.is_alone:
-            rank.lifeline.tell(describe(error, rank), False)  # who catches it says it aloud
+            record_failure(describe(error, rank), False)  # whoever catches it prints it
         raise
-
-
-@contextmanager
-def session(config: MonitorConfig, folder: RunPaths, rank: Rank, start: Start, project: Path) -> Iterator[Monitor]:
-    """Open the run; inside, everything is logged. An error shows in the log, in `status.json` and in the exit code."""
-    lifeline = rank.lifeline or NoLifeline()
-    barrier(rank)  # none has made a mistake until here, and all have read their checkpoint: the folder may be moved
-    with ExitStack() as at_the_end:
-        run = _open(folder, rank, start, project)
-        if run is not None:
-            at_the_end.callback(run.release)
-        monitor = _set_up(config, folder, rank, run, start)
-        at_the_end.callback(monitor.close)
-        lifeline.tell = _Teller(monitor, run, folder, rank)
-        try:
-            yield monitor
-        except (Exception, KeyboardInterrupt, SystemExit) as error:
-            if isinstance(error, SystemExit) and rank.is_alone:
-                raise
-            failure = describe(error, rank)
-            if not (failure.may_follow or lifeline.is_over):
-                keep_error(failure, folder)  # even if it turns out that another rank failed before
-            lifeline.fail(failure)  # with other processes, ends this one
-            raise SystemExit(failure.code) from None
-        lifeline.tell = print_failure  # the run's record is complete
-
-
-def _set_up(config: MonitorConfig, folder: RunPaths, rank: Rank, run: OpenRun | None, start: Start) -> Monitor:
-    barrier(rank)  # the folder is there now
-    setup_log(
-        config.log_level,
-        config.levels,
-        rank=rank.rank,
-        file=folder.log_file(rank.rank),
-        banner=f"resumed at step {start.resumed.step}" if start.resumed is not None else "started again",
-    )
-    if run is not None:
-        logger.info("started\n{}", environment_text(run.record))
-        checkpoints = CheckpointFolder(folder.checkpoints)
-        checkpoints.clean()
-        if start.resumed is not None:
-            checkpoints.rewind_to(start.resumed)
-    return Monitor(
-        config,
-        rank,
-        run,
-        resume_step=None if start.resumed is None else start.resumed.step,
-        local_pictures=start.local_pictures,
-        workers=start.workers,
-    )
-
-
-@dataclass(frozen=True)
-class _Teller:
-    """Tells of the failure that ends the run, be it this process' own or another one's."""
-
-    monitor: Monitor
-    run: OpenRun | None
-    folder: RunPaths
-    rank: Rank
-
-    def __call__(self, failure: Failure, aloud: bool) -> None:
-        if failure.rank == self.rank.rank:
-            keep_error(failure, self.folder)
-        folder = self._put_back(failure)
-        details = folder.error_file(failure.rank) if failure.trace else None
-        if folder is not self.folder:
-            text = "no step was trained: {} is the earlier run again, and what this start left is in {}"
-            logger.opt(depth=1).warning(text, self.folder.root, folder.root)
-        # The log of a rank above 0 puts errors on the terminal; where rank 0 has told already, it should not.
-        level = "WARNING" if not aloud else "CRITICAL" if failure.trace else "ERROR"
-        logger.opt(depth=1).log(level, "{}", failure.text(details))
-        self.monitor.fail(failure.reason)
-        if aloud and not self.rank.is_main and failure.rank == 0:
-            self._speak_for_rank_0(failure)
-        if self.run is not None and not self.rank.is_alone:  # it ends without coming by the end of `session`
-            self.monitor.close()
-            self.run.release()
-
-    def _put_back(self, failure: Failure) -> RunPaths:
-        """Where the files of this start are. Before its first step is done, an earlier run gets its folder back."""
-        if self.run is None or self.run.earlier is None or self.monitor.step != self.monitor.start:
-            return self.folder
-        self.monitor.fail(failure.reason)
-        self.monitor.close()
-        try:
-            return self.run.put_back(self.run.earlier)
-        except OSError:  # the log says where the earlier run is
-            return self.folder
-
-    def _speak_for_rank_0(self, failure: Failure) -> None:
-        """It ended without a word: what it would have left, in files that are there if the folder is shared."""
-        status = read_status(self.folder)
-        if status is None or status["state"] != "running":
-            return
-        with suppress(OSError):
-            keep_error(failure, self.folder)
-            add_to_log(self.folder.log_file(0), f"{now()} {failure.text()}\n", "told by another process")
-            write_status(self.folder, "failed", step=self.monitor.step, reason=failure.reason)
-
-
-def keep_error(failure: Failure, folder: RunPaths) -> None:
-    """Leave everything about a failure in a file of the process that failed."""
-    with suppress(OSError):  # a full disk, say: the terminal still gets it
-        write_text(folder.error_file(failure.rank), f"{now()}\n{failure.text()}\n")
-
-
-@dataclass(frozen=True)
-class BeforeTheRun:
-    """Tells of a failure that comes before the run is open: on the terminal, and in the folder it would have had.
-
-    A folder is made only for an error, not for a mistake in the configuration. One that another process uses is left
-    alone. An earlier run's, which this start would move away, gets the error and keeps its status.
-
-    Attributes:
-        resume: what this start was asked to go on with.
-    """
-
-    folder: RunPaths
-    rank: Rank
-    resume: str | None
-
-    def __call__(self, failure: Failure, aloud: bool) -> None:
-        written = False
-        with suppress(OSError, UserError):  # it cannot be written, or somebody else writes there
-            written = self._write(failure)
-        print_failure(failure, aloud, self.folder.error_file(failure.rank) if written and failure.trace else None)
-
-    def _write(self, failure: Failure) -> bool:
-        folder, is_new = self.folder, not self.folder.root.is_dir()
-        by_itself = self.rank.restarted and is_same_launch(folder, self.rank.launched_as)
-        goes_on = by_itself or folder.contains(self.resume)
-        of_ours = not is_new and (goes_on or not folder.record_file.exists())
-        if not (failure.trace or of_ours):
-            return False
-        check_free(folder.lock_file)
-        folder.root.parent.mkdir(exist_ok=True)
-        folder.root.mkdir(exist_ok=True)
-        if failure.rank == self.rank.rank:
-            keep_error(failure, folder)
-        details = folder.error_file(failure.rank) if failure.trace else None
-        text = f"{now()} {failure.text(details)}\n"
-        add_to_log(folder.log_file(self.rank.rank), text, "a start that failed before the run was open")
-        if self.rank.is_main and (is_new or of_ours):
-            write_status(folder, "failed", reason=failure.reason)
-        return True
-
-
-@dataclass(frozen=True)
-class ErrorFile:
-    """Tells of a failure on the terminal, and leaves its traceback in `folder`, as `error_rank<k>.txt`."""
-
-    folder: Path
-    rank: Rank
-
-    def __call__(self, failure: Failure, aloud: bool) -> None:
-        if failure.trace and failure.rank == self.rank.rank:
-            with suppress(OSError):
-                self.folder.mkdir(parents=True, exist_ok=True)
-            keep_error(failure, RunPaths(self.folder))
-        details = RunPaths(self.folder).error_file(failure.rank) if failure.trace else None
-        print_failure(failure, aloud, details)
-
-
-def _open(folder: RunPaths, rank: Rank, start: Start, project: Path) -> OpenRun | None:
-    if not rank.is_main:
-        return None
-    run = open_run(
-        folder,
-        resume=start.resumed is not None,
-        resolved_values=start.values,
-        argv=start.argv,
-        seed=start.seed,
-        world_size=rank.world_size,
-        project=project,
-        launcher=rank.launcher,
-        processes_per_host=rank.local_world,
-        launched_as=rank.launched_as,
-    )
-    for file in folder.root.glob("error_rank*.txt"):  # of an attempt before this one
-        file.unlink(missing_ok=True)
-    return run

@@ -1,7 +1,6 @@
-"""From config sections to data, for training and evaluation alike."""
+"""From the config to the parts of a run, for training and evaluation alike."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,48 +18,54 @@ from common.data.sets import label, sets_of, warn_of_shared_samples
 from common.distributed import Rank, check_same
 from common.distributed.seed import set_seed
 from common.evaluation.loss import LossFactory
+from common.evaluation.metric import MetricFactory
 from common.model import check_patterns
+from common.optim.precision import build_precision
 from common.progress import Outcome
 from common.run.paths import data_dir
+from common.run_context import RunContext
+from common.task import Parts, Task
 from common.trainer import Trainer
 from custom.config import Config
+from custom.task import ClassificationTask
 
 PROJECT = Path(__file__).resolve().parents[1]
 
 
-@dataclass(frozen=True)
-class Data:
-    """The loaders of a run: one of each set of a split, none for a split that the config does not have."""
+def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
+    """Everything that the config names. The seed decides the first weights, alike on all ranks.
 
-    stream: BatchStream
-    val: Sequence[EvaluationLoader]
-    evaluation: Sequence[EvaluationLoader]
+    Raises `UserError` for what does not exist, and for data whose classes differ.
+    """
+    set_seed(seed)
+    task = build_task(config)
+    parts = Parts(
+        model=build_model(config, task.loss, seed),
+        task=task,
+        precision=build_precision(config.precision, rank.device),
+        stream=build_stream(config, rank, seed),
+        val=build_evaluation(config, "val", rank, seed),
+        evaluation=build_evaluation(config, "eval", rank, seed),
+    )
+    measured = {label(each.split, each.name): each.dataset for each in (*parts.val, *parts.evaluation)}
+    check_same_classes({"train": parts.stream.dataset, **measured})
+    warn_of_shared_samples({"train": parts.stream.dataset, **measured}, rank)
+    return parts
+
+
+def build_task(config: Config) -> Task:
+    """The task, with the losses and metrics that the config names. Put your own task here."""
+    return ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric))
 
 
 def build_model(config: Config, loss: LossFactory, seed: int) -> nn.Module:
-    """The model that the config names, with the weights of its losses, and with its first weights.
-
-    Raises `UserError` for names that it does not have.
-    """
+    """The model that the config names, with the weights of its losses, and with its first weights."""
     set_seed(seed)  # again, after the losses: the model's first weights are the same with any loss
     model: nn.Module = MODEL_REGISTRY.build(config.model)
     loss.attach(model, config.dist)
     init_weights(model, config.init_from)
     check_patterns(model, config.prepare)
     return model
-
-
-def build_data(config: Config, rank: Rank, seed: int) -> Data:
-    """The data of all splits. Raises `UserError` when their classes differ."""
-    data = Data(
-        build_stream(config, rank, seed),
-        build_evaluation(config, "val", rank, seed),
-        build_evaluation(config, "eval", rank, seed),
-    )
-    measured = {label(each.split, each.name): each.dataset for each in (*data.val, *data.evaluation)}
-    check_same_classes({"train": data.stream.dataset, **measured})
-    warn_of_shared_samples({"train": data.stream.dataset, **measured}, rank)
-    return data
 
 
 def build_stream(config: Config, rank: Rank, seed: int) -> BatchStream:
@@ -149,12 +154,12 @@ def check_same_classes(data: Mapping[str, Any]) -> None:
             )
 
 
-def log_start(config: Config, trainer: Trainer, seed: int) -> None:
+def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     """Say what was chosen, where its code is, and what will happen when."""
     parameters = list(trainer.raw_model.parameters())
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
-    logger.info("{}, seed {}, run folder {}", trainer.rank, seed, trainer.run.root)
+    logger.info("{}, seed {}, run folder {}", run.rank, run.seed, run.paths.root)
     name = config.model["type"]
     logger.info("model {} {} ({:,} parameters, {:,} trainable)", name, MODEL_REGISTRY.where(name), total, trainable)
     log_data("train", config.dataset.train, trainer.stream.dataset)

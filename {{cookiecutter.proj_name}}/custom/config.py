@@ -4,13 +4,14 @@ A key of your own is a field in a section of your own: write a class with `@sect
 checked, listed in `--help` and settable from YAML and the command line like all others.
 """
 
+from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from common.checkpoint import CheckpointConfig, InitConfig
-from common.config import section
+from common.config import ConfigError, Problem, section
 from common.config.registry import MODEL_REGISTRY, Registered
 from common.data.loader import DatasetSection, LoaderConfig
 from common.data.sets import EvaluationSection, sets_of
@@ -106,16 +107,21 @@ class Config:
     ] = field(default_factory=list)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
 
-    def __post_init__(self) -> None:
-        check_names(self.metric, self.loss)
-        mode, scheduler = self.best_mode, self.optim.lr_scheduler
-        if scheduler.type == "plateau" and scheduler.mode != mode:
-            raise ValueError(
-                f"optim.lr_scheduler.mode: {scheduler.mode}, but plateau follows best.metric, and the best value of "
-                f"{self.best.metric} is its {mode}; set it to {mode}"
-            )
+    def problems(self) -> Iterator[Problem]:
+        """What does not fit together; each section judges its own keys."""
+        yield from check_names(self.metric, self.loss)
         if self.early_stop.patience and self.dataset.val is None:
-            raise ValueError("early_stop.patience needs dataset.val: without validation nothing can be compared")
+            rule = "needs dataset.val: without validation nothing can be compared"
+            yield Problem("early_stop.patience", self.early_stop.patience, rule)
+        scheduler = self.optim.lr_scheduler
+        try:
+            mode = self.best_mode
+        except ConfigError as error:
+            yield from error.problems
+            return
+        if scheduler.type == "plateau" and scheduler.mode != mode:
+            rule = f"plateau follows best.metric, and the best value of {self.best.metric} is its {mode}"
+            yield Problem("optim.lr_scheduler.mode", scheduler.mode, rule, f"set it to {mode}")
 
     @property
     def best_mode(self) -> Mode:

@@ -13,7 +13,7 @@ from pathlib import Path
 from common.base.errors import UserError
 from common.config import Resolved, option_value, parse
 from common.config.registry import REGISTRIES
-from common.failure.failsafe import reported
+from common.failure.program import reported
 from common.monitor.log import setup_log
 from common.run.folder import stored_config
 from common.run.paths import RunPaths

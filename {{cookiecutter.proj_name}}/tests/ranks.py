@@ -17,8 +17,9 @@ import torch
 
 import evaluate
 import train
-from common.failure.failsafe import die_with_parent, reported
-from common.failure.lifeline import end
+from common.failure.monitor import end
+from common.failure.program import reported
+from common.failure.signals import die_with_parent
 from tests.conftest import Runs
 from tests.parts import Killed
 

@@ -18,7 +18,8 @@ FLOORS = (
     {"optim"},
     {"checkpoint", "monitor"},
     {"model", "evaluation", "slurm", "ops"},
-    {"task", "run_context", "debug"},
+    {"task", "debug"},
+    {"run_context"},
     {"trainer"},
 )
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.
@@ -29,8 +30,7 @@ YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "tests"}
 def test_train_py_is_one_screen() -> None:
     """CT-01: from the config to the end of training, in one function that fits a screen, in a short file."""
     assert len(inspect.getsource(train.main).splitlines()) <= 45
-    assert len(inspect.getsource(train.train).splitlines()) <= 45
-    assert len(inspect.getsource(train).splitlines()) <= 140
+    assert len(inspect.getsource(train).splitlines()) <= 80
 
 
 def test_the_engine_does_not_know_your_code() -> None:

@@ -13,7 +13,7 @@ from common.base.errors import UserError
 from common.checkpoint.file import write_checkpoint, write_file
 from common.checkpoint.shards import read_checkpoint
 from common.config import dump
-from common.failure.failsafe import reported
+from common.failure.program import reported
 from common.optim.ema import averaged_state_dict
 
 

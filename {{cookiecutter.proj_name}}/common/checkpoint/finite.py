@@ -10,7 +10,7 @@ from common.data.loader import BatchStream
 from common.data.whereabouts import bad_step
 from common.distributed import Rank
 from common.distributed.sharded import local
-from common.failure.failsafe import TrainingError
+from common.failure.program import TrainingError
 
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from common.base.errors import UserError
+from common.checkpoint.state import RunState
 from common.distributed import Rank
 from common.distributed.code import code_of
 from common.run.record import RESULT_VARIABLES
@@ -144,6 +145,27 @@ def fingerprint(rank: Rank, data: Data, seed: int, model: str) -> dict[str, Any]
         "environment": {name: os.environ.get(name, "unset") for name in RESULT_VARIABLES},
         "code": code_of(),
     }
+
+
+def accept_changes(saved: Mapping[str, Any], run: RunState, allowed: bool, rank: Rank) -> str:
+    """Compare a checkpoint's state with the run that resumes it. Returns what has changed, and what holds, for the log.
+
+    Args:
+        allowed: `allow_changes` of the config.
+
+    Raises:
+        UserError: something that alters the training has changed, and `allowed` is false.
+    """
+    old, new = saved["fingerprint"], run.fingerprint
+    found = list(changes(saved["about"]["config"], run.about["config"]))
+    safe, breaking = check_changes(found, old, new, allowed=allowed, elastic=rank.restarted)
+    if any(change.key == "optim.optim_type" for change in breaking):
+        raise UserError(
+            "optim.optim_type: the state of one optimizer does not fit another; to take only the weights: "
+            "--progress.start_epoch 0"
+        )
+    guarantee = resume_guarantee(old, new, safe, breaking)
+    return "\n".join(["changed since then:", *map(str, safe + breaking), guarantee]) if safe or breaking else guarantee
 
 
 def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[Change], breaking: list[Change]) -> str:

@@ -48,12 +48,17 @@ class Saver:
 
     Sharded tensors (FSDP) are written at once, by all processes; the main process then writes the file that refers to
     them.
+
+    Attributes:
+        saved_step: of the newest checkpoint, be it of this process or the one that it continues from; None: no such.
     """
 
     def __init__(self, folder: CheckpointFolder, config: CheckpointConfig, rank: Rank = _ALONE) -> None:
         self.folder = folder
         self.config = config
         self.rank = rank
+        self.saved_step: int | None = None
+        self._saved_at = time.monotonic()
         self._stage = Stage()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -68,6 +73,7 @@ class Saver:
             UserError: too many saves in a row have failed.
         """
         self.wait()
+        self.saved_step, self._saved_at = step, time.monotonic()
         start = time.perf_counter()
         try:
             state = write_shards(state, self.folder.folder, step, self.rank)
@@ -86,6 +92,10 @@ class Saver:
         copy = self._stage.copy(state)
         self._thread = threading.Thread(target=self._write, args=(copy, step, number, best, start), name="checkpoint")
         self._thread.start()
+
+    def is_overdue(self, seconds: float | None) -> bool:
+        """Whether the last save is more than `seconds` ago; never for None, 0 and less."""
+        return seconds is not None and 0 < seconds < time.monotonic() - self._saved_at
 
     def wait(self) -> None:
         """Until nothing is being written. Raises like `save`."""

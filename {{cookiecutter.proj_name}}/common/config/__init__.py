@@ -6,19 +6,17 @@ with a signature, `show` and `reference` print, and `resolve` holds the entry po
 """
 
 from common.config.overrides import option_value
-from common.config.problem import ABSENT, ConfigError, Origin, Problem, SectionCheck, place
+from common.config.problem import ABSENT, ConfigError, Problem, place
 from common.config.reference import help_text, json_schema
 from common.config.resolve import Resolved, parse, resolve
-from common.config.schema import nearest, section, suggestion
+from common.config.schema import nearest, section
 from common.config.show import dump
 
 __all__ = [
     "ABSENT",
     "ConfigError",
-    "Origin",
     "Problem",
     "Resolved",
-    "SectionCheck",
     "dump",
     "help_text",
     "json_schema",
@@ -28,5 +26,4 @@ __all__ = [
     "place",
     "resolve",
     "section",
-    "suggestion",
 ]

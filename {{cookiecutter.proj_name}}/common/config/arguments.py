@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -30,7 +29,8 @@ def check_arguments(
     named, takes_any = _parameters(target)
     for name, value in given.items():
         if name in provided:
-            yield Problem(f"{key}.{name}", value, f"is supplied by the program to {label()}", "remove this key")
+            rule = f"{label()} gets it from the program or another key"
+            yield Problem(f"{key}.{name}", value, rule, "remove this key")
         elif name in named:
             yield from _check_one(named[name], value, f"{key}.{name}", label)
         elif not takes_any:
@@ -65,23 +65,20 @@ def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Parameters that can be given by name, annotations resolved, and whether any other name is taken too."""
+    """Parameters that can be given by name, and whether any other name is taken too."""
     try:
-        found = inspect.signature(target).parameters.values()
+        found = _signature(target).parameters
     except (TypeError, ValueError):  # written in C: nothing can be known
         return {}, True
+    named = {name: parameter for name, parameter in found.items() if parameter.kind in _NAMED}
+    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values())
+
+
+def _signature(target: Callable[..., Any]) -> inspect.Signature:
     try:
-        called = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]  # only looked at
-        hints = typing.get_type_hints(called, include_extras=True)
-    except (NameError, TypeError, AttributeError):
-        hints = {}
-    named = {}
-    for parameter in found:
-        if parameter.kind in _NAMED:
-            annotation = hints.get(parameter.name, parameter.annotation)
-            known = parameter.empty if isinstance(annotation, str) else annotation
-            named[parameter.name] = parameter.replace(annotation=known)
-    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in found)
+        return inspect.signature(target, eval_str=True)
+    except Exception:  # noqa: BLE001 - annotations that exist for the type checker only stay text
+        return inspect.signature(target)
 
 
 def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: Callable[[], str]) -> Iterator[Problem]:
@@ -100,7 +97,7 @@ def _fit(annotation: Any, value: Any) -> Any:
 
     What pydantic cannot look into (a module, a tensor) takes anything.
     """
-    if annotation is inspect.Parameter.empty:
+    if annotation is inspect.Parameter.empty or isinstance(annotation, str):
         return value
     try:
         adapter, text = TypeAdapter(annotation), json.dumps(value)

@@ -4,39 +4,46 @@ Flattening first matters: were each base merged by recursion, a default shared b
 its second copy would undo what the first base had set.
 """
 
-import dataclasses
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem
 from common.config.schema import child, keys_of, metadata, section_of
-from common.config.source import File, Node, read_file
+from common.config.source import Node, read_file
 
 
-def flatten(paths: Sequence[Path]) -> list[File]:
-    """The files and all their bases, each once, every base before the files built on it."""
-    done: dict[Path, File] = {}
+def flatten(paths: Sequence[Path]) -> list[Node]:
+    """What the files and all their bases say, each file once, every base before the files built on it."""
+    done: dict[Path, Node] = {}
     for path in paths:
         _visit(path, (), done)
     return list(done.values())
 
 
-def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, File]) -> None:
+def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
     if path.resolve() in done:
         return
-    file, trail = read_file(path), (*trail, path)
-    for base in file.bases:
-        target = path.parent / os.path.expanduser(base.value)
-        if problem := not_a_file(target):
-            rule, hint = f"this base {problem}", f"looked for {target}; the path is relative to the file that names it"
-            raise ConfigError([Problem("$BASE", base.value, rule, hint, base.origin)])
-        if target.resolve() in [step.resolve() for step in trail]:
+    body, trail = read_file(path), (*trail, path)
+    given = body.value.pop("$BASE", Node([], DEFAULT))
+    for base in given.value if isinstance(given.value, list) else [given]:
+        target = path.parent / os.path.expanduser(str(base.value))
+        if base.problem or not isinstance(base.value, str):
+            rule, hint = base.problem or "must be a path or a list of paths", ""
+        elif reason := not_a_file(target):
+            rule, hint = f"this base {reason}", f"looked for {target}; the path is relative to the file that names it"
+        elif target.resolve() in [step.resolve() for step in trail]:
             loop = " -> ".join(os.path.relpath(step, trail[0].parent) for step in (*trail, target))
-            raise ConfigError([Problem("$BASE", base.value, "the bases form a loop", loop, base.origin)])
-        _visit(target, trail, done)
-    done[path.resolve()] = file
+            rule, hint = "the bases form a loop", loop
+        else:
+            _visit(target, trail, done)
+            continue
+        raise ConfigError(
+            [Problem("$BASE", base.value if isinstance(base.value, str) else ABSENT, rule, hint, base.origin)]
+        )
+    done[path.resolve()] = body
 
 
 def not_a_file(path: Path) -> str:
@@ -46,12 +53,15 @@ def not_a_file(path: Path) -> str:
     return "is a folder, not a file" if os.path.isdir(path) else "does not exist"
 
 
-def merge(base: Node, over: Node, annotation: Any) -> Node:
+def merge(base: Node, over: Node, annotation: Any, fill: bool = False) -> Node:
     """`over` laid on `base`: mappings are merged, anything else is replaced.
 
     A new `type` drops the other keys of a free section, which were the old type's arguments. A section with a schema
     keeps its values (each key means the same under every type), and so do the keys that a check on the field (a
     registry's, say) names in `ignore` as not being arguments.
+
+    `fill`: a free section that `base` does not mention begins with the schema's default. So `--model.width 3` changes
+    the default model, and is not a model of width 3 and no type.
     """
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)) or over.replace:
         return over
@@ -61,38 +71,20 @@ def merge(base: Node, over: Node, annotation: Any) -> Node:
         kept = {name for item in metadata(annotation) for name in getattr(item, "ignore", ())}
         entries = {name: node for name, node in entries.items() if name in kept}
     for name, node in over.value.items():
-        entries[name] = merge(entries[name], node, child(annotation, name)) if name in entries else node
-    return Node(entries, over.origin)
+        below = entries.get(name)
+        if below is None and fill:
+            below = _default_node(annotation, name)
+        entries[name] = node if below is None else merge(below, node, child(annotation, name), fill)
+    return replace(over, value=entries, problem=over.problem or base.problem)
 
 
-def stack(files: Sequence[File], schema: type) -> Node:
-    """All files as one tree, later ones winning."""
-    tree = Node({}, DEFAULT)
-    for file in files:
-        tree = merge(tree, file.body, schema)
-    return tree
-
-
-def lay(tree: Node, over: Node, schema: type) -> Node:
-    """`over` laid on `tree`, or on the schema's default of each free section that `tree` does not mention.
-
-    So `--model.width 3` changes the default model, and is not a model of width 3 and no type.
-    """
-    return merge(_with_defaults(tree, over, schema), over, schema)
-
-
-def _with_defaults(tree: Node, over: Node, schema: type) -> Node:
-    entries = dict(tree.value)
-    for name, node in over.value.items():
-        key, existing = keys_of(schema).get(name), entries.get(name)
-        if key is None or not isinstance(node.value, dict) or node.replace:
-            continue
-        below = section_of(key.annotation)
-        if below is not None and (existing is None or isinstance(existing.value, dict)):
-            entries[name] = _with_defaults(existing or Node({}, DEFAULT), node, below)
-        elif existing is None and isinstance(key.default, dict):
-            entries[name] = node_of(key.default, DEFAULT)
-    return Node(entries, tree.origin)
+def _default_node(annotation: Any, name: str) -> Node | None:
+    """Where the values under a key begin: an empty section, or the default of a free one."""
+    parent = section_of(annotation)
+    key = keys_of(parent).get(name) if parent is not None else None
+    if key is not None and section_of(key.annotation) is not None:
+        return Node({}, DEFAULT)
+    return node_of(key.default, DEFAULT) if key is not None and isinstance(key.default, dict) else None
 
 
 def node_of(value: Any, origin: Origin) -> Node:
@@ -100,16 +92,3 @@ def node_of(value: Any, origin: Origin) -> Node:
     if isinstance(value, dict):
         return Node({name: node_of(item, origin) for name, item in value.items()}, origin)
     return Node([node_of(item, origin) for item in value] if isinstance(value, (list, tuple)) else value, origin)
-
-
-def data_of(value: Any) -> Any:
-    """A finished configuration value as plain data: dicts in the order of the schema, lists, scalars."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: data_of(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {name: data_of(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [data_of(item) for item in value]
-    if value is None or value is ABSENT or type(value) in (bool, int, float, str):
-        return value
-    return data_of(value.value) if hasattr(value, "value") else str(value)

@@ -10,17 +10,12 @@ from pydantic_core import ErrorDetails
 
 from common.base.errors import UserError
 
+RESERVED = ("--help", "--print-config", "--debug", "--config", "--list")  # options that are no keys
 MAX_SHOWN = 20  # problems in one message: about one screen
 
 
-class _Absent:
-    """The value of a key that is not given; None will not do, since a key may be null."""
-
-    def __repr__(self) -> str:
-        return "ABSENT"
-
-
-ABSENT = _Absent()
+ABSENT: Any = object()
+"""The value of a key that is not given; None will not do, since a key may be null."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,8 @@ DEFAULT = Origin("default")
 
 @dataclass(frozen=True)
 class Problem:
-    """One broken rule. `key` is the full dotted key; a check leaves `origin` out, the loader knows it."""
+    """One broken rule. `key` is the full dotted key, or in `problems` of a section relative to it. The loader fills in
+    `origin`."""
 
     key: str
     value: Any
@@ -56,7 +52,7 @@ class Problem:
 
 @runtime_checkable
 class SectionCheck(Protocol):
-    """A rule that types cannot say, attached to a field: `Annotated[dict[str, Any], MyCheck()]`."""
+    """A rule about one field that its type cannot express, attached to it: `Annotated[dict[str, Any], MyCheck()]`."""
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         """Every problem of the plain `value` at the dotted `key`; builds nothing."""
@@ -79,16 +75,14 @@ class ConfigError(UserError):
         return "\n".join(lines)
 
 
-_NEEDED = {
-    "int_type": "an integer",
-    "int_from_float": "an integer",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "string_type": "text",
-    "list_type": "a list",
-    "tuple_type": "a list",
-    "dict_type": "a section",
-    "dataclass_type": "a section",
+_YAML_WORDS = {
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid string": "text",
+    "a valid array": "a list",
+    "an object": "a section",
+    "Field required": "a longer list",
 }
 
 
@@ -97,12 +91,8 @@ def rule_of(errors: Sequence[ErrorDetails]) -> str:
 
     `errors`: one for each alternative of a union.
     """
-    if errors[0]["type"] in ("value_error", "assertion_error"):
-        return str(errors[0]["ctx"]["error"])
-    if errors[0]["type"] == "missing":
-        return "has too few items" if isinstance(errors[0]["loc"][-1], int) else "is required"
-    said = dict.fromkeys(_NEEDED.get(each["type"], each["msg"].removeprefix("Input should be ")) for each in errors)
-    text = " or ".join(said)
+    said = [error["msg"].removeprefix("Input should be ") for error in errors]
+    text = " or ".join(dict.fromkeys(_YAML_WORDS.get(each, each) for each in said))
     return text if text[0].isupper() else f"must be {text}"
 
 

@@ -1,16 +1,16 @@
 """Every key there is, for people and editors: the default config as a commented file, `--help`, the JSON schema."""
 
-import dataclasses
-import math
 import shutil
 import textwrap
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import to_jsonable_python
 
-from common.config.layers import data_of
-from common.config.schema import choices_of, keys_of, section_of, walk
-from common.config.show import dump
+from common.config.problem import ABSENT
+from common.config.schema import Key, choices_of, section_of, walk
+from common.config.show import dump, rows
 
 _WIDTH = 120
 _COLUMN = 36  # where comments begin
@@ -19,35 +19,24 @@ _COLUMN = 36  # where comments begin
 def commented_yaml(schema: type, defaults: Any, header: str) -> str:
     """YAML of `defaults`, an instance of the section `schema`, with each key's description as a comment."""
     lines = [*(f"# {line}" for line in header.splitlines()), ""]
-    _write(schema, defaults, 0, lines)
-    return "\n".join(lines) + "\n"
-
-
-def _write(schema: type, values: Any, depth: int, lines: list[str]) -> None:
-    pad = "  " * depth
-    for name, key in keys_of(schema).items():
-        value, section = getattr(values, name), section_of(key.annotation)
-        if section is None and not (isinstance(value, dict) and value):
-            lines += _beside(pad + dump({name: value}).rstrip("\n"), key.meaning)
+    keys = dict(walk(schema))
+    for dotted, line, is_section in rows(to_jsonable_python(defaults)):
+        meaning = _meaning(keys[dotted]) if dotted in keys else ""
+        if not is_section:
+            lines += _beside(line, meaning)
             continue
-        if depth == 0:
-            lines.append("")
-        meaning = key.meaning if section is None else _summary(section)
-        lines += textwrap.wrap(
-            " ".join(meaning.split()), _WIDTH, initial_indent=f"{pad}# ", subsequent_indent=f"{pad}# "
-        )
-        lines.append(f"{pad}{name}:")
-        if section is None:
-            lines += textwrap.indent(dump(value).rstrip("\n"), f"{pad}  ").splitlines()
-        else:
-            _write(section, value, depth + 1, lines)
+        pad = line[: len(line) - len(line.lstrip())]
+        lines += [] if pad else [""]
+        lines += textwrap.wrap(meaning, _WIDTH, initial_indent=f"{pad}# ", subsequent_indent=f"{pad}# ")
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def _beside(line: str, meaning: str, width: int = _WIDTH) -> list[str]:
     """The line with its comment to the right, continued below when it is long."""
     first, *more = textwrap.wrap(meaning, width - _COLUMN - 2) or [""]
     below = [f"{'':<{_COLUMN}}# {text}" for text in more]
-    return [f"{line:<{_COLUMN - 2}}  # {first}".removesuffix("  # "), *below]
+    return [f"{line:<{_COLUMN - 2}}  # {first}".removesuffix("  # ").rstrip(), *below]
 
 
 _EXAMPLES = """
@@ -76,10 +65,10 @@ def help_text(
         lines += _beside(f"  {option}", meaning, width)
     lines += [*_EXAMPLES.format(prog=prog).splitlines(), ""]
     for dotted, key in walk(schema):
-        if section := section_of(key.annotation):
-            lines += ["", *textwrap.wrap(f"{dotted}: {key.meaning or _summary(section)}", width)]
+        if section_of(key.annotation):
+            lines += ["", *textwrap.wrap(f"{dotted}: {_meaning(key)}", width)]
             continue
-        value = "(required)" if key.default is dataclasses.MISSING else dump(data_of(key.default), flow=True)
+        value = "(required)" if key.default is ABSENT else dump(to_jsonable_python(key.default), flow=True)
         choices = f" ({' | '.join(choices_of(key.annotation))})" if choices_of(key.annotation) else ""
         line = f"  --{dotted}  {value}"
         beside = len(line) < _COLUMN - 1
@@ -87,37 +76,32 @@ def help_text(
     return "\n".join(lines)
 
 
-def _summary(section: type) -> str:
-    """The first paragraph of a section's docstring."""
-    return " ".join((section.__doc__ or "").partition("\n\n")[0].split())
+def _meaning(key: Key) -> str:
+    """What a key is for: the first paragraph of its section's docstring, or its own description."""
+    section = section_of(key.annotation)
+    return key.meaning if section is None else " ".join((section.__doc__ or "").partition("\n\n")[0].split())
 
 
-def json_schema(schema: type) -> dict[str, Any]:
-    """A JSON schema for editors. Nothing is required (a base may hold it); free sections allow any key."""
-    found = _editable(TypeAdapter(schema).json_schema())
-    paths = {"type": "string"}
-    found["properties"]["$BASE"] = {"anyOf": [paths, {"type": "array", "items": paths}], "description": _BASE}
-    return {"$schema": "http://json-schema.org/draft-07/schema#", **found}
-
-
-_BASE = "file or files this one is laid over, relative to this file"
+_PATHS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_BASE = {**_PATHS, "description": "file or files this one is laid over, relative to this file"}
 _REPLACE = {"type": "boolean", "description": "true: replace the base's section instead of merging with it"}
 
 
-def _editable(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_editable(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    kept = {name: item for name, item in node.items() if not _is_noise(name, item)}
-    if "properties" in kept:
-        inner = {name: _editable(item) for name, item in kept.pop("properties").items()}
-        kept = {name: _editable(item) for name, item in kept.items()}
-        return {**kept, "properties": {**inner, "$REPLACE": _REPLACE}}
-    return {name: item if name == "default" else _editable(item) for name, item in kept.items()}
+class _ForEditors(GenerateJsonSchema):
+    """Without titles, and nothing is required (a base may hold it)."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
+        found = super().dataclass_schema(schema)
+        properties = {**found["properties"], "$REPLACE": _REPLACE}
+        kept = {name: item for name, item in found.items() if name not in ("title", "required")}
+        return {**kept, "properties": properties}
 
 
-def _is_noise(name: str, item: Any) -> bool:
-    """Generated titles, `required`, and defaults that JSON cannot write."""
-    infinite = name == "default" and isinstance(item, float) and not math.isfinite(item)
-    return (name == "title" and isinstance(item, str)) or (name == "required" and isinstance(item, list)) or infinite
+def json_schema(schema: type) -> dict[str, Any]:
+    """A JSON schema for editors. Free sections allow any key."""
+    found = TypeAdapter(schema).json_schema(schema_generator=_ForEditors)
+    found["properties"]["$BASE"] = _BASE
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **found}

@@ -11,20 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.base.errors import UserError
-from common.config import ABSENT, ConfigError, Origin, Problem, nearest, place, suggestion
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
+from common.config.problem import ABSENT, ConfigError, Origin, Problem, place
+from common.config.schema import nearest, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class _Entry:
-    target: Callable[..., Any]
-    file: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{place(self.file)}:{self.line}"
 
 
 class Registry:
@@ -37,33 +28,28 @@ class Registry:
             are called for what they return, like classes.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        provided: tuple[str, ...] = (),
-        call: tuple[str, ...] | None = None,
-    ) -> None:
+    def __init__(self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None) -> None:
         self.kind = kind
         self.provided = provided
         self.call = call
-        self.searched: list[str] = []
         self._to_scan: list[tuple[str, str]] = []
         self._broken: list[Problem] = []
         self._where_to_add = "an imported file"
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Callable[..., Any]] = {}
+        self._origins: dict[str, Origin] = {}
 
     def register(self, name: str | None = None) -> Callable[[F], F]:
         """Decorator: enter a class or function under `name`, or its own name. A second one of a name is an error."""
-        # The caller's line tells two classes of one file apart, and survives a second import (spawn, `python -m`).
+        # The caller's line tells two classes of one file apart, and is the same in a second import (`python -m`).
         caller = sys._getframe(1)
-        file, line = str(Path(caller.f_code.co_filename).resolve()), caller.f_lineno
+        origin = Origin(place(caller.f_code.co_filename), caller.f_lineno)
 
         def enter(target: F) -> F:
             key = name or target.__name__
-            known, entry = self._entries.get(key), _Entry(target, file, line)
-            if known is not None and (known.file, known.line) != (file, line):
-                raise UserError(f"two {self.kind} entries are called {key}: {known} and {entry}; rename one of them")
-            self._entries[key] = entry
+            known = self._origins.setdefault(key, origin)
+            if known != origin:
+                raise UserError(f"two {self.kind} entries are called {key}: {known} and {origin}; rename one of them")
+            self._entries[key] = target
             return target
 
         return enter
@@ -82,7 +68,6 @@ class Registry:
             package, suffix = self._to_scan.pop()
             for folder in map(Path, importlib.import_module(package).__path__):
                 for file in sorted(folder.rglob(f"*{suffix}.py")):
-                    self.searched.append(place(file))
                     name = ".".join((package, *file.relative_to(folder).with_suffix("").parts))
                     self._broken += _import_problems(name, file)
         return self._broken
@@ -91,14 +76,12 @@ class Registry:
         """What is registered as `name`, or what stands at an import path, "pkg.module.Class" or "pkg.module:Class"."""
         self.import_files()
         if name in self._entries:
-            return self._entries[name].target
+            return self._entries[name]
         if "." in name or ":" in name:
             return import_path(name)
         known = suggestion(name, sorted(self._entries), "known")
-        files = ", ".join(self.searched[:6]) + (f" and {len(self.searched) - 6} more" if len(self.searched) > 6 else "")
-        decorator = f"@{self.kind.upper()}_REGISTRY.register()"
-        remedy = f"add {decorator} to a class or function in {self._where_to_add}"
-        raise UserError(f"no {self.kind} is called {name}; {known} (searched {files or 'no files'}; {remedy})")
+        remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where_to_add}"
+        raise UserError(f"no {self.kind} is called {name}; {known} (for a new one, {remedy})")
 
     def build(self, section: Mapping[str, Any], *, ignore: Collection[str] = (), **provided: Any) -> Any:
         """Call what `section["type"]` names with the other keys, less those in `ignore`, and with `provided`.
@@ -127,10 +110,10 @@ class Registry:
 
         `mapped`: parameters of a function used as it is that each call gives by name; () when it gives `call` by place.
         """
+        yield from self.import_files()
         if not isinstance(section, Mapping):
             yield Problem(key, section, f"must be a section: type names a {self.kind}, the rest are its arguments")
             return
-        yield from self.import_files()
         name = section.get("type", default_type)
         if name is None and (typo := nearest("type", map(str, section))):
             yield Problem(f"{key}.{typo}", section[typo], "unknown key", f"did you mean {key}.type?")
@@ -148,20 +131,17 @@ class Registry:
         provided = self.provided
         if self._used_as_it_is(target):
             provided = tuple(mapped) or parameter_names(target)[: len(self.call or ())]
-        yield from check_arguments(target, given, key, lambda: f"{name} ({self.where(name)})", provided, ignore)
+        yield from check_arguments(target, given, key, lambda: f"{name} ({file_of(target)})", provided, ignore)
 
     def where(self, name: str) -> str:
         """File and line of what `name` means, relative to the working directory when below it."""
-        target = self.get(name)
-        return str(self._entries[name]) if name in self._entries else file_of(target)
+        return file_of(self.get(name))
 
     def table(self) -> str:
         """Every entry: name, file:line, signature. Raises `ConfigError` when a file does not import."""
         if broken := self.import_files():
             raise ConfigError(broken)
-        rows = [
-            (name, str(entry), str(inspect.signature(entry.target))) for name, entry in sorted(self._entries.items())
-        ]
+        rows = [(name, file_of(entry), str(inspect.signature(entry))) for name, entry in sorted(self._entries.items())]
         widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
         lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
         return "\n".join([f"{self.kind}:", *(lines or ["  nothing is registered"])])
@@ -169,8 +149,9 @@ class Registry:
 
 @dataclass(frozen=True)
 class Registered:
-    """Marks a section whose `type` names an entry: `Annotated[dict[str, Any], Registered(MODEL_REGISTRY)]`.
+    """Marks a field that names an entry: a section whose `type` does, or a text. Null means off.
 
+    As in `Annotated[dict[str, Any], Registered(MODEL_REGISTRY)]` or `Annotated[str, Registered(SCHEDULE_REGISTRY)]`.
     `ignore`: keys of the section that are not arguments. They also survive a change of `type`.
     """
 
@@ -178,26 +159,15 @@ class Registered:
     ignore: tuple[str, ...] = ()
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
-        """The registry's problems with the section; null (off) has none."""
-        if value is not None:
+        """What is wrong with the name, and with the arguments in a section."""
+        if isinstance(value, str):
+            yield from self.registry.import_files()
+            try:
+                self.registry.get(value)
+            except UserError as error:
+                yield Problem(key, value, str(error))
+        elif value is not None:
             yield from self.registry.check(value, key, ignore=self.ignore)
-
-
-@dataclass(frozen=True)
-class RegisteredName:
-    """Marks a text that names an entry: `Annotated[str | None, RegisteredName(COLLATE_REGISTRY)]`."""
-
-    registry: Registry
-
-    def check(self, value: Any, key: str) -> Iterator[Problem]:
-        """One problem when there is no such entry; null (off) has none."""
-        if value is None:
-            return
-        yield from self.registry.import_files()
-        try:
-            self.registry.get(value)
-        except UserError as error:
-            yield Problem(key, value, str(error))
 
 
 def file_of(target: Any) -> str:
@@ -211,28 +181,13 @@ def file_of(target: Any) -> str:
 
 def import_path(name: str) -> Callable[..., Any]:
     """What stands at "pkg.module.Class" or "pkg.module:Class". Raises `UserError` when nothing callable does."""
-    module, colon, rest = name.partition(":")
+    module, colon, path = name.partition(":")
     if not colon:
-        module, _, rest = name.rpartition(".")
-    found = None
-    while module and found is None:
-        try:
-            found = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            # Only "this very module is not there" leads on to the package above it, where the rest may be a class.
-            if colon or error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                raise UserError(f"{name} cannot be imported: {error}") from error
-            module, _, above = module.rpartition(".")
-            rest = f"{above}.{rest}"
-        except Exception as error:
-            raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
-    if found is None:
-        raise UserError(f"{name} cannot be imported: there is no module {name.partition('.')[0]}")
-    return _attribute(found, rest, name)
-
-
-def _attribute(module: Any, path: str, name: str) -> Callable[..., Any]:
-    found: Any = module
+        module, _, path = name.rpartition(".")
+    try:
+        found = importlib.import_module(module)
+    except Exception as error:
+        raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
     for part in path.split("."):
         if not hasattr(found, part):
             near = nearest(part, dir(found))
@@ -249,15 +204,11 @@ def _import_problems(name: str, file: Path) -> Iterator[Problem]:
         importlib.import_module(name)
     except Exception as error:  # noqa: BLE001 - a user's file can raise anything
         said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        yield Problem("", ABSENT, f"cannot be imported: {said}", "correct or remove the file", _blame(error, file))
-
-
-def _blame(error: Exception, file: Path) -> Origin:
-    """The file that failed to import, and the line in it that was running."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return Origin(place(error.filename), error.lineno)
-    lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
-    return Origin(place(file), lines[-1] if lines else None)
+        steps = [step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
+        origin = Origin(place(file), steps[-1] if steps else None)
+        if isinstance(error, SyntaxError) and error.filename:
+            origin = Origin(place(error.filename), error.lineno)
+        yield Problem("", ABSENT, f"cannot be imported: {said}", "correct or remove the file", origin)
 
 
 MODEL_REGISTRY = Registry("model")

@@ -5,29 +5,22 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
+
+from pydantic_core import to_jsonable_python
 
 from common.base.errors import UserError
 from common.config.check import check
-from common.config.layers import data_of, flatten, lay, not_a_file, stack
-from common.config.overrides import RESERVED, SWITCHES, Option, layer_of, read_options
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, place
+from common.config.layers import flatten, merge, not_a_file
+from common.config.overrides import layer_of, read_options
+from common.config.problem import ABSENT, DEFAULT, RESERVED, ConfigError, Origin, Problem, place
 from common.config.reference import help_text
+from common.config.registry import Registry
 from common.config.schema import nearest
 from common.config.show import with_origins
-from common.config.source import read_file
+from common.config.source import Node, read_file
 
 T = TypeVar("T")
-
-
-class Listing(Protocol):
-    """What `--list` can print."""
-
-    kind: str
-
-    def table(self) -> str:
-        """One entry a line."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -54,27 +47,18 @@ def resolve(
     Raises `ConfigError` with every problem at once.
     """
     options, problems = read_options(overrides)
-    return _resolve(schema, files, list(options.values()), problems, overlay)
-
-
-def _resolve(
-    schema: type[T],
-    files: Sequence[str | Path],
-    options: Sequence[Option],
-    problems: list[Problem],
-    overlay: str | Path | None,
-) -> Resolved[T]:
-    read = flatten([_existing(path) for path in files])
-    tree = stack(read, schema)
+    keys = {name: option for name, option in options.items() if name not in RESERVED}
+    tree = Node({}, DEFAULT)
+    for body in flatten([_existing(path) for path in files]):
+        tree = merge(tree, body, schema)
     if overlay is not None:  # its own values only: the configuration below it has chosen its bases already
-        read.append(read_file(_existing(overlay)))
-        tree = lay(tree, read[-1].body, schema)
-    problems = [problem for file in read for problem in file.problems] + problems
-    tree = lay(tree, layer_of(options, schema, tree, problems), schema)
+        body = read_file(_existing(overlay))
+        body.value.pop("$BASE", None)
+        tree = merge(tree, body, schema, fill=True)
+    tree = merge(tree, layer_of(keys, schema, tree), schema, fill=True)
     config, places = check(schema, tree, problems)
-    values = data_of(config)
-    origins = {key: places.get(key, DEFAULT) for key in _leaves(values)}
-    return Resolved(config, values, origins)
+    values = to_jsonable_python(config)
+    return Resolved(config, values, {key: places.get(key, DEFAULT) for key in _leaves(values)})
 
 
 def _existing(path: str | Path) -> Path:
@@ -99,7 +83,7 @@ def parse(
     *,
     prog: str = "train.py",
     description: str = "",
-    registries: Sequence[Listing] = (),
+    registries: Sequence[Registry] = (),
     default: str | Path | None = None,
     debug_overlay: str | Path | None = None,
 ) -> Resolved[T]:
@@ -108,43 +92,31 @@ def parse(
     `default` is the file to take without `--config`; `debug_overlay` is the file whose own values `--debug` lays over
     it. `--help`, `--print-config` and `--list` print and raise `SystemExit(0)`. Raises `ConfigError` on any mistake.
     """
-    options, problems = read_options(argv)
-    reserved = {name: options.pop(name) for name in RESERVED if name in options}
-    if "--help" in reserved or "-h" in reserved:
+    options, _ = read_options(argv)
+    if "--help" in options:
         kinds = tuple(registry.kind for registry in registries)
         _print_and_stop(help_text(schema, prog=prog, description=description, default=str(default or ""), kinds=kinds))
-    if "--list" in reserved:
-        _print_and_stop(_listing(reserved["--list"].value, registries))
-    files = [reserved[name] for name in ("--config", "--configs", "-c") if name in reserved]
-    problems += [extra.problem("the configuration is given twice", "keep one") for extra in files[1:]]
-    problems += [
-        reserved[name].problem("takes no value") for name in SWITCHES if name in reserved and reserved[name].value
-    ]
-    if "--debug" in reserved and debug_overlay is None:
-        problems.append(reserved["--debug"].problem(f"{prog} has no debug settings"))
-    path = files[0].value if files else default
+    if "--list" in options:
+        _print_and_stop(_listing(options["--list"].value, registries))
+    path = options["--config"].value if "--config" in options else default
     if not path:
         hint = f"{prog} --config configs/default.yaml; {prog} --help shows every key"
-        raise ConfigError(
-            [Problem("--config", ABSENT, "needs a file", hint, files[0].origin if files else None), *problems]
-        )
-    overlay = debug_overlay if "--debug" in reserved else None
-    resolved = _resolve(schema, [path], list(options.values()), problems, overlay)
-    if "--print-config" in reserved:
+        raise ConfigError([Problem("--config", ABSENT, "needs a file", hint)])
+    overlay = debug_overlay if "--debug" in options else None
+    if "--debug" in options and overlay is None:
+        raise ConfigError([Problem("--debug", ABSENT, f"{prog} has no debug settings")])
+    resolved = resolve(schema, [path], argv, overlay=overlay)
+    if "--print-config" in options:
         _print_and_stop(str(resolved))
     return resolved
 
 
-def _listing(kind: str | None, registries: Sequence[Listing]) -> str:
-    tables = [
-        registry.table()
-        for registry in registries
-        if kind is None or kind.lower() in (registry.kind, f"{registry.kind}s", f"{registry.kind}es")
-    ]
-    if tables:
-        return "\n\n".join(tables)
-    kinds = ", ".join(registry.kind for registry in registries)
-    raise UserError(f"--list {kind}: nothing of this kind is registered; the kinds are {kinds}")
+def _listing(kind: str | None, registries: Sequence[Registry]) -> str:
+    kinds = [registry.kind for registry in registries]
+    tables = [each.table() for each in registries if kind in (None, each.kind, f"{each.kind}s", f"{each.kind}es")]
+    if not tables:
+        raise UserError(f"--list {kind}: nothing of this kind is registered; the kinds are {', '.join(kinds)}")
+    return "\n\n".join(tables)
 
 
 def _print_and_stop(text: str) -> NoReturn:

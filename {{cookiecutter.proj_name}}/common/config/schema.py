@@ -12,19 +12,25 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from typing_extensions import dataclass_transform  # in `typing` from Python 3.11 on
 
+from common.config.problem import ABSENT, RESERVED
+
 T = TypeVar("T")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(cls: type[T]) -> type[T]:
-    """Make a class a section of the configuration: a frozen dataclass that refuses unknown keys and wrong types."""
+    """Make a class a section of the configuration: a frozen dataclass that refuses unknown keys and wrong types.
+
+    Rules about several keys stand in a method `problems(self) -> Iterator[Problem]`; its keys are relative to the
+    section. It runs last: a value that is wrong by itself has been replaced by its default.
+    """
     cls.__pydantic_config__ = {"extra": "forbid", "strict": True}  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One field of a section. `default` is `dataclasses.MISSING` when the field is required."""
+    """One field of a section. `default` is ABSENT when the field is required."""
 
     name: str
     annotation: Any
@@ -40,6 +46,7 @@ def keys_of(schema: type) -> dict[str, Key]:
     for field in dataclasses.fields(schema):
         made = field.default_factory
         default = field.default if made is dataclasses.MISSING else made()
+        default = ABSENT if default is dataclasses.MISSING else default
         keys[field.name] = Key(field.name, hints[field.name], _meaning(hints[field.name]), default)
     return keys
 
@@ -158,7 +165,7 @@ def suggest(root: type, parent: type, prefix: str, name: str) -> str:
         if " " in renamed:
             return str(renamed)
         return f"it is now called {prefix + renamed if renamed in keys_of(parent) else renamed}"
-    elsewhere: dict[str, list[str]] = {}
+    elsewhere = {option.removeprefix("--"): [option] for option in RESERVED}
     for dotted, key in walk(root):
         elsewhere.setdefault(key.name, []).append(dotted)
     near = nearest(name, keys_of(parent), 0.75)

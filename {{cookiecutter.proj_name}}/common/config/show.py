@@ -54,18 +54,17 @@ def _escaped(values: Any) -> Any:
 
 def with_origins(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> str:
     """YAML text with the origin of each value as a comment; loads back like `dump`."""
-    rows = list(_rows(values, origins, "", ""))
-    width = min(max((len(line) for line, origin in rows if origin), default=0), 60)
-    return "".join(f"{line:<{width}}  # {origin}\n" if origin else f"{line}\n" for line, origin in rows)
+    lines = [(line, "" if is_section else str(origins.get(key, DEFAULT))) for key, line, is_section in rows(values)]
+    width = min(max((len(line) for line, origin in lines if origin), default=0), 60)
+    shown = [f"{line:<{width}}  # {' '.join(origin.splitlines())}" if origin else line for line, origin in lines]
+    return "".join(f"{line}\n" for line in shown)
 
 
-def _rows(values: Mapping[str, Any], origins: Mapping[str, Origin], key: str, indent: str) -> Iterator[tuple[str, str]]:
+def rows(values: Mapping[str, Any], above: str = "", indent: str = "") -> Iterator[tuple[str, str, bool]]:
+    """The lines of YAML text: each with its dotted key, and whether the value follows in the next lines."""
     for name, value in values.items():
-        dotted = f"{key}.{name}".removeprefix(".")
-        label = indent + _write(name, flow=True)
-        if isinstance(value, dict) and value:
-            yield f"{label}:", ""
-            yield from _rows(value, origins, dotted, f"{indent}  ")
-        else:
-            origin = str(origins.get(dotted, DEFAULT)).replace("\n", " ")
-            yield f"{label}: {dump(value, flow=True)}", origin
+        key, label = f"{above}.{name}".removeprefix("."), indent + _write(name, flow=True)
+        is_section = isinstance(value, dict) and bool(value)
+        yield key, f"{label}:" if is_section else f"{label}: {dump(value, flow=True)}", is_section
+        if is_section:
+            yield from rows(value, key, f"{indent}  ")

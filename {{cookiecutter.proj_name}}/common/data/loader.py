@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.registry import COLLATE_REGISTRY, DATASET_REGISTRY, RegisteredName
+from common.config.registry import COLLATE_REGISTRY, DATASET_REGISTRY, Registered
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import BatchKey, EpochPlan, GlobalBatch, evaluation_keys
@@ -32,7 +32,7 @@ class LoaderConfig:
 
     collate: Annotated[
         str | None,
-        RegisteredName(COLLATE_REGISTRY),
+        Registered(COLLATE_REGISTRY),
         Field(
             description="makes a batch of a list of items: a registered name or module:function; "
             "null: the data set's own collate method, or PyTorch's default"

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from common.failure.failsafe import die_with_parent
+from common.failure.signals import die_with_parent
 
 # A terminal, Slurm, torchrun and `kill -- -GROUP` signal all processes of a run at once.
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")

@@ -21,7 +21,7 @@ class Rank:
         restarted: Slurm has started this job before, or torchrun these processes.
         launched_as: names of this launch, the same in every start of it.
         control: process group on CPU for small exchanges, so that they never wait for the GPU.
-        lifeline: ends this process when another one fails, see `common.failure.lifeline`; None before it is there.
+        failure_monitor: ends this process when another one fails (`common.failure.monitor`); None before it exists.
     """
 
     rank: int = 0
@@ -38,7 +38,7 @@ class Rank:
     restarted: bool = False
     launched_as: tuple[str, ...] = ()
     control: Any = None
-    lifeline: Any = None
+    failure_monitor: Any = None
 
     @property
     def is_main(self) -> bool:

@@ -10,7 +10,7 @@ from loguru import logger
 from pydantic import Field
 
 from common.base.errors import UserError
-from common.config import section
+from common.config import ConfigError, Problem, section
 
 Mode = Literal["min", "max"]
 Better = bool | Mapping[str, bool] | None
@@ -46,21 +46,18 @@ def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[s
         sets: names of the validation sets, whose values are called `set.value`; "" for a single one.
 
     Raises:
-        ValueError: validation measures no such metric, as far as a config can tell; or `mode` contradicts what it says.
+        ConfigError: validation measures no such metric, as far as a config can tell; or `mode` contradicts it.
     """
     name, says = config.metric, _find(config.metric, better, [each for each in sets if each])
     if config.mode == "auto":
         if says is None:
-            raise ValueError(
-                f"best.mode: auto, but whether higher values of {name} are better is not known; set best.mode to min "
-                "or max, or higher_is_better in the class of the metric"
-            )
+            rule = f"cannot tell whether higher values of {name} are better"
+            hint = "set best.mode to min or max, or higher_is_better in the class of the metric"
+            raise ConfigError([Problem("best.mode", config.mode, rule, hint)])
         return "max" if says else "min"
     if says is not None and says != (config.mode == "max"):
-        raise ValueError(
-            f"best.mode: {config.mode} would keep the worst model, since {'higher' if says else 'lower'} values of "
-            f"{name} are better; leave best.mode out, or set it to auto"
-        )
+        rule = f"would keep the worst model, since {'higher' if says else 'lower'} values of {name} are better"
+        raise ConfigError([Problem("best.mode", config.mode, rule, "leave best.mode out, or set it to auto")])
     return config.mode
 
 
@@ -75,9 +72,8 @@ def _find(metric: str, better: Mapping[str, Better], named: Sequence[str]) -> bo
     hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(measured)}"
     if named and any(f"{metric}.".startswith(f"{value}.") for value in better):
         hint = f"dataset.val has sets by name, so say on which one, as in {named[0]}.{metric}"
-    raise ValueError(
-        f"best.metric: {metric} is neither a loss with a weight other than 0 nor a metric of this config; {hint}"
-    )
+    rule = "is neither a loss with a weight other than 0 nor a metric of this config"
+    raise ConfigError([Problem("best.metric", metric, rule, hint)])
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,14 @@ class Evaluator:
             values, samples = sums.means(self.rank)
             return SetResult(values | metrics.compute(self.rank), samples, pictures)
 
+    @torch.no_grad()
+    def pictures(self, model: nn.Module, batch: Any, limit: int) -> list[Picture]:
+        """Up to `limit` pictures of a loaded batch."""
+        batch = self._prepare(batch)
+        with evaluation_mode(model), self.precision.autocast():
+            output = self.task.post_process(self.task.forward(model, batch), batch)
+            return self.task.pictures(output, batch, limit)
+
     def _prepare(self, batch: Any) -> Any:
         return self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
 

@@ -9,7 +9,7 @@ from loguru import logger
 from typing_extensions import Self
 
 from common.base.errors import UserError
-from common.config import Problem
+from common.config import ABSENT, Problem
 from common.config.registry import METRIC_REGISTRY
 from common.distributed import Rank, from_main, gather_objects
 from common.evaluation.best import Better
@@ -78,14 +78,13 @@ class MetricSections:
             yield from METRIC_REGISTRY.check(section or {}, f"{key}.{name}", default_type=name)
 
 
-def check_names(metrics: Iterable[str], losses: Container[str]) -> None:
-    """Raise `ValueError` for a metric that is called like a loss, whose value it would replace in every record."""
+def check_names(metrics: Iterable[str], losses: Container[str]) -> Iterator[Problem]:
+    """Each metric that is called like a loss, whose value it would replace in every record."""
     for metric in metrics:
         if metric in losses:
-            raise ValueError(
-                f"metric.{metric}: there is a loss.{metric} too, and only one of the two values could be kept; call "
-                "one of them something else and name its type, as in my_name: {type: ...}"
-            )
+            rule = f"there is a loss.{metric} too, and only one of the two values could be kept"
+            hint = "call one of them something else and name its type, as in my_name: {type: ...}"
+            yield Problem(f"metric.{metric}", ABSENT, rule, hint)
 
 
 def which_are_better(sections: Mapping[str, Any]) -> dict[str, Better]:

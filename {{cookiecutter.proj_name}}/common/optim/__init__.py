@@ -1,11 +1,12 @@
 """How weights change: optimizer, learning rate, clipping, weight average, number formats."""
 
+from collections.abc import Iterator
 from dataclasses import field
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from common.config import section
+from common.config import Problem, section
 from common.optim.clip import Clip, ClipConfig
 from common.optim.ema import Ema, EmaConfig, averaged_state_dict, build_ema
 from common.optim.optimizer import OptimizerConfig, build_optimizer, learning_rates, needs_closure, parameter_groups
@@ -59,7 +60,7 @@ class OptimConfig(ClipConfig, OptimizerConfig):
         "clip_grad": "clip_gradients",
     }
 
-    def __post_init__(self) -> None:
-        """Check the parts. Raises `UserError`."""
-        OptimizerConfig.__post_init__(self)
-        ClipConfig.__post_init__(self)
+    def problems(self) -> Iterator[Problem]:
+        """The problems of both parts."""
+        yield from OptimizerConfig.problems(self)
+        yield from ClipConfig.problems(self)

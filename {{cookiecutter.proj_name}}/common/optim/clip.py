@@ -1,14 +1,13 @@
 """Gradients kept within a limit, by their common norm or each value for itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from common.base.errors import UserError
-from common.config import section
+from common.config import Problem, section
 from common.distributed.sharded import is_sharded, local, norm_over_shards
 from common.progress import EpochInterval, Interval, Position
 
@@ -32,17 +31,11 @@ class ClipConfig:
         float, Field(ge=0.0, description="limit once clip_warmup has passed; 0 turns clipping off")
     ] = 0.0
 
-    def __post_init__(self) -> None:
-        """Raise `UserError` for a change of the limit that would come before the first step."""
-        try:
-            change = Interval.parse(self.clip_warmup, "epoch")
-        except UserError as error:
-            raise UserError(f"clip_warmup: {error}") from error
-        if not change and str(self.clip_warmup).lstrip().startswith("0"):
-            raise UserError(
-                f"clip_warmup {self.clip_warmup}: replaces clip_gradients from the first step on; "
-                "write that limit in clip_gradients, or -1 here for never"
-            )
+    def problems(self) -> Iterator[Problem]:
+        """A change of the limit that would come before the first step."""
+        if not Interval.parse(self.clip_warmup, "epoch") and str(self.clip_warmup).lstrip().startswith("0"):
+            hint = "write that limit in clip_gradients, or -1 here for never"
+            yield Problem("clip_warmup", self.clip_warmup, "replaces clip_gradients from the first step on", hint)
 
 
 class Clip:

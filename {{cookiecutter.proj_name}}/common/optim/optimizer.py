@@ -1,7 +1,7 @@
 """Any optimizer of `torch.optim` by name, others by import path, over the parameters that are trained."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Annotated, Any
 
@@ -12,9 +12,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 
 from common.base.errors import UserError
-from common.config import section
+from common.config import Problem, section
+from common.config.arguments import check_arguments, parameter_names
+from common.config.registry import import_path
 from common.distributed.sharded import is_sharded, local
-from common.optim.arguments import accepts, as_arguments, check_arguments, choices, import_class
 
 # Set by their own keys, or by what is being trained.
 _PROVIDED = ("params", "lr", "weight_decay")
@@ -35,32 +36,38 @@ class OptimizerConfig:
         default_factory=dict
     )
 
-    def __post_init__(self) -> None:
-        """Raise `UserError` for an unknown optimizer, or arguments that it refuses."""
-        cls = optimizer_class(self.optim_type)
-        check_arguments(cls, self.args, _PROVIDED, "optim_type")
-        if self.weight_decay and not accepts(cls, "weight_decay"):
-            raise UserError(f"weight_decay {self.weight_decay}: optim_type {cls.__name__} has none; set it to 0")
-        if self.args and cls.__module__.startswith("torch.optim"):
+    def problems(self) -> Iterator[Problem]:
+        """An unknown optimizer, or arguments that it refuses."""
+        try:
+            cls = optimizer_class(self.optim_type)
+        except UserError as error:
+            yield Problem("optim_type", self.optim_type, str(error))
+            return
+        known = parameter_names(cls)
+        if self.weight_decay and "weight_decay" not in known:
+            yield Problem("weight_decay", self.weight_decay, f"optim_type {cls.__name__} has none", "set it to 0")
+        provided = tuple(name for name in _PROVIDED if name in known)
+        wrong = list(check_arguments(cls, self.args, "args", lambda: f"optim_type {cls.__name__}", provided))
+        yield from wrong
+        if self.args and not wrong and cls.__module__.startswith("torch.optim"):
             # Torch checks values as it constructs; one number is enough to hear about them before the model exists.
             # Not without arguments: the first optimizer of a process takes torch a second, and --help has none.
             try:
                 _construct(cls, self, [nn.Parameter(torch.zeros(1, 1))])
             except (TypeError, ValueError, RuntimeError) as error:
-                raise UserError(f"args: optim_type {cls.__name__} refuses {self.args}: {error}") from error
+                yield Problem("args", self.args, f"optim_type {cls.__name__} refuses them: {error}")
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
-    """The optimizer class that a configuration names. Raises `UserError` for an unknown one."""
-    if "." in name or ":" in name:
-        return import_class("optim_type", name, Optimizer)
-    known = _torch_optimizers()
-    found = next((cls for known_name, cls in known.items() if known_name.lower() == name.lower()), None)
-    if found is None:
-        raise UserError(
-            f"optim_type {name!r} is not a class of torch.optim; {choices(name, known)} "
-            'An optimizer from elsewhere is given by its import path, "package.module.Class"'
-        )
+    """The class of torch.optim called `name`, in any case, or the one at an import path.
+
+    Raises `UserError` when there is none, or when it is no optimizer.
+    """
+    by_name = {known.lower(): cls for known, cls in vars(torch.optim).items() if isinstance(cls, type)}
+    is_path = "." in name or ":" in name
+    found = by_name.get(name.lower()) or import_path(name if is_path else f"torch.optim.{name}")
+    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+        raise UserError(f"{name} is not derived from torch.optim.Optimizer")
     return found
 
 
@@ -118,19 +125,13 @@ def learning_rates(optimizer: Optimizer) -> dict[str, float]:
     return {str(group.get("name", i)): float(group["lr"]) for i, group in enumerate(optimizer.param_groups)}
 
 
-def _torch_optimizers() -> dict[str, type[Optimizer]]:
-    return {
-        name: cls
-        for name, cls in vars(torch.optim).items()
-        if isinstance(cls, type) and issubclass(cls, Optimizer) and cls is not Optimizer
-    }
-
-
 def _construct(
     cls: type[Optimizer], config: OptimizerConfig, params: list[Any], choice: Mapping[str, bool] | None = None
 ) -> Optimizer:
-    arguments = {**(choice or {}), **as_arguments(config.args)}
-    if accepts(cls, "weight_decay"):
+    arguments: dict[str, Any] = dict(choice or {})
+    for name, value in config.args.items():
+        arguments[name] = tuple(value) if isinstance(value, list) else value
+    if "weight_decay" in parameter_names(cls):
         # Always, so that 0 means 0: AdamW's own default would be 0.01.
         arguments["weight_decay"] = config.weight_decay
     return cls(params, lr=config.lr, **arguments)  # type: ignore[call-arg]  # the signature was checked

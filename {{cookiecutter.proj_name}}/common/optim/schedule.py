@@ -1,18 +1,18 @@
 """The learning rate of every optimizer step: the configured rate x the factor of a registered schedule (factors.py)."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.config import section
-from common.config.registry import SCHEDULE_REGISTRY, RegisteredName
-from common.optim.arguments import check_arguments
+from common.config import Problem, section
+from common.config.arguments import check_arguments, parameter_names
+from common.config.registry import SCHEDULE_REGISTRY, Registered
 from common.optim.factors import SHARED_KEYS, StatefulFactor
 from common.progress import EpochInterval, Interval
 
@@ -25,7 +25,7 @@ class LrSchedulerConfig:
 
     type: Annotated[
         str,
-        RegisteredName(SCHEDULE_REGISTRY),
+        Registered(SCHEDULE_REGISTRY),
         Field(
             description="constant, linear, cosine, poly, multistep, exponential, onecycle, plateau, or your own "
             "(see --list schedules)"
@@ -68,30 +68,29 @@ class LrSchedulerConfig:
         "warmup_steps": 'it is now warmup, in steps when written as "100step"',
     }
 
-    def __post_init__(self) -> None:
-        """Raise `UserError` for what is no schedule, for unfit arguments, or a length that cannot be read."""
+    def problems(self) -> Iterator[Problem]:
+        """What is no schedule, unfit arguments, and lengths of 0."""
+        yield from self._type_problems()
         if self.tmax is not None and not _period("tmax", self.tmax):
-            raise UserError(f"tmax {self.tmax}: must be above 0; null means the end of the run")
+            yield Problem("tmax", self.tmax, "must be above 0; null means the end of the run")
         if not self.lr_steps or not all(_period("lr_steps", length) for length in self.lr_steps):
-            raise UserError(f"lr_steps {self.lr_steps}: needs at least one, and each above 0")
-        self._check_type()
+            yield Problem("lr_steps", self.lr_steps, "needs at least one, and each above 0")
 
-    def _check_type(self) -> None:
+    def _type_problems(self) -> Iterator[Problem]:
         try:
             target = SCHEDULE_REGISTRY.get(self.type)
         except UserError:
-            return  # reported by RegisteredName
+            return  # the registry reports it
         if isinstance(target, type) and not issubclass(target, StatefulFactor):
-            raise UserError(
-                f"type {self.type!r} is no function of the step; torch's schedulers are not used here, since they keep "
-                "their place in the optimizer: take a schedule of --list schedules, or write this one as a function in "
-                "custom/schedules"
+            hint = (
+                "take one of --list schedules, or write it as a function in custom/schedules; torch's do not fit here"
             )
-        if shared := sorted(self.args.keys() & SHARED_KEYS):
-            raise UserError(f"args.{shared[0]} is set by its own key of this section")
-        if self.args and not inspect.signature(target).parameters.keys() - {*_PROVIDED}:
-            raise UserError(f"args {self.args}: type {self.type} takes none; its settings are keys of this section")
-        check_arguments(cast(type, target), self.args, _PROVIDED, "type")
+            yield Problem("type", self.type, "is no function of the step", hint)
+            return
+        provided = tuple(name for name in _PROVIDED if name in parameter_names(target))
+        yield from check_arguments(
+            target, self.args, "args", lambda: f"{self.type} ({SCHEDULE_REGISTRY.where(self.type)})", provided
+        )
 
 
 class Schedule:

@@ -243,7 +243,7 @@ import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (@, @))
 import train
-from common.failure.failsafe import reported
+from common.failure.program import reported
 with reported():
     sys.exit(train.main(sys.argv[1:]))
 """

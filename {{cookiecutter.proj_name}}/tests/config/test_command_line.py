@@ -59,7 +59,7 @@ def test_a_config_cannot_run_code(runs: Runs, tmp_path: Path) -> None:
     """D-26: a tag that would make Python do something is refused with its line."""
     canary = tmp_path / "canary"
     (tmp_path / "evil.yaml").write_text(f"name: !!python/object/apply:os.mkdir ['{canary}']\n")
-    with pytest.raises(ValueError, match=r"evil\.yaml:1\)\n +the tag .* is not allowed"):
+    with pytest.raises(ValueError, match=r"evil\.yaml:1\)\n +.* the tag .*python/object/apply"):
         runs.fail("--config", str(tmp_path / "evil.yaml"))
     assert not canary.exists()
 

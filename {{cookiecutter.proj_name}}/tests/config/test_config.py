@@ -44,9 +44,9 @@ class Optim:
     type: str = "constant"
     ema: Ema = field(default_factory=Ema)
 
-    def __post_init__(self) -> None:
+    def problems(self) -> Iterator[Problem]:
         if self.eta_min > self.lr:
-            raise ValueError("eta_min must not be above lr")
+            yield Problem("eta_min", self.eta_min, "must not be above lr")
 
 
 @section
@@ -122,15 +122,18 @@ def test_a_text_field_takes_what_was_typed(text: str) -> None:
 
 FILES = [
     ("name: x\noptim:\n\tlr: 1\n", ["a.yaml:3", "'\\t' that cannot start"]),
-    ("name: x\nname: y\n", ["a.yaml:2", "twice", "a.yaml:1"]),
+    ("name: x\nname: y\n", ["name = 'y'", "a.yaml:2", "twice", "a.yaml:1"]),
+    ("optim: {lr: 1}\noptim: {lr: 2}\n", ["optim  (a.yaml:2)", "1 problem:", "twice", "a.yaml:1"]),
     ("- 1\n", ["a.yaml:1", "mapping"]),
-    ("name: x\nval: !!python/object/apply:os.system [echo]\n", ["a.yaml:2", "!!python/object/apply:os.system"]),
+    (
+        "name: x\nval: !!python/object/apply:os.system [echo]\n",
+        ["a.yaml:2", "the tag", "python/object/apply:os.system"],
+    ),
     ("name: [x\n", ["a.yaml:", "YAML"]),
     ("name: x\n---\nname: y\n", ["a.yaml:", "single document"]),
     ("name: a\x07\n", ["a.yaml:1", "control character"]),
-    ("val: {1: x}\n", ["a.yaml:1", "a key must be text", "quotes"]),
-    ("loss: &a\n  x: *a\n", ["a.yaml:", "an alias stands inside itself"]),
-    ("val: " + "[" * 5000, ["a.yaml", "nested too deeply"]),
+    ("val: {[1]: x}\n", ["a.yaml:1", "a key must be text", "quotes"]),
+    ("loss: &a\n  x: *a\n", ["a.yaml:", "recursive"]),
     ("optim:\n  $BASE: x.yaml\n", ["optim.$BASE", "a.yaml:2", "top of a file"]),
     ("val: {$REPLACE: 3}\n", ["$REPLACE", "a.yaml:1", "true or false"]),
 ]
@@ -141,13 +144,6 @@ def test_a_bad_file_is_refused_with_its_line(text: str, pieces: list[str]) -> No
     """D-26: no Python tags, no bombs; tabs, twice-given keys, ... each with file and line."""
     message = refusal(text)
     assert all(piece in message for piece in pieces), message
-
-
-def test_a_bomb_of_aliases_is_refused() -> None:
-    """D-26: nine lines that would unfold to 10^9 values."""
-    lines = ["val:", "  a0: &a0 [x]"]
-    lines += [f"  a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 10)}]" for at in range(1, 10)]
-    assert "unfold" in refusal("\n".join(lines))
 
 
 def test_files_that_are_not_text_or_not_there() -> None:
@@ -251,8 +247,6 @@ OVERRIDES = [
     (["--val", "null"], "val", None),
     (["--loss", "{L2: {weight: 2}}"], "loss", {"L2": {"weight": 2}}),
     (["--model.width", "6"], "model", {"type": "Conv", "width": 6}),
-    (["--local_rank=1", "--name", "x"], "name", "x"),
-    (["--name", "x", "--local-rank", "1"], "name", "x"),
 ]
 
 
@@ -283,6 +277,7 @@ WRONG = [
     ("seed: 1\n", [], ["it is now called optim.lr"]),
     ("rank: 1\n", [], ["the launcher sets it"]),
     ("optim: {lr: abc}\n", [], ["optim.lr = 'abc'", "must be a number", "a.yaml:1"]),
+    ("optim: {lr: 1e400}\n", [], ["optim.lr = inf", "must be a finite number"]),
     ("optim: {lr: null}\n", [], ["optim.lr = null", "must be a number"]),
     ("optim: 3\n", [], ["optim = 3", "must be a section"]),
     ("gpu_ids: true\n", [], ["gpu_ids = true", "must be an integer or a list"]),
@@ -295,14 +290,13 @@ WRONG = [
     ("name: {a: 1}\n", [], ["name", "must be text"]),
     ("folder: {a: 1}\n", [], ["folder", "must be text"]),
     ("model: {width: 3}\n", [], ["model.width = 3", "must be even; try 4", "a.yaml:1"]),
-    ("optim:\n  lr: 0.1\n  eta_min: 1\n", [], ["optim.eta_min = 1", "a.yaml:3", "eta_min must not be above lr"]),
-    ("", ["--optim.eta_min", "1"], ["command line: --optim.eta_min 1", "eta_min must not be above lr"]),
+    ("optim:\n  lr: 0.1\n  eta_min: 1\n", [], ["optim.eta_min = 1", "a.yaml:3", "must not be above lr"]),
+    ("", ["--optim.eta_min", "1"], ["command line: --optim.eta_min 1", "must not be above lr"]),
     ("", ["--name"], ["needs a value"]),
     ("", ["--name", "--flag"], ["needs a value"]),
     ("", ["--optim.lr", "1", "--optim.lr=2"], ["--optim.lr", "more than once"]),
     ("", ["--name.a", "1"], ["name", "--name.a 1", "must be text"]),
-    ("name: x\n", ["--name.a", "1"], ["name.a", "name is 'x' (a.yaml:1), not a section"]),
-    ("model: {width: 2}\n", ["--model.width.x", "1"], ["model.width.x", "model.width is 2 (a.yaml:1), not a section"]),
+    ("name: x\n", ["--name.a", "1"], ["name", "--name.a 1", "must be text"]),
     ("", ["--val", "null", "--val", "{}"], ["more than once"]),
     ("", ["--optim..lr", "1"], ["unknown key"]),
     ("", ["optim.lr=1"], ["did you mean --optim.lr=1?"]),
@@ -310,7 +304,7 @@ WRONG = [
     ("", ["--gpu_ids", "[0,"], ["gpu_ids = '[0,'", "quotes"]),
     ("", ["--debug"], ["--debug", "no debug settings"]),
     ("", ["--print-confg"], ["did you mean --print-config?"]),
-    ("", ["-c", "b.yaml"], ["given twice"]),
+    ("", ["-c", "b.yaml"], ["more than once"]),
 ]
 
 
@@ -475,3 +469,36 @@ def test_sections_are_plain_dataclasses() -> None:
     assert Optim(lr=2.0).lr == 2.0
     with pytest.raises(ValueError, match="lrr"):
         TypeAdapter(Optim).validate_python({"lrr": 1})
+
+
+def test_a_key_that_stands_twice_in_a_base_is_not_lost() -> None:
+    """D-26: the second section would replace the first without a word, also below a file that sets a key of it."""
+    write("b.yaml", "optim: {eta_min: 0.5}\noptim: {lr: 2}\n")
+    message = refusal("$BASE: b.yaml\noptim: {lr: 3}\n")
+    assert "twice, at b.yaml:1 and b.yaml:2" in message and "1 problem:" in message
+
+
+def test_configurations_share_no_default() -> None:
+    """CT-05: what a program does to one configuration does not reach the next."""
+    load("").config.model["width"] = 8
+    assert load("").config.model["width"] == 4
+
+
+def test_a_rule_in_post_init_is_reported_for_its_section() -> None:
+    """QQ-02: a section of one's own may raise as any dataclass does; the message has the section's line."""
+
+    @section
+    class Own:
+        a: int = 1
+
+        def __post_init__(self) -> None:
+            if self.a == 2:
+                raise ValueError("a must not be 2")
+
+    @section
+    class Root:
+        name: str = ""
+        own: Own = field(default_factory=Own)
+
+    with pytest.raises(ConfigError, match=r"2 problems[\s\S]*name = \[1\][\s\S]*own  \(a.yaml:2\)\n +a must not be 2"):
+        parse(Root, ["--config", write("a.yaml", "name: [1]\nown: {a: 2}\n")])

@@ -8,7 +8,7 @@ import torch
 
 import evaluate
 import train
-from common.failure.failsafe import reported
+from common.failure.program import reported
 from tests.conftest import CONFIG
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI_", "PMIX_")

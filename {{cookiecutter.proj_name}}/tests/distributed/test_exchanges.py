@@ -49,8 +49,8 @@ def check_alike_at_the_start(trainer: Trainer) -> None:
     rank = trainer.rank
     first = next(iter(trainer.raw_model.parameters())).detach().tolist()
     seed: Any = trainer.state.fingerprint["seed"]
-    for other in gather_objects((first, seed, str(trainer.run.root)), rank):
-        assert other == (first, seed, str(trainer.run.root))
+    for other in gather_objects((first, seed, str(trainer.paths.root)), rank):
+        assert other == (first, seed, str(trainer.paths.root))
     # The streams of the loop (dropout) are each rank's own.
     drawn = gather_objects(torch.rand(3).tolist(), rank)
     assert len({tuple(numbers) for numbers in drawn}) == rank.world_size

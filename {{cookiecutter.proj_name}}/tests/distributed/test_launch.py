@@ -23,7 +23,7 @@ from common.trainer import Trainer
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from tests.parts import Plain
 from tests.ranks import free_port, several, start_ranks
-from custom import submit
+from custom import build, submit
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1",
@@ -286,7 +286,7 @@ def test_spawn(runs: Runs, alone: Path, world: int) -> None:
 def note_python(trainer: Trainer) -> None:
     """A plug-in: how Python was started."""
     found = [sys.flags.optimize, sys._xoptions.get("mine"), sys.stdout.write_through, sys.warnoptions]
-    (trainer.run.root / f"python{trainer.rank.rank}.json").write_text(json.dumps(found))
+    (trainer.paths.root / f"python{trainer.rank.rank}.json").write_text(json.dumps(found))
 
 
 @pytest.mark.slow
@@ -591,9 +591,9 @@ def test_a_signal_before_the_first_step(runs: Runs, monkeypatch: pytest.MonkeyPa
         os.kill(os.getpid(), signal.SIGUSR1)
         return built(*arguments)
 
-    built = train.build_ingredients
-    monkeypatch.setattr(train, "build_ingredients", signalled)
+    built = build.build_stream
+    monkeypatch.setattr(build, "build_stream", signalled)
     assert runs.fail() == 75
     assert load(folder)["position"]["step"] == 1
-    monkeypatch.setattr(train, "build_ingredients", built)
+    monkeypatch.setattr(build, "build_stream", built)
     assert runs.fail("--resume", "auto") == 0

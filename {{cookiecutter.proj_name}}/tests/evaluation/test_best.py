@@ -56,7 +56,7 @@ def test_a_metric_says_that_more_is_better(runs: Runs) -> None:
         (["--best.metric", "Accuracy", "--optim.lr_scheduler.type", "plateau"], "optim.lr_scheduler.mode"),
         (
             ["--loss.off", "{type: CrossEntropyLoss, weight: 0}", "--best.metric", "off"],
-            "off is neither a loss with a weight other than 0 nor a metric",
+            "is neither a loss with a weight other than 0 nor a metric",
         ),
     ],
 )

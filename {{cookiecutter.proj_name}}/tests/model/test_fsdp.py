@@ -129,7 +129,7 @@ def formats(trainer: Trainer) -> None:
 
     def note(text: str) -> None:
         seen.add(text)
-        (trainer.run.root / f"formats{trainer.rank.rank}").write_text("\n".join(sorted(seen)))
+        (trainer.paths.root / f"formats{trainer.rank.rank}").write_text("\n".join(sorted(seen)))
 
     def noted(*arguments: Any, **options: Any) -> Any:
         note(f"exchanged {options['input'].dtype}")

@@ -228,7 +228,7 @@ def test_options_of_ddp(runs: Runs) -> None:
 
 def count_exchanges(trainer: Trainer) -> None:
     """A plug-in that leaves a byte for each exchange of gradients."""
-    file = (trainer.run.root / f"exchanges{trainer.rank.rank}").open("wb", buffering=0)
+    file = (trainer.paths.root / f"exchanges{trainer.rank.rank}").open("wb", buffering=0)
     name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
     scatter = getattr(dist, name)  # what FSDP calls; it has another name since PyTorch 2.13
 

@@ -275,7 +275,7 @@ def test_a_schedule_of_ones_own(build) -> None:
         ("{type: torch.optim.lr_scheduler.StepLR}", ["lr_scheduler.type", "custom/schedules", "--list schedules"]),
         ("{type: torch.optim.Adam}", ["lr_scheduler.type", "function of the step"]),
         ("{type: halving, args: {evry: 3}}", ["args", "did you mean every"]),
-        ("{type: halving, args: {min_factor: 0.1}}", ["args.min_factor", "set by its own key"]),
+        ("{type: halving, args: {min_factor: 0.1}}", ["args.min_factor", "another key"]),
         ("{type: cosine, args: {T_max: 3}}", ["args", "T_max", "cosine"]),
         ("{warmup: 5eopch}", ["lr_scheduler.warmup", "5eopch"]),
         ("{tmax: 0}", ["lr_scheduler.tmax", "null"]),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.failure import failsafe
+from common.failure import signals
 from common.run.paths import RunPaths
 from common.run.status import read_status, write_status
 from common.slurm import requeue
@@ -135,7 +135,7 @@ def test_where_a_job_begins(job: RunPaths, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_command_line_around_training(job: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     """R-46: what a job file calls."""
-    assert requeue.EXIT_REQUEUE == failsafe.EXIT_REQUEUE
+    assert requeue.EXIT_REQUEUE == signals.EXIT_REQUEUE
     write_status(job, "finished", step=3)
     assert requeue.main(["before", str(job.root), str(job.root / "slurm" / "config.yaml")]) == 0
     assert capsys.readouterr().out == "finished\n"

@@ -1,0 +1,229 @@
+"""One rank fails, all end: a connection from every rank to rank 0, which the kernel closes when a process dies.
+
+A rank that fails sends its reason to rank 0, which decides on the first failure of the run and sends it to all; each
+shows it in its own log, rank 0 also on the terminal, and ends within seconds, whatever it was waiting for. Nothing is
+sent while all is well, and a process that is merely busy or stopped keeps its connection: silence is not taken for
+death.
+"""
+
+import json
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
+from typing import Any, NoReturn
+
+from loguru import logger
+
+from common.distributed import Rank, from_main
+from common.distributed.network import own_address
+from common.failure.report import EXIT_ERROR, Failure, position, report_to_torchrun
+
+_POLL_S = 0.5
+_LATE_AFTER_S = 0.5
+_CAUSE_WITHIN_S = 1.5  # of a likely consequence; later, it is taken for the cause itself
+_ANSWER_WITHIN_S = 5.0  # by rank 0, to a rank that failed; longer than rank 0 may be waiting for a cause
+# A launcher ends all processes when the first one ends, and shows that one as the cause. So the rank that failed gives
+# rank 0 the time to show why, and the others follow.
+_END_AFTER_S = 1.0
+_FOLLOW_AFTER_S = 2.0
+_END_AT_LATEST_S = 8.0  # whatever blocks: a terminal that is not read, a disk
+
+FailureSink = Callable[[Failure, bool], None]
+"""Shows a failure: in this process' log and, if the second argument says so, on the terminal."""
+
+
+def print_failure(failure: Failure, to_terminal: bool, details: Path | None = None) -> None:
+    """The sink before there is a log. `details`: the file that holds the traceback."""
+    if to_terminal:
+        print(f"{'' if failure.is_boxed else 'error: '}{failure.text(details)}", file=sys.stderr)
+
+
+class FailureMonitor:
+    """Shows the failure that ends the run; of a single process, its own."""
+
+    def __init__(self) -> None:
+        self.sink: FailureSink = print_failure
+        self._first: Failure | None = None  # of the whole run, as far as this process knows
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has failed: later errors are of no interest."""
+        return self._first is not None
+
+    def fail(self, failure: Failure) -> None:
+        """Have the first failure of the run shown. One of several processes ends here."""
+        self.sink(failure, True)
+        report_to_torchrun(failure.text())
+
+    def leave(self) -> None:
+        """All went well: from now on the other ranks may end."""
+
+
+class _ConnectedMonitor(FailureMonitor):
+    """Ends this process when another one fails, and the others when this one does."""
+
+    def __init__(self, rank: Rank, connection: Connection | None, main_if_killed: Failure, hub: "_Hub | None") -> None:
+        super().__init__()
+        self.rank, self._connection, self._hub = rank, connection, hub
+        self._main_if_killed = main_if_killed  # what to show then
+        self._has_failed = self._has_left = False
+        threading.Thread(target=self._listen, name="failure monitor", daemon=True).start()
+
+    def fail(self, failure: Failure) -> None:
+        self._has_failed = True
+        _send(self._connection, failure=asdict(failure))
+        time.sleep(_ANSWER_WITHIN_S)  # the answer ends this process
+        if not self.is_over:
+            self._end(failure, to_terminal=True)
+        time.sleep(_END_AT_LATEST_S)
+
+    def leave(self) -> None:
+        self._has_left = True
+        _send(self._connection, bye=True)
+        if self._hub is not None:
+            self._hub.send_to_all(bye=True)
+
+    def _listen(self) -> None:
+        """Wait for the first failure of the run, and end this process."""
+        if self._connection is None:
+            return
+        try:
+            while "bye" not in (message := _receive(self._connection)):
+                if "failure" in message:
+                    self._end(Failure(**message["failure"]), to_terminal=self.rank.is_main)
+                time.sleep(_LATE_AFTER_S)  # the ranks that wait for a late one fail too, at about the same time
+                if not self._has_failed:
+                    _send(self._connection, at=f"rank {self.rank.rank} is at {position()}")
+        except (EOFError, OSError):
+            if not self._has_left:
+                self._end(self._main_if_killed, to_terminal=self.rank.rank == 1)
+
+    def _end(self, failure: Failure, to_terminal: bool) -> NoReturn:
+        """Show the first failure of the run, and end this process."""
+        self._first = failure
+        is_own = failure.rank == self.rank.rank
+        code = failure.code if is_own else EXIT_ERROR
+        threading.Timer(_END_AT_LATEST_S, os._exit, (code,)).start()
+        # The reason is to be the last output, and the main thread may be busy, and verbose, until the end.
+        logger.disable("")
+        logger.enable(__name__)
+        with suppress(Exception):  # a full disk, say, must not keep this process alive
+            sys.stdout.flush()
+            self.sink(failure, to_terminal)
+            _silence()
+        time.sleep(_END_AFTER_S if is_own else _FOLLOW_AFTER_S)
+        report_to_torchrun(failure.text() if is_own else f"ended because another process failed: {failure.reason}")
+        end(code)
+
+
+class _Hub:
+    """On rank 0: a connection to every rank, itself included. Decides on the first failure, and sends it to all."""
+
+    def __init__(self, listener: Listener, world_size: int) -> None:
+        self._listener, self._world_size = listener, world_size
+        self._members: dict[Connection, dict[str, Any]] = {}  # and the message to send if that rank is killed
+        for target in (self._accept, self._watch):
+            threading.Thread(target=target, name="failure hub", daemon=True).start()
+
+    def _accept(self) -> None:
+        joined = 0
+        while joined < self._world_size:
+            with suppress(OSError, EOFError, ValueError, AuthenticationError):  # another program found the port
+                connection = _close_in_workers(self._listener.accept())
+                self._members[connection] = _receive(connection)
+                joined += 1
+        self._listener.close()
+
+    def _watch(self) -> None:
+        """Send the first failure to all: at once, or if another one may be its cause, a little later."""
+        suspect: dict[str, Any] = {}
+        decide_at = float("inf")
+        while time.monotonic() < decide_at:
+            for connection in wait(list(self._members), _POLL_S):
+                assert isinstance(connection, Connection)
+                try:
+                    message = _receive(connection)
+                except (EOFError, OSError):
+                    message = self._members.pop(connection)
+                if "bye" in message:
+                    del self._members[connection]
+                elif "at" in message:
+                    suspect["others"].append(message["at"])
+                elif not message["failure"]["may_follow"]:
+                    self.send_to_all(**message)
+                    return
+                elif not suspect:
+                    suspect, decide_at = message["failure"], time.monotonic() + _CAUSE_WITHIN_S
+                    self.send_to_all(where=True)
+        self.send_to_all(failure={**suspect, "may_follow": False})
+
+    def send_to_all(self, **message: Any) -> None:
+        for connection in list(self._members):
+            _send(connection, **message)
+
+
+def connect(rank: Rank) -> FailureMonitor:
+    """Tie all ranks together. Every process must call this, right after joining."""
+    if rank.is_alone:
+        return FailureMonitor()
+    if_killed = Failure(rank.rank, rank.world_size, EXIT_ERROR, "the process ended without a word")
+    hub, offer = None, (if_killed, "", 0, b"")
+    if rank.is_main:
+        several_hosts = rank.local_world < rank.world_size
+        address = own_address(rank.address) if several_hosts else None
+        key = secrets.token_bytes(16)
+        listener = Listener(("" if several_hosts else "127.0.0.1", 0), backlog=rank.world_size, authkey=key)
+        hub, offer = _Hub(listener, rank.world_size), (if_killed, address or "127.0.0.1", listener.address[1], key)
+    main_if_killed, address, port, key = from_main(offer, rank)
+    for host in (address, rank.address):
+        with suppress(OSError, EOFError, AuthenticationError):
+            connection = _close_in_workers(Client((host, port), authkey=key))
+            _send(connection, failure=asdict(if_killed))
+            return _ConnectedMonitor(rank, connection, main_if_killed, hub)
+    text = "{} cannot reach rank 0 (at {} or {}, port {}), so it will notice failures of other ranks late"
+    logger.warning(text, rank, address, rank.address, port)
+    return _ConnectedMonitor(rank, None, main_if_killed, hub)
+
+
+def end(code: int) -> NoReturn:
+    """End this process now, without anything that would wait for processes that wait for this one."""
+    with suppress(Exception):
+        logger.complete()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _send(connection: Connection | None, **message: Any) -> None:
+    """Send, or do nothing when the other side has gone."""
+    if connection is not None:
+        with suppress(OSError):
+            connection.send_bytes(json.dumps(message).encode())
+
+
+def _receive(connection: Connection) -> dict[str, Any]:
+    """The next message, as soon as there is one. Raises `EOFError` or `OSError` when the other side has gone."""
+    return dict(json.loads(connection.recv_bytes()))
+
+
+def _close_in_workers(connection: Connection) -> Connection:
+    """Keep a forked process (a loader's worker) from holding the connection open when this process is killed."""
+    os.register_at_fork(after_in_child=connection.close)
+    return connection
+
+
+def _silence() -> None:
+    """Send all further output, of whatever thread or library, nowhere."""
+    logger.remove()
+    sys.stderr.flush()
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)

@@ -1,0 +1,75 @@
+"""Around a whole program: join the other processes, leave with them, report an error, end with the right code."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from common import distributed
+from common.base.errors import UserError
+from common.distributed import DistConfig, Rank
+from common.failure.monitor import connect, end, print_failure
+from common.failure.report import describe, report_to_torchrun
+from common.failure.signals import catch_early_signals, die_with_parent
+
+_joined = False  # whether this process was one of several
+
+
+class TrainingError(UserError):
+    """Training cannot continue, for a reason that a traceback would only hide (a loss that is not a number, ...).
+
+    Attributes:
+        elsewhere: another rank has the cause and reports it too; this one waits for that report.
+    """
+
+    elsewhere = False
+
+
+@contextmanager
+def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Iterator[Rank]:
+    """Join the other processes, work inside, and leave with them; when one fails, all end, and its reason is shown.
+
+    Args:
+        values: settings that must be the same on all processes.
+
+    Raises:
+        UserError: the processes did not find each other, or were started with different settings.
+    """
+    global _joined
+    catch_early_signals()
+    if rank.parent is not None:
+        die_with_parent(rank.parent)
+    rank = distributed.start(rank, config)
+    rank = replace(rank, failure_monitor=connect(rank))
+    _joined = not rank.is_alone
+    try:
+        distributed.check_alike(values, rank)
+        yield rank
+        distributed.finish(rank)
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if not rank.is_alone:
+            rank.failure_monitor.fail(describe(error, rank))  # ends this process
+        raise
+    rank.failure_monitor.leave()
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Print the reason of an error, and end with an exit code that is not 0."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is
+        failure = describe(error, Rank())
+        print_failure(failure, to_terminal=True)
+        report_to_torchrun(failure.text())
+        sys.exit(failure.code)
+
+
+def leave(code: int) -> NoReturn:
+    """End the program. Call it last, when everything is written."""
+    if _joined:
+        # gloo's threads may still hold Python objects, and abort the process when they free them while Python shuts
+        # down: one run in four. Collecting garbage before makes it rare; on a busy machine it was still seen.
+        end(code)
+    sys.exit(code)

@@ -1,0 +1,132 @@
+"""Signals: noted when they arrive, answered between two steps, by all processes at the same step."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from common.distributed import LaterMax, Rank
+
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
+
+# Slurm sends one of these before the time limit, if asked to (--signal), and they mean nothing else to a program.
+_REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_REQUEUE_SIGNALS)
+_SAME_CTRL_C_S = 1.0  # sent to a group of processes, and passed on within it, one Ctrl-C arrives twice
+_EXCHANGE_EVERY_S = 0.2
+_MAX_INTERVAL = 100  # steps
+_early: list[int] = []  # those that arrived before there was a loop to stop
+
+
+def catch_early_signals() -> None:
+    """Keep a requeue signal until there is a loop to stop; by default it would end a process that is still starting."""
+    for number in _REQUEUE_SIGNALS if _is_main_thread() else ():
+        signal.signal(number, lambda number, frame: _early.append(number))
+
+
+def exit_code(number: int) -> int:
+    """The exit code of a run that signal `number` stopped; 0 for none."""
+    if number in _REQUEUE_SIGNALS:
+        return EXIT_REQUEUE
+    return 128 + number if number else 0
+
+
+def die_with_parent(starter: int | None = None) -> None:
+    """End this process when its parent is killed: an orphan would continue to train and save (Linux).
+
+    Args:
+        starter: the process that started this one, where it is known; it may be dead already.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid() if starter is None else starter
+    set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it was killed before the call
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class StopDecision:
+    """What the ranks agreed on between two steps: the signal to stop by (0: none), and whether to save."""
+
+    stop: int
+    save: bool
+
+
+class StopSignals:
+    """Turns signals into a request that the loop reads between two steps.
+
+    The handler only notes the signal: saving inside a handler would interrupt anything, a save included. A second
+    Ctrl-C leaves at once.
+    """
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.signal = 0
+        self._noted_at = 0.0
+        self._exchange: LaterMax | None = None  # started in the step before
+        self._exchanged_at = time.monotonic()
+        self._interval = 1  # steps from that exchange to the next
+        self._steps_left = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Catch signals while training; afterwards the handlers are as they were.
+
+        Under a launcher they stay: it passes on the signals of its group, so that a second one may arrive while
+        everything is being closed. In a thread that signals do not reach, training does without them.
+        """
+        # Under nohup, a lost terminal does not stop the run.
+        numbers = [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+        before = {n: signal.signal(n, self._note) for n in numbers} if _is_main_thread() else {}
+        self.signal = self.signal or max(_early, default=0)
+        _early.clear()
+        try:
+            yield
+        finally:
+            if self.rank.parent is None:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal == signal.SIGINT == number:
+            if time.monotonic() > self._noted_at + _SAME_CTRL_C_S:
+                raise KeyboardInterrupt
+        # Slurm's SIGTERM at the time limit follows its SIGUSR1, and must not downgrade a requeue request to a stop.
+        elif self.signal not in _REQUEUE_SIGNALS or number == signal.SIGINT:
+            self.signal, self._noted_at = number, time.monotonic()
+
+    def sync(self, save: bool) -> StopDecision:
+        """Whether any rank received a signal, or wants to save. Called once a step, by all ranks.
+
+        Several ranks exchange this about five times a second, and read the answer a step later, so that no rank waits
+        for it: an exchange in each step cost 6 % of steps of 10 ms, on as many cores as processes.
+        """
+        if self.rank.is_alone:
+            return StopDecision(self.signal, save)
+        decision = StopDecision(stop=0, save=False)
+        self._steps_left -= 1
+        if self._exchange is not None:
+            stop, wants_save, self._interval = self._exchange.read()
+            decision = StopDecision(stop, bool(wants_save))
+            self._exchange, self._steps_left = None, self._interval - 1
+        if self._steps_left <= 0:
+            now = time.monotonic()
+            fitting = int(self._interval * _EXCHANGE_EVERY_S / (now - self._exchanged_at))
+            # At most doubled: the first steps say little about those that follow.
+            interval = max(1, min(fitting, 2 * self._interval, _MAX_INTERVAL))
+            self._exchange = LaterMax([self.signal, int(save and not decision.save), interval], self.rank)
+            self._exchanged_at = now
+        return decision
+
+
+def _is_main_thread() -> bool:
+    """Whether this is the thread that signals reach, and the only one that may set their handlers."""
+    return threading.current_thread() is threading.main_thread()
