@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
     if code is not None:  # this process only started the ones that evaluate
         return code
-    place = distributed.find_rank(config.gpu_ids, config.dist, program="evaluate.py")
+    place = distributed.find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, place)
     path = Path(config.model_pt or which_checkpoint()).expanduser()
     folder = eval_dir(config.dir, path, config.split, PROJECT)

@@ -1,47 +1,25 @@
 """Which process of the run is this, and the few collectives. The rest of the project is given a `Rank`.
 
-`launch` reads the launcher's variables, `rank` makes a `Rank` of them, `group` joins and leaves the process group,
-`spawn` starts the processes where no launcher did.
+`launch` makes a `Rank` of the launcher's variables, `devices` adds the device, `group` joins and leaves the group of
+processes, `spawn` starts them where no launcher did.
 """
 
-from common.distributed.collectives import (
-    LaterMax,
-    barrier,
-    from_main,
-    gather_objects,
-    gather_tensors,
-    gather_to_main,
-    main_first,
-    max_over_ranks,
-    share_buffers,
-    sum_over_ranks,
-)
-from common.distributed.config import DistConfig
-from common.distributed.group import check_alike, check_same, finish, start
-from common.distributed.launch import Launch, is_launched, read_launch
-from common.distributed.rank import Rank, find_rank
-from common.distributed.spawn import spawn
-
-__all__ = [
-    "DistConfig",
-    "LaterMax",
-    "Launch",
-    "Rank",
-    "barrier",
-    "check_alike",
-    "check_same",
-    "find_rank",
-    "finish",
-    "from_main",
-    "gather_objects",
-    "gather_tensors",
-    "gather_to_main",
-    "is_launched",
-    "main_first",
-    "max_over_ranks",
-    "read_launch",
-    "share_buffers",
-    "spawn",
-    "start",
-    "sum_over_ranks",
-]
+from common.distributed.collectives import LaterMax as LaterMax
+from common.distributed.collectives import barrier as barrier
+from common.distributed.collectives import from_main as from_main
+from common.distributed.collectives import gather_objects as gather_objects
+from common.distributed.collectives import gather_tensors as gather_tensors
+from common.distributed.collectives import gather_to_main as gather_to_main
+from common.distributed.collectives import main_first as main_first
+from common.distributed.collectives import max_over_ranks as max_over_ranks
+from common.distributed.collectives import share_buffers as share_buffers
+from common.distributed.collectives import sum_over_ranks as sum_over_ranks
+from common.distributed.config import DistConfig as DistConfig
+from common.distributed.devices import find_rank as find_rank
+from common.distributed.group import check_alike as check_alike
+from common.distributed.group import check_same as check_same
+from common.distributed.group import finish as finish
+from common.distributed.group import start as start
+from common.distributed.launch import is_launched as is_launched
+from common.distributed.rank import Rank as Rank
+from common.distributed.spawn import spawn as spawn

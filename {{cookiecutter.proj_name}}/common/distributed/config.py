@@ -18,17 +18,12 @@ class DistConfig:
         Literal["off", "warn", "strict"],
         Field(description="strict: an operator without a deterministic version is an error; warn: it is named"),
     ] = "off"
-    cudnn_benchmark: Annotated[
-        bool, Field(description="cuDNN tries its algorithms and keeps the fastest; for inputs of one size")
-    ] = False
+    cudnn_benchmark: Annotated[bool, Field(description="let cuDNN time its algorithms; for inputs of one size")] = False
     launcher: Annotated[
         Literal["auto", "none", "spawn", "torchrun", "slurm", "mpi"],
         Field(description="launcher whose environment variables to read; auto: detect; none: one process"),
     ] = "auto"
-    processes: Annotated[
-        int | None,
-        Field(ge=1, description="processes on this machine, started here if no launcher did; null: one per device"),
-    ] = None
+    processes: Annotated[int | None, Field(ge=1, description="processes to start here; null: one per device")] = None
     distributed_backend: Annotated[
         Literal["auto", "nccl", "gloo"], Field(description="auto: nccl on CUDA, gloo on CPU")
     ] = "auto"
@@ -39,13 +34,9 @@ class DistConfig:
     ] = "ddp"
     find_unused_parameters: Annotated[bool, Field(description="DDP: allow parameters that get no gradient")] = False
     static_graph: Annotated[bool, Field(description="DDP: promise that the graph never changes")] = False
-    bucket_mb: Annotated[float, Field(gt=0, description="DDP: megabytes of gradients that are exchanged together")] = (
-        25.0
-    )
+    bucket_mb: Annotated[float, Field(gt=0, description="DDP: megabytes of gradients exchanged together")] = 25.0
     gradient_as_bucket_view: Annotated[
         bool, Field(description="DDP: gradients lie in the memory they are exchanged from, which saves a copy")
     ] = True
-    broadcast_buffers: Annotated[
-        bool, Field(description="all processes train with the buffers (batch norm statistics) of the first")
-    ] = True
+    broadcast_buffers: Annotated[bool, Field(description="train with rank 0's buffers (batch norm statistics)")] = True
     sync_bn: Annotated[bool, Field(description="batch norm statistics over all processes (CUDA only)")] = False

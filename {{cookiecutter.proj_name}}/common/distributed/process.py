@@ -1,10 +1,10 @@
 """What is set in a process before anything is computed."""
 
 import os
+import resource
 from collections.abc import Mapping
 
 import torch
-from loguru import logger
 
 from common.base.process import available_cores
 from common.distributed import DistConfig, Rank
@@ -17,9 +17,9 @@ def set_up_process(config: DistConfig, rank: Rank) -> None:
     """Determinism, cuDNN, threads and open files, as the config and the number of processes want them."""
     set_determinism(config.deterministic)
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and config.deterministic == "off"
-    if rank.launch is not None and "OMP_NUM_THREADS" not in os.environ:
+    if not rank.is_alone and "OMP_NUM_THREADS" not in os.environ:
         # Else each process would start a thread per core, and all together many times more than there are cores.
-        torch.set_num_threads(cores(rank.launch.local_world, os.environ))
+        torch.set_num_threads(cores(rank.local_world, os.environ))
     raise_file_limit()
 
 
@@ -31,15 +31,7 @@ def cores(local_world: int, environment: Mapping[str, str]) -> int:
 
 def raise_file_limit() -> None:
     """Let this process have some thousand files open, as far as the system allows it."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    try:
+    if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (ValueError, OSError) as error:
-        logger.warning("no more than {} files can be open ({}); with many workers that may be too few", soft, error)

@@ -172,24 +172,24 @@ class _Hub:
 
 def connect(rank: Rank) -> FailureMonitor:
     """Tie all ranks together. Every process must call this, right after joining."""
-    if rank.is_alone or rank.launch is None:
+    if rank.is_alone:
         return FailureMonitor()
     if_killed = Failure(rank.rank, rank.world_size, EXIT_ERROR, "the process ended without a word")
     hub, offer = None, (if_killed, "", 0, b"")
     if rank.is_main:
-        several_hosts = rank.launch.local_world < rank.world_size
-        address = own_address(rank.launch.address) if several_hosts else None
+        several_hosts = rank.local_world < rank.world_size
+        address = own_address(rank.address) if several_hosts else None
         key = secrets.token_bytes(16)
         listener = Listener(("" if several_hosts else "127.0.0.1", 0), backlog=rank.world_size, authkey=key)
         hub, offer = _Hub(listener, rank.world_size), (if_killed, address or "127.0.0.1", listener.address[1], key)
     main_if_killed, address, port, key = from_main(offer, rank)
-    for host in (address, rank.launch.address):
+    for host in (address, rank.address):
         with suppress(OSError, EOFError, AuthenticationError):
             connection = _close_in_workers(Client((host, port), authkey=key))
             _send(connection, failure=asdict(if_killed))
             return _ConnectedMonitor(rank, connection, main_if_killed, hub)
     text = "{} cannot reach rank 0 (at {} or {}, port {}), so it will notice failures of other ranks late"
-    logger.warning(text, rank, address, rank.launch.address, port)
+    logger.warning(text, rank, address, rank.address, port)
     return _ConnectedMonitor(rank, None, main_if_killed, hub)
 
 

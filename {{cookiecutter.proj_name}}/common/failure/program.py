@@ -38,8 +38,8 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
     """
     global _joined
     catch_early_signals()
-    if rank.launch is not None and rank.launch.lives:
-        die_with_parent(rank.launch.starter)
+    if rank.parent is not None:
+        die_with_parent(rank.parent)
     rank = distributed.start(rank, config)
     rank = replace(rank, failure_monitor=connect(rank))
     _joined = not rank.is_alone

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 from common.distributed import LaterMax, Rank
@@ -46,11 +45,10 @@ def die_with_parent(starter: int | None = None) -> None:
     """
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
+    parent = os.getppid() if starter is None else starter
     set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-    starter_is_dead = starter is not None and not Path(f"/proc/{starter}").exists()
-    if starter_is_dead or os.getppid() != parent:  # it was killed before the call
+    if os.getppid() != parent:  # it was killed before the call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -93,7 +91,7 @@ class StopSignals:
         try:
             yield
         finally:
-            if self.rank.launch is None:
+            if self.rank.parent is None:
                 for number, handler in before.items():
                     signal.signal(number, handler)
 

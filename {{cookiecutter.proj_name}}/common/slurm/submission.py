@@ -15,7 +15,7 @@ from typing import Any
 from common.base.errors import UserError
 from common.base.files import unused, write_text
 from common.config import dump
-from common.distributed.rank import GpuIds
+from common.distributed.devices import GpuIds
 from common.run.folder import check_stays
 from common.run.lock import check_free
 from common.run.paths import DirConfig, RunPaths, data_dir

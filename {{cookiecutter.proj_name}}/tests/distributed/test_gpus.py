@@ -5,15 +5,18 @@ On real ones: the template's own tests.
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 import train
 from common.base.errors import UserError
-from common.distributed import DistConfig, Rank, group, read_launch
+from common.distributed import DistConfig, group
+from common.distributed.launch import read_launch
 from tests.conftest import Runs
 
 
@@ -22,6 +25,9 @@ class Child:
 
     def poll(self) -> int:
         return 0
+
+    def kill(self) -> None:
+        pass
 
 
 @pytest.fixture
@@ -68,7 +74,7 @@ def test_one_process_for_each(runs: Runs, started: list[Any], ids: str, count: i
     [
         (["--gpu_ids", "0,4"], "asks for device 4, but there are 4"),
         (["--gpu_ids", "0,0"], "different device numbers"),
-        (["--gpu_ids", "0,1", "--dist.processes", "3"], "dist.processes: 3, but gpu_ids .* names 2 device"),
+        (["--gpu_ids", "0,1", "--dist.processes", "3"], "names 2 device.*dist.processes wants 3"),
     ],
 )
 def test_what_cannot_be_started(runs: Runs, started: list[Any], words: list[str], told: str) -> None:
@@ -85,18 +91,21 @@ def test_the_device_is_set_before_the_group(monkeypatch: pytest.MonkeyPatch) -> 
     environment = {
         "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
     }  # fmt: skip
-    place = Rank(1, 1, 2, torch.device("cuda", 3), "nccl", read_launch(environment))
+    launched = read_launch(environment)
+    assert launched is not None
+    place = replace(launched, device=torch.device("cuda", 3), backend="nccl")
 
-    def meet(*_: Any) -> tuple[None, int, list[str]]:
+    def meet(*_: Any) -> Any:
         order.append("meet")
-        return None, 1, []
+        return HashStore()
 
     def init(backend: str, **options: Any) -> None:
         order.append((backend, options["rank"], options["device_id"]))
         raise InterruptedError
 
     monkeypatch.setattr(torch.cuda, "set_device", order.append)
-    monkeypatch.setattr(group, "_meet", meet)
+    monkeypatch.setattr(group, "_open_store", meet)
+    monkeypatch.setattr(group, "_join_round", lambda *_: 1)
     monkeypatch.setattr(dist, "init_process_group", init)
     with pytest.raises(InterruptedError):
         group.start(place, DistConfig())

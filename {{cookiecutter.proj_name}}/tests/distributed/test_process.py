@@ -12,7 +12,7 @@ import torch
 
 import evaluate
 from common.data.workers import WorkerStart
-from common.distributed import DistConfig, Rank, read_launch
+from common.distributed import DistConfig, Rank, find_rank
 from common.distributed.process import cores, raise_file_limit, set_up_process
 from tests.conftest import Runs, load, same
 from tests.distributed.test_launch import TORCHRUN
@@ -60,7 +60,7 @@ def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    launched = Rank(launch=read_launch(TORCHRUN))
+    launched = find_rank(-1, DistConfig(), TORCHRUN)
     set_up_process(DistConfig(), launched)
     assert threads == []
     monkeypatch.delenv("OMP_NUM_THREADS")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from common.distributed import Rank
-from common.distributed.launch import Launch
 from common.run import git as run_git
 from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths
@@ -21,8 +20,7 @@ def open_(project: Path, name: str = "digits", **changes) -> OpenRun:
 
 
 def one_of(world: int, per_host: int) -> Rank:
-    launch = Launch("torchrun", 0, 0, world, per_host, "127.0.0.1", 29500)
-    return Rank(world_size=world, launch=launch)
+    return Rank(world_size=world, launcher="torchrun", local_world=per_host)
 
 
 def git(project: Path, *arguments: str) -> str:

@@ -16,7 +16,6 @@ from loguru import logger
 
 from common.base.errors import UserError
 from common.distributed import Rank
-from common.distributed.launch import Launch
 from common.run.folder import OpenRun, open_run
 from common.run.lock import FolderLock
 from common.run.paths import DirConfig, RunPaths, data_dir, eval_dir
@@ -58,7 +57,7 @@ def test_paths_are_below_the_project_wherever_the_command_is_given(tmp_path, mon
 
 def test_the_record_says_what_ran(project):
     """CT-09, MM-37, XP-03, R-48: command line, seed, versions and complete configuration are kept."""
-    rank = Rank(world_size=2, launch=Launch("mpi", 0, 0, 2, 2, "127.0.0.1", 29500))
+    rank = Rank(world_size=2, launcher="mpi", local_world=2)
     values = {"name": "digits", "optim": {"lr": 1e-05, "note": "1e-5"}, "list": [1, None]}
     with open_(project, resolved_values=values, argv=["train.py", "--config", "a b.yaml"], rank=rank) as run:
         assert yaml.safe_load(run.folder.config_file.read_text()) == values

@@ -1,0 +1,81 @@
+"""Which process this is, and the device it computes on."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from common.base.errors import UserError
+from common.distributed.config import DistConfig
+from common.distributed.launch import read_launch
+from common.distributed.rank import Rank
+
+GpuIds = int | list[int] | str
+
+
+def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str] = os.environ) -> Rank:
+    """Work out this process' `Rank` from the launcher's variables and the wanted devices. Starts nothing.
+
+    Args:
+        gpu_ids: -1 computes on CPU; otherwise the CUDA device(s) of this host to use, one process each; "all": every
+            one that can be seen.
+
+    Raises:
+        UserError: the launcher's variables are wrong, a device does not exist, or the number of processes is not the
+            number of devices asked for.
+    """
+    rank = read_launch(environment, config.launcher) or Rank()
+    if config.processes not in (None, rank.local_world):
+        raise UserError(
+            f"dist.processes: {config.processes}, but {rank.launcher} started {rank.local_world} on this host; leave "
+            "dist.processes out: only --dist.launcher spawn starts them here"
+        )
+    # Slurm may give each task one GPU of its own, which the task sees as number 0; if not, NCCL refuses: duplicate GPU.
+    own_gpu = rank.launcher == "slurm" and rank.local_world > 1 and torch.cuda.device_count() == 1
+    device = host_devices(gpu_ids, rank.local_world, own_gpu)[rank.local_rank]
+    backend = config.distributed_backend
+    if backend == "nccl" and device.type == "cpu":
+        raise UserError("dist.distributed_backend: nccl needs CUDA devices; use gloo or auto with --gpu_ids -1")
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    return replace(
+        rank,
+        device=device,
+        backend="" if rank.is_alone else backend,
+        restarted=environment.get("SLURM_RESTART_COUNT", "0") != "0",
+        launched_as=(f"job {environment['SLURM_JOB_ID']}",) if "SLURM_JOB_ID" in environment else (),
+    )
+
+
+def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) -> list[torch.device]:
+    """The devices of this host's processes, one for each.
+
+    Args:
+        processes: how many there are; None for one per CUDA device, or one on the CPU.
+        own_gpu: each process sees another GPU than the others, and only that.
+
+    Raises:
+        UserError: a device does not exist, or there are more or fewer than `processes`.
+    """
+    if gpu_ids in (-1, [-1]):
+        return [torch.device("cpu")] * (processes or 1)
+    if own_gpu:
+        return [torch.device("cuda", 0)] * (processes or 1)
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise UserError(f"gpu_ids: {gpu_ids} asks for CUDA, but PyTorch sees none here; use --gpu_ids -1 for the CPU")
+    if gpu_ids == "all":
+        gpu_ids = list(range(count))
+    wanted = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
+    numbers = [number for number in wanted if isinstance(number, int) and number >= 0]
+    if not wanted or len(set(numbers)) < len(wanted):
+        raise UserError(f'gpu_ids: {gpu_ids} is neither -1 (CPU), "all", nor a list of different device numbers')
+    if max(numbers) >= count:
+        raise UserError(f"gpu_ids: {gpu_ids} asks for device {max(numbers)}, but there are {count} (0 to {count - 1})")
+    if processes not in (None, len(numbers)):
+        raise UserError(
+            f"gpu_ids: {gpu_ids} names {len(numbers)} device(s), but the launcher or dist.processes wants {processes} "
+            f"process(es) on this host, and each needs one device: start {len(numbers)}, or name {processes} device(s)"
+        )
+    return [torch.device("cuda", number) for number in numbers]
