@@ -53,11 +53,7 @@ class Trainer:
         self.trainable = Trainable(self.raw_model)
         self.parameters = [p for p in self.raw_model.parameters() if p.requires_grad]
         self.evaluator = Evaluator(
-            self.task,
-            self.rank,
-            self.precision,
-            lockstep_forward=self.strategy.lockstep_forward,
-            stop_signal=lambda: self.stop_signals.signal,
+            self.task, self.rank, self.precision, self.strategy.lockstep_forward, lambda: self.stop_signals.signal
         )
         steps_per_epoch = self.stream.steps_per_epoch
         self.total_steps = total_steps(config.progress, steps_per_epoch)
@@ -69,7 +65,6 @@ class Trainer:
         keep_every = Interval.parse(config.checkpoint.keep_every, "step").in_steps(steps_per_epoch)
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep, keep_every)
         self.saver = Saver(folder, config.checkpoint, self.rank)
-
         self.progress = TrainState(Position(epoch_size=self.stream.epoch_size))
         self.state = RunState(
             self.raw_model,
@@ -170,9 +165,9 @@ class Trainer:
             return self.task.losses(self.task.forward(self.model, batch), batch)
 
     def log(self) -> None:
-        """Write a log line and its scalars. Training waits for the device only here."""
+        """Write a log line and its scalars. Of all steps, only those that are logged wait for the device."""
         self.check_losses()
-        self.trainable.look_after_step()
+        self.trainable.check_step()
         self.saver.check()
         self.monitor.train(self.at, self.optimizer, self.grad_norm)
         if self.config.debug.debug_mode:
@@ -182,11 +177,6 @@ class Trainer:
         """Raise an error if a loss was NaN or infinite, before it is saved. Every process must call this."""
         if bad := max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank):
             raise bad_loss(bad, self.monitor.meter.bad_here == bad, self.stream, self.saver.folder, self.rank)
-
-    def check_weights(self) -> None:
-        """The same for weights: a finite loss can have a NaN or infinite gradient. Every process must call this."""
-        if max_over_ranks(int(not are_finite(self.parameters)), self.rank):
-            raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver.folder)
 
     def log_pictures(self, step: Step) -> None:
         """Log pictures of the batch just trained on, with the model's present output."""
@@ -198,8 +188,7 @@ class Trainer:
         """Evaluate on the validation data. Returns whether this is the best result so far."""
         self.check_losses()
         pictures = self.config.progress.max_samples_val if self.config.progress.save_progress_val else 0
-        result = self.run_evaluation("val", self.val, pictures)
-        if result is None:
+        if (result := self.run_evaluation("val", self.val, pictures)) is None:
             return False
         self.progress.values = result.values
         is_best = self.best.update(result.values, self.at.step)
@@ -213,8 +202,7 @@ class Trainer:
 
     def evaluate(self) -> None:
         """Evaluate on the evaluation data, and write numbers and pictures to the run's eval folder."""
-        result = self.run_evaluation("eval", self.evaluation, self.config.progress.max_samples_eval)
-        if result is None:
+        if (result := self.run_evaluation("eval", self.evaluation, self.config.progress.max_samples_eval)) is None:
             return
         self.monitor.evaluation("eval", self.at, result)
         if self.rank.is_main:
@@ -253,7 +241,8 @@ class Trainer:
     def save(self, *, best: bool = False, numbered: bool = False) -> None:
         """Save `latest.pt`, and `best.pt` / `step_*.pt` if requested. Every process must call this."""
         self.check_losses()
-        self.check_weights()
+        if max_over_ranks(int(not are_finite(self.parameters)), self.rank):  # a finite loss can have a NaN gradient
+            raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver.folder)
         state = self.state.state_dict(self.at, self.progress.values, self.progress.pending)
         if self.rank.is_main:  # metrics reach the disk before the checkpoint
             self.monitor.saving(self.at, best=best, numbered=numbered)

@@ -127,13 +127,15 @@ class LossFactory:
         model.loss = own
 
     def __call__(self, output: Any, batch: Any) -> Losses:
-        parts: Losses = {}
-        weighted: list[Tensor] = []
+        losses: Losses = {}
+        total: Tensor | None = None
         for term in self.terms:
-            named = by_part(term.name, term(output, batch))
-            parts |= named
-            weighted += (each if term.weight == 1.0 else each * term.weight for each in named.values())
-        return {"loss": sum(weighted[1:], weighted[0]), **parts}
+            for name, value in by_part(term.name, term(output, batch)).items():
+                weighted = value if term.weight == 1.0 else value * term.weight
+                total = weighted if total is None else total + weighted
+                losses[name] = value
+        assert total is not None
+        return {"loss": total, **losses}
 
 
 def by_part(name: str, value: Any) -> dict[str, Any]:

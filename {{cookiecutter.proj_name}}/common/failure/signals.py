@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
+from typing import NamedTuple
 
 from common.distributed import LaterMax, Rank
 
@@ -52,12 +52,14 @@ def die_with_parent(starter: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@dataclass(frozen=True)
-class StopDecision:
+class StopDecision(NamedTuple):
     """What the ranks agreed on between two steps: the signal to stop by (0: none), and whether to save."""
 
     stop: int
     save: bool
+
+
+_NOTHING = StopDecision(stop=0, save=False)
 
 
 class StopSignals:
@@ -110,8 +112,8 @@ class StopSignals:
         for it: an exchange in each step cost 6 % of steps of 10 ms, on as many cores as processes.
         """
         if self.rank.is_alone:
-            return StopDecision(self.signal, save)
-        decision = StopDecision(stop=0, save=False)
+            return StopDecision(self.signal, save) if self.signal or save else _NOTHING
+        decision = _NOTHING
         self._steps_left -= 1
         if self._exchange is not None:
             stop, wants_save, self._interval = self._exchange.read()

@@ -51,7 +51,7 @@ class Trainable:
         self._has_warned = False
         self._before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
 
-    def look_after_step(self) -> None:
+    def check_step(self) -> None:
         """`check`, and one warning about parameters that the last backward pass has not reached."""
         self.check()
         unused = [] if self._has_warned else without_gradient(self._model)

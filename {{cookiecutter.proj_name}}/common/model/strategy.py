@@ -10,6 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 from common.distributed import DistConfig, Rank
 from common.optim.precision import Precision
 
+_NOTHING = nullcontext()
+
 
 class Strategy:
     """A prepared model, and how it is trained on all processes. This one: on a single process.
@@ -31,7 +33,7 @@ class Strategy:
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
         """Whether the backward passes within this context average gradients over all processes."""
-        return nullcontext()
+        return _NOTHING
 
     def shard_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """The state of a checkpoint, with its tensors as this strategy holds them."""
@@ -54,4 +56,4 @@ class Replicated(Strategy):
         self._wrapped.broadcast_buffers = config.broadcast_buffers  # as an argument it has two names
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
-        return nullcontext() if enabled else self._wrapped.no_sync()
+        return _NOTHING if enabled else self._wrapped.no_sync()

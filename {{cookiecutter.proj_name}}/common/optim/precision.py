@@ -13,6 +13,7 @@ from common.config import section
 from common.data.move import map_tensors
 
 Closure = Callable[[], Any]
+_NOTHING = nullcontext()
 
 
 @section
@@ -45,7 +46,7 @@ class Precision:
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of the forward pass and the loss."""
         # A new one each time (1 us): the object remembers what it replaced, and so cannot be nested in itself.
-        return nullcontext() if self._narrow is None else torch.autocast(self._device_type, self._narrow)
+        return _NOTHING if self._narrow is None else torch.autocast(self._device_type, self._narrow)
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of `loss`, a scalar."""
@@ -60,8 +61,11 @@ class Precision:
 
         With fp16 it waits for the device, and an optimizer with a closure (LBFGS) is refused by torch.
         """
-        before = self._scaler.get_scale()
         options = {} if closure is None else {"closure": closure}
+        if not self._scaler.is_enabled():
+            optimizer.step(**options)
+            return True
+        before = self._scaler.get_scale()
         self._scaler.step(optimizer, **options)
         self._scaler.update()
         return self._scaler.get_scale() >= before  # it only falls after infinities
