@@ -388,7 +388,7 @@ def test_only_what_loads_safely_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_runs_never_write_one_folder(runs: Runs) -> None:
-    """The second is refused; after a kill, the lock of the dead process is recognised."""
+    """The second is refused; after a kill, the lock is free."""
     words = runs.words("--progress.epoch", "1000000", "--progress.epoch_val", "-1")
     command = [sys.executable, "train.py", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -406,7 +406,6 @@ def test_two_runs_never_write_one_folder(runs: Runs) -> None:
         child.wait()
     step = load(runs.root / "run")["position"]["step"]
     folder = runs.train("--resume", "auto", "--progress.max_steps", str(step + 3), "--progress.epoch", "null")
-    assert "taking over" in (folder / "train.log").read_text()
     assert load(folder)["position"]["step"] == step + 3
 
 

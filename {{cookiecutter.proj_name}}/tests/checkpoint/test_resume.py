@@ -156,7 +156,7 @@ def test_stopped_in_an_evaluation(
     monkeypatch.delenv("SIGNAL_AT")
     state = load(runs.root / "cut")
     assert (state["position"]["step"], state["owed"]) == (step, owed)
-    assert "is interrupted" in (runs.root / "cut" / "train.log").read_text()
+    assert "was interrupted" in (runs.root / "cut" / "train.log").read_text()
     folder = runs.train(*words(kind, *SIGNALLED, "--resume", "auto"), name="cut")
     assert same(measured(folder), measured(uncut))
 
