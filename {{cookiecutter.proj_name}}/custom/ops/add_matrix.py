@@ -1,6 +1,6 @@
 """add_matrix(a, b) = a + b for matrices: the smallest operator, to copy when yours has no settings.
 
-`python custom/ops/add_matrix.py [ROWS COLUMNS]` compares the built kernels with the reference: values, gradients, time.
+`python custom/ops/add_matrix.py [ROWS COLUMNS]` compares built kernels with the reference: values, gradients, time.
 """
 
 from typing import Any

@@ -161,8 +161,8 @@ def test_missing_base_and_loop(told: Told, tmp_path: Path) -> None:
 def test_unknown_registry_name(told: Told) -> None:
     """R-16: the nearest name, and where to add."""
     text = told("--model.type", "ConvModle")
-    for part in ("ConvModle", "did you mean ConvModel?", "custom/models/<name>_model.py", "@MODEL_REGISTRY.register()"):
-        assert part in text
+    assert "ConvModle" in text and "did you mean ConvModel?" in text
+    assert "custom/models/<name>_model.py" in text and "@MODEL_REGISTRY.register()" in text
 
 
 def test_wrong_argument_of_a_registered_class(told: Told) -> None:
