@@ -160,14 +160,14 @@ def test_what_is_copied(tmp_path: Path, with_git: bool) -> None:
 
 def test_code_that_git_ignores(tmp_path: Path) -> None:
     """R-48: a package is needed as it lies, with what is compiled in it; not so an environment."""
-    for name in ("train.py", "custom/__init__.py", "custom/kernels/build/a.so", "custom/__pycache__/a.pyc",
-                 "other.so", "dist/__init__.py", "dist/part.py", "outputs/big.bin", ".venv/pyvenv.cfg", ".venv/a.py"):  # fmt: skip
+    packages = {"custom/__init__.py", "custom/kernels/build/a.so", "dist/__init__.py", "dist/part.py"}
+    others = ["custom/__pycache__/a.pyc", "other.so", "outputs/big.bin", ".venv/pyvenv.cfg", ".venv/a.py"]
+    for name in ("train.py", *packages, *others):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / ".gitignore").write_text("*.so\ndist/\n.venv\noutputs\n__pycache__\n")
     git(tmp_path, "init", "-q")
     names = {path.as_posix() for path in snapshot.code_files(tmp_path, [])}
-    packages = {"custom/__init__.py", "custom/kernels/build/a.so", "dist/__init__.py", "dist/part.py"}
     assert names == {".gitignore", "train.py", *packages}
 
 
