@@ -1,5 +1,6 @@
 """What a run reports while it works: log lines, numbers, pictures. Only the main process writes them."""
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import field
@@ -79,6 +80,7 @@ class Monitor:
         self.step: int | None = None
         self._device, self._workers = rank.device, workers
         self._totals: tuple[int | None, int | None] = (None, None)  # steps and epochs of the run, where known
+        self._recording = threading.Lock()  # another thread records the failure of another process
         self._has_ended = False
         self._folder = None if run is None else run.folder
         self._pictures = run.folder.progress if run is not None and local_pictures else None
@@ -173,7 +175,7 @@ class Monitor:
         self.writer.close()
 
     def _status(self, state: State, step: int | None, reason: str = "") -> None:
-        if self._folder is not None and not self._has_ended:
-            self._has_ended = state != "running"
-            with warn_on_oserror("status.json"):
+        with self._recording, warn_on_oserror("status.json"):
+            if self._folder is not None and not self._has_ended:
+                self._has_ended = state != "running"
                 write_status(self._folder, state, step=step, reason=reason)
