@@ -106,7 +106,7 @@ class StopSignals:
             self.signal, self._noted_at = number, time.monotonic()
 
     def sync(self, save: bool) -> StopDecision:
-        """Whether any rank received a signal, or wants to save. Called once a step, by all ranks.
+        """Whether any rank received a signal, or requests a save. Called once per step, by all ranks.
 
         Several ranks exchange this about five times a second, and read the result one step later, so no rank waits for
         it: an exchange in each step cost 6 % at 10 ms per step, with one core per process.

@@ -20,7 +20,7 @@ from common.run.status import now
 RESULT_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "MKL_CBWR", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO",
 )  # fmt: skip
-_REPEATED = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", *RESULT_VARIABLES)  # the first two are part of torch's settings
+_REPEATED = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", *RESULT_VARIABLES)  # torch reports the effect of the first two
 
 
 def describe(project: Path, argv: Sequence[str], seed: int, rank: Rank, git: GitState) -> dict[str, Any]:
