@@ -1,1 +1,1 @@
-"""Errors, atomic files, processes: what every room needs. Imports nothing of ours, and not PyTorch."""
+"""Errors, atomic files, processes: used by every package. Imports no other package of ours, nor PyTorch."""

@@ -1,4 +1,4 @@
-"""Saying where an error happened, without touching its traceback."""
+"""Note on an error where it happened, without changing its traceback."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def error_context(describe: Callable[[], str]) -> Iterator[None]:
-    """Add what `describe` gives to the notes of an exception that passes. It is called only then."""
+    """Append `describe()` to the notes of an exception raised in the block. It is called only then."""
     try:
         yield
     except Exception as error:
-        # What `add_note` of Python 3.11 does.
+        # As `add_note` of Python 3.11.
         notes = getattr(error, "__notes__", None)
         if notes is None:
             notes = error.__notes__ = []
@@ -19,5 +19,5 @@ def error_context(describe: Callable[[], str]) -> Iterator[None]:
 
 
 def with_notes(error: BaseException) -> str:
-    """The error's message and its notes, a line each."""
+    """The error's message and its notes, one per line."""
     return "\n  ".join([str(error), *getattr(error, "__notes__", [])])

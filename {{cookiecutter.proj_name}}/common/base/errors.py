@@ -1,8 +1,8 @@
-"""What a user got wrong, as opposed to what we got wrong."""
+"""User errors, as opposed to bugs."""
 
 
 class UserError(ValueError):
-    """A mistake its reader can mend: printed as it stands, without a traceback.
+    """A mistake the user can fix: printed as is, without a traceback.
 
     The message names the value, the rule it broke, and what to do. Not a `KeyError`: that type prints its text quoted.
     """

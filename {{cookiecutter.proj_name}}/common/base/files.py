@@ -1,4 +1,4 @@
-"""Files that are replaced in one move, and files that grow."""
+"""Atomic replacement of files, and appending to files."""
 
 import os
 import sys
@@ -12,23 +12,23 @@ from loguru import logger
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file (UTF-8) in one move."""
-    # File names need not be UTF-8; what is not is written as it was read.
+    """Replace a text file (UTF-8) atomically."""
+    # File names need not be UTF-8; such bytes are written as they were read.
     write_bytes(path, text.encode(errors="surrogateescape"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file in one move, see `atomic_file`."""
+    """Replace a file atomically, see `atomic_file`."""
     with atomic_file(path) as file:
         file.write(data)
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to fill, which appears as `path` when it is complete and on the disk; until then an old file stays.
+    """Open a temporary file that replaces `path` once it is complete and synced to disk.
 
     Raises:
-        OSError: it cannot be written; an old file of that name is as it was.
+        OSError: it cannot be written; an old file at `path` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -44,7 +44,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def unused(stem: Path, suffix: str = "") -> Path:
-    """`<stem><suffix>`; where that name is taken, `<stem>-2<suffix>`, `<stem>-3<suffix>`, ..."""
+    """`<stem><suffix>`; if that name is taken, `<stem>-2<suffix>`, `<stem>-3<suffix>`, ..."""
     number, path = 1, stem.with_name(stem.name + suffix)
     while path.exists():
         number += 1
@@ -55,7 +55,7 @@ def unused(stem: Path, suffix: str = "") -> Path:
 class Appender:
     """Appends text (UTF-8) to a file, unbuffered: it can be followed, and a killed process loses nothing.
 
-    What cannot be written is kept, and written first the next time: a disk that is full for an hour costs nothing.
+    Text that cannot be written is kept, and written first in the next call: a disk full for an hour loses nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +65,7 @@ class Appender:
         self._writing = threading.RLock()  # a signal handler may write in the middle of a write
 
     def write(self, text: str) -> None:
-        """Append `text`, or keep it; from any thread. Never raises `OSError`."""
+        """Append `text`, or keep it for later. Thread-safe; never raises `OSError`."""
         with self._writing:
             was_stuck = bool(self._unwritten)
             self._unwritten += text.encode(errors="surrogateescape")
@@ -73,7 +73,7 @@ class Appender:
                 while self._unwritten:
                     self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
             except OSError as error:
-                if not was_stuck:  # not by the log, which may be this very file
+                if not was_stuck:  # not to the log, which may be this file
                     print(f"warning: {self.path} cannot be written ({error}); the text is kept", file=sys.stderr)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Appender:
 
 @contextmanager
 def warn_on_oserror(what: str) -> Iterator[None]:
-    """Inside, a file that cannot be written costs a warning, not the run."""
+    """Log an `OSError` raised in the block as a warning: a failed write does not end the run."""
     try:
         yield
     except OSError as error:

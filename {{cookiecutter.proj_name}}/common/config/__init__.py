@@ -1,8 +1,8 @@
 """YAML files and a command line -> one checked, typed, frozen configuration.
 
-`schema` reads the sections (dataclasses that stand beside their consumers), `source` reads YAML, `layers` merges files,
-`overrides` reads the command line, `check` compares the result with the schema, `arguments` compares a free section
-with a signature, `show` and `reference` print, and `resolve` holds the entry points.
+`schema` reads the sections (dataclasses defined next to their consumers), `source` reads YAML, `layers` merges files,
+`overrides` reads the command line, `check` validates the result against the schema, `arguments` a free section
+against a signature, `show` and `reference` print, and `resolve` holds the entry points.
 """
 
 from common.config.overrides import option_value

@@ -1,4 +1,4 @@
-"""Whether a section's keys fit the signature of the class or function that it configures; nothing is called."""
+"""Check a section's keys against the signature of the class or function it configures, without calling it."""
 
 import inspect
 import json
@@ -21,10 +21,10 @@ def check_arguments(
     provided: tuple[str, ...] = (),
     others: Collection[str] = (),
 ) -> Iterator[Problem]:
-    """Problems of calling `target(**given, **provided)`, by its signature and annotations.
+    """Problems that a call `target(**given, **provided)` would have, by its signature and annotations.
 
-    `label` names the target in messages; it is only asked when there is a message, since finding a line is slow.
-    `others`: keys that may stand there too.
+    `label` names the target in messages; it is called only for a message, since finding a line is slow.
+    `others`: further valid keys of the section, for suggestions.
     """
     named, takes_any = _parameters(target)
     for name, value in given.items():
@@ -47,8 +47,8 @@ def check_arguments(
 
 
 def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` as the types that the signature names: a path for `Path`, a tuple for `tuple[int, int]`, a section for
-    a section class. Values that do not fit stay as they are; `check_arguments` refuses them."""
+    """`given`, converted to the annotated types: a path for `Path`, a tuple for `tuple[int, int]`, a section for a
+    section class. Values that do not fit are left unchanged; `check_arguments` rejects them."""
     named, _ = _parameters(target)
     fitted = dict(given)
     for name in given.keys() & named.keys():
@@ -60,15 +60,15 @@ def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[
 
 
 def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
-    """What can be given by name, in order; () for what Python cannot look into."""
+    """Names of the parameters that can be given by name, in order; () if Python cannot inspect `target`."""
     return tuple(_parameters(target)[0])
 
 
 def _parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Parameters that can be given by name, and whether any other name is taken too."""
+    """Parameters that can be given by name, and whether any other name is accepted too."""
     try:
         found = _signature(target).parameters
-    except (TypeError, ValueError):  # written in C: nothing can be known
+    except (TypeError, ValueError):  # written in C: no signature
         return {}, True
     named = {name: parameter for name, parameter in found.items() if parameter.kind in _NAMED}
     return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values())
@@ -77,7 +77,7 @@ def _parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
 def _signature(target: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(target, eval_str=True)
-    except Exception:  # noqa: BLE001 - annotations that exist for the type checker only stay text
+    except Exception:  # noqa: BLE001 - annotations that only a type checker can resolve stay text
         return inspect.signature(target)
 
 
@@ -93,9 +93,9 @@ def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: Callab
 
 
 def _fit(annotation: Any, value: Any) -> Any:
-    """`value`, which came from YAML, as `annotation`. Raises `ValidationError`.
+    """Convert `value`, read from YAML, to type `annotation`. Raises `ValidationError`.
 
-    What pydantic cannot look into (a module, a tensor) takes anything.
+    Types that pydantic cannot inspect (a module, a tensor) accept anything.
     """
     if annotation is inspect.Parameter.empty or isinstance(annotation, str):
         return value
@@ -104,4 +104,4 @@ def _fit(annotation: Any, value: Any) -> Any:
     except (PydanticUserError, NameError, TypeError, AttributeError):
         return value
     fitted = adapter.validate_json(text, strict=True)
-    return value if isinstance(fitted, Iterator) else fitted  # of an Iterable, pydantic makes a one-way iterator
+    return value if isinstance(fitted, Iterator) else fitted  # for Iterable, pydantic gives a one-pass iterator

@@ -1,7 +1,7 @@
-"""A tree of nodes against a schema: every problem at once, or the finished configuration.
+"""Validate a tree of nodes against a schema: gives the configuration, or every problem at once.
 
-Pydantic checks each value by itself, and a wrong value is replaced by its default. So the rules about several values
-can always run, and no mistake hides another: the checks attached to fields, and then `problems` of each section.
+Pydantic checks each value by itself, and a wrong value is replaced by its default. The further rules, the checks
+attached to fields and then `problems` of each section, can therefore still run, and no mistake hides another.
 """
 
 import copy
@@ -22,9 +22,9 @@ _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict[str, Origin]]:
-    """The configuration and where each of its keys was written. Raises `ConfigError` with everything that is wrong.
+    """The configuration and where each of its keys was written. Raises `ConfigError` with every problem.
 
-    `problems`: what reading the files and the command line found already.
+    `problems`: those found earlier, while reading the command line.
     """
     checker = _Checker(schema, problems)
     config: T = checker.section(tree.value, schema, "", ABSENT)
@@ -43,7 +43,7 @@ class _Checker:
         self.places: dict[str, Origin] = {}
 
     def section(self, entries: Mapping[str, Node], schema: type, key: str, default: Any) -> Any:
-        """The section at `key`; ABSENT when a required key is missing. `default`: its value if nothing is written."""
+        """The section at `key`; ABSENT if a required key is missing. `default`: its value if nothing is written."""
         prefix = f"{key}." if key else ""
         for name, node in entries.items():
             if name not in keys_of(schema):
@@ -61,13 +61,13 @@ class _Checker:
                 at = prefix + problem.key
                 if not any(_is_within(at, other) or _is_within(other, at) for other in known):
                     self.problems.append(dataclasses.replace(problem, key=at))
-        except ValueError as error:  # from a `__post_init__`, or from a rule that met a value which a check refused
+        except ValueError as error:  # from a `__post_init__`, or a rule applied to a value that a check rejected
             if not any(other.startswith(prefix) for other in known):
                 self.problems.append(Problem(key, ABSENT, str(error)))
         return made
 
     def _field(self, node: Node | None, annotation: Any, key: str, default: Any) -> Any:
-        """The value of one field; its default when it is not given, or wrong."""
+        """The value of one field; its default if it is missing or wrong."""
         below = section_of(annotation)
         if node is None:
             return self._default(annotation, key, default)
@@ -96,7 +96,7 @@ class _Checker:
             self.problems.append(Problem(key, ABSENT, "is required"))
         else:
             self._run_checks(annotation, to_jsonable_python(default), key)
-        return copy.deepcopy(default)  # its own, not one that all configurations share
+        return copy.deepcopy(default)  # a copy: configurations must not share it
 
     def _plain(self, node: Node, annotation: Any, key: str) -> Any:
         """The node as plain data, in the form that suits the type: text for a text field, a list for `0,1,2`."""
@@ -113,7 +113,7 @@ class _Checker:
         return text if text is not None and value is not None and only_text(annotation) else value
 
     def _run_checks(self, annotation: Any, value: Any, key: str) -> None:
-        """The checks attached to a field, and to the type of what its list or mapping holds."""
+        """Run the checks attached to a field, and to the item type of its list or mapping."""
         for item in metadata(annotation):
             if isinstance(item, SectionCheck):
                 self.problems += item.check(value, key)
@@ -127,7 +127,7 @@ class _Checker:
         self.problems.append(Problem(prefix + name, _shown(node.value), "unknown key", hint, node.origin))
 
     def placed(self, problem: Problem) -> Problem:
-        """`problem` with the origin of its key, or of the nearest section around it that was written down."""
+        """`problem` with the origin of its key, or of the nearest enclosing section that was written."""
         key = problem.key
         while key not in self.places and key:
             key = key.rpartition("." if key[-1] != "]" else "[")[0]
@@ -135,11 +135,11 @@ class _Checker:
 
 
 def _problems_of(error: ValidationError, plain: Any, key: str) -> Iterator[Problem]:
-    """Pydantic's errors, one for each value. Of the alternatives of a union, those count that went deepest."""
+    """Pydantic's errors, one for each value. Of a union's alternatives, those with the deepest errors count."""
     found: dict[str, tuple[Any, list[ErrorDetails]]] = {}
     for item in error.errors(include_url=False):
         at, value = key, plain
-        for part in item["loc"]:  # some parts name alternatives of unions: those stand in no data
+        for part in item["loc"]:  # some parts name alternatives of unions, which are not in the data
             if isinstance(value, dict) and part in value:
                 at, value = f"{at}.{part}", value[part]
             elif isinstance(value, list) and isinstance(part, int) and part < len(value):

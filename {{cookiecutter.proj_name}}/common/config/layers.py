@@ -1,7 +1,7 @@
-"""Several files, one tree: `$BASE` is flattened to an ordered list of files first, then each is laid over the last.
+"""Several files, one tree: `$BASE` is first flattened to an ordered list of files, then each is laid over the last.
 
-Flattening first matters: were each base merged by recursion, a default shared by two bases would be merged twice, and
-its second copy would undo what the first base had set.
+Flattening first matters: if bases were merged recursively, a default shared by two bases would be merged twice, and
+its second copy would undo the first base's values.
 """
 
 import os
@@ -16,7 +16,7 @@ from common.config.source import Node, read_file
 
 
 def flatten(paths: Sequence[Path]) -> list[Node]:
-    """What the files and all their bases say, each file once, every base before the files built on it."""
+    """Read the files and all their bases, each file once, every base before the files built on it."""
     done: dict[Path, Node] = {}
     for path in paths:
         _visit(path, (), done)
@@ -47,21 +47,21 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
 
 
 def not_a_file(path: Path) -> str:
-    """Why this cannot be read; nothing for a file. `os.path`, since the methods of `Path` raise on some odd names."""
+    """Why `path` cannot be read; "" for a file. Uses `os.path`, since methods of `Path` raise on some odd names."""
     if os.path.isfile(path):
         return ""
     return "is a folder, not a file" if os.path.isdir(path) else "does not exist"
 
 
 def merge(base: Node, over: Node, annotation: Any, fill: bool = False) -> Node:
-    """`over` laid on `base`: mappings are merged, anything else is replaced.
+    """Lay `over` on `base`: mappings are merged, anything else is replaced.
 
     A new `type` drops the other keys of a free section, which were the old type's arguments. A section with a schema
-    keeps its values (each key means the same under every type), and so do the keys that a check on the field (a
-    registry's, say) names in `ignore` as not being arguments.
+    keeps its values, since each key means the same under every type. Also kept are keys that are not arguments: those
+    in `ignore` of a check on the field (such as a registry's).
 
-    `fill`: a free section that `base` does not mention begins with the schema's default. So `--model.width 3` changes
-    the default model, and is not a model of width 3 and no type.
+    `fill`: a free section missing from `base` starts from the schema's default. So `--model.width 3` changes the
+    default model, and does not define a model without a type.
     """
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)) or over.replace:
         return over
@@ -79,7 +79,7 @@ def merge(base: Node, over: Node, annotation: Any, fill: bool = False) -> Node:
 
 
 def _default_node(annotation: Any, name: str) -> Node | None:
-    """Where the values under a key begin: an empty section, or the default of a free one."""
+    """The node that values under a key start from: an empty section, or the default of a free one."""
     parent = section_of(annotation)
     key = keys_of(parent).get(name) if parent is not None else None
     if key is not None and section_of(key.annotation) is not None:
@@ -88,7 +88,7 @@ def _default_node(annotation: Any, name: str) -> Node | None:
 
 
 def node_of(value: Any, origin: Origin) -> Node:
-    """Plain Python data as nodes, all of one origin."""
+    """Plain Python data as nodes, all with the same origin."""
     if isinstance(value, dict):
         return Node({name: node_of(item, origin) for name, item in value.items()}, origin)
     return Node([node_of(item, origin) for item in value] if isinstance(value, (list, tuple)) else value, origin)

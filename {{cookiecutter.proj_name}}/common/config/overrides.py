@@ -57,7 +57,7 @@ def option_value(argv: Sequence[str], option: str) -> str | None:
 
 
 def layer_of(options: Mapping[str, Option], schema: type, tree: Node) -> Node:
-    """The options as a tree to lay over `tree`, the merged files, which know the names that hold dots themselves."""
+    """The options as a tree to lay over `tree`, the merged files. Names that contain dots are found there."""
     layer = Node({}, Origin("command line"))
     for name, option in options.items():
         parts = _split(name.removeprefix("--"), tree)
@@ -69,7 +69,7 @@ def layer_of(options: Mapping[str, Option], schema: type, tree: Node) -> Node:
 
 
 def _split(key: str, tree: Node) -> list[str]:
-    """A dotted key in its parts. A name that itself holds dots (an import path) is found where the files have it."""
+    """Split a dotted key. A name that itself contains dots (an import path) is recognized if the files contain it."""
     words, parts, known = key.split("."), list[str](), tree.value
     while words:
         take = next((n for n in range(len(words), 0, -1) if ".".join(words[:n]) in known), 1)
@@ -80,10 +80,10 @@ def _split(key: str, tree: Node) -> list[str]:
 
 
 def _value(name: str, option: Option, annotation: Any) -> Node:
-    """The value typed after an option, read for a field of this type.
+    """Parse an option's value for a field of this type.
 
-    Text fields take it as it stands. Only what opens like a flow list, flow mapping or quote is parsed as YAML, so
-    that `*.png` and `a: b` need no second pair of quotes inside the shell's.
+    Text fields take it as is. Only a value that starts like a flow list, flow mapping or quote is parsed as YAML, so
+    `*.png` and `a: b` need no second pair of quotes inside the shell's.
     """
     text, origin, as_text = *option, only_text(annotation)
     if text is None:

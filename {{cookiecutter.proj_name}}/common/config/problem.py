@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, and where it was written."""
+"""Problems of a configuration, and where its values were written."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -10,12 +10,12 @@ from pydantic_core import ErrorDetails
 
 from common.base.errors import UserError
 
-RESERVED = ("--help", "--print-config", "--debug", "--config", "--list")  # options that are no keys
+RESERVED = ("--help", "--print-config", "--debug", "--config", "--list")  # options that are not keys
 MAX_SHOWN = 20  # problems in one message: about one screen
 
 
 ABSENT: Any = object()
-"""The value of a key that is not given; None will not do, since a key may be null."""
+"""The value of a missing key; not None, since a key may be null."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ DEFAULT = Origin("default")
 
 @dataclass(frozen=True)
 class Problem:
-    """One broken rule. `key` is the full dotted key, or in `problems` of a section relative to it. The loader fills in
+    """One broken rule. `key` is the full dotted key, or in a section's `problems`, relative to it. The loader fills in
     `origin`."""
 
     key: str
@@ -60,7 +60,7 @@ class SectionCheck(Protocol):
 
 
 class ConfigError(UserError):
-    """Everything wrong with one configuration; its text fits one screen."""
+    """All problems of one configuration; its text fits on one screen."""
 
     def __init__(self, problems: Sequence[Problem]):
         self.problems = list(problems)
@@ -87,7 +87,7 @@ _YAML_WORDS = {
 
 
 def rule_of(errors: Sequence[ErrorDetails]) -> str:
-    """What pydantic says about one value, in the words of YAML: "must be an integer or a list".
+    """Pydantic's message about one value, in YAML terms: "must be an integer or a list".
 
     `errors`: one for each alternative of a union.
     """

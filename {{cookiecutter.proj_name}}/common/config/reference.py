@@ -1,4 +1,4 @@
-"""Every key there is, for people and editors: the default config as a commented file, `--help`, the JSON schema."""
+"""All keys, documented for people and editors: the default config as a commented file, `--help`, the JSON schema."""
 
 import shutil
 import textwrap
@@ -77,7 +77,7 @@ def help_text(
 
 
 def _meaning(key: Key) -> str:
-    """What a key is for: the first paragraph of its section's docstring, or its own description."""
+    """A key's meaning: the first paragraph of its section's docstring, or its own description."""
     section = section_of(key.annotation)
     return key.meaning if section is None else " ".join((section.__doc__ or "").partition("\n\n")[0].split())
 
@@ -88,7 +88,7 @@ _REPLACE = {"type": "boolean", "description": "true: replace the base's section 
 
 
 class _ForEditors(GenerateJsonSchema):
-    """Without titles, and nothing is required (a base may hold it)."""
+    """Leaves out titles and required keys (a base may set them)."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False

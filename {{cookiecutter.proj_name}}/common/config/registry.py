@@ -1,4 +1,4 @@
-"""Names in a config -> classes and functions. Flat: one table a kind, one entry a name, each with its file and line."""
+"""Names in a config -> classes and functions: one flat table per kind, one entry per name, with its file and line."""
 
 import importlib
 import inspect
@@ -19,13 +19,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry:
-    """What may be named in one kind of section.
+    """The classes and functions that one kind of section may name.
 
     Args:
         kind: a word for messages and `--list`, as in "model".
         provided: arguments that the engine supplies; a config must not.
-        call: parameters of an entry that is a function and is used as it is; a class is always built. None: functions
-            are called for what they return, like classes.
+        call: parameters of an entry that is a function, which is then used directly; a class is always built. None:
+            functions are called to build an object, like classes.
     """
 
     def __init__(self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None) -> None:
@@ -39,8 +39,8 @@ class Registry:
         self._origins: dict[str, Origin] = {}
 
     def register(self, name: str | None = None) -> Callable[[F], F]:
-        """Decorator: enter a class or function under `name`, or its own name. A second one of a name is an error."""
-        # The caller's line tells two classes of one file apart, and is the same in a second import (`python -m`).
+        """Decorator: register a class or function as `name`, by default its own. Using a name twice is an error."""
+        # The caller's line tells two classes of one file apart, and is the same on a second import (`python -m`).
         caller = sys._getframe(1)
         origin = Origin(place(caller.f_code.co_filename), caller.f_lineno)
 
@@ -55,15 +55,15 @@ class Registry:
         return enter
 
     def scan(self, package: str, suffix: str) -> None:
-        """Look for entries in every file below the package's folder whose name ends in `suffix`.
+        """Look for entries in every module below the package's folder whose name ends in `suffix`.
 
-        The files are imported at the first look-up, not now: so a mistake in one is reported like every other.
+        The files are imported at the first look-up, not now, so a mistake in one is reported like any other.
         """
         self._where_to_add = f"{package.replace('.', '/')}/<name>{suffix}.py"
         self._to_scan.append((package, suffix))
 
     def import_files(self) -> list[Problem]:
-        """Import the files to scan, the first time. Returns a problem for each that does not import."""
+        """Import the files to scan, once. Returns a problem for each that cannot be imported."""
         while self._to_scan:
             package, suffix = self._to_scan.pop()
             for folder in map(Path, importlib.import_module(package).__path__):
@@ -73,7 +73,7 @@ class Registry:
         return self._broken
 
     def get(self, name: str) -> Callable[..., Any]:
-        """What is registered as `name`, or what stands at an import path, "pkg.module.Class" or "pkg.module:Class"."""
+        """The entry registered as `name`, or the object at an import path, "pkg.module.Class" or "pkg.module:Class"."""
         self.import_files()
         if name in self._entries:
             return self._entries[name]
@@ -84,9 +84,9 @@ class Registry:
         raise UserError(f"no {self.kind} is called {name}; {known} (for a new one, {remedy})")
 
     def build(self, section: Mapping[str, Any], *, ignore: Collection[str] = (), **provided: Any) -> Any:
-        """Call what `section["type"]` names with the other keys, less those in `ignore`, and with `provided`.
+        """Call the entry that `section["type"]` names with the other keys, except those in `ignore`, and `provided`.
 
-        A function that is used as it is gets the other keys along with every call.
+        A function that is used directly is returned instead, with the other keys bound as arguments.
         """
         target = self.get(section["type"])
         given = {name: value for name, value in section.items() if name != "type" and name not in ignore}
@@ -106,9 +106,9 @@ class Registry:
         default_type: str | None = None,
         mapped: Collection[str] = (),
     ) -> Iterator[Problem]:
-        """What is wrong with a section that names an entry and its arguments; looks at signatures, builds nothing.
+        """Problems of a section that names an entry and its arguments; inspects signatures, builds nothing.
 
-        `mapped`: parameters of a function used as it is that each call gives by name; () when it gives `call` by place.
+        `mapped`: parameters of a directly used function that calls pass by name; (): calls pass `call` by position.
         """
         yield from self.import_files()
         if not isinstance(section, Mapping):
@@ -134,11 +134,11 @@ class Registry:
         yield from check_arguments(target, given, key, lambda: f"{name} ({file_of(target)})", provided, ignore)
 
     def where(self, name: str) -> str:
-        """File and line of what `name` means, relative to the working directory when below it."""
+        """File and line of the entry `name`, relative to the working directory when below it."""
         return file_of(self.get(name))
 
     def table(self) -> str:
-        """Every entry: name, file:line, signature. Raises `ConfigError` when a file does not import."""
+        """Every entry: name, file:line, signature. Raises `ConfigError` if a file cannot be imported."""
         if broken := self.import_files():
             raise ConfigError(broken)
         rows = [(name, file_of(entry), str(inspect.signature(entry))) for name, entry in sorted(self._entries.items())]
@@ -149,7 +149,7 @@ class Registry:
 
 @dataclass(frozen=True)
 class Registered:
-    """Marks a field that names an entry: a section whose `type` does, or a text. Null means off.
+    """Marks a field that names an entry: in a section's `type`, or as text. Null means off.
 
     As in `Annotated[dict[str, Any], Registered(MODEL_REGISTRY)]` or `Annotated[str, Registered(SCHEDULE_REGISTRY)]`.
     `ignore`: keys of the section that are not arguments. They also survive a change of `type`.
@@ -159,7 +159,7 @@ class Registered:
     ignore: tuple[str, ...] = ()
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
-        """What is wrong with the name, and with the arguments in a section."""
+        """Problems of the name, and of a section's arguments."""
         if isinstance(value, str):
             yield from self.registry.import_files()
             try:
@@ -171,7 +171,7 @@ class Registered:
 
 
 def file_of(target: Any) -> str:
-    """Where a class or function is written, "custom/models/conv_model.py:6"; its module when it has no source."""
+    """Where a class or function is defined, "custom/models/conv_model.py:6"; its module if it has no source."""
     try:
         file, (_, line) = inspect.getsourcefile(target), inspect.getsourcelines(target)
         return f"{place(file or '?')}:{line}"
@@ -180,7 +180,7 @@ def file_of(target: Any) -> str:
 
 
 def import_path(name: str) -> Callable[..., Any]:
-    """What stands at "pkg.module.Class" or "pkg.module:Class". Raises `UserError` when nothing callable does."""
+    """The object at "pkg.module.Class" or "pkg.module:Class". Raises `UserError` if there is none, or not callable."""
     module, colon, path = name.partition(":")
     if not colon:
         module, _, path = name.rpartition(".")

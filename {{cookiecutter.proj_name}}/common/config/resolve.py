@@ -27,8 +27,8 @@ T = TypeVar("T")
 class Resolved(Generic[T]):
     """A checked configuration.
 
-    `values` is all of it as plain data, defaults filled in; `origins` says where each of them was written, by dotted
-    key. As text: YAML with the origins as comments.
+    `values` is all of it as plain data, including defaults; `origins` is where each value was written, by dotted key.
+    `str()` gives YAML with the origins as comments.
     """
 
     config: T
@@ -51,7 +51,7 @@ def resolve(
     tree = Node({}, DEFAULT)
     for body in flatten([_existing(path) for path in files]):
         tree = merge(tree, body, schema)
-    if overlay is not None:  # its own values only: the configuration below it has chosen its bases already
+    if overlay is not None:  # its own values only: the configuration below it already has bases
         body = read_file(_existing(overlay))
         body.value.pop("$BASE", None)
         tree = merge(tree, body, schema, fill=True)
@@ -87,9 +87,9 @@ def parse(
     default: str | Path | None = None,
     debug_overlay: str | Path | None = None,
 ) -> Resolved[T]:
-    """The configuration that a command line asks for.
+    """The configuration that a command line describes.
 
-    `default` is the file to take without `--config`; `debug_overlay` is the file whose own values `--debug` lays over
+    `default` is the file used without `--config`; `debug_overlay` is the file whose own values `--debug` lays over
     it. `--help`, `--print-config` and `--list` print and raise `SystemExit(0)`. Raises `ConfigError` on any mistake.
     """
     options, _ = read_options(argv)
@@ -122,6 +122,6 @@ def _listing(kind: str | None, registries: Sequence[Registry]) -> str:
 def _print_and_stop(text: str) -> NoReturn:
     try:
         print(text.rstrip("\n"), flush=True)
-    except BrokenPipeError:  # `... | head` has seen enough
+    except BrokenPipeError:  # the reader has closed the pipe: `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(0)

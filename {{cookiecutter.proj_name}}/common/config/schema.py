@@ -1,4 +1,4 @@
-"""What a schema says about a key: its type, its default, its meaning, and the keys near a wrong one."""
+"""Look up keys in a schema: their types, defaults and meanings, and suggestions for unknown keys."""
 
 import dataclasses
 import difflib
@@ -21,8 +21,8 @@ T = TypeVar("T")
 def section(cls: type[T]) -> type[T]:
     """Make a class a section of the configuration: a frozen dataclass that refuses unknown keys and wrong types.
 
-    Rules about several keys stand in a method `problems(self) -> Iterator[Problem]`; its keys are relative to the
-    section. It runs last: a value that is wrong by itself has been replaced by its default.
+    Rules about several keys go in a method `problems(self) -> Iterator[Problem]`; its keys are relative to the
+    section. It runs last: values that are wrong by themselves have been replaced by their defaults.
     """
     cls.__pydantic_config__ = {"extra": "forbid", "strict": True}  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
@@ -52,7 +52,7 @@ def keys_of(schema: type) -> dict[str, Key]:
 
 
 def choices_of(annotation: Any) -> list[str]:
-    """The words that a field takes, where it takes nothing else (but null)."""
+    """The choices of a field that accepts only fixed words (or null); [] for any other."""
     found = [bare(member) for member in members(annotation) if bare(member) is not type(None)]
     if not all(get_origin(member) is Literal for member in found):
         return []
@@ -72,7 +72,7 @@ def bare(annotation: Any) -> Any:
 
 
 def metadata(annotation: Any) -> tuple[Any, ...]:
-    """What `Annotated` attached to a type."""
+    """The metadata that `Annotated` attaches to a type."""
     return getattr(annotation, "__metadata__", ())
 
 
@@ -85,13 +85,13 @@ def members(annotation: Any) -> list[Any]:
 
 
 def section_of(annotation: Any) -> type | None:
-    """The section class that a mapping at this place is read as, if there is exactly one."""
+    """The section class among the alternatives of a type, if there is exactly one."""
     found = [bare(member) for member in members(annotation) if dataclasses.is_dataclass(bare(member))]
     return found[0] if len(found) == 1 else None
 
 
 def child(annotation: Any, part: str | int) -> Any:
-    """The type of what stands at `part` below a value of this type; Any when the schema does not say."""
+    """The type of the item at key or index `part` of a value of this type; Any if the schema does not define it."""
     found = section_of(annotation)
     if found is not None and part in keys_of(found):
         return keys_of(found)[str(part)].annotation
@@ -105,19 +105,19 @@ def child(annotation: Any, part: str | int) -> Any:
 
 
 def is_list(member: Any) -> bool:
-    """Whether a YAML list fits this type (text, which Python calls a sequence too, does not count)."""
+    """Whether a YAML list fits this type (text, also a sequence in Python, does not count)."""
     kind = get_origin(member) or member
     return _is(kind, Collection) and not _is(kind, Mapping) and not _is(kind, str) and not _is(kind, bytes)
 
 
 def admits(annotation: Any, *wanted: Any) -> bool:
-    """Whether one alternative of this type is one of `wanted`; `list` stands for anything a YAML list fits."""
+    """Whether one alternative of this type is one of `wanted`; `list` means any type that a YAML list fits."""
     found = [bare(member) for member in members(annotation)]
     return any(member in wanted or (list in wanted and is_list(member)) for member in found)
 
 
 def only_text(annotation: Any) -> bool:
-    """Whether nothing but text (or null) fits: then `007` and `true` are the text the user typed."""
+    """Whether only text (or null) fits: then `007` and `true` stay text, as typed."""
     found = [bare(member) for member in members(annotation) if bare(member) is not type(None)]
     return bool(found) and all(_is_text(member) for member in found)
 
@@ -133,21 +133,21 @@ def _is(kind: Any, parent: type) -> bool:
 
 
 def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The candidate most like `name`, without regard to case and dashes; None when none is near."""
+    """The candidate closest to `name`, ignoring case and dashes; None if none is close."""
     folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
     found = difflib.get_close_matches(name.lower().replace("-", "_"), folded, 1, cutoff)
     return folded[found[0]] if found else None
 
 
 def suggestion(name: str, candidates: Iterable[str], otherwise: str = "valid") -> str:
-    """The candidate that `name` was meant to be, or all of them when none is near."""
+    """A hint: the candidate closest to `name`, or all of them if none is close."""
     candidates = list(candidates)
     near = nearest(name, candidates)
     return f"did you mean {near}?" if near else f"{otherwise}: {', '.join(candidates) or 'none'}"
 
 
 def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
-    """Every key of a schema with its dotted name, sections before what they hold."""
+    """Every key of a schema with its dotted name, sections before their keys."""
     for key in keys_of(schema).values():
         yield prefix + key.name, key
         below = section_of(key.annotation)
@@ -156,9 +156,9 @@ def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
 
 
 def suggest(root: type, parent: type, prefix: str, name: str) -> str:
-    """A hint for the unknown key `prefix + name` of section `parent`, or nothing.
+    """A hint for the unknown key `prefix + name` of section `parent`, or "".
 
-    Old names first (`__renamed__`), then a near name in the same section, then the same or a near name elsewhere.
+    Old names first (`__renamed__`), then a close name in the same section, then the same or a close name elsewhere.
     """
     renamed = getattr(parent, "__renamed__", {}).get(name) or getattr(root, "__renamed__", {}).get(prefix + name)
     if renamed:

@@ -11,7 +11,7 @@ from common.config.source import scalar
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that either this project's reader or a YAML 1.1 reader would take for something else."""
+    """Quotes every text that either this project's reader or a YAML 1.1 reader would read as another value."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,6 +1,6 @@
-"""YAML text -> nodes that remember where each value was written.
+"""YAML text -> nodes that record where each value was written.
 
-Numbers and words are read as YAML 1.2 does, not 1.1: `1e-5` is a number, `no`, `007` and `12:30:00` are text.
+Numbers and words are read as in YAML 1.2, not 1.1: `1e-5` is a number, `no`, `007` and `12:30:00` are text.
 """
 
 import os
@@ -21,9 +21,9 @@ class Node:
     Attributes:
         value: a scalar, a list of nodes, or a dict of nodes.
         origin: where it was written.
-        text: of a scalar without quotes, which may be what a text field wants; None for all others.
-        replace: this mapping carries `$REPLACE: true`.
-        problem: why this has no value, if so. An error only where the value is used in the end.
+        text: an unquoted scalar as written, which a text field uses; None for all other values.
+        replace: whether this mapping contains `$REPLACE: true`.
+        problem: why the value is invalid, or "". An error only if the value is used in the end.
     """
 
     value: Any
@@ -56,7 +56,7 @@ def scalar(text: str) -> Any:
 
 
 def scalar_node(text: str, quoted: bool, origin: Origin) -> Node:
-    """A scalar from its text: `${VAR}` filled in, then read as a number or word unless it was quoted."""
+    """A scalar from its text: `${VAR}` expanded, then read as a number or word unless it was quoted."""
     try:
         text = _VARIABLE.sub(_variable, text)
     except ValueError as error:
@@ -72,7 +72,7 @@ def _variable(match: re.Match[str]) -> str:
         raise ValueError("write ${NAME} or ${NAME:-default} for an environment variable, $$ for a dollar")
     found = os.environ.get(name)
     if default is not None:
-        found = found or default  # as in a shell, `:-` also stands in for an empty variable
+        found = found or default  # as in a shell, `:-` also replaces an empty variable
     if found is None:
         raise ValueError(f"the environment variable {name} is not set; set it, or write ${{{name}:-default}}")
     return found
@@ -84,9 +84,9 @@ _MERGE, _PLAIN = "tag:yaml.org,2002:merge", "unquoted"
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's reader, which builds our nodes, and reads unquoted words by `scalar` and not by YAML 1.1's rules.
+    """PyYAML's loader, but builds `Node`s, and reads unquoted words with `scalar`, not by YAML 1.1's rules.
 
-    Without a line in `start` (the command line), every node gets `start` itself as its origin.
+    If `start` has no line (the command line), it is the origin of every node.
     """
 
     def __init__(self, text: str, start: Origin) -> None:
@@ -116,12 +116,12 @@ class _Loader(yaml.SafeLoader):
             if key.value in first and key.tag != _MERGE:
                 twice[key.value] = f"the key stands twice, at {first[key.value]} and {self._origin(key)}"
             first.setdefault(key.value, self._origin(key))
-        self.flatten_mapping(node)  # `<<: *name`: the entries behind the name come first, so that our own win
+        self.flatten_mapping(node)  # `<<: *name`: the entries merged in come first, so the mapping's own win
         entries: dict[str, Node] = {}
         for key, item in node.value:
             value = self.construct_object(item, deep=True)
             problem = twice.get(key.value, value.problem)
-            entries[key.value] = replace(value, origin=self._origin(key), problem=problem)  # where a person looks
+            entries[key.value] = replace(value, origin=self._origin(key), problem=problem)  # the key's line
         flag = entries.pop("$REPLACE", Node(False, self.start)).value
         if not isinstance(flag, bool):
             raise yaml.MarkedYAMLError(problem="$REPLACE must be true or false", problem_mark=node.start_mark)
@@ -138,7 +138,7 @@ _Loader.yaml_constructors = {
 
 
 def read_file(path: Path) -> Node:
-    """Read one YAML file, without its bases. Raises `ConfigError` when it is no readable YAML mapping."""
+    """Read one YAML file, without its bases. Raises `ConfigError` if it is not a readable YAML mapping."""
     start = Origin(place(path), 1)
     try:
         body = read_text(path.read_text("utf-8-sig"), start) or Node({}, start)
@@ -151,7 +151,7 @@ def read_file(path: Path) -> Node:
 
 
 def read_text(text: str, start: Origin) -> Node | None:
-    """YAML text, which begins at `start`, as a node; None when there is nothing in it. Raises `ConfigError`."""
+    """YAML text, which begins at `start`, as a node; None if it is empty. Raises `ConfigError`."""
     try:
         node: Node | None = _Loader(text, start).get_single_data()
     except yaml.MarkedYAMLError as error:

@@ -1,7 +1,7 @@
-"""Which process of the run is this, and the few collectives. The rest of the project is given a `Rank`.
+"""This process' place among those of the run, and a few collectives. The rest of the project gets a `Rank`.
 
-`launch` makes a `Rank` of the launcher's variables, `devices` adds the device, `group` joins and leaves the group of
-processes, `spawn` starts them where no launcher did.
+`launch` makes a `Rank` from the launcher's variables, `devices` adds the device, `group` joins and leaves the process
+group, `spawn` starts the processes if no launcher did.
 """
 
 from common.distributed.collectives import LaterMax as LaterMax

@@ -1,4 +1,4 @@
-"""The few collectives that we need. In a single process each does nothing, so callers need not ask."""
+"""The collectives we use. In a single process each function is a no-op, so callers need no check."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,21 +29,21 @@ def max_over_ranks(value: int, rank: Rank) -> int:
 
 
 class LaterMax:
-    """The largest values of any process, started now and read later: no process waits for the others meanwhile."""
+    """The largest values over all processes, by an asynchronous collective: started now, read later."""
 
     def __init__(self, values: list[int], rank: Rank) -> None:
         self._tensor = torch.tensor(values)
         self._work = dist.all_reduce(self._tensor, op=dist.ReduceOp.MAX, group=rank.control, async_op=True)
 
     def read(self) -> list[int]:
-        """One for each value, once every process has made one of these."""
+        """The maximum of each value. Waits until every process has made its `LaterMax`."""
         self._work.wait()
         values: list[int] = self._tensor.tolist()
         return values
 
 
 def gather_objects(value: T, rank: Rank) -> list[T]:
-    """Every process' `value`, in rank order, on every process. For small things: it pickles."""
+    """Every process' `value`, in rank order, on every process. For small values: it pickles."""
     if rank.is_alone:
         return [value]
     values: list[Any] = [None] * rank.world_size
@@ -52,7 +52,7 @@ def gather_objects(value: T, rank: Rank) -> list[T]:
 
 
 def gather_to_main(value: T, rank: Rank) -> list[T]:
-    """Every process' `value`, in rank order, on the main process alone; the others get an empty list."""
+    """Every process' `value`, in rank order, on the main process only; the others get an empty list."""
     if rank.is_alone:
         return [value]
     values: list[Any] = [None] * rank.world_size if rank.is_main else []
@@ -61,9 +61,9 @@ def gather_to_main(value: T, rank: Rank) -> list[T]:
 
 
 def gather_tensors(value: Tensor, rank: Rank) -> list[Tensor]:
-    """Every process' CPU tensor, of any shape, in rank order, on the main process alone; the others get an empty list.
+    """Every process' CPU tensor, of any shape, in rank order, on the main process only; the others get an empty list.
 
-    For large ones, where pickling takes six times as long and four times the memory.
+    For large tensors: pickling takes six times as long and four times the memory.
     """
     if rank.is_alone:
         return [value]
@@ -96,10 +96,10 @@ def barrier(rank: Rank) -> None:
 
 @contextmanager
 def main_first(rank: Rank) -> Iterator[None]:
-    """Let rank 0 of the run go through the block alone, then all others at once; none leaves it before all have.
+    """Run the block on rank 0 first, then on all others at once; no rank leaves it before all have finished.
 
-    For what one process leaves on disk and all read: a download, an archive to unpack. Every process must enter it.
-    They wait as long as it takes, not only `dist.timeout`; an error inside, on any of them, ends all as everywhere.
+    For files that one process writes and all read: a download, an unpacked archive. Every process must enter it.
+    They wait up to a week instead of `dist.timeout`; an error inside, on any rank, ends all of them, as elsewhere.
     """
     if rank.is_alone:
         yield
@@ -115,7 +115,7 @@ def main_first(rank: Rank) -> Iterator[None]:
 
 
 def share_buffers(model: nn.Module, rank: Rank) -> None:
-    """Give every process rank 0's buffers: batch norm statistics drift apart, since each process sees other samples."""
+    """Copy rank 0's buffers to all: batch norm statistics drift apart, since each process sees different samples."""
     buffers = [buffer.detach() for buffer in model.buffers()]
-    if buffers and not rank.is_alone:  # as DDP does it: one exchange for many buffers, 25 MB at a time
+    if buffers and not rank.is_alone:  # as in DDP: many buffers per broadcast, 25 MB at a time
         dist._broadcast_coalesced(dist.group.WORLD, buffers, 25 << 20, 0)  # type: ignore[attr-defined, arg-type]

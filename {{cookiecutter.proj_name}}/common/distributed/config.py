@@ -1,4 +1,4 @@
-"""What the configuration says about processes and randomness."""
+"""Configuration of processes and randomness."""
 
 from typing import Annotated, Literal
 

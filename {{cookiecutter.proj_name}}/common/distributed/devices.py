@@ -1,4 +1,4 @@
-"""Which process this is, and the device it computes on."""
+"""This process' rank, and the device it computes on."""
 
 import os
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ GpuIds = int | list[int] | str
 
 
 def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str] = os.environ) -> Rank:
-    """Work out this process' `Rank` from the launcher's variables and the wanted devices. Starts nothing.
+    """Determine this process' `Rank` from the launcher's variables and the requested devices. Starts nothing.
 
     Args:
         gpu_ids: -1 computes on CPU; otherwise the CUDA device(s) of this host to use, one process each; "all": every
-            one that can be seen.
+            visible one.
 
     Raises:
         UserError: the launcher's variables are wrong, a device does not exist, or the number of processes is not the
@@ -31,7 +31,7 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
             f"dist.processes: {config.processes}, but {rank.launcher} started {rank.local_world} on this host; leave "
             "dist.processes out: only --dist.launcher spawn starts them here"
         )
-    # Slurm may give each task one GPU of its own, which the task sees as number 0; if not, NCCL refuses: duplicate GPU.
+    # Slurm may give each task its own GPU, visible as number 0; if they share one, NCCL fails with a duplicate GPU.
     own_gpu = rank.launcher == "slurm" and rank.local_world > 1 and torch.cuda.device_count() == 1
     device = host_devices(gpu_ids, rank.local_world, own_gpu)[rank.local_rank]
     backend = config.distributed_backend
@@ -49,14 +49,14 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
 
 
 def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) -> list[torch.device]:
-    """The devices of this host's processes, one for each.
+    """The devices of this host's processes, one each.
 
     Args:
-        processes: how many there are; None for one per CUDA device, or one on the CPU.
-        own_gpu: each process sees another GPU than the others, and only that.
+        processes: how many; None: one per CUDA device, or one on the CPU.
+        own_gpu: each process sees only its own GPU.
 
     Raises:
-        UserError: a device does not exist, or there are more or fewer than `processes`.
+        UserError: a device does not exist, or the number of devices is not `processes`.
     """
     if gpu_ids in (-1, [-1]):
         return [torch.device("cpu")] * (processes or 1)

@@ -26,31 +26,31 @@ from common.distributed.rank import Rank
 
 _MAX_SHOWN = 20  # differences in a message
 _POLL_S = 0.05
-_GRACE_S = 5.0  # for torch's own timeout to come first, and for the others to read that ranks are missing
+_GRACE_S = 5.0  # so torch's own timeout comes first, and the others can read that ranks are missing
 
 
 def start(rank: Rank, config: DistConfig) -> Rank:
-    """Set the device, then join the process groups; a single process joins none. Returns the rank to work with.
+    """Set the device, then join the process groups; a single process joins none. Returns the rank to use.
 
     Raises:
-        UserError: the others, or some of them, could not be found in `dist.timeout` seconds.
+        UserError: some processes could not be reached within `dist.timeout` seconds.
     """
     if rank.device.type == "cuda":
         torch.cuda.set_device(rank.device)
     if rank.is_alone and not rank.served:
         return rank
     if rank.local_world < rank.world_size and (name := interface_towards(rank.address)):
-        # gloo offers its peers the address that this host's name stands for, which may be a loopback address.
+        # By default, gloo advertises the address that this host's name resolves to, which may be a loopback address.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     timeout = timedelta(seconds=config.timeout)
     store = _open_store(rank, config.timeout)
     gather = _open_round if rank.is_main else _join_round
     round_number = gather(store, rank, config.timeout)
-    # Every start by the same torchrun finds the name that the first one left in its store.
+    # Every start by the same torchrun reads the name that the first one wrote to its store.
     name = store.compare_set("name", "", secrets.token_hex(8)).decode()
     launched_as = (*rank.launched_as, f"store {name}")
     rank = replace(rank, restarted=rank.restarted or round_number > 1, launched_as=launched_as)
-    if rank.is_alone:  # the only process left of several
+    if rank.is_alone:  # a single process under torchrun
         return rank
     dist.init_process_group(
         rank.backend,
@@ -64,14 +64,14 @@ def start(rank: Rank, config: DistConfig) -> Rank:
 
 
 def finish(rank: Rank) -> None:
-    """Leave the process group after success. Never call this on the way out of an error: it waits for the others."""
+    """Leave the process group after success. Never call this after an error: it waits for the others."""
     if not rank.is_alone:
         barrier(rank)
         dist.destroy_process_group()
 
 
 def check_alike(values: Mapping[str, Any], rank: Rank) -> None:
-    """Refuse processes with other settings, another PyTorch or other code than rank 0. Every process must call this.
+    """Reject processes whose settings, PyTorch or code differ from rank 0's. Every process must call this.
 
     Raises:
         UserError: with the settings, versions or files that differ.
@@ -82,7 +82,7 @@ def check_alike(values: Mapping[str, Any], rank: Rank) -> None:
 
 
 def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
-    """Refuse a process whose values are not those of rank 0, by name. Every process must call this."""
+    """Reject a process whose values differ from rank 0's; the error lists them. Every process must call this."""
     everyone = [dict(_leaves(own)) for own in gather_objects(dict(values), rank)]
     first = everyone[0]
     for number, other in enumerate(everyone):
@@ -108,8 +108,8 @@ def _open_store(rank: Rank, timeout: int) -> Store:
     serves = rank.is_main and not rank.served
     options = {"is_master": serves, "timeout": timedelta(seconds=timeout), "wait_for_workers": False}
     try:
-        socket.getaddrinfo(rank.address, rank.port)  # torch would try a name that is not known until the timeout
-        with ThreadPool(1) as pool:  # torch waits forever for another program that listens there and does not answer
+        socket.getaddrinfo(rank.address, rank.port)  # torch would retry an unknown host name until the timeout
+        with ThreadPool(1) as pool:  # torch waits forever if another program listens there but does not answer
             return pool.apply_async(TCPStore, (rank.address, rank.port), options).get(timeout + _GRACE_S)
     except multiprocessing.TimeoutError:
         reason = "another program listens there, and does not answer"
@@ -122,11 +122,11 @@ def _open_store(rank: Rank, timeout: int) -> Store:
 
 
 def _open_round(store: Store, own: Rank, timeout: int) -> int:
-    """Rank 0's part: wait until all others have checked in. Returns how often processes have gathered at this store.
+    """Rank 0's part: wait until all others have checked in. Returns the round's number: 1 for the first at this store.
 
-    A launcher that restarts dead processes keeps its store, with the entries of the dead, and torchrun's count of
-    restarts differs from host to host. So each round has a new number, and is closed before its end is announced: an
-    open round that a restarted process finds is either its own, or never ends, and the next one counts.
+    A launcher that restarts dead processes keeps its store, with the entries of the dead ones, and torchrun's restart
+    count differs from host to host. So each round has a new number, and is closed before its end is announced: an open
+    round found by a restarted process is either its own, or never ends and is replaced by the next.
     """
     until = time.monotonic() + timeout
     number = store.add("rounds", 1)
@@ -141,7 +141,7 @@ def _open_round(store: Store, own: Rank, timeout: int) -> int:
     store.set(f"end/{number}", "incomplete" if missing else "complete")
     if not missing:
         return number
-    with suppress(dist.DistError):  # until the others have read it: the store may end with this process
+    with suppress(dist.DistError):  # let the others read it first: the store may end with this process
         store.wait([f"read/{number}/{rank}" for rank in arrived[1:]], timedelta(seconds=_GRACE_S))
     raise UserError(
         f"rank {missing} of {own.world_size} did not arrive at {own.address}:{own.port} in {timeout} s "
@@ -151,7 +151,7 @@ def _open_round(store: Store, own: Rank, timeout: int) -> int:
 
 def _join_round(store: Store, rank: Rank, timeout: int) -> int:
     """The other ranks' part of `_open_round`: check in, and wait for the end of the round. Returns its number."""
-    until = time.monotonic() + timeout + _GRACE_S  # so that it is rank 0 that gives up, and says who is missing
+    until = time.monotonic() + timeout + _GRACE_S  # rank 0 must give up first, since it reports which ranks are missing
     number, end = "", ""
     try:
         while not end:
@@ -165,5 +165,5 @@ def _join_round(store: Store, rank: Rank, timeout: int) -> int:
         raise UserError(f"rank 0 ended while the processes were gathering: {error}") from error
     if end == "incomplete":
         store.set(f"read/{number}/{rank.rank}", "")
-        sys.exit(2)  # as for any mistake of the user; rank 0 says which
+        sys.exit(2)  # as for any user error; rank 0 reports it
     return int(number)

@@ -1,4 +1,4 @@
-"""The place of this process, from the variables of its launcher: torchrun, Slurm, MPI, or our own `spawn`."""
+"""This process' place in the run, from its launcher's variables: torchrun, Slurm, MPI, or our own `spawn`."""
 
 import os
 import re
@@ -20,22 +20,22 @@ Environment = Mapping[str, str]
 
 
 def is_launched(launcher: str | None, environment: Environment = os.environ) -> bool:
-    """Whether a launcher other than our own `spawn` started this process. `launcher`: the command line's, if any.
+    """Whether a launcher other than our own `spawn` started this process. `launcher`: from the command line, if any.
 
-    Raises as `read_launch`.
+    Raises the same as `read_launch`.
     """
     place = read_launch(environment, launcher or "auto")
     return place is not None and place.launcher != "spawn"
 
 
 def read_launch(environment: Environment, launcher: str = "auto") -> Rank | None:
-    """Find this process' place, but for its device; None for a process that stands alone.
+    """Determine this process' `Rank`, except its device; None for a process that runs alone.
 
     Args:
-        launcher: "auto" detects it; a name takes the variables of that launcher only.
+        launcher: "auto" detects it; a name reads only that launcher's variables.
 
     Raises:
-        UserError: variables are missing, no numbers, or contradict each other.
+        UserError: variables are missing, not numbers, or contradict each other.
     """
     if launcher == "none":
         return None
@@ -44,7 +44,7 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Rank | None
         if place is None and launcher != "spawn":
             raise UserError(f"dist.launcher: {launcher}, but its variables are not set: it did not start this process")
         return place
-    # Under Slurm, torchrun and mpirun start one helper per node by srun, and it starts the processes: theirs count.
+    # Under Slurm, srun may start one torchrun or mpirun helper per node, whose variables then take precedence.
     place, slurm = _from_torchrun(environment) or _from_mpi(environment), _from_slurm(environment)
     if place and slurm and place.parent is None and (place.rank, place.world_size) != (slurm.rank, slurm.world_size):
         raise UserError(
@@ -56,7 +56,7 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Rank | None
 
 
 def _from_torchrun(environment: Environment) -> Rank | None:
-    """The variables of torchrun, which `spawn` sets too, and which can be set by hand."""
+    """torchrun's variables, which `spawn` sets too, and which can be set by hand."""
     if environment.keys().isdisjoint({"RANK", "WORLD_SIZE", "LOCAL_RANK"}):
         return None
     local_world = _number(environment, "LOCAL_WORLD_SIZE", _number(environment, "WORLD_SIZE"))
@@ -69,7 +69,7 @@ def _from_torchrun(environment: Environment) -> Rank | None:
 
 
 def _from_slurm(environment: Environment) -> Rank | None:
-    """A task of `srun`. The shell of a batch job has most of these variables too, but no number of a step."""
+    """A task of `srun`. A batch job's shell has most of these variables too, but no numeric step id."""
     if not environment.get("SLURM_STEP_ID", "").isdigit() or "SLURM_PROCID" not in environment:
         return None
     # "2(x3),1": two tasks on each of three nodes, then one.
@@ -88,12 +88,12 @@ def _from_slurm(environment: Environment) -> Rank | None:
 
 
 def _from_mpi(environment: Environment) -> Rank | None:
-    """Open MPI, MPICH and its relatives. They only start the processes, which talk by torch's own means."""
+    """Open MPI, MPICH and its derivatives. They only start the processes; torch does the communication."""
     names = next((names for names in _MPI if names[0] in environment), None)
-    # Slurm sets the first two of MPICH's for tasks of its own.
+    # Slurm sets the first two of MPICH's variables for its own tasks.
     if names is None or (names[3] not in environment and "SLURM_JOB_ID" in environment):
         return None
-    # On one host: the same for the processes of one mpirun, and hardly ever for those of two.
+    # On one host: the same for all processes of one mpirun, and hardly ever for those of two.
     job = environment.get("PMIX_NAMESPACE") or str(os.getppid())
     place = _place(environment, "mpi", names, _number(environment, names[3]), job=[job])
     if place.local_world < place.world_size and not {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
@@ -114,10 +114,10 @@ def _place(
 ) -> Rank:
     """Args:
     names: the variables of the rank, the number of processes, and the rank on this host.
-    address: of rank 0, where MASTER_ADDR is not set.
-    job: what tells this job from others, for a port where MASTER_PORT is not set; the same in all its processes.
+    address: of rank 0, if MASTER_ADDR is not set.
+    job: identifies this job, to choose a port if MASTER_PORT is not set; the same in all its processes.
     """
-    # Below the ports that the kernel hands out.
+    # Below the kernel's ephemeral ports.
     port = 10000 + zlib.crc32("/".join(job).encode()) % 20000 if job else None
     return Rank(
         rank=_number(environment, names[0]),

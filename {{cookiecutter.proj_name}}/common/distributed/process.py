@@ -1,4 +1,4 @@
-"""What is set in a process before anything is computed."""
+"""Settings of a process, made before it computes anything."""
 
 import os
 import resource
@@ -14,23 +14,23 @@ _FILES = 4096  # tensors from loader workers arrive as open files; many systems 
 
 
 def set_up_process(config: DistConfig, rank: Rank) -> None:
-    """Determinism, cuDNN, threads and open files, as the config and the number of processes want them."""
+    """Set determinism, cuDNN, threads and open files, from the config and the number of processes."""
     set_determinism(config.deterministic)
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and config.deterministic == "off"
     if not rank.is_alone and "OMP_NUM_THREADS" not in os.environ:
-        # Else each process would start a thread per core, and all together many times more than there are cores.
+        # Otherwise each process would start a thread per core: in total, many times more threads than cores.
         torch.set_num_threads(cores(rank.local_world, os.environ))
     raise_file_limit()
 
 
 def cores(local_world: int, environment: Mapping[str, str]) -> int:
-    """Cores for each of the processes of this host: what Slurm has promised a task, else an equal share."""
+    """Cores for each process on this host: Slurm's allocation per task if set, else an equal share."""
     promised = environment.get("SLURM_CPUS_PER_TASK", "")
     return int(promised) if promised.isdigit() else max(1, available_cores() // local_world)
 
 
 def raise_file_limit() -> None:
-    """Let this process have some thousand files open, as far as the system allows it."""
+    """Allow this process `_FILES` open files, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

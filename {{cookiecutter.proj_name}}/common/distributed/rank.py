@@ -1,4 +1,4 @@
-"""The place of this process among those of the run: one small value, found once and passed on."""
+"""This process' place among those of the run: a small value, determined once and passed around."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +13,14 @@ class Rank:
     """This process' place: `rank` of `world_size`, on its host `local_rank` of `local_world`, and its device.
 
     Attributes:
-        backend: what gradients travel by, "nccl" or "gloo"; "" for a single process.
-        launcher: which one started the processes; "python" for none.
+        backend: exchanges gradients, "nccl" or "gloo"; "" for a single process.
+        launcher: the one that started the processes; "python" for none.
         address, port: where the processes find each other.
-        served: the launcher itself listens there; otherwise rank 0 does.
-        parent: id of the process that started this one, and lives as long as the run; None for a shell.
+        served: the launcher listens at that address; otherwise rank 0 does.
+        parent: id of the process that started this one, if it lives as long as the run; None for a shell.
         restarted: Slurm has started this job before, or torchrun these processes.
-        launched_as: names of this launch, the same in every start of it.
-        control: process group on CPU for small exchanges, so that they never wait for the GPU.
+        launched_as: identifiers of this launch, the same after a restart.
+        control: process group on CPU for small exchanges, which then never wait for the GPU.
         failure_monitor: ends this process when another one fails (`common.failure.monitor`); None before it exists.
     """
 
@@ -42,7 +42,7 @@ class Rank:
 
     @property
     def is_main(self) -> bool:
-        """True in the one process that writes files and talks to the terminal."""
+        """True in the one process that writes files and prints to the terminal."""
         return self.rank == 0
 
     @property

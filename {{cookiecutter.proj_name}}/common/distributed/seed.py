@@ -1,4 +1,4 @@
-"""Randomness. Order and augmentation are functions of keys, see `common.data`; here are the loop's own streams."""
+"""Seeds and random states of the loop. Order and augmentation are functions of keys instead, see `common.data`."""
 
 import os
 import random
@@ -14,7 +14,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """Hash whole numbers into one of 64 bits (splitmix64, Steele, Lea and Flood 2014): near keys, far seeds."""
+    """Hash integers into one of 64 bits (splitmix64, Steele, Lea and Flood 2014): similar keys give unrelated seeds."""
     state = 0
     for number in numbers:
         state = (state ^ number) & _MASK
@@ -26,7 +26,7 @@ def mix(*numbers: int) -> int:
 
 
 def choose_seed(config: DistConfig, rank: Rank, drawn: int | None = None) -> int:
-    """The configured seed; without one, that which the run drew before, or one drawn now on rank 0."""
+    """The configured seed; without one, `drawn` (by the run earlier), or a new one drawn on rank 0."""
     if config.random_seed is not None:
         return config.random_seed
     return from_main(secrets.randbelow(2**31), rank) if drawn is None else drawn
@@ -43,14 +43,14 @@ def set_determinism(mode: str) -> None:
     """Apply `dist.deterministic`: off, warn or strict."""
     if mode == "off":
         return
-    # cuBLAS reads this when it starts, so it must be there before the first CUDA call.
+    # cuBLAS reads this when it starts, so it must be set before the first CUDA call.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True, warn_only=mode == "warn")
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """This process' random streams as plain numbers and tensors, so that a checkpoint of them loads safely."""
+    """This process' random states as plain numbers and tensors, safe to load from a checkpoint."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state = {
@@ -64,7 +64,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:
-    """Put back what `random_state` took."""
+    """Restore the states that `random_state` returned."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]

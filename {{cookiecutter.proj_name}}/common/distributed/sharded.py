@@ -12,14 +12,14 @@ def is_sharded(value: Any) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process' part of a sharded tensor, in the same memory; any other tensor as it is."""
+    """This process' part of a sharded tensor, in the same memory; any other tensor unchanged."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def norm_over_shards(norm: Tensor, like: Any) -> Tensor:
-    """The norm of vectors of which this process holds a part, whose norm is `norm`; `like`: one of these vectors."""
+    """The norm of sharded vectors. `norm`: that of this process' part; `like`: one of the vectors."""
     mesh = like.device_mesh
-    # Weights that were put off to host memory are exchanged on the device all the same.
+    # Even weights offloaded to host memory are exchanged on the device.
     square = norm.square().to(mesh.device_type)
     dist.all_reduce(square, group=mesh.get_group())
     return square.sqrt().to(norm.device)

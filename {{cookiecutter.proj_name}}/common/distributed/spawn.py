@@ -1,4 +1,4 @@
-"""Starting the processes of this host ourselves, where several devices are wanted and no launcher was used."""
+"""Start this host's processes ourselves, if several devices are requested and no launcher was used."""
 
 import os
 import re
@@ -21,21 +21,21 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sign
 
 
 def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | None:
-    """Run this very program once per device, as torchrun would, and wait for the processes.
+    """Run this program once per device, as torchrun would, and wait for the processes.
 
     Args:
         argv: the program and its arguments, as in `sys.argv`.
 
     Returns:
         The exit code of the run: that of the first process that failed, 128 + signal for one that was killed. None
-        when this process is itself to do the work: one device, or a launcher has started it.
+        if this process should do the work itself: one device, or a launcher has started it.
     """
     if config.launcher not in ("auto", "spawn") or read_launch(os.environ, config.launcher) is not None:
         return None
     count = len(host_devices(gpu_ids, config.processes))
     if count == 1:
         return None
-    # On a free port; it still listens when rank 0 has died.
+    # On a free port; it outlives rank 0.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
     shared = {
         **os.environ,
@@ -47,8 +47,8 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     }
     command = [sys.executable, *_interpreter_flags(), *argv]
     children: list[subprocess.Popen[bytes]] = []
-    arrived: list[int] = []  # signals that the processes are still to be sent
-    # nohup ignores SIGHUP, and so should they.
+    arrived: list[int] = []  # signals not yet forwarded to the processes
+    # nohup ignores SIGHUP, and the processes should too.
     numbers = [number for number in _FORWARDED if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in numbers}
     try:
@@ -58,13 +58,13 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
         return _wait(children, arrived)
     finally:
         for child in children:
-            child.kill()  # which does nothing when it has ended
+            child.kill()  # does nothing if it has ended
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _interpreter_flags() -> list[str]:
-    """Python's own options, such as -u, -O or -X dev: what stands before the program."""
+    """Python's own options, such as -u, -O or -X dev: the words before the program."""
     words, found = iter(sys.orig_argv[1:]), list[str]()
     for word in words:
         # Several letters may share a dash. X and W take a value, as the rest of the word or the next one.
@@ -76,7 +76,7 @@ def _interpreter_flags() -> list[str]:
 
 
 def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> int:
-    """Wait for all, and pass signals on; when one fails, the others have `_GRACE_S` to follow.
+    """Wait for all, and forward signals; when one fails, the others have `_GRACE_S` to end.
 
     Returns:
         The exit code of the run: that of the process that failed first.
@@ -89,10 +89,10 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> 
         if any(codes) and until == float("inf"):
             first = next(rank for rank, code in enumerate(codes) if code)
             until = time.monotonic() + _GRACE_S
-        while arrived:  # the terminal sends Ctrl-C to the processes as well; twice within a second, it counts once
+        while arrived:  # the terminal sends Ctrl-C to the processes as well; two within a second count as one
             number = arrived.pop(0)
             for child in children:
-                child.send_signal(number)  # which does nothing when it has ended
+                child.send_signal(number)  # does nothing if it has ended
         if time.monotonic() > until:
             for child in children:
                 child.kill()

@@ -1,1 +1,1 @@
-"""The first failure of any process ends all of them, with its reason."""
+"""The first failure of any process ends all processes, and its reason is shown."""

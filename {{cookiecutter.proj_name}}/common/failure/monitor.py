@@ -1,9 +1,8 @@
-"""One rank fails, all end: a connection from every rank to rank 0, which the kernel closes when a process dies.
+"""If one rank fails, all end: each has a connection to rank 0, which the kernel closes when a process dies.
 
-A rank that fails sends its reason to rank 0, which decides on the first failure of the run and sends it to all; each
-shows it in its own log, rank 0 also on the terminal, and ends within seconds, whatever it was waiting for. Nothing is
-sent while all is well, and a process that is merely busy or stopped keeps its connection: silence is not taken for
-death.
+A failing rank sends its reason to rank 0, which determines the first failure of the run and sends it to all; each
+writes it to its own log, rank 0 also to the terminal, and ends within seconds, whatever it was waiting for. Nothing is
+sent in normal operation, and a busy or suspended process keeps its connection: silence is not a failure.
 """
 
 import json
@@ -28,26 +27,26 @@ from common.failure.report import EXIT_ERROR, Failure, position, report_to_torch
 
 _POLL_S = 0.5
 _LATE_AFTER_S = 0.5
-_CAUSE_WITHIN_S = 1.5  # of a likely consequence; later, it is taken for the cause itself
-_ANSWER_WITHIN_S = 5.0  # by rank 0, to a rank that failed; longer than rank 0 may be waiting for a cause
-# A launcher ends all processes when the first one ends, and shows that one as the cause. So the rank that failed gives
-# rank 0 the time to show why, and the others follow.
+_CAUSE_WITHIN_S = 1.5  # after a likely consequence; without a cause by then, it counts as the cause itself
+_ANSWER_WITHIN_S = 5.0  # by rank 0, to a failed rank; longer than rank 0's own wait for a cause
+# A launcher ends all processes when the first one ends, and reports that one as the cause. So the failed rank leaves
+# rank 0 time to show the reason, then ends first.
 _END_AFTER_S = 1.0
 _FOLLOW_AFTER_S = 2.0
-_END_AT_LATEST_S = 8.0  # whatever blocks: a terminal that is not read, a disk
+_END_AT_LATEST_S = 8.0  # even if something blocks: an unread terminal, a disk
 
 FailureSink = Callable[[Failure, bool], None]
 """Shows a failure: in this process' log and, if the second argument says so, on the terminal."""
 
 
 def print_failure(failure: Failure, to_terminal: bool, details: Path | None = None) -> None:
-    """The sink before there is a log. `details`: the file that holds the traceback."""
+    """The sink before there is a log. `details`: the file with the traceback."""
     if to_terminal:
         print(f"{'' if failure.is_boxed else 'error: '}{failure.text(details)}", file=sys.stderr)
 
 
 class FailureMonitor:
-    """Shows the failure that ends the run; of a single process, its own."""
+    """Shows the failure that ends the run. This class is for a single process."""
 
     def __init__(self) -> None:
         self.sink: FailureSink = print_failure
@@ -55,16 +54,16 @@ class FailureMonitor:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has failed: later errors are of no interest."""
+        """Whether the run has failed: later errors do not matter."""
         return self._first is not None
 
     def fail(self, failure: Failure) -> None:
-        """Have the first failure of the run shown. One of several processes ends here."""
+        """Show the first failure of the run. With several processes, this also ends the calling one."""
         self.sink(failure, True)
         report_to_torchrun(failure.text())
 
     def leave(self) -> None:
-        """All went well: from now on the other ranks may end."""
+        """Announce success: from now on, a rank that ends has not failed."""
 
 
 class _ConnectedMonitor(FailureMonitor):
@@ -73,7 +72,7 @@ class _ConnectedMonitor(FailureMonitor):
     def __init__(self, rank: Rank, connection: Connection | None, main_if_killed: Failure, hub: "_Hub | None") -> None:
         super().__init__()
         self.rank, self._connection, self._hub = rank, connection, hub
-        self._main_if_killed = main_if_killed  # what to show then
+        self._main_if_killed = main_if_killed  # shown in that case
         self._has_failed = self._has_left = False
         threading.Thread(target=self._listen, name="failure monitor", daemon=True).start()
 
@@ -99,7 +98,7 @@ class _ConnectedMonitor(FailureMonitor):
             while "bye" not in (message := _receive(self._connection)):
                 if "failure" in message:
                     self._end(Failure(**message["failure"]), to_terminal=self.rank.is_main)
-                time.sleep(_LATE_AFTER_S)  # the ranks that wait for a late one fail too, at about the same time
+                time.sleep(_LATE_AFTER_S)  # other ranks waiting for the late one fail at about the same time
                 if not self._has_failed:
                     _send(self._connection, at=f"rank {self.rank.rank} is at {position()}")
         except (EOFError, OSError):
@@ -112,10 +111,10 @@ class _ConnectedMonitor(FailureMonitor):
         is_own = failure.rank == self.rank.rank
         code = failure.code if is_own else EXIT_ERROR
         threading.Timer(_END_AT_LATEST_S, os._exit, (code,)).start()
-        # The reason is to be the last output, and the main thread may be busy, and verbose, until the end.
+        # The reason should be the last output, but the main thread may keep logging until the end.
         logger.disable("")
         logger.enable(__name__)
-        with suppress(Exception):  # a full disk, say, must not keep this process alive
+        with suppress(Exception):  # an error, such as a full disk, must not keep this process alive
             sys.stdout.flush()
             self.sink(failure, to_terminal)
             _silence()
@@ -125,25 +124,25 @@ class _ConnectedMonitor(FailureMonitor):
 
 
 class _Hub:
-    """On rank 0: a connection to every rank, itself included. Decides on the first failure, and sends it to all."""
+    """On rank 0: a connection to every rank, itself included. Determines the first failure, and sends it to all."""
 
     def __init__(self, listener: Listener, world_size: int) -> None:
         self._listener, self._world_size = listener, world_size
-        self._members: dict[Connection, dict[str, Any]] = {}  # and the message to send if that rank is killed
+        self._members: dict[Connection, dict[str, Any]] = {}  # with the message to send if that rank is killed
         for target in (self._accept, self._watch):
             threading.Thread(target=target, name="failure hub", daemon=True).start()
 
     def _accept(self) -> None:
         joined = 0
         while joined < self._world_size:
-            with suppress(OSError, EOFError, ValueError, AuthenticationError):  # another program found the port
+            with suppress(OSError, EOFError, ValueError, AuthenticationError):  # another program connected
                 connection = _close_in_workers(self._listener.accept())
                 self._members[connection] = _receive(connection)
                 joined += 1
         self._listener.close()
 
     def _watch(self) -> None:
-        """Send the first failure to all: at once, or if another one may be its cause, a little later."""
+        """Send the first failure to all: at once, or a little later if another failure may be its cause."""
         suspect: dict[str, Any] = {}
         decide_at = float("inf")
         while time.monotonic() < decide_at:
@@ -171,7 +170,7 @@ class _Hub:
 
 
 def connect(rank: Rank) -> FailureMonitor:
-    """Tie all ranks together. Every process must call this, right after joining."""
+    """Connect every rank to rank 0. Every process must call this right after joining the process group."""
     if rank.is_alone:
         return FailureMonitor()
     if_killed = Failure(rank.rank, rank.world_size, EXIT_ERROR, "the process ended without a word")
@@ -194,7 +193,7 @@ def connect(rank: Rank) -> FailureMonitor:
 
 
 def end(code: int) -> NoReturn:
-    """End this process now, without anything that would wait for processes that wait for this one."""
+    """End this process at once, without any cleanup that could deadlock with other processes."""
     with suppress(Exception):
         logger.complete()
         sys.stdout.flush()
@@ -203,14 +202,14 @@ def end(code: int) -> NoReturn:
 
 
 def _send(connection: Connection | None, **message: Any) -> None:
-    """Send, or do nothing when the other side has gone."""
+    """Send a message; does nothing if the other side has closed."""
     if connection is not None:
         with suppress(OSError):
             connection.send_bytes(json.dumps(message).encode())
 
 
 def _receive(connection: Connection) -> dict[str, Any]:
-    """The next message, as soon as there is one. Raises `EOFError` or `OSError` when the other side has gone."""
+    """Wait for the next message. Raises `EOFError` or `OSError` if the other side has closed."""
     return dict(json.loads(connection.recv_bytes()))
 
 
@@ -221,7 +220,7 @@ def _close_in_workers(connection: Connection) -> Connection:
 
 
 def _silence() -> None:
-    """Send all further output, of whatever thread or library, nowhere."""
+    """Discard all further output, from any thread or library."""
     logger.remove()
     sys.stderr.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)

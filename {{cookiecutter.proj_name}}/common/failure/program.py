@@ -1,4 +1,4 @@
-"""Around a whole program: join the other processes, leave with them, report an error, end with the right code."""
+"""Wrappers for a whole program: join the other processes, leave with them, report errors, set the exit code."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,10 +17,10 @@ _joined = False  # whether this process was one of several
 
 
 class TrainingError(UserError):
-    """Training cannot continue, for a reason that a traceback would only hide (a loss that is not a number, ...).
+    """Training cannot continue, for a reason that a traceback would only obscure (a NaN loss, ...).
 
     Attributes:
-        elsewhere: another rank has the cause and reports it too; this one waits for that report.
+        elsewhere: the cause is on another rank, which reports it too; this one waits for that report.
     """
 
     elsewhere = False
@@ -28,7 +28,7 @@ class TrainingError(UserError):
 
 @contextmanager
 def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Iterator[Rank]:
-    """Join the other processes, work inside, and leave with them; when one fails, all end, and its reason is shown.
+    """Join the other processes for the block, then leave with them; if one fails, all end, and its reason is shown.
 
     Args:
         values: settings that must be the same on all processes.
@@ -56,10 +56,10 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Print the reason of an error, and end with an exit code that is not 0."""
+    """Print the reason for an error, and exit with a nonzero code."""
     try:
         yield
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - any error
         failure = describe(error, Rank())
         print_failure(failure, to_terminal=True)
         report_to_torchrun(failure.text())
@@ -70,6 +70,6 @@ def leave(code: int) -> NoReturn:
     """End the program. Call it last, when everything is written."""
     if _joined:
         # gloo's threads may still hold Python objects, and abort the process when they free them while Python shuts
-        # down: one run in four. Collecting garbage before makes it rare; on a busy machine it was still seen.
+        # down (one run in four). Collecting garbage first makes it rare, but it still occurred on a busy machine.
         end(code)
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Why a process failed, in words for the person who has to fix it: what, at which line, at which samples."""
+"""Why a process failed, for the person who has to fix it: the error, the line, the samples."""
 
 import json
 import os
@@ -23,9 +23,9 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
 _PROJECT = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)\n +(.+)$', re.MULTILINE)
-# Torch's messages on one rank after another rank has ended, or when no answer comes.
+# Torch's messages on one rank after another rank has ended or stopped responding.
 _CONSEQUENCE = "connection|broken pipe|socket|timed? ?out|remote process|NCCL|failed to recv|no error message|store has"
-# Advice on errors whose own text does not name the cause, or not the setting that helps. The first match counts.
+# Hints for errors whose own text lacks the cause, or the setting that helps. The first match is used.
 _HINTS = {
     "ended without a word": "killed by a person, by the scheduler, for lack of memory (see dmesg), or by os._exit",
     "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --worker",
@@ -44,11 +44,11 @@ class Failure:
     Attributes:
         code: the exit code of the failing process.
         title: the error's type and message.
-        trace: the whole traceback; empty for a user's mistake, which needs none.
+        trace: the whole traceback; empty for a user error, which needs none.
         source: the innermost line of the project's own code.
-        during: what was being done, from the inside out: step, epoch, samples.
-        others: where the ranks were that did not fail, if this looks like the consequence of a late one.
-        may_follow: this looks like the consequence of another rank's end; then that one is the cause.
+        during: the enclosing operations, innermost first: step, epoch, samples.
+        others: positions of the ranks that did not fail, if this looks like the consequence of a late one.
+        may_follow: this looks like the consequence of another rank's failure, which is then the cause.
     """
 
     rank: int
@@ -65,7 +65,7 @@ class Failure:
 
     @property
     def process(self) -> str:
-        """Which process, and where."""
+        """The process, and its host."""
         which = "" if self.world_size == 1 else f"rank {self.rank} of {self.world_size}, "
         return f"{which}process {self.pid} on {self.host}"
 
@@ -79,11 +79,11 @@ class Failure:
 
     @property
     def is_boxed(self) -> bool:
-        """Whether the message needs more than its own words."""
+        """Whether the message is shown in a box with details, rather than by itself."""
         return self.code not in (EXIT_USER_ERROR, EXIT_INTERRUPTED)
 
     def summary(self, details: Path | None = None) -> str:
-        """The part that is read first, and so is printed last."""
+        """The part to read first, and so printed last."""
         if not self.is_boxed:
             return self.title if self.world_size == 1 else f"{self.title}\n  ({self.process})"
         hint = next((text for pattern, text in _HINTS.items() if re.search(pattern, self.title, re.IGNORECASE)), "")
@@ -112,39 +112,39 @@ def describe(error: BaseException, rank: Rank) -> Failure:
         title = f"the program was left early, by sys.exit({error.code!r})"
         code = error.code if isinstance(error.code, int) and error.code else EXIT_ERROR
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-    for note in notes:  # the summary has them
+    for note in notes:  # they are in the summary
         trace = trace.replace(f"\n{note}", "")
     may_follow = not rank.is_alone and re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
     return Failure(rank.rank, rank.world_size, code, title, trace, _source(trace), notes, may_follow=may_follow)
 
 
 def position() -> str:
-    """The line of the project's own code that the main thread is at; for another thread to ask."""
+    """The line of the project's own code that the main thread is executing; called from another thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return _source("".join(traceback.format_stack(frame)))
 
 
 def report_to_torchrun(text: str) -> None:
-    """Leave the reason where torchrun looks for it: its own summary is the last thing on the terminal.
+    """Write the reason to the file that torchrun reads: its own summary is the last output on the terminal.
 
-    Of several processes, torchrun shows the one that left its reason first as the root cause.
+    Of several processes, torchrun shows the one that wrote its reason first as the root cause.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
-        more = {"py_callstack": text, "timestamp": str(int(time.time()))}  # it prints py_callstack, and not the message
+        more = {"py_callstack": text, "timestamp": str(int(time.time()))}  # it prints py_callstack, not the message
         with suppress(OSError):
             Path(path).write_text(json.dumps({"message": {"message": text, "extraInfo": more}}))
 
 
 def _title(error: BaseException) -> str:
     message = str(error).strip()
-    if message.startswith("Caught ") and "Original Traceback" in message:  # from a worker of the loader
+    if message.startswith("Caught ") and "Original Traceback" in message:  # from a DataLoader worker
         return message.splitlines()[-1].strip()
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def _source(trace: str) -> str:
-    """The innermost line of a traceback that is in the user's own code; else of the engine's."""
+    """The innermost line of a traceback in the user's own code; if none, in the engine's."""
     lines = [
         f"{path.removeprefix(_PROJECT)}:{number}, in {function}:  {code}"
         for path, number, function, code in _FRAME.findall(trace)

@@ -1,4 +1,4 @@
-"""Signals: noted when they arrive, answered between two steps, by all processes at the same step."""
+"""Signals: recorded on arrival, handled between two steps, by all processes at the same step."""
 
 import ctypes
 import os
@@ -15,17 +15,17 @@ from common.distributed import LaterMax, Rank
 
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
 
-# Slurm sends one of these before the time limit, if asked to (--signal), and they mean nothing else to a program.
+# Slurm sends one of these before the time limit, if requested (--signal); they have no other predefined meaning.
 _REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_REQUEUE_SIGNALS)
-_SAME_CTRL_C_S = 1.0  # sent to a group of processes, and passed on within it, one Ctrl-C arrives twice
+_SAME_CTRL_C_S = 1.0  # one Ctrl-C arrives twice: from the terminal, and forwarded by the launcher
 _EXCHANGE_EVERY_S = 0.2
 _MAX_INTERVAL = 100  # steps
-_early: list[int] = []  # those that arrived before there was a loop to stop
+_early: list[int] = []  # signals that arrived before the loop started
 
 
 def catch_early_signals() -> None:
-    """Keep a requeue signal until there is a loop to stop; by default it would end a process that is still starting."""
+    """Hold a requeue signal until the loop starts; by default it would kill a process that is still starting."""
     for number in _REQUEUE_SIGNALS if _is_main_thread() else ():
         signal.signal(number, lambda number, frame: _early.append(number))
 
@@ -41,14 +41,14 @@ def die_with_parent(starter: int | None = None) -> None:
     """End this process when its parent is killed: an orphan would continue to train and save (Linux).
 
     Args:
-        starter: the process that started this one, where it is known; it may be dead already.
+        starter: the process that started this one, if known; it may be dead already.
     """
     if not sys.platform.startswith("linux"):
         return
     parent = os.getppid() if starter is None else starter
     set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # it was killed before the call
+    if os.getppid() != parent:  # the parent died before the call
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -65,25 +65,25 @@ _NOTHING = StopDecision(stop=0, save=False)
 class StopSignals:
     """Turns signals into a request that the loop reads between two steps.
 
-    The handler only notes the signal: saving inside a handler would interrupt anything, a save included. A second
-    Ctrl-C leaves at once.
+    The handler only records the signal: saving inside a handler could interrupt anything, even another save. A second
+    Ctrl-C exits at once.
     """
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.signal = 0
         self._noted_at = 0.0
-        self._exchange: LaterMax | None = None  # started in the step before
+        self._exchange: LaterMax | None = None  # started in the previous step
         self._exchanged_at = time.monotonic()
         self._interval = 1  # steps from that exchange to the next
         self._steps_left = 0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Catch signals while training; afterwards the handlers are as they were.
+        """Catch signals while training; afterwards the previous handlers are restored.
 
-        Under a launcher they stay: it passes on the signals of its group, so that a second one may arrive while
-        everything is being closed. In a thread that signals do not reach, training does without them.
+        Under a launcher ours stay: it forwards the signals of its group, so a second one may arrive during shutdown.
+        Outside the main thread, which alone receives signals, none are caught.
         """
         # Under nohup, a lost terminal does not stop the run.
         numbers = [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
@@ -106,10 +106,10 @@ class StopSignals:
             self.signal, self._noted_at = number, time.monotonic()
 
     def sync(self, save: bool) -> StopDecision:
-        """Whether any rank received a signal, or wants to save. Called once a step, by all ranks.
+        """Whether any rank received a signal, or requests a save. Called once per step, by all ranks.
 
-        Several ranks exchange this about five times a second, and read the answer a step later, so that no rank waits
-        for it: an exchange in each step cost 6 % of steps of 10 ms, on as many cores as processes.
+        Several ranks exchange this about five times a second, and read the result one step later, so no rank waits for
+        it: an exchange in each step cost 6 % at 10 ms per step, with one core per process.
         """
         if self.rank.is_alone:
             return StopDecision(self.signal, save) if self.signal or save else _NOTHING
@@ -130,5 +130,5 @@ class StopSignals:
 
 
 def _is_main_thread() -> bool:
-    """Whether this is the thread that signals reach, and the only one that may set their handlers."""
+    """Whether this is the main thread, the only one that receives signals and may set their handlers."""
     return threading.current_thread() is threading.main_thread()

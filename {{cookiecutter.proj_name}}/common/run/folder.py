@@ -1,4 +1,4 @@
-"""Opening a run: its folder is locked, an earlier run moved away, and the way it was started written down."""
+"""Open a run: lock its folder, move an earlier run away, and record how the run was started."""
 
 import json
 import re
@@ -21,21 +21,21 @@ from common.run.lock import FolderLock
 from common.run.paths import RunPaths
 from common.run.record import describe
 
-# What a start leaves that failed before there was a run, see common/run_context.py.
+# Files left by a start that failed before the run was opened, see common/run_context.py.
 _FAILED_START = re.compile(r"train(\.rank\d+)?\.log|error_rank\d+\.txt|status\.json|run\.lock")
 
 
 def stored_config(argv: Sequence[str], option: str) -> Path | None:
-    """The config that a run was last started with, for a command line that names its folder or a checkpoint of it.
+    """The config of the last start of a run, for a command line that names its folder or one of its checkpoints.
 
     Args:
-        option: the one that names it, as in "--model_pt" or "--resume".
+        option: the option that names it, such as "--model_pt" or "--resume".
 
     Returns:
-        None when the option is not there, or leads to no run folder.
+        None if the option is missing or "auto", or does not lead to a run folder.
     """
     value = option_value(argv, option)
-    if not value or value == "auto":  # the run that the config names, and the config is what we look for
+    if not value or value == "auto":  # the run that the config names, and the config is not known yet
         return None
     path = Path(value).expanduser()
     folder = RunPaths.of_checkpoint(path / "x.pt" if path.is_dir() else path)
@@ -47,10 +47,10 @@ def stored_config(argv: Sequence[str], option: str) -> Path | None:
 def drop_stored_launch_options(
     argv: Sequence[str], stored: Path | None, *, only_under_launcher: bool = False
 ) -> list[str]:
-    """`argv` with the default launch options, where the config that is read is the `stored` one of an earlier run.
+    """`argv` with the default launch options, if the config to be read is the `stored` one of an earlier run.
 
     Args:
-        only_under_launcher: otherwise a run is resumed as it was started.
+        only_under_launcher: without a launcher, keep the stored launch options.
     """
     has_config = any(option_value(argv, name) for name in ("--config", "--configs", "-c"))
     if stored is None or has_config or (only_under_launcher and not is_launched(option_value(argv, "--dist.launcher"))):
@@ -64,10 +64,10 @@ class OpenRun(AbstractContextManager["OpenRun"]):
     """A run folder that this process may write to until `release`.
 
     Attributes:
-        attempt: 1 for a new run, one more with every resume.
+        attempt: 1 for a new run, plus one for every resume.
         id: name and first start of the run; the same in every attempt.
         record: this attempt's entry of `run.json`.
-        earlier: where the run of this name that was moved out of the way is now; None if there was none.
+        earlier: new path of the earlier run of this name, which was moved away; None if there was none.
     """
 
     folder: RunPaths
@@ -78,9 +78,9 @@ class OpenRun(AbstractContextManager["OpenRun"]):
     earlier: Path | None = None
 
     def put_back(self, earlier: Path) -> RunPaths:
-        """Give the folder back to the run that was moved out of the way. Returns where the files of this one are then.
+        """Move the earlier run back to this folder, and this run's files to a new one. Returns their new paths.
 
-        For a start that fails before its first step: `--resume auto` then finds the run that it found before.
+        For a start that fails before its first step: `--resume auto` then finds the same run as before.
         """
         root = self.folder.root
         failed = unused(root.with_name(f"{root.name}_failed{self.id.removeprefix(root.name)}"))
@@ -107,13 +107,13 @@ def open_run(
     rank: Rank,
     project: Path,
 ) -> OpenRun:
-    """Lock the folder and write down how the run was started. For the main process only.
+    """Lock the folder and record how the run was started. For the main process only.
 
-    A new run never overwrites an old one: what lies there is moved to `<name>_<its start>`. With `resume` (from a
+    A new run never overwrites an old one, which is moved to `<name>_<its start>`. With `resume` (from a
     checkpoint of this very folder) everything stays, and the new configuration goes to `config.resume-<n>.yaml`.
 
     Raises:
-        UserError: the folder cannot be written, or another process uses it.
+        UserError: the folder cannot be written, or is in use by another process.
     """
     try:
         folder.root.parent.mkdir(exist_ok=True)
@@ -141,10 +141,10 @@ def has_saved(folder: RunPaths, launched_as: Sequence[str]) -> bool:
 
 
 def check_stays(sources: Mapping[str, str | Path | None], folder: RunPaths) -> None:
-    """Refuse a new run that takes files from the one it moves out of the way: its record would name a wrong path.
+    """Reject a new run that reads files of the run it moves out of the way: its record would name a wrong path.
 
     Args:
-        sources: files by the config key that names them.
+        sources: files, by the config key that names them.
 
     Raises:
         UserError: with the key, the file, and what to do.
@@ -158,9 +158,9 @@ def check_stays(sources: Mapping[str, str | Path | None], folder: RunPaths) -> N
 
 
 def _move_away(folder: RunPaths) -> Path | None:
-    """Rename the folder of an earlier run to `<name>_<its start>`. Returns where it is now; None if there was none.
+    """Rename the folder of an earlier run to `<name>_<its start>`. Returns the new path; None if there was none.
 
-    A start that failed before there was a run does not count: the next one adds to its log.
+    A start that failed before the run was opened does not count: the next one appends to its log.
     """
     if not folder.root.exists() or all(_FAILED_START.fullmatch(path.name) for path in folder.root.iterdir()):
         return None
@@ -173,7 +173,7 @@ def _move_away(folder: RunPaths) -> Path | None:
 
 
 def _rename(root: Path, target: Path, lock: FolderLock) -> None:
-    """Rename a folder while it is locked, so that another process cannot begin to write there meanwhile."""
+    """Rename a folder while it is locked, so another process cannot start writing there meanwhile."""
     root.rename(target)
     lock.path = target / lock.path.name
 
@@ -186,7 +186,7 @@ def _attempts(folder: RunPaths) -> list[dict[str, Any]]:
 
 
 def _first_start(folder: RunPaths) -> str:
-    """As in 20260301-140500. Of a folder without a record: its last change."""
+    """Time of the first start, as in 20260301-140500; without a record, of the folder's last change."""
     attempts = _attempts(folder)
     changed = datetime.fromtimestamp(folder.root.stat().st_mtime)
     return f"{datetime.fromisoformat(attempts[0]['time']) if attempts else changed:%Y%m%d-%H%M%S}"
@@ -195,7 +195,7 @@ def _first_start(folder: RunPaths) -> str:
 def _write_record(
     folder: RunPaths, attempt: dict[str, Any], values: Mapping[str, Any], patch: str, project: Path
 ) -> None:
-    """Write the files that say how the run was started. Adds the number and the config's name to `attempt`."""
+    """Write the files that record how the run was started. Adds number and config file name to `attempt`."""
     attempts = [*_attempts(folder), attempt]
     number, suffix = 1, ""
     while (config_file := folder.root / f"config{suffix}.yaml").exists():

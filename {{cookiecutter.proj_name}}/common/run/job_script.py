@@ -36,16 +36,16 @@ fi
 
 
 def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = False) -> str:
-    """A POSIX shell script, to lie in the folder `run`, that repeats the run as `<name>_replicate` from anywhere.
+    """A POSIX shell script for the folder `run` that repeats the run as `<name>_replicate`, from any directory.
 
     Args:
-        gpus: each process has one.
+        gpus: whether each process has a GPU.
     """
     run, project, git = run.resolve(), project.resolve(), attempt["git"]
     hosts = -(-attempt["world_size"] // attempt["processes_per_host"])
     variables = {name: value for name, value in attempt["environment"].items() if re.fullmatch(r"[\w.,:+-]+", value)}
     lines = [f'export {name}="${{{name}:={value}}}"\n' for name, value in variables.items()]
-    if git["commit"] and not is_copy(project):  # a copy is just what ran
+    if git["commit"] and not is_copy(project):  # a copy is exactly what ran
         lines.append(_GIT_CHECK.format(commit=git["commit"]))
     if git["dirty"] and not is_copy(project):
         lines.append(_DIRTY)
@@ -67,7 +67,7 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = F
 
 
 def _launch(attempt: dict[str, Any], hosts: int, gpus: bool) -> str:
-    """What starts as many processes on as many hosts as there were."""
+    """The command that starts the same number of processes on the same number of hosts."""
     world, each = attempt["world_size"], attempt["processes_per_host"]
     if hosts > 1 and attempt["launcher"] == "slurm":
         asked = f"--nodes={hosts} --ntasks={world} --ntasks-per-node={each}" + gpus * f" --gpus-per-node={each}"

@@ -1,4 +1,4 @@
-"""One writer per run folder: a lock that the kernel holds for as long as the process lives, however it ends."""
+"""One writer per run folder: a lock that the kernel releases when the process ends, however it ends."""
 
 import fcntl
 import os
@@ -14,10 +14,10 @@ from common.run.status import now
 
 
 class FolderLock:
-    """A held lock file with its holder as text. It is removed on release; a killed process leaves it, unlocked.
+    """A held lock file that names its holder. Removed on release; a killed process leaves it behind, unlocked.
 
     Attributes:
-        path: of the file; to be set anew when its folder is renamed.
+        path: of the file; must be updated when its folder is renamed.
     """
 
     def __init__(self, path: Path, file: TextIO) -> None:
@@ -27,7 +27,7 @@ class FolderLock:
 
     @classmethod
     def take(cls, path: Path) -> "FolderLock":
-        """Lock the file `path`, which is made if needed.
+        """Lock the file `path`, created if needed.
 
         Raises:
             UserError: another process holds it.
@@ -46,7 +46,7 @@ class FolderLock:
         except OSError as error:
             logger.warning("no file locks in {} ({}): see that only one process writes there", path.parent, error)
         lock = cls(path, file)
-        if not lock._is_in_place():  # the holder before has just removed it
+        if not lock._is_in_place():  # the previous holder has just removed it
             file.close()
             return cls.take(path)
         job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""

@@ -1,4 +1,4 @@
-"""Where a run lies, and what in its folder lies where. Only paths: nothing in here writes."""
+"""Paths of run folders, and of the files in them. Nothing here writes to disk."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ def data_dir(config: DirConfig, project: Path) -> Path:
 
 
 def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> Path:
-    """Where the evaluation of `checkpoint` on a split is written; splits other than eval get a folder of their own."""
+    """Where the evaluation of `checkpoint` on a split is written; splits other than eval get their own folder."""
     if config.eval_dir is not None:
         return _below(project, config.eval_dir, "")
     name = checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}"
@@ -39,14 +39,14 @@ def _below(project: Path, path: str | None, default: str) -> Path:
 
 
 class RunPaths:
-    """The paths of one run. Only paths: making one touches no disk and gives the same on every process.
+    """The paths of one run. Creating it does not touch the disk, and gives the same paths on every process.
 
     Attributes:
         event: TensorBoard's files.
         progress: pictures, when `progress.local_progress` is on.
-        config_file: the complete configuration; `--config` takes it.
-        record_file: `{"name": ..., "attempts": [...]}`, an entry for each start and resume, see `record.describe`.
-        diff_file: changes that were not committed at the first start.
+        config_file: the complete configuration, for `--config`.
+        record_file: `{"name": ..., "attempts": [...]}`, one entry per start or resume, see `record.describe`.
+        diff_file: uncommitted changes at the first start.
         job_file: repeats the run: `sh job.sh`.
     """
 
@@ -70,7 +70,7 @@ class RunPaths:
         """The folder of the run `name`.
 
         Raises:
-            UserError: `name` cannot be the name of a folder.
+            UserError: `name` is not a valid folder name.
         """
         if not name.strip() or name in (".", "..") or name[0] == "-" or re.search(r"[/\\\x00-\x1f]", name):
             raise UserError(
@@ -81,12 +81,12 @@ class RunPaths:
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> "RunPaths":
-        """The run folder that a checkpoint file lies in; its own folder when it was moved out of one."""
+        """The run folder of a checkpoint; the file's own folder if it was moved out of a run."""
         folder = checkpoint.resolve().parent
         return cls(folder.parent if folder.name == "checkpoints" else folder)
 
     def contains(self, path: str | Path | None) -> bool:
-        """Whether a file or folder is in this folder; `auto` of the option `resume` is, None is not."""
+        """Whether a path is in this folder: true for `auto` (of the option `resume`), false for None."""
         if path is None:
             return False
         return path == "auto" or Path(path).expanduser().resolve().is_relative_to(self.root.resolve())

@@ -1,4 +1,4 @@
-"""What `run.json` keeps of a start: the command line, the machine, versions. Nothing secret."""
+"""The record of a start in `run.json`: the command line, the machine, versions. No secrets."""
 
 import os
 import platform
@@ -16,11 +16,11 @@ from common.distributed import Rank
 from common.run.git import GitState
 from common.run.status import now
 
-# Variables that change results and hold no secrets. The environment as a whole is never recorded: it holds tokens.
+# Variables that change results and hold no secrets. The environment as a whole is never recorded: it may hold tokens.
 RESULT_VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED", "MKL_CBWR", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO",
 )  # fmt: skip
-_REPEATED = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", *RESULT_VARIABLES)  # the first two show in torch's settings
+_REPEATED = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", *RESULT_VARIABLES)  # torch reports the effect of the first two
 
 
 def describe(project: Path, argv: Sequence[str], seed: int, rank: Rank, git: GitState) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def describe(project: Path, argv: Sequence[str], seed: int, rank: Rank, git: Git
 
 
 def environment_text(attempt: dict[str, Any]) -> str:
-    """The banner a log begins with: machine, versions, code, seed. One line each."""
+    """The banner at the top of a log: machine, versions, code, seed, command. One line each."""
     versions = attempt["versions"]
     known = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name != "system")
     return (

@@ -1,4 +1,4 @@
-"""`status.json`: what state a run is in, for scripts that watch it. Needs no PyTorch."""
+"""`status.json`: the state of a run, for scripts that monitor it. Needs no PyTorch."""
 
 import json
 import os
@@ -18,7 +18,7 @@ def write_status(folder: RunPaths, state: State, *, step: int | None = None, rea
 
 
 def read_status(folder: RunPaths) -> dict[str, Any] | None:
-    """What `write_status` wrote last; None when there is nothing."""
+    """The last status that `write_status` wrote; None if there is none."""
     if not folder.status_file.exists():
         return None
     status: dict[str, Any] = json.loads(folder.status_file.read_text())

@@ -1,1 +1,1 @@
-"""Jobs of Slurm: preparing one, and queueing it again. No other room needs this one."""
+"""Slurm jobs: preparing and requeueing them. No other package in `common` needs this one."""

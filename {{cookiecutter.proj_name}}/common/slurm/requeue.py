@@ -18,19 +18,19 @@ from common.run.paths import RunPaths
 from common.run.status import write_status
 
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, the run continues when it is started again
-MAX_IDLE_RESTARTS = 3  # in a row without a newer checkpoint; the next would not get further either
+MAX_IDLE_RESTARTS = 3  # in a row without a newer checkpoint; another would get no further
 _REQUEUE_SIGNALS = ("SIGUSR1", "SIGUSR2")
-_KILLED_BY_THEM = (128 + 10, 128 + 12)  # the signal came before Python could handle it
+_KILLED_BY_THEM = (128 + 10, 128 + 12)  # the signal arrived before Python could handle it
 _TERMINATED = 128 + 15
-_RETRY_AFTER_S = (2.0, 10.0)  # a busy controller refuses, and answers a little later
+_RETRY_AFTER_S = (2.0, 10.0)  # a busy controller may refuse at first
 _REQUEST_TIMEOUT_S = 60.0
 
 
 def before(run: Path, starts: Path) -> bool:
-    """Note this start of the job. Returns whether the run has finished, so that there is nothing left to do.
+    """Record this start of the job. Returns whether the run has already finished.
 
     Raises:
-        SystemExit: the job is requeued again and again without getting anywhere.
+        SystemExit: the job was requeued `MAX_IDLE_RESTARTS` times without progress.
     """
     status = _read_status(run, since=starts)
     if status.get("state") == "finished":
@@ -50,11 +50,11 @@ def before(run: Path, starts: Path) -> bool:
 
 
 def after(code: int, run: Path, starts: Path) -> int:
-    """Queue the job again if training is to continue. Returns the exit code of the job.
+    """Requeue the job if training should continue. Returns the exit code of the job.
 
     Args:
-        code: of srun. It may be that of any process, or of one that srun itself has killed because another had ended:
-            what counts is `status.json`, which the main process writes before any process ends.
+        code: exit code of srun. It may be that of any process, even one that srun killed because another had ended;
+            `status.json` decides, which the main process writes before any process ends.
     """
     status = _read_status(run, since=starts)
     state, reason = status.get("state"), status.get("reason")
@@ -74,14 +74,14 @@ def after(code: int, run: Path, starts: Path) -> int:
 
 
 def job_id() -> str:
-    """What `scontrol` calls this job: an array's task by the array's id, since the plain one means all of them."""
+    """This job's id for `scontrol`; for a task of an array, `<array>_<task>`, since a plain id may mean all tasks."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
 def is_preempted(job: str) -> bool:
-    """Whether Slurm takes the job's place away. It requeues such a job itself only if it has to kill it."""
-    return "PreemptTime=2" in _scontrol("-o", "show", "job", job)[1]  # a date; otherwise None
+    """Whether Slurm is preempting the job. It requeues such a job itself only if it has to kill it."""
+    return "PreemptTime=2" in _scontrol("-o", "show", "job", job)[1]  # a date, or else None
 
 
 def _requeue(why: str) -> int:
@@ -102,7 +102,7 @@ def _requeue(why: str) -> int:
 
 
 def _scontrol(*words: str) -> tuple[bool, str]:
-    """Whether it did what it was asked for, and its answer."""
+    """Run `scontrol`. Returns whether it succeeded, and its output."""
     command = ["scontrol", *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_REQUEST_TIMEOUT_S, check=False)
@@ -112,7 +112,7 @@ def _scontrol(*words: str) -> tuple[bool, str]:
 
 
 def _read_status(run: Path, since: Path) -> dict[str, Any]:
-    """What the run's status is now; nothing when it was written before the file `since`, by another start or run."""
+    """The run's current status; {} if it was written before the file `since`, by another start or run."""
     file = run / "status.json"
     try:
         if file.stat().st_mtime_ns < since.stat().st_mtime_ns:

@@ -1,4 +1,4 @@
-"""A copy of the project's code, so that editing it changes no job that is queued."""
+"""A copy of the project's code, so later edits do not change queued jobs."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from common.base.errors import UserError
 from common.base.files import write_text
 from common.run.git import SNAPSHOT, git_files, git_state
 
-MAX_SNAPSHOT_MB = 500  # more cannot be code, and each submission copies it
+MAX_SNAPSHOT_MB = 500  # more than that is not code, and each submission copies it
 _NO_CODE = re.compile(r"\.git|__pycache__|\..*_cache|\.ipynb_checkpoints|node_modules|.*\.egg-info")
 
 
@@ -38,24 +38,24 @@ def snapshot(project: Path, target: Path, leave_out: Collection[Path]) -> None:
         source, copy = project / name, target / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         if source.is_symlink() and not source.resolve().is_relative_to(project.resolve()):
-            copy.symlink_to(source.resolve())  # it leads to the same place from here
+            copy.symlink_to(source.resolve())  # points to the same place from the copy
         else:
             shutil.copy2(source, copy, follow_symlinks=False)
     write_text(target / SNAPSHOT, dumps(asdict(git_state(project)), indent=1) + "\n")
 
 
 def code_files(project: Path, leave_out: Collection[Path]) -> list[Path]:
-    """What makes up the project's code, relative to it: what git does not ignore, and all of the packages there.
+    """Files of the project's code, relative to it: those not ignored by git, and everything in its packages.
 
-    A pattern in .gitignore can hit code by mistake, and it hits what is compiled on purpose. Without git it is
-    everything but caches and virtual environments. Nothing below a folder of `leave_out` counts.
+    .gitignore may match code by mistake, and matches compiled files on purpose: packages are copied despite it.
+    Without git: everything except caches and virtual environments. Nothing below a folder of `leave_out` is included.
     """
     try:
         known = {project / name for name in git_files(project, "--cached", "--others")}
     except (OSError, subprocess.SubprocessError):
         known = set()
     folders = [project]
-    if project / "train.py" in known:  # otherwise a repository around us ignores this folder
+    if project / "train.py" in known:  # otherwise an enclosing repository ignores this folder
         inner_repositories = [path for path in known if path.is_dir() and not path.is_symlink()]
         folders = [*(init.parent for init in project.glob("*/__init__.py")), *inner_repositories]
     known.update(path for folder in folders for path in _walk(folder, leave_out))

@@ -1,7 +1,7 @@
-"""What a queued job runs: a copy of the code and a frozen configuration, so that editing either changes no job.
+"""The files of a queued job: a copy of the code and a frozen configuration, so later edits do not change the job.
 
-They lie in a folder of the job's own, `experiments/.jobs/<name>/<time>`. The run's folder is not touched: an earlier
-run of the name stays there until the job trains.
+They lie in the job's own folder, `experiments/.jobs/<name>/<time>`. The run's folder is not touched: an earlier run
+of that name stays there until the job trains.
 """
 
 import re
@@ -22,14 +22,14 @@ from common.run.paths import DirConfig, RunPaths, data_dir
 from common.slurm.snapshot import snapshot
 
 _TASK = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
-_TASK_WORD = "%a"  # what sbatch writes for the task's number in names of files
+_TASK_WORD = "%a"  # sbatch's placeholder for the task's number in file names
 
 
 def array_tasks(text: str) -> list[int]:
     """The numbers in Slurm's `--array` notation: `0-4`, `1,3,7-9:2`, and `0-99%4` for four at a time.
 
     Raises:
-        UserError: it is not in that notation.
+        UserError: `text` is not in that notation.
     """
     numbers = set[int]()
     for part in re.sub(r"%[1-9]\d*$", "", text).split(","):
@@ -41,7 +41,7 @@ def array_tasks(text: str) -> list[int]:
 
 
 def words_of_task(words: Sequence[str], task: int | None) -> list[str]:
-    """The command line of one task of an array: `%a` is its number."""
+    """The command line of one task of an array: `%a` becomes its number."""
     return list(words) if task is None else [word.replace(_TASK_WORD, str(task)) for word in words]
 
 
@@ -51,13 +51,13 @@ def run_of_task(folder: RunPaths, task: int | None) -> RunPaths:
 
 
 def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
-    """How many GPUs the job takes on each node: as asked for, else as many as the config's `gpu_ids`.
+    """Number of GPUs the job requests on each node: `asked`, else the number of the config's `gpu_ids`.
 
     Args:
-        typed: `gpu_ids` stands on the command line too, and not only in a file.
+        typed: `gpu_ids` is on the command line, not only in a file.
 
     Raises:
-        UserError: the two contradict each other on the command line, or neither says how many.
+        UserError: the two contradict each other on the command line, or neither gives a number.
     """
     if gpu_ids == "all":
         if not asked:
@@ -73,12 +73,12 @@ def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
 
 
 def frozen(values: Mapping[str, Any], run: RunPaths, project: Path, gpus: int) -> dict[str, Any]:
-    """A config's values for the copy of the code, which is another project's root, on the cluster's nodes.
+    """A config's values, adapted to the copy of the code (another project root) and to the cluster's nodes.
 
-    Other relative paths stay: the job runs in the folder `project`, as the command that submits it.
+    Other relative paths are kept: the job runs in the folder `project`, like the command that submits it.
 
     Raises:
-        UserError: a new run is to begin with weights of the run whose folder it would take.
+        UserError: a new run would start from weights of the run whose folder it takes.
     """
     if values["progress"]["start_epoch"] == 0 or not run.contains(values["resume"]):
         check_stays({"resume": values["resume"], "init_from.path": values["init_from"]["path"]}, run)
@@ -97,7 +97,7 @@ def frozen(values: Mapping[str, Any], run: RunPaths, project: Path, gpus: int) -
 
 
 def job_folder(folder: RunPaths) -> Path:
-    """Where the next job of the run, or of the array, keeps its files."""
+    """Unused path for the folder of the next job of the run, or of the array."""
     return unused(_jobs(folder) / f"{datetime.now():%Y%m%d-%H%M%S}")
 
 
@@ -105,7 +105,7 @@ def prepare(job: Path, configs: Mapping[int | None, Mapping[str, Any]], folder: 
     """Put the code and the configurations in the folder `job`.
 
     Args:
-        configs: frozen values by task; one entry, for None, when there is no array.
+        configs: frozen values by task; a single entry, for None, without an array.
         folder: of the run, or of the array.
 
     Raises:
@@ -129,7 +129,7 @@ def _jobs(folder: RunPaths) -> Path:
 
 
 def _check_unused(folder: RunPaths) -> None:
-    """Refuse a run that a process works on, or that a job will.
+    """Reject a run in use by a process, or by a queued or running job.
 
     Raises:
         UserError: with the process or job, and how to stop it.
