@@ -34,7 +34,7 @@ class RunState:
         parts: everything else that is saved, by name.
         fingerprint: see `common.checkpoint.guarantee`.
         about: plain values (the config) stored in a checkpoint.
-        user_parts: what plugins registered.
+        user_parts: parts that plugins registered.
     """
 
     model: nn.Module

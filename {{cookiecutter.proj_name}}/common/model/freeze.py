@@ -15,7 +15,7 @@ KEY = "prepare.freeze"
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     """Freeze the parameters that any of `patterns` matches, and log their names.
 
-    A batch norm (any layer with running statistics) that is frozen whole stays in evaluation mode: otherwise its
+    A fully frozen batch norm (any layer with running statistics) stays in evaluation mode: otherwise its
     statistics would change with every batch, and with them the frozen part.
 
     Raises:
