@@ -1,8 +1,8 @@
-"""Checkpoints: a mapping of named parts in one atomic file, and what resuming from one means.
+"""Checkpoints: named parts of a run in one file, written atomically, and the guarantees of a resume.
 
-`file` reads and writes one, `folder` keeps those of a run, `saver` writes beside training, `state` lists what a run
-consists of, `weights` fills models, `guarantee` says how exact a resume is.
-`python -m common.checkpoint FILE` shows what is in one.
+`file` reads and writes one, `folder` keeps those of a run, `saver` writes in the background, `state` collects the
+parts of a run, `weights` loads models, `guarantee` states how exact a resume is.
+`python -m common.checkpoint FILE` prints the contents of one.
 """
 
 from common.checkpoint.file import CheckpointError, read_checkpoint, write_checkpoint

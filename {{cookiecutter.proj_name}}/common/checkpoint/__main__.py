@@ -15,7 +15,7 @@ from common.optim.ema import averaged_state_dict
 
 
 def main(argv: list[str]) -> int:
-    """Print what a checkpoint holds, or write its weights alone to a file."""
+    """Print the contents of a checkpoint, or write its weights alone to a file."""
     parser = argparse.ArgumentParser(prog="python -m common.checkpoint", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--weights", type=Path, metavar="OUT", help="write the weights alone, as .pt or .safetensors")
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
 
 
 def summary(path: Path, state: Mapping[str, Any]) -> str:
-    """Position, results, surroundings and every tensor of the model, as text."""
+    """Position, results, environment and every tensor of the model, as text."""
     at, best, config = state["position"], state["best"]["best"], state["about"]["config"]
     surroundings = {**state["fingerprint"], "code": f"{len(state['fingerprint']['code'])} files"}
     width = max(map(len, state["model"]))

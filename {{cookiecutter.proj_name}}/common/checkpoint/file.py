@@ -1,4 +1,4 @@
-"""One checkpoint file: written so that it cannot be lost, read so that damage is noticed."""
+"""One checkpoint file: written atomically, and read with its checksums verified."""
 
 import os
 import shutil
@@ -17,16 +17,16 @@ FORMAT = 1
 
 
 class CheckpointError(UserError):
-    """A file that is missing, is damaged, or is something else than a checkpoint."""
+    """A file that is missing, damaged, or not a checkpoint."""
 
 
 def write_checkpoint(state: Mapping[str, Any], *paths: Path) -> None:
-    """Write `state` to the first path and link it to the others, each complete or not there at all.
+    """Write `state` to the first path and link it to the others, each complete or absent.
 
-    Written beside, flushed to the disk, then renamed: whatever happens, the old file stays until the new one is whole.
+    Written to a temporary file, flushed to disk, then renamed: the old file stays until the new one is complete.
 
     Raises:
-        UserError: something in it could not be loaded again with `weights_only=True`.
+        UserError: a value in it could not be loaded again with `weights_only=True`.
         OSError: the disk is full, the folder is read-only, ...; nothing half-written is left behind.
     """
     safe = map_leaves(state, _plain)
@@ -34,7 +34,7 @@ def write_checkpoint(state: Mapping[str, Any], *paths: Path) -> None:
         try:
             torch.save(safe, file)
         except RuntimeError as error:
-            # torch reports a full disk as its own error while it closes the archive; the context is the reason.
+            # torch reports a full disk as its own error while it closes the archive; the context has the cause.
             if isinstance(error.__context__, OSError):
                 raise error.__context__ from error
             raise
@@ -45,9 +45,9 @@ def write_checkpoint(state: Mapping[str, Any], *paths: Path) -> None:
 
 
 def map_leaves(value: Any, function: Callable[[Any, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()) -> Any:
-    """`value`, of nested dicts, lists and tuples, with `function(leaf, path)` in the place of every leaf and key.
+    """`value`, of nested dicts, lists and tuples, with every leaf and key replaced by `function(leaf, path)`.
 
-    `path` holds the keys and indices that lead there. Subclasses (OrderedDict, named tuples) become plain types.
+    `path` holds the keys and indices of the leaf. Subclasses (OrderedDict, named tuples) become plain types.
     """
     if isinstance(value, Mapping):
         items = ((key, item, (*path, key)) for key, item in value.items())
@@ -59,7 +59,7 @@ def map_leaves(value: Any, function: Callable[[Any, tuple[Any, ...]], Any], path
 
 
 def _plain(value: Any, path: tuple[Any, ...]) -> Any:
-    """`value` as a type that loads without executing anything. Raises `UserError` for others (a NumPy number)."""
+    """`value` as a type that loads without executing code. Raises `UserError` for other types (a NumPy number)."""
     if value is None:
         return None
     if isinstance(value, Tensor):
@@ -75,7 +75,7 @@ def _plain(value: Any, path: tuple[Any, ...]) -> Any:
 
 
 def link_file(source: Path, path: Path) -> None:
-    """Give `source` a second name, in one move; a file that had the name is replaced."""
+    """Link `source` as `path`, atomically; an existing file is replaced."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     beside.unlink(missing_ok=True)
     try:
@@ -85,12 +85,12 @@ def link_file(source: Path, path: Path) -> None:
             shutil.copyfile(source, beside)
         beside.replace(path)
     finally:
-        # Left over after a failure; and when `path` was this very file already, since a rename then does nothing.
+        # Left over after a failure, or if `path` was the same file already, since a rename then does nothing.
         beside.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint; its checksums are verified, and nothing in it is executed.
+    """Read a checkpoint; its checksums are verified, and no code in it is executed.
 
     Raises:
         CheckpointError: it is missing, damaged (truncated, a flipped bit), or not a checkpoint of this project.
@@ -102,18 +102,18 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def is_checkpoint(state: Any) -> bool:
-    """Whether something that was loaded is a checkpoint, not a file of weights."""
+    """Whether a loaded object is a checkpoint, not weights alone."""
     return isinstance(state, dict) and "model" in state and "format" in state
 
 
 def load_archive(path: Path) -> Any:
-    """What torch wrote to `path`, its checksums verified.
+    """The object that torch saved to `path`, its checksums verified.
 
     The tensors are mapped from the file, not read: processes on one machine share that memory, and each reads the parts
     it needs. The file must not be changed in place while they are used; replacing it is safe.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or loading it would execute something.
+        CheckpointError: the file is missing or damaged, or loading it would execute code.
     """
     if not path.is_file():
         near = ", ".join(sorted(each.name for each in path.parent.glob("*.pt")))
@@ -131,7 +131,7 @@ def load_archive(path: Path) -> Any:
 
 
 def step_of(path: Path) -> int:
-    """The optimizer step of a checkpoint, read without its tensors; -1 when even that cannot be read."""
+    """The optimizer step of a checkpoint, read without its tensors; -1 if it cannot be read."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return int(state["position"]["step"])

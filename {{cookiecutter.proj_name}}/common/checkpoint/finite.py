@@ -20,7 +20,7 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
 
 
 def bad_loss(step: int, here: bool, stream: BatchStream, folder: CheckpointFolder, rank: Rank) -> TrainingError:
-    """The error for a loss of `step` that is not a number; `here`: on this rank. Every process must call this."""
+    """The error for a loss of `step` that is not finite; `here`: on this rank. Every process must call this."""
     where = bad_step(stream, step, here, rank)
     error = not_finite(f"the loss of step {step} is not a finite number ({where})", folder)
     error.elsewhere = not here
@@ -28,6 +28,6 @@ def bad_loss(step: int, here: bool, stream: BatchStream, folder: CheckpointFolde
 
 
 def not_finite(what: str, folder: CheckpointFolder) -> TrainingError:
-    """The error to end a run with: the fault, the last checkpoint, and advice."""
+    """The error that ends a run: the fault, the last checkpoint, and advice."""
     advice = "Try a smaller optim.lr, optim.clip_gradients, or --debug to find the operation."
     return TrainingError(f"{what}; {folder.last_good}.\n  {advice}")

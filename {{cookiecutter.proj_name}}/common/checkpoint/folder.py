@@ -1,4 +1,4 @@
-"""The checkpoints of one run, which of them are kept, and which one to resume from."""
+"""The checkpoints of one run: which are kept, and which to resume from."""
 
 import re
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class LoadedCheckpoint:
         return int(self.state["about"]["seed"])
 
     def belongs_to(self, run: Path) -> bool:
-        """Whether it is of the run in this folder, so that a resume continues that run."""
+        """Whether it lies in the folder `run`: a resume then continues that run."""
         return self.path.resolve().is_relative_to(run.resolve())
 
 
@@ -42,7 +42,7 @@ class CheckpointFolder:
 
     Args:
         keep: numbered files to keep, the newest ones; 0 keeps all.
-        keep_every: numbered files at multiples of this many steps are kept for good; 0: none is.
+        keep_every: numbered files at multiples of this many steps are kept for good; 0: none.
     """
 
     def __init__(self, folder: Path, keep: int = 0, keep_every: int = 0) -> None:
@@ -67,9 +67,9 @@ class CheckpointFolder:
         return [self.previous, self.best, *(path for _, path in self.numbered())]
 
     def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:
-        """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Old files go after."""
+        """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Then delete old files."""
         if self.latest.is_file():
-            # The same file under a second name: if the new one is damaged later, this is what is left.
+            # A second link to the same file: the fallback if the new one is damaged later.
             link_file(self.latest, self.previous)
         paths = [self.latest]
         if best:
@@ -84,9 +84,9 @@ class CheckpointFolder:
         return paths
 
     def rewind_to(self, found: LoadedCheckpoint) -> None:
-        """Make `found`, of this run, the latest; later ones are renamed to `abandoned_...`, and never cleaned up.
+        """Make `found`, of this run, the latest; later ones are renamed to `abandoned_...`, and never deleted.
 
-        Otherwise its numbered files would count as the newest, and a kill before the next save would lead back to it.
+        Otherwise the later files would count as the newest: a run killed before its next save would resume from them.
         """
         aside = [path for path in self._older() if step_of(path) > found.step]
         is_latest = self.latest.is_file() and self.latest.samefile(found.path)
@@ -100,13 +100,13 @@ class CheckpointFolder:
             link_file(found.path, self.latest)
 
     def clean(self) -> None:
-        """Remove what a killed process left half-written. Only for the process that holds the run's lock."""
+        """Remove the unfinished files of a killed process. Only for the process that holds the run's lock."""
         for path in self.folder.glob(".*.tmp"):
             logger.warning("removing {}, which was never finished", path)
             path.unlink(missing_ok=True)
 
     def newest(self) -> LoadedCheckpoint | None:
-        """The whole checkpoint with the most steps; damaged ones are passed over with a warning.
+        """The newest checkpoint that can be loaded; damaged ones are skipped with a warning.
 
         None when there is no file at all.
 
@@ -133,14 +133,14 @@ class CheckpointFolder:
 
 
 def find_checkpoint(resume: str | None, own: Path, rank: Rank) -> LoadedCheckpoint | None:
-    """The checkpoint that the config's `resume` names. Every process must call this: one chooses, all load.
+    """The checkpoint that the config's `resume` names. Every process must call this: the main one chooses, all load.
 
     Args:
         resume: None; a file; a folder (of a run, or its checkpoints): the newest in it; "auto": the newest in `own`.
         own: the checkpoint folder of the run that is starting.
 
     Returns:
-        None when none is asked for, or "auto" finds none because the run never saved: it starts afresh.
+        None if `resume` is None, or "auto" and the run has saved nothing yet: it then starts from the beginning.
 
     Raises:
         CheckpointError: there is no such file or folder, or nothing in it can be loaded.

@@ -18,7 +18,7 @@ from common.distributed import Rank
 from common.distributed.code import code_of
 from common.run.record import RESULT_VARIABLES
 
-# Keys that decide when and what a run measures, and so its best value, early stop, perhaps its rate.
+# Keys that decide when and what a run measures, and thereby its best value, early stopping, perhaps its rate.
 _MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val.*", "metric", "metric.*")
 # Keys that decide how a run is carried out, not what it trains: a resume accepts new values of these.
 SAFE = (
@@ -30,7 +30,7 @@ SAFE = (
     "dist.strategy", "dist.gradient_as_bucket_view", "prepare.activation_checkpointing", "prepare.compile.*",
     "prepare.fsdp.blocks", "prepare.fsdp.reshard_after_forward", "prepare.fsdp.cpu_offload",
 )  # fmt: skip
-# Together these make the samples of one optimizer step; see `accept_changes`.
+# Together these determine the samples of one optimizer step; see `accept_changes`.
 _BATCH = ("batch_size", "optim.accumulate")
 _SHOWN = 10  # changed files in a message
 
@@ -44,7 +44,7 @@ class Change:
     new: Any
 
     def matches(self, patterns: Iterable[str]) -> bool:
-        """Whether one of `patterns` describes the key."""
+        """Whether the key matches one of `patterns`."""
         return any(fnmatchcase(self.key, pattern) for pattern in patterns)
 
     @property
@@ -66,7 +66,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") ->
 
 
 def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str) -> dict[str, Any]:
-    """Everything besides the config that decides the bits of a run. `model`: how it was prepared."""
+    """Everything besides the config that affects the exact result of a run. `model`: how it was prepared."""
     on_gpu = rank.device.type == "cuda"
     return {
         "torch": str(torch.__version__),
@@ -91,16 +91,16 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str) -> dict[st
 
 
 def accept_changes(saved: Mapping[str, Any], run: RunState, allowed: bool, rank: Rank) -> str:
-    """Compare a checkpoint's state with the run that resumes it. Returns what has changed, and what holds, for the log.
+    """Compare a checkpoint's state with the run that resumes it. Returns the changes and the guarantee, for the log.
 
-    While a step has as many samples as before, over all ranks, batch size, accumulation and number of ranks may be
-    traded against each other. Where a launcher restarted the run with another number of ranks, even that may change.
+    As long as a step has as many samples as before, over all ranks, batch size, accumulation and number of ranks may be
+    traded against each other. If a launcher restarted the run with another number of ranks, even that may change.
 
     Args:
         allowed: `allow_changes` of the config.
 
     Raises:
-        UserError: something that alters the training has changed, and `allowed` is false.
+        UserError: a change alters the training and `allowed` is false, or the optimizer is another one.
     """
     old, new = saved["fingerprint"], run.fingerprint
     found = list(changes(saved["about"]["config"], run.about["config"]))
@@ -128,7 +128,7 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, allowed: bool, rank:
 
 
 def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[Change], breaking: list[Change]) -> str:
-    """What holds, for the log: bit-exact, sample-exact, or neither, and why.
+    """The guarantee, for the log: bit-exact, sample-exact, or neither, and why.
 
     Args:
         old, new: fingerprints.
@@ -167,7 +167,7 @@ def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[
 
 
 def _changed_code(old: Mapping[str, str], new: Mapping[str, str], safe: list[Change]) -> list[str]:
-    """One text that names the changed code, of the project's packages and of plug-ins; none without a change."""
+    """A list of one text that names the changed code (project packages, plug-ins); empty without a change."""
     names = [
         name if name in old and name in new else f"{name} ({'new' if name in new else 'gone'})"
         for name in sorted({*old, *new})

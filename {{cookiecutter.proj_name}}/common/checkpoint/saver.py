@@ -1,4 +1,4 @@
-"""Saving in the background: the loop waits for a copy in memory, a thread writes it to the disk."""
+"""Saving in the background: the loop waits for a copy in memory, and a thread writes it to disk."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -43,11 +43,11 @@ class CheckpointConfig:
 class Saver:
     """Writes checkpoints, one at a time, on the main process.
 
-    A save that fails leaves the old files as they were. Training continues and the next due save tries again, until
-    `failures` in a row have failed. An error surfaces at the next call of any method.
+    A failed save leaves the old files as they were. Training continues and the next due save tries again, until
+    `failures` in a row have failed. The next call of `save`, `wait`, `check` or `finish` reports an error.
 
     Attributes:
-        saved_step: of the newest checkpoint, be it of this process or the one that it continues from; None: no such.
+        saved_step: step of the newest checkpoint, written by this process or resumed from; None if there is none.
     """
 
     def __init__(self, folder: CheckpointFolder, config: CheckpointConfig, rank: Rank = _ALONE) -> None:
@@ -62,7 +62,7 @@ class Saver:
         self._failed = 0
 
     def save(self, state: Mapping[str, Any], *, step: int, numbered: bool = False, best: bool = False) -> None:
-        """Write `state`, now or in the background. Waits for the save before it, if that still runs.
+        """Write `state`, now or in the background. Waits for the previous save, if it is still running.
 
         Every process must call this.
 
@@ -83,16 +83,16 @@ class Saver:
         return seconds is not None and 0 < seconds < time.monotonic() - self._saved_at
 
     def wait(self) -> None:
-        """Until nothing is being written. Raises like `save`."""
+        """Wait until nothing is being written. Raises like `save`."""
         if self._pending is not None:
             wait([self._pending])
         self.check()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around training: afterwards nothing is being written, even after an error, and the folder can be unlocked.
+        """Wraps training: afterwards nothing is being written, even after an error, and the folder can be unlocked.
 
-        With several processes an error does not wait, since all of them must end.
+        With several processes it does not wait after an error, since all of them must end.
         """
         try:
             yield
@@ -101,7 +101,7 @@ class Saver:
                 wait([self._pending])
 
     def finish(self) -> None:
-        """Wait. Raises like `save`, and also when the last save failed, since the run is then not complete."""
+        """Wait. Raises like `save`, and also if the last save failed, since the run is then incomplete."""
         self.wait()
         if self._failed:
             raise UserError(f"the last checkpoint could not be written; {self.folder.folder} has the ones before it")
@@ -132,9 +132,9 @@ class Saver:
 
 
 class Stage:
-    """Copies a state to host memory that it keeps: after the first time, nothing is allocated.
+    """Copies a state to host buffers that it reuses: nothing is allocated after the first copy.
 
-    Sharded tensors (FSDP) become whole in the copy, one after the other, on the main process alone.
+    Sharded tensors (FSDP) are gathered one after the other, and only the main process keeps them.
 
     Args:
         only_sharded: leave other tensors where they are.
@@ -146,9 +146,9 @@ class Stage:
         self._buffers: dict[tuple[Any, ...], Tensor] = {}
 
     def copy(self, state: Any) -> Any:
-        """`state` with copies of its tensors, on the CPU; without tensors on other processes than the main one.
+        """`state` with copies of its tensors on the CPU, which only the main process receives.
 
-        The copy is good until the next call. Every process must call this.
+        The copy is valid until the next call. Every process must call this.
         """
         seen: dict[tuple[Any, ...], Tensor] = {}
 
@@ -178,6 +178,6 @@ class Stage:
 
 
 def _whole(tensor: Any) -> Tensor:
-    """A sharded tensor put together, on every process: a collective. Parts in host memory travel over the device."""
+    """A sharded tensor made whole, on every process: a collective. Parts in host memory are sent via the device."""
     whole: Tensor = tensor.detach().to(tensor.device_mesh.device_type).full_tensor()
     return whole

@@ -27,14 +27,14 @@ class Stateful(Protocol):
 
 @dataclass
 class RunState:
-    """Collects the parts of a run into one mapping, and restores them from one. Other state is lost with the process.
+    """Collects the parts of a run into one mapping, and restores them from one. Any other state is lost.
 
     Attributes:
-        model: without wrappers, so that no name has a wrapper's prefix.
+        model: without wrappers, so names have no prefix.
         parts: everything else that is saved, by name.
         fingerprint: see `common.checkpoint.guarantee`.
-        about: plain values (the config) that a checkpoint carries along.
-        user_parts: what plugins registered.
+        about: plain values (the config) stored in a checkpoint.
+        user_parts: parts that plugins registered.
     """
 
     model: nn.Module
@@ -45,13 +45,13 @@ class RunState:
     user_parts: dict[str, Stateful] = field(default_factory=dict)
 
     def register(self, name: str, part: Stateful) -> None:
-        """Save `part` too. Raises `UserError` when the name is taken."""
+        """Save `part` with the run. Raises `UserError` if the name is taken."""
         if name in self.user_parts:
             raise UserError(f"register_state: {name} is registered twice; give one of them another name")
         self.user_parts[name] = part
 
     def state_dict(self, at: Position, values: Mapping[str, float], owed: Collection[str] = ()) -> dict[str, Any]:
-        """All of it, for a run that stands at `at` and measured `values` last. Every process must call this.
+        """The state of a run at position `at` that measured `values` last. Every process must call this.
 
         Args:
             owed: the splits whose evaluation at `at` was interrupted by a signal.
@@ -73,11 +73,11 @@ class RunState:
         return state
 
     def load_weights(self, state: Mapping[str, Any], source: Path) -> None:
-        """Take only the weights: the averaged ones where the checkpoint has them."""
+        """Load only the weights: the averaged ones if the checkpoint has them."""
         load_weights(self.model, averaged_state_dict(state["model"], state["ema"]), str(source))
 
     def load_state_dict(self, state: Mapping[str, Any], source: Path) -> tuple[Position, dict[str, float], set[str]]:
-        """Put everything back; the random streams last, since nothing may draw from them afterwards.
+        """Restore everything; the random streams last, since nothing may draw from them afterwards.
 
         Returns:
             The position of the run, its last measured values, and the splits whose evaluation is pending there.

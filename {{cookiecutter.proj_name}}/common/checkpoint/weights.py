@@ -1,4 +1,4 @@
-"""Weights of a checkpoint, or of any file of weights, into a model: all of them, or those that fit, with a report."""
+"""Loads weights from a checkpoint or any weights file into a model: all of them, or those that fit, with a report."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from common.checkpoint.file import CheckpointError, is_checkpoint, load_archive
 from common.config import section
 from common.optim.ema import averaged_state_dict
 
-_SHOWN = 8  # keys of a kind in a message
+_SHOWN = 8  # keys listed per kind in a message
 
 
 @section
@@ -40,7 +40,7 @@ class InitConfig:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> None:
-    """Load a state dict into the bare model, every key or none.
+    """Load a state dict into the unwrapped model, every key or none.
 
     Raises:
         UserError: keys are missing, left over, or of another shape; the message lists which.
@@ -52,7 +52,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> N
 
 
 def init_weights(model: nn.Module, config: InitConfig) -> None:
-    """Start `model` from the weights that `config` names, and log what was taken and what was not.
+    """Start `model` from the weights that `config` names, and log which were loaded and which were not.
 
     Raises:
         CheckpointError: the file cannot be read, or holds no weights.
@@ -90,7 +90,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _selected(weights: Mapping[str, Tensor], config: InitConfig) -> dict[str, Tensor]:
-    """Without the prefixes of wrappers (DDP, torch.compile), then by prefix, then renamed."""
+    """Strip the prefixes of wrappers (DDP, torch.compile), then select by prefix, then rename."""
     chosen = {}
     for key, value in weights.items():
         key = key.replace("_orig_mod.", "").removeprefix("module.")
@@ -104,7 +104,7 @@ def _selected(weights: Mapping[str, Tensor], config: InitConfig) -> dict[str, Te
 
 
 def _misfits(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
-    """Lines that list which keys differ, and how; none when all of `weights` fit."""
+    """Lines that list the keys that do not match, and how; empty if all match."""
     kinds = {
         "missing in the file": [key for key in own if key not in weights],
         "not in the model": [key for key in weights if key not in own],

@@ -1,4 +1,4 @@
-"""Training data that is only known by reading it: streams, generated samples, data sets without length."""
+"""Training data that can only be read in sequence: streams, generated samples, data sets without a length."""
 
 import re
 import zlib
@@ -27,20 +27,20 @@ _DIFFERENT_RECORDS = (
 
 
 class _MicroBatch(NamedTuple):
-    """A micro-batch of this process, one of those that the ranks compute at the same time."""
+    """A micro-batch of this process; all ranks compute theirs at the same time."""
 
     batch: Any
-    size: int  # its samples; 0 where they are only borrowed from other ranks
+    size: int  # samples that count; 0 if all of them are borrowed or repeated
     total: int  # samples over all ranks
-    mark: int  # of the epoch's first record, where all ranks should read the same; else 0
+    mark: int  # checksum of the epoch's first record, which should be equal on all ranks; else 0
 
 
 class _Batches(IterableDataset[Any]):
-    """Cuts an iterable into micro-batches, each read with random streams that depend on its number alone.
+    """Cuts an iterable into micro-batches, each read with random streams seeded by its number.
 
-    Each reader reads all records and keeps its own: of `batch_size` records per rank, rank 0 has the first, rank 1 the
-    second and so on, and of these batches the workers of a rank take turns. So they are the same with any number of
-    workers. Of a data set with `share`, which gives each reader other records, all are kept.
+    Each reader reads all records and keeps its own: the records of a batch are dealt to the ranks one by one, and the
+    workers of a rank take its micro-batches in turn. So micro-batches are the same with any number of workers. A data
+    set with `share` gives each reader different records, and the reader keeps them all.
     """
 
     def __init__(self, dataset: Any, batch_size: int, collate: Any, seed: int, rank: Rank) -> None:
@@ -57,9 +57,9 @@ class _Batches(IterableDataset[Any]):
             reader = rank * workers + worker
             if info:
                 self.dataset.share(reader, ranks * workers)
-            rank, ranks, worker, workers = 0, 1, 0, 1  # all that it reads is its own
+            rank, ranks, worker, workers = 0, 1, 0, 1  # each reader keeps all that it reads
         elif info:
-            # A data set that asks PyTorch for its worker would leave out what the others keep.
+            # A data set that shards itself by get_worker_info() would skip records; here every worker must read all.
             torch.utils.data._utils.worker._worker_info = None
         source = iter(self.dataset)
         for number in count(self.first):
@@ -68,7 +68,7 @@ class _Batches(IterableDataset[Any]):
                 seed_all(mix(self.seed, _STREAM, self.epoch, number, reader))
                 records = list(islice(source, self.batch_size * ranks))
                 own = records[rank::ranks]
-                # Where only other ranks have a sample left, this one borrows, with weight 0, as `EpochPlan` does.
+                # If only other ranks have samples left, this one borrows some, with weight 0, as `EpochPlan` does.
                 batch = self.collate(own or records[:2]) if records and is_own else None
             if not records:
                 return
@@ -78,20 +78,20 @@ class _Batches(IterableDataset[Any]):
 
 
 def _mark(record: Any) -> int:
-    """A number that equal records have in common, in any process."""
+    """A checksum of a record, the same for equal records in any process."""
     return zlib.crc32(re.sub(r" at 0x\w+", "", repr(record)).encode())
 
 
 class IterableStream(BatchStream):
     """The training data of an iterable data set, each record once over all ranks and workers.
 
-    They are dealt out by their position (see `_Batches`), which takes a data set that reads the same records in the
-    same order everywhere; or the data set has `share(reader, readers)`, and from then on reads the share `reader`, from
-    0, of `readers` of its own. Ranks then count alike in the last step of an epoch, even if one of them has fewer
-    samples for it, and the epoch ends when the first has read all of its share.
+    Records are dealt out by position (see `_Batches`), which requires that all processes read the same records in the
+    same order; or the data set has `share(reader, readers)`, after which it reads only share `reader` (from 0) of
+    `readers`. Ranks then have equal weight in the last step of an epoch, even if one of them has fewer samples for it,
+    and the epoch ends when the first rank has read its whole share.
 
-    Where the data set has `state_dict` and `load_state_dict` and is read in the main process, a resumed run continues
-    at the very sample. Otherwise the epoch is read again up to that place: exact if the data set repeats itself.
+    If the data set has `state_dict` and `load_state_dict` and is read in the main process, a resumed run continues
+    at exactly the next sample. Otherwise the epoch is read again up to there: exact if the data set repeats itself.
     """
 
     def __init__(
@@ -112,15 +112,15 @@ class IterableStream(BatchStream):
         self._batches = _Batches(dataset, batch_size, find_collate(dataset, config.collate), seed, rank)
         self._shares = self._batches.shares
         if self._shares:
-            dataset.share(rank.rank, rank.world_size)  # workers get theirs when they begin to read
+            dataset.share(rank.rank, rank.world_size)  # workers call it themselves when they begin to read
         elif (readers := rank.world_size * max(1, worker)) > 1:
             logger.info("dataset.train: each of {} readers reads all records and keeps its share", readers)
-        self._state: dict[str, Any] = {}  # of the data set, after the step that was yielded last
+        self._state: dict[str, Any] = {}  # state of the data set after the step that was yielded last
         self._restored = False
         self._loader = make_loader(self._batches, config, worker, seed, rank.device, batch_size=None)
 
     def sample_batch(self, *, full: bool) -> Any:
-        """A batch to try a model on. A data set that can restore its place is put back to where it was."""
+        """A batch to try a model on. A data set that can save its state is restored afterwards."""
         state = self.dataset.state_dict() if self._has_state else None
         records = list(islice(iter(self.dataset), self.batch_size if full else 2))
         if not records:
@@ -142,7 +142,7 @@ class IterableStream(BatchStream):
         if ahead is None:
             raise self._no_samples(at.epoch)
         while ahead is not None:
-            # One step is read ahead, to know which is the last; a checkpoint holds the state before that.
+            # One step is read ahead to detect the last one; a checkpoint holds the state from before that read.
             (current, state), ahead = ahead, next(steps, None)
             self._state = state if ahead else {}
             at = Position(at.step + 1, at.epoch, at.sample + self.samples_per_step)
@@ -166,7 +166,7 @@ class IterableStream(BatchStream):
             if self._shares:
                 if max_over_ranks(int(not found), self.rank):
                     return
-                # Where other ranks have a micro-batch more, this one repeats its last, with weight 0.
+                # If other ranks have more micro-batches, this one repeats its last, with weight 0.
                 missing = max_over_ranks(len(found), self.rank) - len(found)
                 found += [found[-1]._replace(size=0, total=0)] * missing
             else:
@@ -178,11 +178,11 @@ class IterableStream(BatchStream):
             yield found, {"dataset": self.dataset.state_dict()} if self.is_exactly_resumable else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The data set's own states after the last step, of each rank that shares by itself; empty between epochs."""
+        """The data set's state after the last step; one per rank if it has `share`. Empty between epochs."""
         return {"states": gather_objects(self._state, self.rank) if self._shares else [self._state]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next epoch start at the saved place. Raises `UserError` when that belongs to other shares."""
+        """Start the next epoch at the saved position. Raises `UserError` if the number of shares differs."""
         states = state["states"]
         if not any(states) or not self.is_exactly_resumable:
             return

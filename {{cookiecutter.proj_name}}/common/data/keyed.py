@@ -1,4 +1,4 @@
-"""Batches whose randomness is a function of (seed, epoch, sample index), in whichever process they are read.
+"""Batches whose randomness is a function of (seed, epoch, sample index), whichever process reads them.
 
 Ordinary transforms draw from the global generators of Python, NumPy and PyTorch. Seeding the three before each item
 makes them depend on the item alone: not on the number of workers or ranks, nor on where a run was resumed.
@@ -31,10 +31,10 @@ class SizedDataset(Protocol):
 
 
 class KeyedBatches:
-    """Turns the key of a batch into the collated batch; what a `DataLoader` with a batch sampler calls in its workers.
+    """Turns the key of a batch into the collated batch; a `DataLoader` calls it in its workers.
 
-    A data set that sets `random = False` promises that neither its items nor its collate function draw anything, and
-    is not seeded (7 microseconds per sample, and 70 per batch in the main process).
+    A data set that sets `random = False` promises that neither its items nor its collate function draw random numbers,
+    and is not seeded (which takes 7 microseconds per sample, and 70 per batch in the main process).
     """
 
     def __init__(self, dataset: SizedDataset, collate: Collate, seed: int) -> None:
@@ -68,9 +68,9 @@ class KeyedBatches:
 
 @contextmanager
 def loop_streams_unchanged() -> Iterator[None]:
-    """Data may be seeded and draw numbers in here; what the training loop draws afterwards (dropout) stays the same.
+    """Restore the global generators on exit: reading data leaves the training loop's numbers (dropout) unchanged.
 
-    A worker process has no training loop, and saves the time.
+    Does nothing in a worker process, which has no training loop.
     """
     if torch.utils.data.get_worker_info() is not None:
         yield
@@ -92,7 +92,7 @@ def seed_all(seed: int) -> None:
 
 
 def find_collate(dataset: SizedDataset, name: str | None) -> Collate:
-    """By registered name or "module:function", else the data set's own `collate`, else PyTorch's default."""
+    """The collate function: by name or "module:function", else the data set's `collate`, else PyTorch's default."""
     if name is not None:
         return COLLATE_REGISTRY.get(name)
     own = getattr(dataset, "collate", None)

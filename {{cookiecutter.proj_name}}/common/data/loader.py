@@ -21,9 +21,9 @@ from common.data.workers import WorkerStart, end_workers, opened
 from common.distributed import Rank
 from common.progress import Position
 
-# Keys of a data set's section that are ours; the others are arguments of the data set.
+# Keys of a data set's section that the loader reads; all others are arguments of the data set.
 OWN = ("eval_batch_size",)
-# What CUDA says in a forked process whose parent uses a GPU: of new things on the GPU, and of those that exist.
+# CUDA's errors in a forked process whose parent uses a GPU: for new tensors, and for existing ones.
 _CUDA_AFTER_FORK = ("Cannot re-initialize CUDA in forked subprocess", "CUDA error: initialization error")
 
 
@@ -82,14 +82,14 @@ class _Keys:
 
 
 class Step(NamedTuple):
-    """What one optimizer step consumes: this process' micro-batches and the `GlobalBatch` they come from."""
+    """The data of one optimizer step: this process' micro-batches and the `GlobalBatch` they come from."""
 
     batches: list[Any]
     global_batch: GlobalBatch
 
 
 class FirstSamples:
-    """The first samples of a data set, for a quick look; every other attribute is that of the whole."""
+    """The first samples of a data set, for a quick run; all other attributes are those of the whole set."""
 
     def __init__(self, dataset: SizedDataset, limit: int) -> None:
         self.whole = dataset
@@ -102,7 +102,7 @@ class FirstSamples:
         return self.whole[index]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "whole":  # pickling asks for attributes before there are any
+        if name.startswith("_") or name == "whole":  # unpickling looks up attributes before any are set
             raise AttributeError(name)
         return getattr(self.whole, name)
 
@@ -111,7 +111,7 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
     """The data set of one split.
 
     Raises:
-        UserError: it is empty, or what the data set itself finds wrong (a missing folder, ...).
+        UserError: it is empty, cannot be indexed (except for training), or raises one itself (a missing folder, ...).
     """
     dataset = DATASET_REGISTRY.build(part, ignore=OWN, data_dir=data_dir, mode=mode)
     if not is_map_style(dataset):
@@ -126,7 +126,7 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
 
 
 def is_map_style(dataset: Any) -> bool:
-    """Whether samples can be asked for by number, or only read one after the other."""
+    """Whether samples can be indexed, not only read one after the other."""
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
@@ -134,10 +134,10 @@ class BatchStream(Protocol):
     """Training data as the trainer sees it: a `TrainStream`, or a `common.data.iterable.IterableStream`.
 
     Attributes:
-        steps_per_epoch: optimizer steps; None when that is not known.
-        epoch_size: samples; 0 when that is not known.
+        steps_per_epoch: optimizer steps; None if unknown.
+        epoch_size: samples; 0 if unknown.
         samples_per_step: samples of one optimizer step, over all ranks.
-        is_exactly_resumable: whether `epoch` can start at exactly any position.
+        is_exactly_resumable: whether `epoch` can start exactly at any position.
     """
 
     dataset: Any
@@ -151,20 +151,20 @@ class BatchStream(Protocol):
         """The steps from `at` to the end of its epoch."""
 
     def sample_batch(self, *, full: bool) -> Any:
-        """A batch to try a model on: a small one, or a full one, whose shape is what a compiler will see."""
+        """A batch to try a model on: a small one, or a full one, with the shape that a compiler will see."""
 
     def samples(self, at: Position) -> list[list[int]]:
-        """Numbers of this process' samples in the step that begins at `at`, by micro-batch; empty if they have none."""
+        """Indices of this process' samples in the step that begins at `at`, by micro-batch; empty if they have none."""
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resume needs besides the position."""
+        """State that a resume needs besides the position."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
 
     def close(self) -> None:
-        """End the processes that read; nothing will be read any more."""
+        """Stop the loader's worker processes, once no more data will be read."""
         end_workers(self._loader)
 
 
@@ -190,7 +190,7 @@ class TrainStream(BatchStream):
         self._loader = make_loader(self._batches, config, worker, plan.seed, device, batch_sampler=self._keys)
 
     def sample_batch(self, *, full: bool) -> Any:
-        """A batch to try a model on; reading it draws from no random stream."""
+        """A batch to try a model on; reading it leaves the random streams unchanged."""
         size = min(self.plan.batch_size if full else 2, self.plan.size)
         return self._batches.__getitems__((0, list(range(size))))
 
@@ -198,7 +198,7 @@ class TrainStream(BatchStream):
         return next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
 
     def state_dict(self) -> dict[str, Any]:
-        """The data set's own state, if it has any; the place in the data is the run's position."""
+        """The data set's own state, if it has any; the position in the data is part of the run's position."""
         own = getattr(self.dataset, "state_dict", None)
         return {"dataset": own()} if callable(own) else {}
 
@@ -220,9 +220,9 @@ class EvaluationLoader:
     """This process' share of a data set: in order, every sample of the whole set on exactly one process.
 
     Attributes:
-        split, name: what is read; `name` is that of one of several sets of a split, else "".
+        split, name: of the data; `name` is the name of a set where the split has several, else "".
         size: samples of the whole set.
-        keys: this process' batches, in the order they come.
+        keys: this process' batches, in order.
     """
 
     dataset: SizedDataset
@@ -251,7 +251,7 @@ class EvaluationLoader:
         return self._batches.__getitems__((0, [0]))
 
     def close(self) -> None:
-        """End the processes that read; nothing will be read any more."""
+        """Stop the loader's worker processes, once no more data will be read."""
         end_workers(self._loader)
 
 
@@ -270,7 +270,7 @@ def make_loader(
         timeout=config.timeout if worker else 0,
         worker_init_fn=WorkerStart(),
         multiprocessing_context=config.start_method if worker else None,
-        # Opening an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
+        # Creating an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
         generator=torch.Generator().manual_seed(seed),
     )
 
@@ -281,7 +281,7 @@ def read(loader: DataLoader[Any]) -> Iterator[Any]:
         for loaded in opened(loader):
             yield loaded.batch
     except UserError as error:
-        # From a worker, torch puts its whole traceback before the text.
+        # torch prefixes an error from a worker with its whole traceback.
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
     except RuntimeError as error:
         if not any(text in str(error) for text in _CUDA_AFTER_FORK):

@@ -12,16 +12,16 @@ _CPU = torch.device("cpu")
 
 
 def map_tensors(batch: Any, function: Callable[[Tensor], Any], method: str = "", *arguments: Any) -> Any:
-    """Apply `function` to every tensor in mappings, lists, tuples, named tuples and dataclasses; the rest stays.
+    """Apply `function` to every tensor in mappings, lists, tuples, named tuples and dataclasses; the rest is unchanged.
 
-    An object of a class of its own that has the `method` is replaced by what that returns.
+    Any object but a tensor that has `method` is replaced by what `method(*arguments)` returns.
     """
     if isinstance(batch, Tensor):
         return function(batch)
     if method and callable(own := getattr(batch, method, None)):
         return own(*arguments)
     if isinstance(batch, Mapping):
-        copied: Any = copy.copy(batch)  # with what it has besides its values
+        copied: Any = copy.copy(batch)  # keeps attributes of a subclass
         copied.update({key: map_tensors(value, function, method, *arguments) for key, value in batch.items()})
         return copied
     if isinstance(batch, (list, tuple)):
@@ -35,13 +35,13 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Any], method: str = "",
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move every tensor of `batch` to `device`; asynchronous from pinned memory. Loaded batches are on the CPU."""
-    if device == _CPU:  # a fifth of the time of asking for its type, in every step
+    if device == _CPU:  # a fifth of the time of comparing device.type, in every step
         return batch
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True), "to", device)
 
 
 class Loaded:
-    """A batch as a loader hands it over. Pinning leaves tensors alone that are on a GPU."""
+    """A batch as a loader returns it. Pinning skips tensors that are on a GPU."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch

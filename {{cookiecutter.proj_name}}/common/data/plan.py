@@ -1,4 +1,4 @@
-"""Which sample is used when: a function of (seed, epoch) alone, so a run continues anywhere without replaying."""
+"""Which sample is used when: a function of (seed, epoch) alone, so a run can resume anywhere without replaying."""
 
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
@@ -12,7 +12,7 @@ from common.base.errors import UserError
 from common.distributed.seed import mix
 from common.progress import Position
 
-# (epoch, sample indices) of a micro-batch. With the seed, all that the randomness of its items may depend on.
+# (epoch, sample indices) of a micro-batch. Together with the seed, it determines the randomness of the items.
 BatchKey = tuple[int, list[int]]
 
 
@@ -20,7 +20,7 @@ class GlobalBatch(NamedTuple):
     """The samples of one optimizer step, as this process sees them.
 
     Attributes:
-        indices: of the samples in each micro-batch of this process; empty where samples are only read in order.
+        indices: of the samples in each micro-batch of this process; empty for iterable data sets.
         weights: one factor per micro-batch of this process. The mean loss of each micro-batch, multiplied by its
             factor, summed over micro-batches and averaged over processes, is the mean over all samples of the step.
         sizes: samples in each micro-batch of this process.
@@ -80,12 +80,12 @@ class EpochPlan:
         if self.drop_last:
             stop -= self.samples_per_step - 1
         starts = range(sample, stop, self.samples_per_step)
-        borrowed = min(2, batch_size)  # samples: of one, batch norm could not take a variance
+        borrowed = min(2, batch_size)  # samples: from one, batch norm cannot compute a variance
         for start in starts:
             window = order[start : start + self.samples_per_step]
             samples, share = len(window), window[self.rank :: self.world_size].tolist()
-            # The first rank has the most micro-batches. The others take part as often, with borrowed samples of weight
-            # 0 if need be: in the exchange of gradients and, with FSDP, of weights.
+            # Rank 0 has the most micro-batches. The others run as many, if need be with borrowed samples of weight 0:
+            # all ranks must take part in the exchange of gradients and, with FSDP, of weights.
             count = -(-samples // (self.world_size * batch_size))
             own = [share[first : first + batch_size] for first in range(0, count * batch_size, batch_size)]
             weights = [len(each) * self.world_size / samples for each in own]
@@ -96,7 +96,7 @@ class EpochPlan:
             yield GlobalBatch(indices, weights, [len(each) for each in indices], samples, after)
 
 
-@lru_cache(maxsize=1)  # an error message asks again
+@lru_cache(maxsize=1)  # error messages look it up again
 def _order(size: int, seed: int, epoch: int) -> np.ndarray:
     """All sample indices in the order of this epoch, shape (size,)."""
     generator = torch.Generator().manual_seed(mix(seed, epoch))
@@ -106,8 +106,8 @@ def _order(size: int, seed: int, epoch: int) -> np.ndarray:
 def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:
     """This process' batches of an evaluation: in order, each sample once, no padding, uneven shares allowed.
 
-    The set is cut into the same batches whatever the number of processes, and these are dealt out: so every batch is
-    computed on the very same tensor. Shares differ by one batch at most; a process may have none.
+    The set is cut into the same batches for any number of processes, and the batches are dealt out: every batch is
+    computed on exactly the same tensor. Shares differ by at most one batch; a process may have none.
     """
     starts = range(rank * batch_size, size, world_size * batch_size)
     return [(0, list(range(first, min(first + batch_size, size)))) for first in starts]

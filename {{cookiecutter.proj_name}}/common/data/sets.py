@@ -1,4 +1,4 @@
-"""What a split is evaluated on: one data set, or several by name."""
+"""The data sets of a split: a single one, or several by name."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,14 +15,14 @@ Sections = dict[str, Mapping[str, Any]]
 
 
 def sets_of(part: Mapping[str, Any] | None) -> Sections:
-    """The sets of a split by name; a single one is called "". None at all when the split is null."""
+    """The sets of a split by name; a single one is called "". Empty if the split is null."""
     if part is None:
         return {}
     return _named(part) or {"": part}
 
 
 def _named(part: Mapping[str, Any]) -> Sections:
-    """The sections in `part`; none where it is itself the section of a data set, which has a type."""
+    """The sections in `part`; empty if it is itself the section of a data set, which has a `type`."""
     return {} if "type" in part else {name: item for name, item in part.items() if isinstance(item, Mapping)}
 
 
@@ -32,10 +32,10 @@ def label(split: str, name: str) -> str:
 
 
 def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank) -> None:
-    """Warn, with the count, of splits that have samples in common, as far as their data sets know.
+    """Warn of splits that have samples in common, with the count; only data sets with `sample_ids` are compared.
 
-    A data set says which samples it has by `sample_ids()`: one hashable value per sample, the same for the same sample
-    in any split, such as the full path of a file.
+    `sample_ids()` gives one hashable value per sample, the same for the same sample in any split, such as the full path
+    of a file.
 
     Args:
         data: data sets by `label`.
@@ -63,7 +63,7 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank) -> None:
 class EvaluationSection(DatasetSection):
     """Checks a split: the section of a data set, or names with such sections, `{clean: {type: DigitsDataset}}`.
 
-    A set that is null is left out, so a config can drop one that its base has.
+    A set that is null is left out, so a config can drop a set of its base.
     """
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:

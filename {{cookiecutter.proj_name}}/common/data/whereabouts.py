@@ -1,4 +1,4 @@
-"""Which step, and which samples: for the messages of errors."""
+"""The step and the samples that an error message names."""
 
 from common.data.loader import BatchStream, Step
 from common.distributed import Rank, gather_objects
@@ -8,7 +8,7 @@ _SHOWN = 40  # sample numbers in a message
 
 
 def whereabouts(stream: BatchStream, step: Step | None, at: Position) -> str:
-    """What a trainer was doing that stands at `at` and was last given `step`."""
+    """The trainer's step and samples, given its position `at` and the last `step` it received."""
     if step is None:
         return "before the first step"
     if step.global_batch.after == at:
@@ -17,7 +17,7 @@ def whereabouts(stream: BatchStream, step: Step | None, at: Position) -> str:
 
 
 def bad_step(stream: BatchStream, step: int, here: bool, rank: Rank) -> str:
-    """Where the loss of a step was not a number: on which ranks, at which samples. Every process must call this."""
+    """The ranks and samples for which the loss of a step was not finite. Every process must call this."""
     own = ""
     if here:
         own = f"rank {rank.rank}"
@@ -29,7 +29,7 @@ def bad_step(stream: BatchStream, step: int, here: bool, rank: Rank) -> str:
 
 
 def _samples(stream: BatchStream, at: Position) -> str:
-    """Text with this process' samples of the step that begins at `at`; empty for data without numbers."""
+    """Text with this process' samples of the step that begins at `at`; empty for data without indices."""
     numbers = [number for batch in stream.samples(at) for number in batch]
     if not numbers:
         return ""

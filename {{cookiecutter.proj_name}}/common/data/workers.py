@@ -37,9 +37,9 @@ def opened(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def end_workers(loader: DataLoader[Any]) -> None:
-    """End the workers that `loader` keeps for its next pass, if any.
+    """Stop the workers that `loader` keeps for its next pass, if any.
 
-    The garbage collector would take 5 s for each: it closes their queues before it asks them to stop.
+    The garbage collector would take 5 s for each: it closes their queues before it stops them.
     """
     iterator, loader._iterator = loader._iterator, None
     if isinstance(iterator, _MultiProcessingDataLoaderIter):
@@ -56,14 +56,14 @@ class WorkerStart:
         # Workers ignore signals; the trainer decides when to stop.
         for number in _TRAINER_SIGNALS - {signal.SIGTERM}:
             signal.signal(number, signal.SIG_IGN)
-        # By a handler: an ignored or blocked signal would stay so in programs that a data set starts.
+        # A handler, because an ignored or blocked signal would stay so in programs that a data set starts.
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.siginterrupt(signal.SIGTERM, False)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         torch.set_num_threads(1)
         if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
             sys.modules["cv2"].setNumThreads(0)
-        if os.getppid() == self.owner:  # not with forkserver, whose server has a life of its own
+        if os.getppid() == self.owner:  # not with forkserver, where the parent is the server
             die_with_parent()
 
 

@@ -1,1 +1,1 @@
-"""Exact numbers on any number of processes: losses, metrics, the best one."""
+"""Evaluation, exact on any number of processes: losses, metrics, the best validation."""

@@ -1,4 +1,4 @@
-"""Which validation was the best, and whether it is time to give up. Both are remembered across a resume."""
+"""Tracks the best validation, and decides on early stopping. A resume continues both."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from common.config.schema import suggestion
 
 Mode = Literal["min", "max"]
 Better = bool | Mapping[str, bool] | None
-"""Whether higher values are better, or of which of several values; None where that is not known."""
+"""Whether higher values are better, for one value or for each by name; None if unknown."""
 
 
 @section
@@ -42,11 +42,11 @@ def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[s
     """Whether lower or higher values of the metric are better.
 
     Args:
-        better: what each loss and metric says, by name; each may have parts, `name.part`.
+        better: whether higher is better, for each loss and metric by name; each may have parts, `name.part`.
         sets: names of the validation sets, whose values are called `set.value`; "" for a single one.
 
     Raises:
-        ConfigError: validation measures no such metric, as far as a config can tell; or `mode` contradicts it.
+        ConfigError: the config has no such metric, its direction is unknown and `mode` auto, or `mode` contradicts it.
     """
     name, says = config.metric, _find(config.metric, better, [each for each in sets if each])
     if says is None and config.mode == "auto":
@@ -83,7 +83,7 @@ class Best:
 
 @dataclass
 class BestTracker:
-    """Compares validations. A value that is not a number is never the best; of equal values the older stays."""
+    """Compares validations. A value that is not finite is never the best; of equal values the older stays."""
 
     config: BestConfig
     early: EarlyStopConfig
@@ -92,7 +92,7 @@ class BestTracker:
     waited: int = 0  # validations since the best
 
     def update(self, values: Mapping[str, float], step: int) -> bool:
-        """Take in one validation; True when it is the best so far. Raises `UserError` when it lacks the metric."""
+        """Record one validation; True if it is the best so far. Raises `UserError` if it lacks the metric."""
         value = values.get(self.config.metric)
         if value is None:
             raise UserError(f"best.metric: {self.config.metric} was not measured; there is: {', '.join(values)}")
@@ -107,7 +107,7 @@ class BestTracker:
         return False
 
     def reason_to_stop(self, value: float | None) -> str | None:
-        """Why training should end after this validation; None to go on."""
+        """Why training should end after this validation; None to continue."""
         early, name = self.early, self.config.metric
         if early.patience and self.waited >= early.patience:
             return f"{name} has not become better for {self.waited} validations (early_stop.patience)"
@@ -122,7 +122,7 @@ class BestTracker:
         return {"best": best, "waited": self.waited, "metric": self.config.metric, "mode": self.mode}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over; a best value of another metric or direction means nothing here and is forgotten."""
+        """Restore a saved state; a best value of another metric or mode is discarded."""
         if (state["metric"], state["mode"]) != (self.config.metric, self.mode):
             logger.warning("best was {metric} ({mode}) in the checkpoint; tracking starts anew", **state)
             return

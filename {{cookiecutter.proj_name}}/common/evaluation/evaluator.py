@@ -1,4 +1,4 @@
-"""One way to evaluate, for training and for `evaluate.py`: each sample once, the same digits on any number of ranks."""
+"""The evaluation of training and of `evaluate.py`: each sample once, the same digits on any number of ranks."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ class SetResult:
 
 @dataclass(frozen=True)
 class SplitResult:
-    """The outcome on a split: of each of its sets by name, a single one being called ""."""
+    """The results on a split, one per set by name; a single set is called ""."""
 
     sets: dict[str, SetResult]
 
@@ -53,7 +53,7 @@ class SplitResult:
 
     @property
     def samples(self) -> int | dict[str, int]:
-        """Samples seen; where sets have names, of each."""
+        """Samples seen; per set if sets have names."""
         counts = {name: one.samples for name, one in self.sets.items()}
         return counts.get("", counts)
 
@@ -67,12 +67,12 @@ class EvaluationInterrupted(Exception):
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluates a bare model (never a DDP wrapper: a process without samples would hang the others).
+    """Evaluates a model without wrappers (with DDP's, a process without samples would hang the others).
 
     Args:
         lockstep_forward: whether every forward pass needs all processes (FSDP). A process with fewer batches then keeps
             computing, with the results discarded, until all are done.
-        stop_signal: the number of the signal that asked this process to stop, 0 for none. An evaluation may take longer
+        stop_signal: the number of the stop signal that this process received, 0 for none. An evaluation may take longer
             than the grace period after a signal, so this is checked between batches; with `lockstep_forward` only after
             the last one.
     """
@@ -89,10 +89,10 @@ class Evaluator:
 
     @torch.no_grad()
     def run_one(self, model: nn.Module, loader: EvaluationLoader, max_pictures: int = 0) -> SetResult:
-        """Evaluate `model` on all of `loader`'s data, over all processes, which meet only at the end.
+        """Evaluate `model` on all of `loader`'s data, over all processes, which synchronize only at the end.
 
         Raises:
-            EvaluationInterrupted: a process was asked to stop.
+            EvaluationInterrupted: a process received a stop signal.
         """
         sums, metrics = LossSums(), self.task.metric.start()
         pictures: list[Picture] = []
@@ -158,7 +158,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
     """Write `metrics.json` (full precision) and one PNG per picture to `folder`; named sets get a folder each."""
     folder.mkdir(parents=True, exist_ok=True)
-    for file in folder.glob("error_rank*.txt"):  # of an attempt before this one
+    for file in folder.glob("error_rank*.txt"):  # of an earlier attempt
         file.unlink(missing_ok=True)
     record = {**about, "samples": result.samples, "values": result.values}
     write_text(folder / "metrics.json", json.dumps(plain(record), indent=2, allow_nan=False) + "\n")

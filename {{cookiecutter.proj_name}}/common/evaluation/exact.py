@@ -1,4 +1,4 @@
-"""Sums of floats that come out the same in whatever order, and on however many processes, they were added."""
+"""Sums of floats that do not depend on the order of the terms, nor on the number of processes."""
 
 import math
 
@@ -9,12 +9,12 @@ class ExactSum:
     """A sum of floats that is kept exactly, and rounded once, when it is read.
 
     It is held as one whole number of the smallest float (Kulisch's long accumulator; Kulisch and Miranker 1981), so
-    adding and merging are exact and their order cannot show. It takes up to 300 bytes, and an addition 0.5 us.
+    adding and merging are exact and their order has no effect. It takes up to 300 bytes, and an addition 0.5 us.
     """
 
     def __init__(self) -> None:
         self._units = 0
-        self._not_finite = 0.0  # the sum of infinities and not-a-numbers
+        self._not_finite = 0.0  # the sum of infinities and NaNs
 
     def add(self, value: float) -> None:
         """Add a float; a tensor of one element is read, which waits for its device."""
@@ -26,7 +26,7 @@ class ExactSum:
         self._units += numerator << (_BITS + 1 - denominator.bit_length())
 
     def merge(self, other: "ExactSum") -> None:
-        """Add what another sum holds."""
+        """Add another sum."""
         self._units += other._units
         self._not_finite += other._not_finite
 

@@ -1,4 +1,4 @@
-"""Results of single samples: kept on the CPU during a pass, then put into the order of the data set."""
+"""Results per sample: kept on the CPU during a pass, then put into the order of the data set."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -12,7 +12,7 @@ from common.data.move import map_tensors
 from common.distributed import Rank, gather_to_main
 
 Results = dict[str, Any]
-"""By name, one entry per sample: a tensor, whose first dimension is the samples, or a list."""
+"""Results by name, one entry per sample: a tensor with the samples as first dimension, or a list."""
 
 
 class SampleBuffer:
@@ -20,10 +20,10 @@ class SampleBuffer:
 
     def __init__(self, metric: str) -> None:
         self._metric = metric
-        self._batches: list[tuple[int, Results]] = []  # the first sample of each, and its results
+        self._batches: list[tuple[int, Results]] = []  # of each batch, its first sample and its results
 
     def add(self, results: Results, indices: Sequence[int]) -> None:
-        """Take in what the metric gave for a batch of the samples `indices` of the data set."""
+        """Keep the metric's results for a batch of the samples `indices` of the data set."""
         for name, value in results.items():
             if len(value) != len(indices):
                 raise UserError(
@@ -40,7 +40,7 @@ class SampleBuffer:
 
 
 def _own_copy(tensor: Tensor) -> Tensor:
-    # A copy on the CPU too: a worker's tensor holds a file of shared memory open, a view the whole it looks at.
+    # A copy on the CPU too: a worker's tensor keeps a file of shared memory open, a view keeps its whole base alive.
     return tensor.detach().to("cpu", copy=True)
 
 

@@ -16,11 +16,11 @@ from common.distributed import DistConfig, Rank, gather_objects
 from common.evaluation.exact import ExactSum
 from common.monitor.meter import to_floats
 
-# Keys of a loss section that are ours; the others are arguments of the loss.
+# Keys of a loss section that are read here; all others are arguments of the loss.
 _OWN = ("weight", "inputs")
 
 Losses = dict[str, Tensor]
-"""Scalars, means over samples: `loss`, which is minimised, then its parts by name, before their weights; all logged."""
+"""Scalars, means over samples: `loss`, which is minimised, then its parts by name, unweighted; all are logged."""
 
 
 class LossSections:
@@ -80,11 +80,11 @@ class _Term:
 
 
 class LossFactory:
-    """Calls every configured loss and sums what they give.
+    """Computes every configured loss and their weighted sum.
 
     A loss is any callable. Without `inputs` it is called as `loss(output, batch)`; with
-    `inputs: {input: output.logits, target: batch.label}` its arguments are looked up, so that the losses of `torch.nn`
-    serve as they are. It returns a scalar tensor, the mean over the samples, or a dict of such parts.
+    `inputs: {input: output.logits, target: batch.label}` its arguments are looked up, so the losses of `torch.nn` work
+    unchanged. It returns a scalar tensor, the mean over the samples, or a dict of such parts.
     """
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
@@ -99,10 +99,10 @@ class LossFactory:
             raise UserError("loss: every weight is 0, so there is nothing to minimise; give one loss a weight")
 
     def attach(self, model: nn.Module, dist: DistConfig | None = None) -> None:
-        """Make losses that have weights or buffers a part of `model`, called `loss`.
+        """Attach losses that have weights or buffers to `model`, as its submodule `loss`.
 
-        So they are moved, trained, exchanged, averaged and saved like the rest of it. Call it before anything is done
-        with the model. Raises `UserError` where that cannot be; `dist`: of the training.
+        They are then moved, trained, synchronized, averaged and saved like the rest of it. Call it before anything is
+        done with the model. Raises `UserError` if that is impossible; `dist`: the config of the training, if any.
         """
         own = nn.ModuleDict()
         for term in self.terms:
@@ -139,7 +139,7 @@ class LossFactory:
 
 
 def by_part(name: str, value: Any) -> dict[str, Any]:
-    """A value by its name; several, which are a dict, by `name.part`."""
+    """A single value by `name`; a dict of several by `name.part`."""
     return {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
 
 
@@ -155,7 +155,7 @@ def _has_state(function: Any) -> bool:
 class LossSums:
     """The mean losses of one pass over a data set, from the means of its batches.
 
-    Batches leave their losses on the device, read together at the end. Sums are exact, so the means do not depend on
+    Losses stay on the device, and are read together at the end. Sums are exact, so the means do not depend on
     which process had which batch.
     """
 
@@ -167,7 +167,7 @@ class LossSums:
         self._batches.append((samples, losses))
 
     def means(self, rank: Rank) -> tuple[dict[str, float], int]:
-        """`loss` (the weighted sum) and each part, over the samples of all processes; and how many these are."""
+        """`loss` (the weighted sum) and each part, over the samples of all processes; and the number of samples."""
         own: defaultdict[str, ExactSum] = defaultdict(ExactSum)
         counts, losses = [samples for samples, _ in self._batches], [losses for _, losses in self._batches]
         for samples, values in zip(counts, to_floats(losses), strict=True):

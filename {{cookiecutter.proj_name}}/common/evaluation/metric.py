@@ -1,4 +1,4 @@
-"""Metrics: counted sample by sample, or computed from what every sample gave; over all ranks, once at the end."""
+"""Metrics: accumulated batch by batch, or computed from the results of all samples; over all ranks, once at the end."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -21,43 +21,43 @@ Value = float | dict[str, float]
 
 
 class Metric(ABC):
-    """A number, or several, about a whole data set that can be counted batch by batch. Never keep means of means.
+    """A value, or several, over a data set that can be accumulated batch by batch. Never average means of batches.
 
-    An object starts empty, sees every batch of one process, takes in the objects of the other processes, and computes.
-    It travels between processes, so its attributes are numbers, lists and CPU tensors. Count in whole numbers, and keep
+    An object starts empty, sees every batch of one process, merges the objects of the other processes, and computes.
+    It is sent between processes, so its attributes are numbers, lists and CPU tensors. Count in whole numbers, and keep
     floats in a `common.evaluation.exact.ExactSum`: then the value does not depend on the number of processes.
     """
 
     higher_is_better: ClassVar[Better] = None
-    """What `best.mode: auto` goes by: of the value, or of each value by its name."""
+    """For `best.mode: auto`: whether higher is better, for the value or for each value by name."""
 
     @abstractmethod
     def update(self, output: Any, batch: Any) -> None:
-        """Take in one batch: what the task's post-processing gave, and what the data set gave."""
+        """Add one batch: the output of the task's post-processing, and the batch from the data set."""
 
     @abstractmethod
     def merge(self, other: Self) -> None:
-        """Take in what another process saw, which may be nothing."""
+        """Add the object of another process, which may be empty."""
 
     @abstractmethod
     def compute(self) -> Value:
-        """The value(s) over everything seen; at least one sample was."""
+        """The value(s) over everything seen, at least one sample."""
 
 
 class GatheredMetric(ABC):
-    """A number, or several, that only all samples together give: an area under a curve, a ranking.
+    """A value, or several, that needs all samples together: an area under a curve, a ranking.
 
-    The object itself keeps nothing. What `results` gives for each batch is kept on the CPU; at the end all of it is
-    brought to the main process, each sample once, in the order of the data set, and `compute` runs there, once.
+    The object itself keeps nothing. The `results` of each batch are kept on the CPU; at the end they are gathered on
+    the main process, each sample once, in the order of the data set, and `compute` runs there, once.
     """
 
     higher_is_better: ClassVar[Better] = None
-    """What `best.mode: auto` goes by: of the value, or of each value by its name."""
+    """For `best.mode: auto`: whether higher is better, for the value or for each value by name."""
 
     @abstractmethod
     def results(self, output: Any, batch: Any) -> Results:
-        """What `compute` needs of a batch, by name: tensors with the samples as first dimension, or lists of one entry
-        per sample where sizes differ. Keep it small: it is held for every sample of the data set."""
+        """Results of a batch that `compute` needs, by name: tensors with the samples as first dimension, or lists of
+        one entry per sample where sizes differ. Keep it small: it is held for every sample of the data set."""
 
     @abstractmethod
     def compute(self, results: Results) -> Value:
@@ -76,7 +76,7 @@ class MetricSections:
 
 
 def check_names(metrics: Iterable[str], losses: Iterable[str]) -> Iterator[Problem]:
-    """Each metric that is called like a loss, whose value it would replace in every record."""
+    """A problem for each metric with the name of a loss, whose value it would replace in every record."""
     for metric in metrics:
         if metric in ("loss", *losses):
             rule = "is the name of a loss too, and only one of the two values could be kept"
@@ -85,7 +85,7 @@ def check_names(metrics: Iterable[str], losses: Iterable[str]) -> Iterator[Probl
 
 
 def which_are_better(sections: Mapping[str, Any]) -> dict[str, Better]:
-    """What the class of each metric says. Nothing of a class that cannot be found, which `MetricSections` reports."""
+    """`higher_is_better` of each metric's class; None if the class is not found, which `MetricSections` reports."""
     found: dict[str, Better] = dict.fromkeys(sections)
     for name, section in sections.items():
         kind = section.get("type", name) if isinstance(section, Mapping) else name
@@ -121,7 +121,7 @@ class MetricDict:
         self._buffers = {name: SampleBuffer(name) for name in metrics}
 
     def update(self, output: Any, batch: Any, indices: Sequence[int]) -> None:
-        """Take in a batch of the samples `indices` of the data set."""
+        """Add a batch of the samples `indices` of the data set."""
         for name, metric in self._metrics.items():
             if isinstance(metric, Metric):
                 metric.update(output, batch)
@@ -129,12 +129,12 @@ class MetricDict:
                 self._buffers[name].add(metric.results(output, batch), indices)
 
     def compute(self, rank: Rank) -> dict[str, float]:
-        """Values over all processes, the same on each of them: `name`, or `name.part` for a metric of several."""
+        """Values over all processes, the same on each of them: `name`, or `name.part` for a metric with several."""
         values: dict[str, float] = {}
         for name, metric in self._metrics.items():
             if isinstance(metric, Metric):
                 merged, *others = gather_objects(metric, rank)
-                for other in others:  # in rank order on every process, so that all add up alike
+                for other in others:  # in rank order on every process, so the sums are the same
                     merged.merge(other)
                 value = merged.compute()
             else:

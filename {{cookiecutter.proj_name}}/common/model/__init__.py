@@ -1,7 +1,7 @@
-"""A model made ready for training on one process or several.
+"""Prepares a model for training on one process or several.
 
-`prepare` fixes the order in which that happens; `freeze` and `blocks` change the model itself, `strategy` exchanges
-gradients (DDP) and `fsdp` shares the weights out.
+`prepare` applies all steps in their order; `freeze` and `blocks` change the model itself, `strategy` synchronizes
+gradients (DDP) and `fsdp` shards the weights.
 """
 
 from common.model.config import PrepareConfig

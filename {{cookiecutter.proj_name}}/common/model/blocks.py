@@ -1,4 +1,4 @@
-"""Modules that compute their forward twice to save memory, and modules that are compiled. Names stay as they are."""
+"""Activation checkpointing and compilation of modules. Parameter names do not change."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -14,9 +14,9 @@ from common.model.config import CompileConfig
 
 
 def checkpoint_activations(modules: Iterable[nn.Module]) -> None:
-    """Let each module keep nothing of its forward but its inputs, and compute it again in the backward pass.
+    """Make each module keep only the inputs of its forward, which is computed again in the backward pass.
 
-    Gradients stay the same: dropout draws the same numbers again, and running statistics move once. The module's
+    Gradients stay the same: dropout draws the same numbers again, and running statistics are updated once. The module's
     `forward` is replaced, not the module, so that no name of a parameter changes.
     """
     for module in modules:
@@ -24,7 +24,7 @@ def checkpoint_activations(modules: Iterable[nn.Module]) -> None:
 
 
 def compile_modules(modules: Iterable[nn.Module], config: CompileConfig) -> None:
-    """Compile each at its first call."""
+    """Compile each module at its first call."""
     for module in modules:
         # torch refuses the mode for other backends.
         mode = {"mode": config.mode} if config.backend == "inductor" else {}
@@ -44,7 +44,7 @@ def _recomputed(module: nn.Module) -> Callable[..., Any]:
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        # The compiler takes the update of statistics out of what it computes again.
+        # torch.compile leaves the update of statistics out of the recomputation by itself.
         contexts: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _statistics_unchanged(norms))}
         options = {} if torch.compiler.is_compiling() else contexts
         return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=False, **options)
@@ -54,10 +54,10 @@ def _recomputed(module: nn.Module) -> Callable[..., Any]:
 
 @contextmanager
 def _statistics_unchanged(norms: list[_NormBase]) -> Iterator[None]:
-    """Within this context norms compute as ever, but their running statistics stay where they are."""
+    """Within this context norms compute as usual, but their running statistics do not change."""
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm, _, count in before:
-        norm.momentum = 0.0  # of the new in the old
+        norm.momentum = 0.0  # weight of the new batch
         norm.num_batches_tracked = None if count is None else count.clone()
     try:
         yield

@@ -13,9 +13,9 @@ KEY = "prepare.freeze"
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze the parameters that any of `patterns` matches, and log which these are.
+    """Freeze the parameters that any of `patterns` matches, and log their names.
 
-    A batch norm (any layer with running statistics) that is frozen whole stays in evaluation mode: otherwise its
+    A fully frozen batch norm (any layer with running statistics) stays in evaluation mode: otherwise its
     statistics would change with every batch, and with them the frozen part.
 
     Raises:
@@ -39,12 +39,12 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def parameter_names(model: nn.Module) -> list[str]:
-    """All names, also the second ones of parameters that are used twice."""
+    """All parameter names, including further names of shared parameters."""
     return [name for name, _ in model.named_parameters(remove_duplicate=False)]
 
 
 class Trainable:
-    """Remembers which parameters are trained. That cannot change any more: DDP and the optimizer rely on it."""
+    """Records which parameters are trained, and checks that this does not change: DDP and the optimizer rely on it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -52,7 +52,7 @@ class Trainable:
         self._before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
 
     def check_step(self) -> None:
-        """`check`, and one warning about parameters that the last backward pass has not reached."""
+        """`check`, and one warning about parameters that got no gradient in the last backward pass."""
         self.check()
         unused = [] if self._has_warned else without_gradient(self._model)
         self._has_warned = True
@@ -65,7 +65,7 @@ class Trainable:
             )
 
     def check(self) -> None:
-        """Raise `UserError` when a parameter was frozen or unfrozen since."""
+        """Raise `UserError` if a parameter was frozen or unfrozen since."""
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad != self._before[name]:
                 raise UserError(
@@ -76,18 +76,18 @@ class Trainable:
 
 
 def without_gradient(model: nn.Module) -> list[str]:
-    """Names of the parameters that are trained, and that the last backward pass has not reached."""
+    """Names of the trained parameters that got no gradient in the last backward pass."""
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
 
 
 def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -> bool:
-    """Whether all its parameters are; for one without any, whether all beside it are."""
+    """Whether all parameters of `norm` are frozen; if it has none, whether all of its parent module are."""
     prefix = f"{name}." if any(True for _ in norm.parameters()) else name.removesuffix(name.rpartition(".")[2])
     inside = [each for each in names if each.startswith(prefix)]
     return bool(inside) and frozen.issuperset(inside)
 
 
 def _keep_in_evaluation(module: nn.Module) -> None:
-    """Make `module.train()` do nothing, also when it is called through a module around it."""
+    """Make `module.train()` do nothing, also when a parent module calls it."""
     module.eval()
     setattr(module, "train", lambda mode=True: module)  # noqa: B010 - to the type checker a method cannot be replaced

@@ -26,11 +26,11 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Sharded(Strategy):
-    """Every weight is split along its first dimension; a block's are gathered while it computes.
+    """Every weight is split along its first dimension; the weights of a block are gathered while it computes.
 
     Args:
-        model: on the CPU; it moves to the device block by block, so that it never lies there whole.
-        blocks: gathered one at a time; the rest of the model is gathered at once.
+        model: on the CPU; it moves to the device block by block, and is never there as a whole.
+        blocks: modules gathered one at a time; the rest of the model is gathered at once.
         broadcast: give all processes rank 0's buffers before each training forward, as DDP does.
     """
 
@@ -77,7 +77,7 @@ class Sharded(Strategy):
     def shard_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         live = self.module.state_dict()
         groups = state["optimizer"]["param_groups"] if "optimizer" in state else []
-        names = [name for group in groups for name in group["param_names"]]  # by the optimizer's numbers
+        names = [name for group in groups for name in group["param_names"]]  # indexed by the optimizer's numbers
 
         def sharded(value: Any, path: tuple[Any, ...]) -> Any:
             match path:
@@ -93,7 +93,7 @@ class Sharded(Strategy):
         return [module for module in self.module.modules() if isinstance(module, FSDPModule)]
 
     def _reshard_without_gradient(self, model: nn.Module, inputs: Any, output: Any) -> None:
-        """After an evaluation, nothing else would free what was gathered; and names would lead to gathered weights."""
+        """Free gathered weights after an evaluation: nothing else would, and parameter names would refer to them."""
         if not torch.is_grad_enabled():
             for module in self._sharded_modules():
                 module.reshard()
@@ -104,7 +104,7 @@ class Sharded(Strategy):
 
 
 def _policy(config: FsdpConfig, precision: Precision, model: nn.Module) -> MixedPrecisionPolicy:
-    """What to compute in. Raises `UserError` for formats that do not go together."""
+    """The formats to compute in. Raises `UserError` for formats that do not go together."""
     has_norms = bool(norms_with_statistics(model))
     narrow = config.param_dtype == "bf16"
     if narrow and (has_norms or precision.mode in ("fp16", "fp64")):
@@ -127,7 +127,7 @@ def _policy(config: FsdpConfig, precision: Precision, model: nn.Module) -> Mixed
 
 
 def _like(live: Any, value: Any) -> Any:
-    """`value`, a whole tensor on every process, sharded as `live` is; as it is where that does not apply."""
+    """`value`, a whole tensor on every process, sharded like `live`; unchanged if that does not apply."""
     if not is_sharded(live) or not isinstance(value, Tensor) or value.shape != live.shape:
         return value
     rows = -(-value.shape[0] // live.device_mesh.size())

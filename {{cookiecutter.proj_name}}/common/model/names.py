@@ -13,7 +13,7 @@ def matched(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str
     """The names that any of `patterns` matches, in their order.
 
     Args:
-        key: of the config, for the message.
+        key: config key, for the message.
 
     Raises:
         UserError: a pattern matches nothing.
@@ -27,7 +27,7 @@ def matched(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str
 
 
 def matched_modules(model: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
-    """The modules below `model` that any of `patterns` matches; not those inside another one that is matched.
+    """The modules below `model` that any of `patterns` matches, except those inside another match.
 
     Raises:
         UserError: a pattern matches nothing, or a list of modules, which is never called itself.

@@ -1,4 +1,4 @@
-"""From a built model to one that is trained."""
+"""Prepares a built model for training."""
 
 from loguru import logger
 from torch import nn
@@ -16,29 +16,29 @@ _BLOCKS, _RECOMPUTED, _COMPILED = "prepare.fsdp.blocks", "prepare.activation_che
 
 
 def prepare(model: nn.Module, config: PrepareConfig, dist: DistConfig, precision: Precision, rank: Rank) -> Strategy:
-    """Make a model, built and with its first weights, ready for training: all that happens to it, in order.
+    """Prepare a model that has its first weights for training: all steps, in order.
 
-    The optimizer, the average and whatever else keeps parameters come after this: FSDP replaces them.
+    Create the optimizer, the average and all else that holds parameters after this: FSDP replaces them.
 
     Raises:
-        UserError: a pattern matches nothing, or the model does not go with what is asked for.
+        UserError: a pattern matches nothing, or the model does not fit the config.
     """
     is_sharded = dist.strategy == "fsdp" and not rank.is_alone
     model = precision.cast(model)
     if dist.sync_bn and not rank.is_alone:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    freeze(model, config.freeze)  # before the wrapping: DDP waits for a gradient of every parameter that can have one
+    freeze(model, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
     chosen = check_patterns(model, config)
     checkpoint_activations(chosen[_RECOMPUTED].values())
     if config.compile.enabled:
-        # Weights are gathered block by block, which cannot be compiled: so each block is compiled for itself.
+        # Gathering weights block by block cannot be compiled, so each block is compiled on its own.
         gathered = chosen[_BLOCKS] if is_sharded else {}
         compiled = chosen[_COMPILED] or gathered or chosen[_RECOMPUTED] or {"": model}
-        compile_modules(compiled.values(), config.compile)  # recomputing included, which the compiler plans too
+        compile_modules(compiled.values(), config.compile)  # with recomputation, which the compiler plans too
         logger.info("compiled at the first step: {}", ", ".join(compiled) or type(model).__name__)
     strategy: Strategy
     if is_sharded:
-        from common.model.fsdp import Sharded  # 0.8 s, and most runs do without
+        from common.model.fsdp import Sharded  # the import takes 0.8 s, and most runs do not need it
 
         blocks = list(chosen[_BLOCKS].values())
         strategy = Sharded(model, blocks, precision, config.fsdp, broadcast=dist.broadcast_buffers, rank=rank)

@@ -14,13 +14,13 @@ _NOTHING = nullcontext()
 
 
 class Strategy:
-    """A prepared model, and how it is trained on all processes. This one: on a single process.
+    """A prepared model, and how processes train it. This class: a single process.
 
     Attributes:
         about: how it was prepared, in a few words for the log and the checkpoint.
-        module: the model itself, whose names carry no prefix of a wrapper.
-        model: what training calls.
-        precision: of the forward pass.
+        module: the model without wrappers, so names have no prefix.
+        model: what training calls: the module or its wrapper.
+        precision: number format of the forward pass.
         lockstep_forward: whether each forward pass needs all processes, so that all must make the same number of them.
     """
 
@@ -32,7 +32,7 @@ class Strategy:
         self.precision = precision
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
-        """Whether the backward passes within this context average gradients over all processes."""
+        """A context in which backward passes average gradients over all processes only if `enabled`."""
         return _NOTHING
 
     def shard_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -53,7 +53,7 @@ class Replicated(Strategy):
             bucket_cap_mb=config.bucket_mb,
             gradient_as_bucket_view=config.gradient_as_bucket_view,
         )
-        self._wrapped.broadcast_buffers = config.broadcast_buffers  # as an argument it has two names
+        self._wrapped.broadcast_buffers = config.broadcast_buffers  # the argument's name depends on PyTorch's version
 
     def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
         return _NOTHING if enabled else self._wrapped.no_sync()

@@ -1,4 +1,4 @@
-"""The first step of DDP, taken before anything counts. It also finds parameters that get no gradient."""
+"""A first step of DDP before training, with its result discarded. It also finds parameters without a gradient."""
 
 from collections.abc import Callable
 
@@ -17,10 +17,10 @@ def warm_up_ddp(model: nn.Module, loss: Callable[[], Tensor], rank: Rank) -> Non
     """One backward pass whose result is discarded: weights, buffers and random streams stay as they are.
 
     DDP exchanges gradients in one order in its first backward and in another from the second on. A resumed run would
-    begin with the first again and, with three ranks or more, add up in another order than the uninterrupted run.
+    use the first order again and, with three ranks or more, add up in another order than the uninterrupted run.
 
     Raises:
-        UserError: a parameter that is trained gets no gradient on some rank; on all of them. DDP would only wait.
+        UserError: a trained parameter gets no gradient on some rank. Raised on all ranks; DDP would only wait.
     """
     if not isinstance(model, DistributedDataParallel):
         return
@@ -28,7 +28,7 @@ def warm_up_ddp(model: nn.Module, loss: Callable[[], Tensor], rank: Rank) -> Non
     streams = random_state(rank.device)
     model.train()
     if not (model.find_unused_parameters or model.static_graph):
-        with model.no_sync():  # DDP would wait for ever for a gradient that does not come
+        with model.no_sync():  # otherwise DDP would wait forever for a missing gradient
             loss().backward()
         _refuse_unused(model.module, rank)
         model.zero_grad(set_to_none=True)

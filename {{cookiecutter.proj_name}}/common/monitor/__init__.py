@@ -1,4 +1,4 @@
-"""What a run reports while it works: log lines, numbers, pictures. Only the main process writes them."""
+"""Progress reports of a run: log lines, numbers, pictures. Only the main process writes them."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ from common.run.status import State, write_status
 if TYPE_CHECKING:
     from common.evaluation.evaluator import SplitResult
 
-# Records show the line that called the monitor, not one in here.
+# Log records show the line that called the monitor, not a line of this file.
 _log = logger.opt(depth=1)
 
 Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
@@ -49,16 +49,16 @@ class MonitorConfig:
 
 
 class Monitor:
-    """Lines to the log, numbers and pictures to files, and the meters they come from.
+    """Writes lines to the log, numbers and pictures to files; holds the meter and the clock.
 
     Args:
         run: the open run folder, in the main process; None in the others, which then write nothing.
         resume_step: optimizer steps of the checkpoint that this run continues from; later entries are removed.
         local_pictures: write pictures as PNG files too.
-        workers: of the loader, for advice on them.
+        workers: number of loader workers, for advice on it.
 
     Attributes:
-        start: optimizer steps done where training began; None before.
+        start: optimizer steps done when training began; None before.
         step: optimizer steps done now.
     """
 
@@ -84,7 +84,7 @@ class Monitor:
         self._has_ended = False
         self._folder = None if run is None else run.folder
         self._pictures = run.folder.progress if run is not None and local_pictures else None
-        # Of tqdm: None draws the bar on a terminal only.
+        # tqdm's `disable`: None shows the bar on a terminal only.
         self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar] if run is not None else True
         self.bar: tqdm[Any] = tqdm(disable=True)
         self.writer: Writer | NullWriter = NullWriter()
@@ -96,7 +96,7 @@ class Monitor:
 
     @contextmanager
     def training(self, at: Position, total_steps: int | None, epochs: int | None = None) -> Iterator[None]:
-        """Around the loop: starts the clock, shows the bar. The totals are None where they are not known."""
+        """Wraps the training loop: starts the clock, shows the progress bar. Unknown totals are None."""
         self._totals = total_steps, epochs
         self.start = self.step = at.step
         self._status("running", at.step)
@@ -117,7 +117,7 @@ class Monitor:
         self.bar.update()
 
     def train(self, at: Position, optimizer: torch.optim.Optimizer, grad_norm: Tensor | None) -> None:
-        """The log line of training, and its scalars. Waits for the device; every process must call it."""
+        """Write the log line of training and its scalars. Waits for the device; every process must call it."""
         losses = self.meter.read()
         norm = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
         rates = {f"lr_{name}": rate for name, rate in learning_rates(optimizer).items()}
@@ -129,20 +129,20 @@ class Monitor:
         if advice := self.clock.advice(timing, self._workers):
             _log.warning("{}", advice)
         self.writer.scalars("train", at.step, losses.raw | norm | rates, epoch=current_epoch(at))
-        # Apart from the others: these differ from run to run.
+        # Separate from the others, since these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
         self.writer.scalars("speed", at.step, speed | {"memory_bytes": memory}, epoch=current_epoch(at))
         self.reset_timer()
 
     def evaluation(self, split: str, at: Position, result: "SplitResult", *, best: bool = False) -> None:
-        """A line for each set of the `split` data, the scalars of all, and pictures."""
+        """Write a line for each set of the `split` data, the scalars of all sets, and pictures."""
         for name, one in result.sets.items():
             _log.info("{}", evaluation_line(label(split, name), at, one.values, one.samples, best=best))
             self.pictures(f"{split}/{name}" if name else split, at, one.pictures)
         self.writer.scalars(split, at.step, result.values, epoch=current_epoch(at), samples=result.samples)
 
     def pictures(self, split: str, at: Position, pictures: Sequence[Picture]) -> None:
-        """Show pictures of the `split` (or split/set) data. One without a name, or with another's, gets its number."""
+        """Write pictures of the `split` (or split/set) data. An index replaces missing, extends repeated names."""
         names = [picture.name or f"{index:02}" for index, picture in enumerate(pictures)]
         for index, (name, picture) in enumerate(zip(names, pictures, strict=True)):
             own = f"{name}_{index:02}" if name in names[:index] else name
@@ -152,12 +152,12 @@ class Monitor:
                     save_png(progress_path(self._pictures, split, own, current_epoch(at), at.step), picture.image)
 
     def saving(self, at: Position, *, best: bool, numbered: bool) -> None:
-        """A checkpoint is about to be written: bring everything that was measured up to it to the disk first."""
+        """Called before a checkpoint is written: flush everything that was measured up to it to disk."""
         self.writer.record("checkpoint", step=at.step, epoch=current_epoch(at), best=best, numbered=numbered)
         self.writer.flush()
 
     def end(self, state: State, at: Position, reason: str) -> None:
-        """The last line, entry and status of the run. Nothing can be written afterwards."""
+        """Write the last line, entry and status of the run. Nothing can be written afterwards."""
         why = f": {reason}" if reason not in ("", state) else ""
         _log.info("{} at epoch {}, step {}{}", state, current_epoch(at), at.step, why)
         self.writer.record("end", step=at.step, state=state, reason=reason)
@@ -165,12 +165,12 @@ class Monitor:
         self.close()
 
     def fail(self, reason: str) -> None:
-        """The entry and status of a run that failed, unless it has ended before. From any thread."""
+        """Write the entry and status of a run that failed, unless it has ended already. From any thread."""
         self.writer.record("end", state="failed", reason=reason)
         self._status("failed", self.step, reason)
 
     def close(self) -> None:
-        """Bring everything to the disk. Safe to call twice."""
+        """Flush and close all files. Safe to call twice."""
         self.bar.close()
         self.writer.close()
 

@@ -1,4 +1,4 @@
-"""Where the time goes: two looks at the clock in every step. And how much memory it takes."""
+"""Time per step, time spent waiting for data, and peak memory use."""
 
 import math
 import resource
@@ -11,10 +11,10 @@ import torch
 
 from common.base.process import available_cores
 
-# Data are worth a warning when waiting for them takes this share of the time,
+# Advice is given when waiting for data takes more than this share of the time,
 _SLOW_SHARE = 0.3
-_SLOW_BATCH_S = 0.002  # this long for each step (less is the cost of calling the loader at all),
-_SLOW_TOTAL_S = 2.0  # and this long altogether.
+_SLOW_BATCH_S = 0.002  # at least this long per step (less is the cost of calling the loader at all),
+_SLOW_TOTAL_S = 2.0  # and at least this long in total.
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Timing:
 class Clock:
     """Times the loop: `batch_ready` when a batch has arrived, `step_done` after each optimizer step.
 
-    The times are the host's. A GPU runs behind, so a single step says little; over a log period they are right, since
-    logging waits for the device.
+    Times are measured on the host. A GPU runs asynchronously, so a single step says little; over a log period they are
+    right, since logging waits for the device.
 
     Args:
-        window: readings that the estimate of the remaining time looks back on.
+        window: number of readings that the estimate of the remaining time averages.
     """
 
     def __init__(self, window: int = 10) -> None:
@@ -49,7 +49,7 @@ class Clock:
         self.start()
 
     def start(self) -> None:
-        """Training begins now."""
+        """Start the clock, when training begins."""
         self._first: Timing | None = None
         self._begin_interval(perf_counter())
 
@@ -59,7 +59,7 @@ class Clock:
         self._steps = self._samples = 0
 
     def reset(self) -> None:
-        """Training continues after something else (validation, a save), which counts for the remaining time only."""
+        """Exclude the time since the last step (validation, a save): it counts for the remaining time only."""
         now = perf_counter()
         self._paused += now - self._mark
         self._mark = now
@@ -73,12 +73,12 @@ class Clock:
         self._mark = perf_counter()
         self._steps += 1
         self._samples += samples
-        if self._first is None:  # it starts workers and compiles kernels, so it is timed apart
+        if self._first is None:  # it starts workers and compiles kernels, so it is timed separately
             self._first = self.read()
             self._intervals.clear()
 
     def read(self, steps_left: int | None = None) -> Timing:
-        """Times since the last reading; the next one starts here. After the first step, the times of that step."""
+        """Times since the last reading; a new interval starts here. Right after the first step, those of that step."""
         if self._first is not None and self._steps == 0:
             return self._first
         now, steps = perf_counter(), max(self._steps, 1)
@@ -93,20 +93,20 @@ class Clock:
         return timing
 
     def advice(self, timing: Timing, workers: int) -> str | None:
-        """What to do when training waits for data a good part of the time; once per run."""
+        """Advice when training spends much of its time waiting for data; once per run, else None."""
         is_slow = timing.data > _SLOW_SHARE and timing.data * timing.step >= _SLOW_BATCH_S
         if self._has_advised or not is_slow or self._waited < _SLOW_TOTAL_S:
             return None
         self._has_advised = True
         cores = available_cores()
-        # So many times the loading work must be done at once for none of it to be waited for.
+        # With this many workers, loading would keep up with training.
         wanted = min(math.ceil(max(workers, 1) / max(1 - timing.data, 0.05)), cores)
         advice = f"try --worker {wanted} (now {workers}; this process may use {cores} cores), or data kept in memory"
         return f"{timing.data:.0%} of the time is spent waiting for data; {advice}"
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes in use at once: of tensors on a CUDA device since the last call, elsewhere of this process ever."""
+    """Peak memory in bytes: of tensors on a CUDA device since the last call, elsewhere of this process so far."""
     if device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""How the lines of the log look. Widths are fixed where they can be, so that the eye finds a number where it was."""
+"""Format of the log lines. Widths are fixed where possible, so numbers stay in the same place from line to line."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ def train_line(
     """One line about training. A loss is shown as `raw (smooth)`.
 
     Args:
-        at: after the step.
+        at: position after the step.
         totals: optimizer steps and epochs of the whole run, where known.
         rates: learning rates of the parameter groups that differ.
-        norm: of the gradients, if it is known.
+        norm: gradient norm by name, if known.
         memory: bytes.
     """
     shown = {name: f"{name} {number(value)} ({number(losses.smooth[name])})" for name, value in losses.raw.items()}
@@ -60,7 +60,7 @@ def counted(value: int, total: int | None) -> str:
 
 
 def number(value: float) -> str:
-    """Seven characters whatever the size, and never fewer than two digits: 0.00042 must not be shown as 0.000."""
+    """A number in seven characters with at least two significant digits: 0.00042 must not be shown as 0.000."""
     if 0 < abs(value) < 1e-3 or 1e5 <= abs(value) < math.inf:
         return f"{value:.1e}"
     text = f"{value:.5f}" if abs(value) < 1 else f"{value:#.6g}"

@@ -1,4 +1,4 @@
-"""The log: short lines for the terminal, full ones in a file, each with the place in the code it came from."""
+"""The log: short lines for the terminal, full ones in a file, each with its source location."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loguru import logger as logger  # train.py takes it from here: what is not installed is then said by `common`
+from loguru import logger as logger  # train.py imports it from here: `common` reports missing packages
 from tqdm import tqdm
 
 from common.base.files import Appender
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _PROJECT = Path(__file__).resolve().parents[2]
 _CONSOLE = "<green>{time:HH:mm:ss}</green> <level>{level: <7}</level> <cyan>{extra[at]: <26}</cyan> {message}"
 _FILE = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} {extra[at]: <26} {message}"
-# What was logged before there was a run folder; it belongs in the run's file too. Empty once a file is open.
+# Lines logged before the run folder exists; they belong in the run's file too. Empty once a file is open.
 _early: deque[str] = deque(maxlen=1000)
 
 
@@ -34,20 +34,20 @@ def setup_log(
 ) -> None:
     """Send every record of loguru, of `logging` and of `warnings` to the terminal and to `file`.
 
-    Call it first thing, for the terminal alone, and again when the run folder is there: what came in between is put
-    into the file. The file is appended to; when it holds something, a line with `banner` divides old from new.
-    Ranks above 0 send only errors to the terminal; give each a file of its own.
+    Call it first for the terminal alone, and again when the run folder exists: lines logged in between are then added
+    to the file. The file is appended to; if it is not empty, a line with `banner` separates old from new.
+    Ranks above 0 send only errors to the terminal; give each of them its own file.
 
     Args:
         level: the lowest level shown, one of loguru's names.
-        levels: other levels for some modules and what lies below them, as in `{"common.trainer": "DEBUG"}`.
+        levels: other levels for some modules and their submodules, as in `{"common.trainer": "DEBUG"}`.
     """
     wanted = {"": level, **(levels or {})}
     lowest = min(wanted.values(), key=lambda name: logger.level(name).no)
     logger.remove()
     logger.configure(patcher=_add_place)
-    # diagnose would print the values of variables into tracebacks: data, and passwords. The filter makes the choice by
-    # module; the level lets loguru refuse early what no module wants.
+    # diagnose would print the values of variables (data, passwords) in tracebacks. The filter selects by module; the
+    # level lets loguru drop records early that no module's level admits.
     options: dict[str, Any] = {"filter": wanted, "diagnose": False, "backtrace": False}
     logger.add(
         _to_console,
@@ -62,14 +62,14 @@ def setup_log(
     logger.add(_early.append if file is None else Appender(file).write, level=lowest, format=_FILE, **options)
     logging.basicConfig(handlers=[_ToLoguru()], force=True)
     for name, each in wanted.items():
-        # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG), so they need to be named for it.
+        # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG), so they must be named for it.
         number = logger.level(each).no
         logging.getLogger(name).setLevel(number if name else max(number, logging.INFO))
     warnings.showwarning = _log_warning
 
 
 def add_to_log(file: Path, text: str, banner: str) -> None:
-    """Append `text` to a log that is not open, after what was logged before there was a run folder."""
+    """Append `text` to a log that is not open, after the lines logged before the run folder existed."""
     text = "".join(_early) + text
     if file.exists() and file.stat().st_size > 0:
         text = f"\n{f' {banner} ':=^100}\n{text}"
@@ -90,12 +90,12 @@ def _add_place(record: "Record") -> None:
 
 
 def _place(path: str, line: int) -> str:
-    """A line of code, its file's path from the project's root; for the libraries', from site-packages."""
+    """A source location: the path from the project's root, for libraries from site-packages, and the line."""
     return f"{path.rpartition('/site-packages/')[2].removeprefix(f'{_PROJECT}/')}:{line}"
 
 
 class _ToLoguru(logging.Handler):
-    """Hands records of the standard library's `logging` on; it knows the true caller and respects `stacklevel`."""
+    """Forwards records of the standard library's `logging`, with their true source location (`stacklevel`)."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -105,7 +105,7 @@ class _ToLoguru(logging.Handler):
         place = logger.bind(at=_place(record.pathname, record.lineno)).patch(
             lambda own: own.update({"name": record.name})
         )
-        # Braces in the text must not be taken for fields, so it goes in as an argument.
+        # Passed as an argument: braces in the text must not be taken for format fields.
         place.opt(exception=record.exc_info).log(level, "{}", record.getMessage())
 
 

@@ -26,14 +26,14 @@ class Reading:
     smooth: dict[str, float]
 
 
-_Sum = tuple[float, int]  # of the losses of samples, and how many these are
+_Sum = tuple[float, int]  # sum of the losses of samples, and number of samples
 
 
 class Meter:
     """Collects the losses of every step: `add` only keeps references, all arithmetic is done when they are read.
 
     Args:
-        window: optimizer steps that the smooth values reach over.
+        window: optimizer steps averaged in the smooth values.
         reduce: sums a float64 tensor over all processes, in place. With it, `first_bad_step` and `read` are
             collectives: every process must call them at the same steps. None in a single process.
     """
@@ -43,10 +43,10 @@ class Meter:
         self._pending: list[tuple[int, dict[str, Tensor], int]] = []
         self._recent: deque[dict[str, _Sum]] = deque(maxlen=window)  # steps
         self._bad: int | None = None
-        self.bad_here: int | None = None  # the same, of this process' own losses
+        self.bad_here: int | None = None  # first bad step of this process' own losses
 
     def add(self, step: int, losses: Mapping[str, Tensor], samples: int) -> None:
-        """Keep what a `LossFactory` gave for `samples` samples of this process in optimizer step `step`, from 1 up.
+        """Keep the losses from a `LossFactory` for `samples` samples of this process in step `step`, from 1 up.
 
         A step may have any number of micro-batches.
         """
@@ -68,7 +68,7 @@ class Meter:
         return Reading(raw, {name: _mean(step[name] for step in recent if name in step) for name in raw})
 
     def _collect(self) -> None:
-        """Bring the pending losses to the host: one transfer, and one exchange when there are other processes."""
+        """Copy the pending losses to the host: one transfer, and one reduction if there are other processes."""
         pending, self._pending = self._pending, []
         if not pending:
             return
@@ -76,7 +76,7 @@ class Meter:
         for (step, _, samples), values in zip(pending, to_floats([losses for _, losses, _ in pending]), strict=True):
             for name, value in values.items():
                 total, count = steps[step].get(name, (0.0, 0))
-                # A process without samples has a mean of nothing, which need not be a number.
+                # The loss of a process without samples must not count, and may be NaN.
                 steps[step][name] = (total + value * samples if samples else total, count + samples)
         self.bad_here = self.bad_here or _first_bad(steps)
         if self._reduce is not None:

@@ -1,4 +1,4 @@
-"""Pictures of what the model does: drawn small and plain, kept where the run is."""
+"""Pictures of a model's results: labelled, framed, and saved as PNG files."""
 
 import math
 import re
@@ -21,7 +21,7 @@ _SMALLEST = 112  # pixels: the shorter side an image is enlarged to when no scal
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture (H, W, 3) in RGB, and the name it is filed under; "" for its place among the others."""
+    """A picture (H, W, 3) in RGB, and the name to save it under; "" for its index among the others."""
 
     name: str
     image: Pixels
@@ -30,7 +30,7 @@ class Picture:
 def to_rgb(image: ArrayLike) -> Pixels:
     """An image (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), floats from 0 to 1 or whole numbers to 255, as (H, W, 3).
 
-    Values outside the range are cut off; not-a-number becomes 0.
+    Values outside the range are clipped; NaN becomes 0.
 
     Raises:
         ValueError: the shape is another one.
@@ -52,7 +52,7 @@ def labelled(image: ArrayLike, text: str, ok: bool | None = None, scale: int | N
     Args:
         image: as in `to_rgb`.
         text: one or more lines. Pillow's own font has plain letters only: accents and other signs are left out.
-        scale: how many times to enlarge it; None: until it can be seen well.
+        scale: how many times to enlarge it; None: until the shorter side has at least `_SMALLEST` pixels.
     """
     pixels = to_rgb(image)
     scale = scale or max(1, math.ceil(_SMALLEST / min(pixels.shape[:2])))
@@ -63,7 +63,7 @@ def labelled(image: ArrayLike, text: str, ok: bool | None = None, scale: int | N
     text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     font = ImageFont.load_default(_FONT_SIZE)
     left, _, right, _ = ImageDraw.Draw(body).multiline_textbbox((0, 0), text, font=font)
-    # Whole lines, however tall the letters in them are: so pictures with one line of text have one size.
+    # Full line height whatever the letters, so images of one size with one line of text give pictures of one height.
     below = (text.count("\n") + 1) * round(_FONT_SIZE * 1.4) + 2 * _PAD if text else 0
     canvas = Image.new("RGB", (max(body.width, math.ceil(right - left) + 2 * _PAD), body.height + below), _PAPER)
     canvas.paste(body, ((canvas.width - body.width) // 2, 0))
@@ -73,7 +73,7 @@ def labelled(image: ArrayLike, text: str, ok: bool | None = None, scale: int | N
 
 
 def save_png(path: Path, image: ArrayLike) -> None:
-    """Write a PNG, whole or not at all; folders are made."""
+    """Write a PNG atomically; folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         Image.fromarray(to_rgb(image)).save(file, "PNG")
@@ -82,7 +82,7 @@ def save_png(path: Path, image: ArrayLike) -> None:
 def progress_path(root: Path, split: str, name: str, epoch: int, step: int) -> Path:
     """`<root>/<split>/<name>/epoch000003_step000120.png`; a listing has the steps in order.
 
-    What may not be in a file's name becomes `_`.
+    Characters that a file name may not have become `_`.
     """
     folder = re.sub(r"[^\w.+=-]+", "_", name).strip("._")[:100]
     return root / split / folder / f"epoch{epoch:06d}_step{step:06d}.png"

@@ -1,4 +1,4 @@
-"""Numbers and pictures to files: `metrics.jsonl` for programs, TensorBoard for eyes."""
+"""Writes numbers and pictures to files: `metrics.jsonl` for programs, TensorBoard for people."""
 
 import json
 import math
@@ -15,13 +15,13 @@ from common.base.files import Appender, atomic_file
 
 
 class Writer:
-    """Writes what a run measures.
+    """Writes the measurements of a run.
 
     `metrics.jsonl` has one JSON object on each line, with `event` first. Each attempt of a run begins with a line
     `{"event": "run", "schema": 1, "run": ..., "attempt": ..., "resume_step": ...}`; numbers are
     `{"event": "train", "step": 12, ..., "values": {"loss": 0.25}}` in full precision.
 
-    A resume removes everything after `resume_step` from both, so that no point is there twice.
+    A resume removes everything after `resume_step` from both, so that no point appears twice.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Writer:
         self.record("run", schema=1, run=run_id, attempt=attempt, resume_step=resume_step)
 
     def scalars(self, event: str, step: int, values: Mapping[str, float], **where: Any) -> None:
-        """Write `values` measured at optimizer step `step`; in TensorBoard they are called `<event>/<name>`.
+        """Write `values` measured at optimizer step `step`; their tags in TensorBoard are `<event>/<name>`.
 
         Args:
-            event: what measured them: "train", "val", "eval".
-            where: more about the place, as `epoch=2`; for `metrics.jsonl` only.
+            event: the source of the values: "train", "val", "eval".
+            where: further fields, such as `epoch=2`; for `metrics.jsonl` only.
         """
         self.record(event, step=step, **where, values=values)
 
@@ -65,24 +65,24 @@ class Writer:
 
     def record(self, event: str, **fields: Any) -> None:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""
-        if not self._file.closed:  # else the end is written; an error after it must not be hidden by one of ours
+        if not self._file.closed:  # once closed, the end is written; an error here would hide the original one
             self._file.write(json.dumps(plain({"event": event, **fields}), allow_nan=False) + "\n")
 
     def flush(self) -> None:
-        """Bring everything written so far to the files. Call it with every checkpoint."""
+        """Flush everything written so far to the files. Call it with every checkpoint."""
         self._file.write("")
         self._board_pauses = False
         self._to_board(lambda board: board.flush())
 
     def close(self) -> None:
-        """Bring everything to the files; nothing can be written afterwards. Safe to call twice."""
+        """Flush and close the files; nothing can be written afterwards. Safe to call twice."""
         self._file.close()
         if self._board is not None:
             self._to_board(lambda board: board.close())
         self._event = self._board = None
 
     def _to_board(self, write: Callable[[Any], None]) -> None:
-        """Call `write` with TensorBoard's writer. A full disk ends its thread; the next save allows a new one."""
+        """Call `write` with TensorBoard's writer. A full disk ends its thread; the next `flush` allows a new one."""
         if self._event is None or self._board_pauses:
             return
         try:
@@ -98,27 +98,27 @@ class Writer:
 
 
 class NullWriter:
-    """Takes every call of a `Writer` and does nothing, for the processes that write no files."""
+    """Accepts every call of a `Writer` and does nothing, for processes that write no files."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
 
 def _drop_after(path: Path, step: int) -> None:
-    """Take the lines of later steps out of a metrics file, in one move: a kill leaves the old file or the new one."""
+    """Remove the lines of later steps from a metrics file, atomically: a kill leaves the old file or the new one."""
     if not path.exists():
         return
     with path.open("rb") as lines, atomic_file(path) as file:
         for line in lines:
-            with suppress(ValueError):  # a kill cut it off
+            with suppress(ValueError):  # cut off by a kill
                 if json.loads(line).get("step", 0) <= step:
                     file.write(line.rstrip() + b"\n")
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON has it. Floats keep every digit: Python writes the shortest text that reads back the same.
+    """`value` in types of JSON. Floats keep every digit: Python writes the shortest text that reads back the same.
 
-    JSON has no NaN and Infinity, so they become texts, which Python's float() and JavaScript's Number() read.
+    JSON has no NaN and Infinity, so they become strings, which Python's float() and JavaScript's Number() read.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value

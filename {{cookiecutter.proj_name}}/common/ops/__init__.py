@@ -1,5 +1,5 @@
-"""How a folder of C++ and CUDA operators is built, found, checked and loaded. `python -m common.ops FOLDER` builds.
+"""Builds, finds, checks and loads a folder of C++ and CUDA operators. `python -m common.ops FOLDER` builds one.
 
-A leaf: nothing else in `common` needs it. Building imports nothing but Python's own library, so that the answer "up to
-date" takes no seconds.
+Nothing else in `common` depends on it. Building imports the standard library only, so an up-to-date build is
+confirmed at once.
 """

@@ -1,4 +1,4 @@
-"""Compile a folder of operators: C++ always, CUDA where it can be.
+"""Compile a folder of operators: C++ always, CUDA if possible.
 
 The compilers are called directly: PyTorch's build helper refuses to compile CUDA where PyTorch was built without it.
 The sources are written against PyTorch's stable ABI, and so need nothing but its headers and its CPU library.
@@ -19,7 +19,7 @@ from pathlib import Path
 from common.ops.library import Record, build_folder, find, library_path, record_now
 from common.ops.toolchain import BuildError, Cuda, compile_command, find_compiler, find_cuda, link_command
 
-# Not an error: the kernels are optional, and a script that trains next should run.
+# Not an error: the kernels are optional, and a script that trains afterwards should continue.
 _WITHOUT_COMPILER = """\
   The operators run in Python, so training works. For the kernels install a compiler (Debian, Ubuntu: apt install g++;
   macOS: xcode-select --install; on a cluster: module load gcc), or name one in CXX."""
@@ -29,7 +29,7 @@ def build(folder: Path) -> str:
     """Build the library of the operators in `folder` unless it is current. Returns what was built, in words.
 
     Raises:
-        BuildError: a source does not compile; or CXX or CUDA is asked for and cannot be had.
+        BuildError: a source does not compile, or what CXX or the CUDA variables ask for is not available.
     """
     start = time.monotonic()
     compiler, cuda, found = find_compiler(), find_cuda(), find(folder)
@@ -58,7 +58,7 @@ def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda
     with tempfile.TemporaryDirectory(dir=target) as temporary:
         objects = [Path(temporary, f"{source.name}.o") for source in sources]
         commands = [compile_command(*pair, compiler, cuda) for pair in zip(sources, objects, strict=True)]
-        # From this file editors know the include paths; clangd looks for it in `build` by itself.
+        # Editors take the include paths from this file; clangd finds it in `build` on its own.
         entries = [
             {"directory": str(Path.cwd()), "file": str(source), "arguments": command}
             for source, command in zip(sources, commands, strict=True)
@@ -78,7 +78,7 @@ def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda
 
 
 def _run(command: list[str]) -> None:
-    """Run a compiler and show its warnings. When it fails, its first complaint is the error; a file has the rest."""
+    """Run a compiler and show its warnings. If it fails, its first message is the error; a file has the rest."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         print(done.stderr, end="", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Does an operator agree with its reference, and is it faster?"""
+"""Compares the results and the speed of an operator with those of its reference."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ Operator = Callable[..., Tensor]
 def compare(operator: Operator, reference: Operator, inputs: Sequence[Tensor], **settings: Any) -> str:
     """A table of differences and times: `operator(*inputs, *settings)` against `reference(*inputs, *settings)`.
 
-    Differences are the largest over all elements; gradients are those for random numbers as upstream gradient. Times
+    Differences are the largest over all elements; gradients are computed for a random upstream gradient. Times
     are medians, with as many threads as PyTorch uses. `gradcheck` compares a corner of the inputs with finite
     differences in float64.
     """
@@ -41,7 +41,7 @@ def compare(operator: Operator, reference: Operator, inputs: Sequence[Tensor], *
 
 
 def median_ms(measure: Callable[[Operator], Any], function: Operator) -> float:
-    """Median time of `measure(function)` in milliseconds, of some tenths of a second of calls."""
+    """Median time of `measure(function)` in milliseconds, over at least 0.3 s of calls."""
     timer = Timer("run(function)", globals={"run": measure, "function": function}, num_threads=torch.get_num_threads())
     return timer.blocked_autorange(min_run_time=0.3).median * 1e3
 

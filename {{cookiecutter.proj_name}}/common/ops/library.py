@@ -1,4 +1,4 @@
-"""The compiled library of a folder of operators: where it lies, what it was made from, and whether that is still so."""
+"""The compiled library of a folder of operators: its path, what it was built from, and whether it is current."""
 
 import hashlib
 import importlib.util
@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 CPP, CUDA = {".cpp", ".h"}, {".cu", ".cuh"}
-# -fno-math-errno: a function that sets errno cannot be computed for a whole vector register.
+# -fno-math-errno: a function that sets errno cannot be vectorized.
 FLAGS = ["-O3", "-std=c++20", "-fPIC", "-Wall", "-fno-math-errno"]
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a library was made from; stands as JSON beside it."""
+    """The inputs of a library's build; saved as JSON beside it."""
 
     torch: str  # version of PyTorch
     machine: str  # such as x86_64
@@ -26,12 +26,12 @@ class Record:
 
     @property
     def name(self) -> str:
-        """Eight digits that change with anything the library was made from."""
+        """Eight hexadecimal digits that change with any input of the build."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def record_now(folder: Path, architectures: list[str]) -> Record:
-    """What a library built now, for these GPUs, would be made from."""
+    """The record of a library built now for these GPUs."""
     wanted = CPP | CUDA if architectures else CPP
     files = [file for file in sorted((folder / "src").glob("*")) if file.suffix in wanted]
     sources = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
@@ -39,12 +39,12 @@ def record_now(folder: Path, architectures: list[str]) -> Record:
 
 
 def build_folder(folder: Path) -> Path:
-    """Where the library of `folder` lies: `build` in it, or what OPS_BUILD_DIR names."""
+    """The folder of the built library: `build` in `folder`, or the one that OPS_BUILD_DIR names."""
     return Path(os.environ.get("OPS_BUILD_DIR") or folder / "build")
 
 
 def library_path(folder: Path, record: Record) -> Path:
-    """Where a library with this record lies: two that differ in anything never share a name."""
+    """The path of the library with this record: libraries with different records have different names."""
     return build_folder(folder) / f"{folder.parent.name}_{folder.name}-{record.name}.so"
 
 
@@ -77,7 +77,7 @@ def _difference(old: Record, new: Record) -> str:
 def torch_folder() -> Path:
     """Where PyTorch is installed."""
     spec = importlib.util.find_spec("torch")
-    assert spec is not None and spec.origin is not None  # common/__init__.py has looked
+    assert spec is not None and spec.origin is not None  # common/__init__.py has checked that it is installed
     return Path(spec.origin).parent
 
 

@@ -1,4 +1,4 @@
-"""Load the compiled kernels of a folder of operators, if they are there and current."""
+"""Load the compiled kernels of a folder of operators, if they are built and current."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +14,7 @@ HOW_TO_BUILD = "sh scripts/install_ops.sh"
 
 @dataclass(frozen=True)
 class Implementation:
-    """What runs when an operator is called. Its text is for the log."""
+    """The implementation that runs when an operator is called. `str()` of it is for the log."""
 
     library: Path | None = None
     architectures: tuple[str, ...] = ()
@@ -31,9 +31,9 @@ class Implementation:
 def load(folder: Path) -> Implementation:
     """Load the library of the operators in `folder`, once; without a current one, their Python references run.
 
-    A library that is out of date is never loaded: a warning names what has changed, and what to type.
+    A library that is out of date is never loaded: a warning names what has changed, and the command to build.
     """
-    import torch  # here, so that building does without
+    import torch  # imported here, since building does not need it
 
     found = find(folder)
     if isinstance(found, str):

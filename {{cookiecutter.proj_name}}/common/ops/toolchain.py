@@ -1,4 +1,4 @@
-"""The compilers of this machine, and how they are called."""
+"""The compilers of this machine, and their command lines."""
 
 import os
 import re
@@ -11,17 +11,17 @@ from pathlib import Path
 
 from common.ops.library import FLAGS, torch_folder, torch_version
 
-ARCHITECTURES = "8.0 9.0+PTX"  # where no GPU says which: A100 and H100; newer ones compile the PTX when they load it
-CUDA_SINCE = (2, 13)  # the first PyTorch whose stable ABI hands out the current stream
+ARCHITECTURES = "8.0 9.0+PTX"  # without a GPU here: A100 and H100; newer ones compile the PTX when they load it
+CUDA_SINCE = (2, 13)  # the first PyTorch whose stable ABI gives access to the current stream
 
 
 class BuildError(Exception):
-    """A build that cannot be done; the message says what was wrong, and what to do."""
+    """A build that is impossible; the message says what is wrong, and what to do."""
 
 
 @dataclass(frozen=True)
 class Cuda:
-    """nvcc and the GPUs to compile for; or neither, and why."""
+    """nvcc and the GPUs to compile for; or neither, and the reason."""
 
     nvcc: Path | None
     architectures: list[str]
@@ -30,10 +30,10 @@ class Cuda:
 
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The C++ compiler: what CXX names, or the first that there is; None where there is none.
+    """The C++ compiler: the one in CXX, else the first one found; None if there is none.
 
     Raises:
-        BuildError: CXX names one that is not there.
+        BuildError: the compiler in CXX is not found.
     """
     wanted = environment.get("CXX")
     for name in [wanted] if wanted else ["c++", "g++", "clang++"]:
@@ -45,10 +45,10 @@ def find_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def find_cuda(environment: Mapping[str, str] = os.environ) -> Cuda:
-    """Whether to compile CUDA: where nvcc and a GPU are, or where FORCE_CUDA=1 asks for it.
+    """Whether to compile CUDA: if nvcc and a GPU are present, or if FORCE_CUDA=1 asks for it.
 
     Raises:
-        BuildError: FORCE_CUDA=1 where it cannot be done, or TORCH_CUDA_ARCH_LIST that is none.
+        BuildError: FORCE_CUDA=1 is impossible here, or TORCH_CUDA_ARCH_LIST is invalid.
     """
     forced, nvcc, gpus = environment.get("FORCE_CUDA"), _find_nvcc(environment), _architectures_here()
     version = tuple(int(part) for part in torch_version().split(".")[:2])
@@ -90,7 +90,7 @@ def _architectures_here() -> list[str]:
 
 
 def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> list[str]:
-    """The call that compiles one source, .cpp or .cu."""
+    """The command that compiles one source, .cpp or .cu."""
     include_and_files = ["-isystem", str(torch_folder() / "include"), "-c", str(source), "-o", str(target)]
     if source.suffix == ".cpp":
         return [compiler, *FLAGS, *include_and_files]
@@ -106,7 +106,7 @@ def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> li
 
 
 def link_command(objects: list[Path], target: Path, compiler: str, cuda: Cuda) -> list[str]:
-    """The call that makes a library of the objects. CUDA's runtime becomes part of it, so that it loads anywhere."""
+    """The command that links the objects into a library. CUDA's runtime is linked statically, so it loads anywhere."""
     command = [compiler, "-shared", *map(str, objects), "-o", str(target)]
     command += [f"-L{torch_folder() / 'lib'}", "-ltorch", "-ltorch_cpu"]
     if sys.platform == "linux":

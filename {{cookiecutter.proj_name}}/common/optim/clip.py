@@ -1,4 +1,4 @@
-"""Gradients kept within a limit, by their common norm or each value for itself."""
+"""Gradient clipping, by the norm over all gradients or value by value."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
@@ -32,14 +32,14 @@ class ClipConfig:
     ] = 0.0
 
     def problems(self) -> Iterator[Problem]:
-        """A change of the limit that would come before the first step."""
+        """A `clip_warmup` of 0, which would change the limit before the first step."""
         if not Interval.parse(self.clip_warmup, "epoch") and str(self.clip_warmup).lstrip().startswith("0"):
             hint = "write that limit in clip_gradients, or -1 here for never"
             yield Problem("clip_warmup", self.clip_warmup, "replaces clip_gradients from the first step on", hint)
 
 
 class Clip:
-    """Called between the backward pass and the optimizer step."""
+    """Clips gradients; to be called between the backward pass and the optimizer step."""
 
     def __init__(self, config: ClipConfig) -> None:
         self._by_norm = config.clip_type == "norm"
@@ -49,9 +49,9 @@ class Clip:
     def __call__(self, parameters: Sequence[Tensor], position: Position) -> Tensor | None:
         """Clip the parameters' gradients in place.
 
-        `position` is where the run stands before this optimizer step. Returns the 2-norm of all gradients before
-        clipping, a scalar on their device that was not waited for, of sharded ones (FSDP) the norm over all processes;
-        None when clipping is off.
+        `position` is the run's position before this optimizer step. Returns the 2-norm of all gradients before
+        clipping, a scalar on their device that was not waited for (of sharded gradients, FSDP, the norm over all
+        processes); None if clipping is off.
         """
         limit = self._later_limit if self._change.is_due(_START, position) else self._limit
         if limit == 0:

@@ -27,10 +27,10 @@ class EmaConfig:
 
 
 class Ema:
-    """The floating point tensors of `model.state_dict()`, averaged in at least 32 bits; others are the model's own.
+    """The floating point tensors of `model.state_dict()`, averaged in at least 32 bits; others are not averaged.
 
-    Models are given without wrappers (DDP). Of sharded weights (FSDP), each process averages its part. With `decay` 0
-    there is no average, and no method does anything.
+    Pass models without wrappers (DDP). Each process averages its own part of sharded weights (FSDP). With `decay` 0
+    there is no average, and every method does nothing.
     """
 
     def __init__(self, config: EmaConfig, model: nn.Module) -> None:
@@ -44,7 +44,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
-        """Average the weights in. Call it after every optimizer step that was not skipped."""
+        """Update the average with the model's weights. Call it after every optimizer step that was not skipped."""
         self._steps += 1
         if not self._shadow or self._steps % self._config.every:
             return
@@ -57,12 +57,12 @@ class Ema:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Within this context the model has the averaged weights; after it, its own again, whatever happened."""
+        """Within this context the model has the averaged weights; afterwards its own again, even after an error."""
         weights = self._weights(model)
         own = [tensor.clone() for tensor in weights]
         self._is_applied = bool(self._shadow)
         try:
-            # Into the model's own memory: what points there (compiled graphs, wrappers, the optimizer) stays valid.
+            # In place: references to this memory (compiled graphs, wrappers, the optimizer) stay valid.
             _copy(weights, self._parts)
             yield
         finally:
@@ -71,17 +71,17 @@ class Ema:
 
     @torch.no_grad()
     def reset(self, model: nn.Module) -> None:
-        """Begin again from the model's present weights. Needed when weights were loaded after the average was built."""
+        """Restart from the model's current weights. Needed if weights were loaded after the average was created."""
         self._steps = self._updates = 0
         _copy(self._parts, self._weights(model))
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages themselves, not copies, and how many steps and updates they have seen; empty without any."""
+        """The averages (not copies) and the numbers of steps and updates so far; empty without an average."""
         self._refuse_while_applied()
         return {"shadow": self._shadow, "steps": self._steps, "updates": self._updates} if self._shadow else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state of the same model. Raises `UserError` where that has no average."""
+        """Continue from a saved state of the same model. Raises `UserError` if it holds no average."""
         if not self._shadow:
             return
         if "shadow" not in state:
@@ -108,7 +108,7 @@ def _is_averaged(value: Any) -> bool:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """Half precision is too coarse to add a thousandth to; anything wider stays as it is."""
+    """`tensor` in at least 32 bits: half precision is too coarse for the small updates of an average."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
@@ -119,7 +119,7 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def averaged_state_dict(model_state: Mapping[str, Any], ema_state: Mapping[str, Any]) -> dict[str, Any]:
-    """`model_state` with the averages of `ema_state` in the model's own types; unchanged where there is none."""
+    """`model_state` with the averages of `ema_state` in the model's dtypes; unchanged if there are none."""
     shadow = ema_state.get("shadow", {})
     return {
         name: shadow[name].to(value.dtype) if isinstance(value, Tensor) and name in shadow else value

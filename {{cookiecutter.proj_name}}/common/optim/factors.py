@@ -1,9 +1,9 @@
 """The schedules that a config can name: the factor of the learning rate at a step. Add your own in custom/schedules.
 
 A schedule is a function of `step`, counted from the end of the warm-up: a resumed run needs no history. It can also
-name these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `milestones`
+take these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `milestones`
 (`lr_steps`, counted like `step`), and the keys of optim.lr_scheduler in `SHARED_KEYS`. All others come from
-`optim.lr_scheduler.args`. A schedule that follows the validation is a `StatefulFactor`.
+`optim.lr_scheduler.args`. A schedule that depends on validation results is a `StatefulFactor`.
 """
 
 import math
@@ -29,36 +29,36 @@ def constant(step: int) -> float:
 
 @SCHEDULE_REGISTRY.register()
 def linear(step: int, steps: int, min_factor: float) -> float:
-    """From 1 to `min_factor` after `steps`, and no further."""
+    """Falls from 1 to `min_factor` over `steps`, then stays there."""
     return min_factor + (1.0 - min_factor) * (1.0 - min(1.0, step / steps))
 
 
 @SCHEDULE_REGISTRY.register("CosineAnnealingLR")
-@SCHEDULE_REGISTRY.register("WarmUpCosineLR")  # warms up for lr_steps[0] when `warmup` does not say how long
+@SCHEDULE_REGISTRY.register("WarmUpCosineLR")  # warms up until lr_steps[0] if `warmup` is 0
 @SCHEDULE_REGISTRY.register()
 def cosine(step: int, steps: int, min_factor: float) -> float:
-    """From 1 to `min_factor` after `steps` along half a cosine, and no further."""
+    """Falls from 1 to `min_factor` over `steps` along half a cosine, then stays there."""
     return min_factor + (1.0 - min_factor) * _half_cosine(min(1.0, step / steps))
 
 
 @SCHEDULE_REGISTRY.register("PolyLR")
 @SCHEDULE_REGISTRY.register()
 def poly(step: int, steps: int, min_factor: float, power: float) -> float:
-    """From 1 to `min_factor` after `steps`, as the remaining part of them to a power."""
+    """Falls from 1 to `min_factor` over `steps`, as the remaining fraction of them to the power `power`."""
     return min_factor + (1.0 - min_factor) * (1.0 - min(1.0, step / steps)) ** power
 
 
 @SCHEDULE_REGISTRY.register("MultiStepLR")
 @SCHEDULE_REGISTRY.register()
 def multistep(step: int, milestones: Sequence[int], lr_gamma: float, min_factor: float) -> float:
-    """A drop by `lr_gamma` at every milestone, counting that step itself."""
+    """Drops by the factor `lr_gamma` at every milestone, from that step on."""
     return max(min_factor, lr_gamma ** bisect_right(sorted(milestones), step))
 
 
 @SCHEDULE_REGISTRY.register("ExponentialLR")
 @SCHEDULE_REGISTRY.register()
 def exponential(step: int, milestones: Sequence[int], lr_gamma: float, min_factor: float) -> float:
-    """From 1 to `lr_gamma` at the first milestone, and on at the same pace."""
+    """Falls exponentially from 1, through `lr_gamma` at the first milestone."""
     if milestones[0] <= 0:
         raise UserError("optim.lr_scheduler.lr_steps[0] is reached during the warm-up; shorten the warm-up")
     return max(min_factor, lr_gamma ** (step / milestones[0]))
@@ -68,7 +68,7 @@ def exponential(step: int, milestones: Sequence[int], lr_gamma: float, min_facto
 def onecycle(
     step: int, steps: int, min_factor: float, pct_start: float, div_factor: float, final_div_factor: float
 ) -> float:
-    """Up to 1 in the part `pct_start` of `steps`, then down to the last of them, along cosines."""
+    """Rises to 1 over the fraction `pct_start` of `steps`, then falls until the last of them, along half cosines."""
     start = 1.0 / div_factor
     end = max(min_factor, start / final_div_factor)
     peak, last = pct_start * steps - 1.0, steps - 1.0
@@ -78,7 +78,7 @@ def onecycle(
 
 
 class StatefulFactor(ABC):
-    """A schedule that depends on more than the step: it sees every validation, and is saved with the run."""
+    """A schedule that depends on more than the step: it gets every validation result, and is saved with the run."""
 
     @abstractmethod
     def __call__(self, step: int) -> float:
@@ -86,7 +86,7 @@ class StatefulFactor(ABC):
 
     @abstractmethod
     def after_validation(self, value: float | None) -> None:
-        """`value` of best.metric, the same number on every rank; None when it was not measured."""
+        """`value` of best.metric, the same number on every rank; None if it was not measured."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class StatefulFactor(ABC):
 
 @SCHEDULE_REGISTRY.register("plateau")
 class Plateau(StatefulFactor):
-    """A drop when more than `patience` validations in a row brought nothing, counted like ReduceLROnPlateau's."""
+    """Drops after more than `patience` validations in a row without progress, counted as in ReduceLROnPlateau."""
 
     def __init__(
         self, lr_gamma: float, min_factor: float, patience: int, threshold: float, cooldown: int, mode: str
@@ -135,7 +135,7 @@ class Plateau(StatefulFactor):
     def _is_better(self, value: float, best: float | None) -> bool:
         if best is None:
             return math.isfinite(value)
-        # Torch multiplies `best`, so that below 0 it takes a slightly worse value for progress.
+        # torch multiplies `best`, so for a negative `best` it counts a slightly worse value as progress.
         gain = best - value if self._mode == "min" else value - best
         return gain > self._threshold * abs(best)
 

@@ -1,4 +1,4 @@
-"""A look at weights and gradients, for `debug.debug_mode`."""
+"""Statistics of weights and gradients, for `debug.debug_mode`."""
 
 from typing import Annotated
 
@@ -26,7 +26,7 @@ class DebugConfig:
 def log_gradients(model: nn.Module, *, every: bool) -> None:
     """Log the largest gradient of this process' last step and, with `every`, each parameter's mean weight and gradient.
 
-    Of sharded weights (FSDP), those of this process' part. Waits for the device: not for normal runs.
+    Of sharded weights (FSDP), only this process' part. Waits for the device: not for normal runs.
     """
     rows = []
     largest, where = -1.0, "nothing"
@@ -38,7 +38,7 @@ def log_gradients(model: nn.Module, *, every: bool) -> None:
         sizes = local(gradient).abs()
         rows.append(f"  {name}: mean weight {weight.mean():.3e}, mean |gradient| {sizes.mean():.3e}")
         top = float(sizes.max())
-        if not top <= largest:  # also true for a gradient that is not a number
+        if not top <= largest:  # also true for NaN
             largest, where = top, name
     logger.info("largest |gradient| {:.3e} in {}", largest, where)
     if every:

@@ -17,7 +17,7 @@ from common.config.arguments import check_arguments, parameter_names
 from common.config.registry import import_path
 from common.distributed.sharded import is_sharded, local
 
-# Set by their own keys, or by what is being trained.
+# Arguments with config keys of their own (lr, weight_decay), and the parameters themselves.
 _PROVIDED = ("params", "lr", "weight_decay")
 
 
@@ -37,7 +37,7 @@ class OptimizerConfig:
     )
 
     def problems(self) -> Iterator[Problem]:
-        """An unknown optimizer, or arguments that it refuses."""
+        """An unknown optimizer, or arguments that it rejects."""
         try:
             cls = optimizer_class(self.optim_type)
         except UserError as error:
@@ -50,8 +50,8 @@ class OptimizerConfig:
         wrong = list(check_arguments(cls, self.args, "args", lambda: f"optim_type {cls.__name__}", provided))
         yield from wrong
         if self.args and not wrong and cls.__module__.startswith("torch.optim"):
-            # Torch checks values as it constructs; one number is enough to hear about them before the model exists.
-            # Not without arguments: the first optimizer of a process takes torch a second, and --help has none.
+            # torch checks values on construction; one number is enough to find errors before the model exists.
+            # Skipped without arguments, as for --help: the first optimizer of a process takes torch a second.
             try:
                 _construct(cls, self, [nn.Parameter(torch.zeros(1, 1))])
             except (TypeError, ValueError, RuntimeError) as error:
@@ -100,7 +100,7 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     """Split the trainable parameters into named groups: one, "all". Change this for a rate or decay per group.
 
-    A group is {"name", "params": [(name, parameter), ...]} and any argument of the optimizer that differs in it.
+    A group is {"name", "params": [(name, parameter), ...]} plus any optimizer argument with a value of its own.
     Raises `UserError` when no parameter is trainable.
     """
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -121,7 +121,7 @@ def needs_closure(optimizer: Optimizer) -> bool:
 
 
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:
-    """The present rate of every group by its name."""
+    """The current learning rate of every group, by name."""
     return {str(group.get("name", i)): float(group["lr"]) for i, group in enumerate(optimizer.param_groups)}
 
 
@@ -141,9 +141,9 @@ def _fast_on_cpu(cls: type[Optimizer], args: dict[str, Any], parameters: list[Te
     """Torch's fastest implementation of the same update, where torch would default to a slower one.
 
     On a CPU torch defaults to a loop over the parameters. For a 32-64-10 network on one thread (torch 2.13) a step of
-    AdamW takes 104 us so and 33 us fused, SGD with momentum 34 and 19; plain SGD is fastest as an explicit loop, 16.
-    The fused CPU kernels walk raw memory and so give wrong results, silently, where a gradient or a state lies in
-    another order than its parameter. Autograd lays gradients out like contiguous parameters, hence that condition.
+    AdamW takes 104 us that way and 33 us fused, SGD with momentum 34 and 19; plain SGD is fastest as a loop, 16.
+    The fused CPU kernels walk raw memory and so silently give wrong results if a gradient or a state has another
+    memory layout than its parameter. Gradients of contiguous parameters are contiguous, hence that condition.
     """
     for parameter in parameters:
         part = local(parameter.data)
@@ -155,14 +155,14 @@ def _fast_on_cpu(cls: type[Optimizer], args: dict[str, Any], parameters: list[Te
     if cls in (Adam, AdamW):
         return {"fused": True}
     if any(is_sharded(parameter) for parameter in parameters):
-        return {}  # torch has no other fused update of sharded weights
+        return {}  # torch has no other fused update for sharded weights
     if cls is Adagrad or (cls is SGD and args.get("momentum", 0)):
         return {"fused": True}
     return {"foreach": False, "fused": False} if cls is SGD else {}
 
 
 def _sparse_names(model: nn.Module) -> set[str]:
-    """Names of the parameters whose modules ask for sparse gradients."""
+    """Names of the parameters of modules that produce sparse gradients."""
     return {
         f"{module_name}.{name}" if module_name else name
         for module_name, module in model.named_modules()
@@ -172,7 +172,7 @@ def _sparse_names(model: nn.Module) -> set[str]:
 
 
 def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Refuse the state of other parameters, and keep this machine's implementation and memory order.
+    """Refuse the state of other parameters, and keep this machine's implementation and memory layout.
 
     Torch matches loaded state by position alone, and takes over options and strides from the machine that saved it.
     """
@@ -184,7 +184,7 @@ def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
                     f"the saved optimizer state holds {theirs} where this model has {ours}: its parameters or their "
                     "order changed; start a new run from the weights with progress.start_epoch 0"
                 )
-        # What the config says now wins: weight decay, betas, the implementation. The rate is the schedule's business.
+        # The current config wins: weight decay, betas, the implementation. The learning rate is set by the schedule.
         groups.append({**saved, **{name: value for name, value in live.items() if name not in ("params", "lr")}})
         for index, parameter in zip(saved["params"], live["params"], strict=False):
             if index in states:

@@ -1,4 +1,4 @@
-"""Which number format the forward pass computes in, and the loss scaling that the narrowest one needs."""
+"""The number format of the forward pass, and the loss scaling that fp16 needs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -31,7 +31,7 @@ class PrecisionConfig:
 
 
 class Precision:
-    """The number format of a run. The same calls in the same order serve every mode, on any device.
+    """The number format of a run. Every mode takes the same calls in the same order, on any device.
 
     with precision.autocast(): loss = ...; then backward, unscale, clip, step.
     """
@@ -40,26 +40,26 @@ class Precision:
         self.mode = mode
         self._device_type = device_type
         self._narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mode)
-        # float16 has so small a range that gradients would vanish. In other modes the scaler does nothing.
+        # In the small range of float16, gradients would vanish. In other modes the scaler does nothing.
         self._scaler = torch.amp.GradScaler(device_type, enabled=mode == "fp16")
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of the forward pass and the loss."""
-        # A new one each time (1 us): the object remembers what it replaced, and so cannot be nested in itself.
+        # A new one each time (1 us): the object stores the state it replaced, and so cannot be nested in itself.
         return _NOTHING if self._narrow is None else torch.autocast(self._device_type, self._narrow)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss`, a scalar."""
+        """Accumulate the gradients of `loss`, a scalar."""
         self._scaler.scale(loss).backward()
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Bring the gradients to their true size, before they are clipped or looked at. Once per optimizer step."""
+        """Restore the gradients' true scale, before they are clipped or inspected. Once per optimizer step."""
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer, closure: Closure | None = None) -> bool:
-        """Update the weights. False when the step was skipped: then nothing that follows it counts or moves.
+        """Update the weights. Returns False if the step was skipped (fp16: gradients that are not finite).
 
-        With fp16 it waits for the device, and an optimizer with a closure (LBFGS) is refused by torch.
+        With fp16 it waits for the device, and torch rejects an optimizer with a closure (LBFGS).
         """
         options = {} if closure is None else {"closure": closure}
         if not self._scaler.is_enabled():
@@ -68,7 +68,7 @@ class Precision:
         before = self._scaler.get_scale()
         self._scaler.step(optimizer, **options)
         self._scaler.update()
-        return self._scaler.get_scale() >= before  # it only falls after infinities
+        return self._scaler.get_scale() >= before  # it only falls after gradients that are not finite
 
     def cast(self, model: nn.Module) -> nn.Module:
         """The model with weights of this precision. Call it before the optimizer is built."""
@@ -85,7 +85,7 @@ class Precision:
         return dict(self._scaler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state. That of another mode has no effect."""
+        """Continue from a saved state. A state of another mode has no effect."""
         if state:
             self._scaler.load_state_dict(state)
 
@@ -93,7 +93,7 @@ class Precision:
 def build_precision(config: PrecisionConfig, device: torch.device) -> Precision:
     """The configured precision on `device`. Sets torch's process-wide TF32 switches when `tf32` says so."""
     if config.tf32 is not None:
-        # The older pair of switches: torch.compile reads it, and torch raises once the newer `fp32_precision` was set.
+        # The older pair of switches: torch.compile reads them, which fails once the newer `fp32_precision` was set.
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = config.tf32
     return Precision(config.mode, device.type)

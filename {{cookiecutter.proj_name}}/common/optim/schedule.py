@@ -16,7 +16,7 @@ from common.config.registry import SCHEDULE_REGISTRY, Registered
 from common.optim.factors import SHARED_KEYS, StatefulFactor
 from common.progress import EpochInterval, Interval
 
-_PROVIDED = ("step", "steps", "milestones", *SHARED_KEYS)  # what a schedule gets from elsewhere than `args`
+_PROVIDED = ("step", "steps", "milestones", *SHARED_KEYS)  # arguments that do not come from `args`
 
 
 @section
@@ -69,7 +69,7 @@ class LrSchedulerConfig:
     }
 
     def problems(self) -> Iterator[Problem]:
-        """What is no schedule, unfit arguments, and lengths of 0."""
+        """Types that are not schedules, wrong arguments, and lengths of 0."""
         yield from self._type_problems()
         if self.tmax is not None and not _period("tmax", self.tmax):
             yield Problem("tmax", self.tmax, "must be above 0; null means the end of the run")
@@ -96,7 +96,7 @@ class LrSchedulerConfig:
 class Schedule:
     """Rate of each parameter group = its rate when this was built x factor(step).
 
-    During the warm-up it rises in a straight line to where the schedule begins: above 0 at the first step.
+    During the warm-up it rises linearly to the schedule's first factor; it is above 0 at the first step.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class Schedule:
         return rise * self._factor(0)
 
     def step(self, step: int) -> None:
-        """Set the rates for optimizer step `step`. Called before it."""
+        """Set the rates for optimizer step `step`. Call it before that step."""
         factor = self.factor(step)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
             group["lr"] = base * factor
 
     def after_validation(self, value: float | None) -> None:
-        """Pass a validation's value on to a schedule that follows it. The same number on every rank."""
+        """Pass on a validation result, the same on every rank, to a schedule that depends on it."""
         if isinstance(self._factor, StatefulFactor):
             self._factor.after_validation(value)
 
@@ -144,9 +144,9 @@ class Schedule:
 def build_schedule(
     config: LrSchedulerConfig, optimizer: Optimizer, total_steps: int | None, steps_per_epoch: int | None
 ) -> Schedule:
-    """The configured schedule over a run of `total_steps` optimizer steps.
+    """The configured schedule over a run of `total_steps` optimizer steps; None for a run without a set end.
 
-    None: a run without a set end, a data set without length. Raises `UserError` when the schedule needs to know.
+    `steps_per_epoch` is None for data without length. Raises `UserError` if the schedule needs an unknown number.
     """
     warmup = _warmup_steps(config, steps_per_epoch)
     target = SCHEDULE_REGISTRY.get(config.type)
@@ -158,7 +158,7 @@ def build_schedule(
         arguments["steps"] = _steps_after_warmup(config, warmup, total_steps, steps_per_epoch)
     factor = target(**arguments) if isinstance(target, type) else partial(target, **arguments)
     schedule = Schedule(optimizer, config.type, factor, warmup, config.warmup_factor)
-    schedule.factor(0)  # a schedule that refuses its arguments does so now, not in the first step
+    schedule.factor(0)  # rejects wrong arguments now, not in the first step
     return schedule
 
 
