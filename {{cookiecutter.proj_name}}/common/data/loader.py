@@ -40,11 +40,11 @@ class LoaderConfig:
     pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on CUDA")] = None
     start_method: Annotated[
         Literal["fork", "spawn", "forkserver"] | None,
-        Field(description="how workers are started; null: as Python does. spawn, forkserver: for data sets with CUDA"),
+        Field(description="how workers start; null: Python's default; spawn, forkserver: for data sets that use CUDA"),
     ] = None
     prefetch: Annotated[int, Field(ge=1, description="batches each worker reads ahead")] = 2
     persistent: Annotated[bool, Field(description="keep workers alive between epochs")] = True
-    timeout: Annotated[int, Field(ge=0, description="seconds to wait for a batch of a worker; 0: for ever")] = 0
+    timeout: Annotated[int, Field(ge=0, description="seconds to wait for a worker's batch; 0: no limit")] = 0
 
 
 class DatasetSection:

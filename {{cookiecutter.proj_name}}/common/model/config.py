@@ -17,7 +17,7 @@ class CompileConfig:
         list[str],
         Field(description="modules to compile one by one; empty: fsdp.blocks, activation_checkpointing, or the whole"),
     ] = field(default_factory=list)
-    backend: Annotated[str, Field(description="eager and aot_eager are for finding mistakes")] = "inductor"
+    backend: Annotated[str, Field(description="of torch.compile; eager and aot_eager are for debugging")] = "inductor"
     mode: Annotated[
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
         Field(description="of inductor: how long it searches for faster code"),
@@ -25,14 +25,16 @@ class CompileConfig:
     dynamic: Annotated[
         bool | None, Field(description="true: one code for all shapes; false: one for each; null: torch decides")
     ] = None
-    fullgraph: Annotated[bool, Field(description="refuse what cannot be compiled, instead of leaving it")] = False
+    fullgraph: Annotated[bool, Field(description="error on code that cannot be compiled, instead of skipping it")] = (
+        False
+    )
 
 
 @section
 class FsdpConfig:
-    """With dist.strategy fsdp: how weights, gradients and optimizer state are shared out among the processes.
+    """With dist.strategy fsdp: how weights, gradients and optimizer state are sharded over the processes.
 
-    To save, the first process gathers the whole of it in its host memory.
+    To save, the first process gathers all of them in its host memory.
     """
 
     blocks: Annotated[
@@ -48,11 +50,11 @@ class FsdpConfig:
     ] = "auto"
     reduce_dtype: Annotated[
         Literal["auto", "fp32", "bf16"],
-        Field(description="what gradients are exchanged in; auto: fp32 where param_dtype is bf16, else as they are"),
+        Field(description="format in which gradients are exchanged; auto: fp32 if param_dtype is bf16, else unchanged"),
     ] = "auto"
     output_dtype: Annotated[
         Literal["auto", "fp32", "bf16"],
-        Field(description="what the model gives; auto: fp32 where param_dtype is bf16, so that losses are exact"),
+        Field(description="format of the model's output; auto: fp32 if param_dtype is bf16, so that losses are exact"),
     ] = "auto"
     cpu_offload: Annotated[bool, Field(description="keep weights and optimizer state in host memory: slow")] = False
 

@@ -37,13 +37,13 @@ Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
 
 @section
 class MonitorConfig:
-    """What a run reports while it works."""
+    """Logging and metrics."""
 
     log_level: Annotated[Level, Field(description="lowest level of log records that are kept")] = "INFO"
     levels: Annotated[
         dict[str, Level], Field(description="other levels for some modules, as in {common.trainer: DEBUG}")
     ] = field(default_factory=dict)
-    smooth: Annotated[int, Field(ge=1, description="steps that the smoothed losses of the log line reach over")] = 20
+    smooth: Annotated[int, Field(ge=1, description="steps over which the log line's losses are averaged")] = 20
     tensorboard: Annotated[bool, Field(description="write TensorBoard files; metrics.jsonl is always written")] = True
     bar: Annotated[Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal")] = "auto"
 

@@ -16,7 +16,7 @@ _START = Position()
 
 @section
 class ClipConfig:
-    """How far gradients may go."""
+    """Gradient clipping."""
 
     clip_gradients: Annotated[float, Field(ge=0.0, description="limit of the gradients; 0 turns clipping off")] = 0.0
     clip_type: Annotated[

@@ -13,7 +13,7 @@ from common.distributed.sharded import local
 
 @section
 class DebugConfig:
-    """Looking closer. `--debug` sets these and more, see configs/debug.yaml."""
+    """Debugging aids. `--debug` sets these and more, see configs/debug.yaml."""
 
     debug_mode: Annotated[bool, Field(description="anomaly detection, and gradients at every log line")] = False
     print_all_grad: Annotated[

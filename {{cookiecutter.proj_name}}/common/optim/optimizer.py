@@ -30,7 +30,7 @@ class OptimizerConfig:
     ] = "AdamW"
     lr: Annotated[float, Field(gt=0.0, description="learning rate, before lr_scheduler's factor")] = 1e-3
     weight_decay: Annotated[
-        float, Field(ge=0.0, description="passed to every optimizer that has it; 0 for those that have none")
+        float, Field(ge=0.0, description="passed to every optimizer that supports it; must be 0 for others")
     ] = 0.0
     args: Annotated[dict[str, Any], Field(description="further keyword arguments of the optimizer")] = field(
         default_factory=dict

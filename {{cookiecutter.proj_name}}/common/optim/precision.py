@@ -26,7 +26,7 @@ class PrecisionConfig:
     ] = "fp32"
     tf32: Annotated[
         bool | None,
-        Field(description="whether NVIDIA GPUs may shorten fp32 products to TF32, faster; null leaves torch's setting"),
+        Field(description="whether NVIDIA GPUs may compute fp32 products in TF32, faster; null: torch's setting"),
     ] = None
 
 
