@@ -33,7 +33,7 @@ class CheckpointConfig:
     ] = -1
     background: Annotated[
         bool,
-        Field(description="write while training goes on; costs rank 0 a copy in host memory, with fsdp in any case"),
+        Field(description="write during training; costs rank 0 a copy in host memory, with fsdp always"),
     ] = True
     failures: Annotated[
         int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run; 1: the first one does")

@@ -40,7 +40,7 @@ class Registry:
 
     def register(self, name: str | None = None) -> Callable[[F], F]:
         """Decorator: register a class or function as `name`, by default its own. Using a name twice is an error."""
-        # The caller's line tells two classes of one file apart, and is the same on a second import (`python -m`).
+        # The caller's line distinguishes two classes of one file, and is the same on a second import (`python -m`).
         caller = sys._getframe(1)
         origin = Origin(place(caller.f_code.co_filename), caller.f_lineno)
 

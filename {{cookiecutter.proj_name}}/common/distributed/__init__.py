@@ -8,7 +8,6 @@ from common.distributed.collectives import LaterMax as LaterMax
 from common.distributed.collectives import barrier as barrier
 from common.distributed.collectives import from_main as from_main
 from common.distributed.collectives import gather_objects as gather_objects
-from common.distributed.collectives import gather_tensors as gather_tensors
 from common.distributed.collectives import gather_to_main as gather_to_main
 from common.distributed.collectives import main_first as main_first
 from common.distributed.collectives import max_over_ranks as max_over_ranks

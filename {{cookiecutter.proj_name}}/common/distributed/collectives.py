@@ -60,25 +60,6 @@ def gather_to_main(value: T, rank: Rank) -> list[T]:
     return values
 
 
-def gather_tensors(value: Tensor, rank: Rank) -> list[Tensor]:
-    """Every process' CPU tensor, of any shape, in rank order, on the main process only; the others get an empty list.
-
-    For large tensors: pickling takes six times as long and four times the memory.
-    """
-    if rank.is_alone:
-        return [value]
-    about = gather_objects((value.shape, value.dtype), rank)
-    if not rank.is_main:
-        if value.numel():
-            dist.send(value.contiguous(), dst=0, group=rank.control)
-        return []
-    values = [value, *(torch.empty(shape, dtype=dtype) for shape, dtype in about[1:])]
-    for source, received in enumerate(values):
-        if source and received.numel():
-            dist.recv(received, src=source, group=rank.control)
-    return values
-
-
 def from_main(value: T, rank: Rank) -> T:
     """The main process' `value`, on every process."""
     if rank.is_alone:

@@ -35,7 +35,7 @@ class DigitsDataset:
             self.images = torch.from_numpy(data["images"][chosen]).float().div_(16).unsqueeze_(1)
             self.labels = torch.from_numpy(data["labels"][chosen]).long()
         self.shift = shift
-        # Tells the loader whether items draw random numbers; if not, it skips seeding.
+        # Whether items draw random numbers; if not, the loader skips seeding.
         self.random = shift > 0
 
     def __len__(self) -> int:

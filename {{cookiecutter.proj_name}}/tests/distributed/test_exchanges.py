@@ -16,7 +16,6 @@ from common.distributed import (
     barrier,
     from_main,
     gather_objects,
-    gather_tensors,
     gather_to_main,
     max_over_ranks,
     sum_over_ranks,
@@ -38,10 +37,6 @@ def check_exchanges(trainer: Trainer) -> None:
     assert max_over_ranks(rank.rank, rank) == everyone[-1]
     assert sum_over_ranks(torch.tensor([rank.rank, 1.0]), rank).tolist() == [sum(everyone), len(everyone)]
     barrier(rank)
-    # Unequal ones, and an empty one.
-    gathered = gather_tensors(torch.arange(2 * rank.rank).view(rank.rank, 2), rank)
-    expected = [torch.arange(2 * number).view(number, 2) for number in everyone] if rank.is_main else []
-    assert all(torch.equal(one, other) for one, other in zip(gathered, expected, strict=True))
 
 
 def check_alike_at_the_start(trainer: Trainer) -> None:
@@ -59,7 +54,7 @@ def check_alike_at_the_start(trainer: Trainer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 3])
 def test_exchanges(runs: Runs, world: int) -> None:
-    """MM-72, MM-73, QQ-57, TP-02: the same calls, the same results, alone and with others; unequal tensors too."""
+    """MM-72, MM-73, QQ-57, TP-02: the same calls, the same results, alone and with others."""
     words = ["--plugins", f"[{HERE}:check_exchanges]", "--progress.max_steps", "1"]
     if world == 1:
         runs.train(*words)
