@@ -33,7 +33,7 @@ _HINTS = {
     "out of memory|can't allocate memory": "smaller batch_size (with higher optim.accumulate), or precision.mode bf16",
     "worker.*(killed|exited unexpectedly)|bus error": "out of memory or /dev/shm? --worker 0 shows the true error",
     "CUDA in forked|initialization error": "a worker used the GPU: load on the CPU, or loader.start_method: forkserver",
-    "device-side assert|Target .* out of bounds": "a label out of range? CUDA_LAUNCH_BLOCKING=1 shows the line",
+    "device-side assert|Target .* out of bounds": "label above the number of classes? CUDA_LAUNCH_BLOCKING=1 helps",
 }
 
 
