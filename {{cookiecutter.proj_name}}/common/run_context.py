@@ -30,7 +30,11 @@ from common.task import EngineConfig
 
 @contextmanager
 def managed_run(
-    config: EngineConfig, values: Mapping[str, Any], argv: Sequence[str], project: Path
+    config: EngineConfig,
+    values: Mapping[str, Any],
+    argv: Sequence[str],
+    project: Path,
+    references: Mapping[str, str] | None = None,
 ) -> Iterator["RunContext"]:
     """Join the other processes, and leave with them. An error inside ends all of them and is reported on the terminal,
     in the log, in `status.json`, in `error_rank<k>.txt`, and by the exit code.
@@ -38,6 +42,7 @@ def managed_run(
     Args:
         values: the whole config as plain values.
         argv: the program and its arguments, as in `sys.argv`.
+        references: values that the config holds as references to other keys, as in `${model.width}`, by key.
 
     Raises:
         UserError: the checkpoint does not exist, or the processes do not match.
@@ -47,7 +52,7 @@ def managed_run(
     set_up_process(config.dist, place)
     paths = RunPaths.for_run(config.dir, config.name, project)
     with together(place, config.dist, values) as rank:
-        run = RunContext(config, values, argv, project, rank, paths)
+        run = RunContext(config, values, argv, project, rank, paths, references)
         rank.failure_monitor.sink = run.record_failure
         try:
             run.choose_start()
@@ -85,9 +90,10 @@ class RunContext:
         project: Path,
         rank: Rank,
         paths: RunPaths,
+        references: Mapping[str, str] | None = None,
     ) -> None:
         self.config, self.values, self.argv, self.project = config, values, argv, project
-        self.rank, self.paths = rank, paths
+        self.rank, self.paths, self.references = rank, paths, references
         self._resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
         self._folder: OpenRun | None = None  # only in the main process
         self._is_open = False
@@ -146,6 +152,7 @@ class RunContext:
             self.paths,
             resume=self._resumed is not None,
             resolved_values=self.values,
+            references=self.references,
             argv=self.argv,
             seed=self.seed,
             rank=self.rank,
