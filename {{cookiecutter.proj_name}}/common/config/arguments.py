@@ -9,6 +9,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from common.config.problem import ABSENT, Problem, rule_of
 from common.config.schema import admits, suggestion
+from common.config.source import list_items, scalar
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -53,7 +54,7 @@ def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[
     fitted = dict(given)
     for name in given.keys() & named.keys():
         try:
-            fitted[name] = _fit(named[name].annotation, given[name])
+            fitted[name] = _fit(named[name], given[name])
         except ValidationError:
             continue
     return fitted
@@ -85,18 +86,22 @@ def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: Callab
     if value is None and parameter.default is None:  # `width: int = None` is common
         return
     try:
-        _fit(parameter.annotation, value)
+        _fit(parameter, value)
     except ValidationError as error:
         rule = rule_of(error.errors(include_url=False))
         number = isinstance(value, (bool, int, float)) and admits(parameter.annotation, str)
         yield Problem(key, value, f"{rule}: an argument of {label()}", "put it in quotes" if number else "")
 
 
-def _fit(annotation: Any, value: Any) -> Any:
-    """Convert `value`, read from YAML, to type `annotation`. Raises `ValidationError`.
+def _fit(parameter: inspect.Parameter, value: Any) -> Any:
+    """Convert `value`, read from YAML, to the parameter's type. Raises `ValidationError`.
 
     Types that pydantic cannot inspect (a module, a tensor) accept anything.
     """
+    annotation = parameter.annotation
+    if isinstance(value, str):
+        wanted = list if isinstance(parameter.default, (list, tuple)) else annotation
+        value = [scalar(item) for item in list_items(value, wanted)] or value
     if annotation is inspect.Parameter.empty or isinstance(annotation, str):
         return value
     try:

@@ -14,8 +14,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
 from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, SectionCheck, rule_of
-from common.config.schema import admits, bare, child, keys_of, metadata, only_text, section_of, suggest
-from common.config.source import Node, scalar_node
+from common.config.schema import bare, child, keys_of, metadata, only_text, section_of, suggest
+from common.config.source import Node, list_items, scalar_node
 
 T = TypeVar("T")
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -116,8 +116,8 @@ class _Checker:
         if node.problem:
             self.problems.append(Problem(key, _shown(node.value), node.problem))
         text, value = node.text, node.value
-        if text is not None and "," in text and admits(annotation, list) and not admits(annotation, str, Any):
-            value = [scalar_node(piece.strip(), False, node.origin) for piece in text.removesuffix(",").split(",")]
+        if isinstance(value, str) and (items := list_items(text or value, annotation, quoted=text is None)):
+            value = [scalar_node(item, False, node.origin) for item in items]
         if isinstance(value, list):
             return [self._plain(item, child(annotation, at), f"{key}[{at}]") for at, item in enumerate(value)]
         if isinstance(value, dict):

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from common.config.problem import ABSENT, ConfigError, Origin, Problem, place
+from common.config.schema import admits
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,14 @@ def scalar(text: str) -> Any:
     if _FLOAT.fullmatch(text):
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     return text
+
+
+def list_items(text: str, annotation: Any, quoted: bool = True) -> list[str]:
+    """The items of text like `0,1,2` where a list is expected and no text; else none. Of quoted text, only numbers."""
+    if "," not in text or not admits(annotation, list) or admits(annotation, str, Any):
+        return []
+    items = [item.strip() for item in text.removesuffix(",").split(",")]
+    return [] if quoted and any(isinstance(scalar(item), str) for item in items) else items
 
 
 def scalar_node(text: str, quoted: bool, origin: Origin) -> Node:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.arguments import check_arguments, parameter_names
+from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.registry import SCHEDULE_REGISTRY, Registered
 from common.optim.factors import SHARED_KEYS, StatefulFactor
 from common.progress import EpochInterval, Interval
@@ -151,7 +151,8 @@ def build_schedule(
     warmup = _warmup_steps(config, steps_per_epoch)
     target = SCHEDULE_REGISTRY.get(config.type)
     parameters = inspect.signature(target).parameters
-    arguments = {key: getattr(config, key) for key in SHARED_KEYS if key in parameters} | config.args
+    arguments = {key: getattr(config, key) for key in SHARED_KEYS if key in parameters}
+    arguments |= fit_arguments(target, config.args)
     if "milestones" in parameters:
         arguments["milestones"] = [_steps("lr_steps", each, steps_per_epoch) - warmup for each in config.lr_steps]
     if "steps" in parameters:
