@@ -10,7 +10,7 @@ from loguru import logger
 from common import distributed
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.checkpoint import CheckpointFolder, LoadedCheckpoint, find_checkpoint
+from common.checkpoint import CheckpointFolder, LoadedCheckpoint, find_checkpoint, weights_path
 from common.distributed import Rank, barrier
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
@@ -111,7 +111,8 @@ class RunContext:
             self._resumed = continued
         else:  # an earlier run of this name will be moved, so this run may not need weights from it
             path = None if self.checkpoint is None else self.checkpoint.path
-            check_stays({"init_from.path": config.init_from.path, "resume": path}, self.paths)
+            init = weights_path(config.init_from.path, self.project)
+            check_stays({"init_from.path": init, "resume": path}, self.paths)
         # A drawn seed belongs to the run, because it determines the order of its samples.
         self.seed = choose_seed(config.dist, rank, drawn=None if continued is None else continued.seed)
 
