@@ -15,6 +15,7 @@ from common.config.registry import (
     LOSS_REGISTRY,
     METRIC_REGISTRY,
     MODEL_REGISTRY,
+    REGISTRIES,
     TASK_REGISTRY,
 )
 from common.data.iterable import IterableStream
@@ -173,6 +174,8 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
         for key, part in (sections or {}).items():
             name = (part or {}).get("type", key)
             logger.info("{} {} {}", registry.kind, key, registry.where(name))
+    for line in (line for registry in REGISTRIES for line in registry.left_out):
+        logger.warning("{}", line)
     steps = trainer.stream.steps_per_epoch
     nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
     logger.info("{} steps per epoch; intervals:\n{}", steps or "unknown", trainer.triggers.table(without=nothing))

@@ -106,7 +106,7 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
     text = " ".join(done.stderr.split())
     assert done.returncode == 2 and "Traceback" not in text
     for part in (
-        "10 problems",
+        "9 problems",
         "batch_size = 0 (mine.yaml:2) must be",
         "optim.args.momentm = 0.9 (mine.yaml:5)", "did you mean momentum?",
         "optim.args.dampning = 1 (mine.yaml:5)", "did you mean dampening?",
@@ -116,7 +116,7 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
         "best.metric = 'Acuracy' (mine.yaml:10)", "did you mean Accuracy?",
         "model.type = 'ConvModle' (mine.yaml:11)", "did you mean ConvModel?",
         "models/broken_model.py:2) cannot be imported: SyntaxError",
-        "models/half_model.py:1) cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'",
+        "models/half_model.py:1 needs no_such_thing, which is not installed, so the file is left out",
     ):  # fmt: skip
         assert part in text, (part, done.stderr)
 

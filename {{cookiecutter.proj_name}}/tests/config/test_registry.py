@@ -123,7 +123,9 @@ def test_importing_a_file_again_is_no_duplicate(registry: Registry) -> None:
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("import os\nimport no_such_thing\n", ["parts/bad_model.py:2", "no_such_thing"]),
+        ("import os\nimport parts.no_such_thing\n", ["parts/bad_model.py:2", "parts.no_such_thing"]),
+        ("import os\nfrom os import no_such_thing\n", ["parts/bad_model.py:2", "ImportError"]),
+        ("import json.no_such_thing\n", ["parts/bad_model.py:1", "json.no_such_thing"]),
         ("x = 1\ny = x / 0\n", ["parts/bad_model.py:2", "ZeroDivisionError"]),
         ("x = 1\ndef f(:\n", ["parts/bad_model.py:2", "SyntaxError"]),
     ],
@@ -134,6 +136,29 @@ def test_a_file_that_does_not_import_is_named(registry: Registry, text: str, pie
     with pytest.raises(UserError) as caught:
         look(registry, "bad_model")
     assert all(piece in str(caught.value) for piece in pieces), caught.value
+
+
+def test_a_file_that_needs_a_missing_package_is_left_out(registry: Registry) -> None:
+    """Others are found; what it registered before it failed is not; it is named once something is not found."""
+    entry = "from parts import REGISTRY\n@REGISTRY.register()\nclass {}: ...\n"
+    write("parts/a_model.py", "import parts.z_model\n" + entry.format("Half") + "from no_such_thing.deep import x\n")
+    write("parts/b_model.py", "import parts.helper\n")
+    write("parts/helper.py", "import also_missing\n")
+    write("parts/z_model.py", entry.format("Whole"))
+    look(registry, "_model")
+    assert registry.get("Whole").__name__ == "Whole"
+    assert registry.import_files() == []
+    listed = [
+        "parts/a_model.py:5 needs no_such_thing, which is not installed, so the file is left out",
+        "parts/b_model.py:1 needs also_missing, which is not installed, so the file is left out",
+    ]
+    assert registry.left_out == listed
+    assert [line.strip() for line in registry.table().splitlines()[-2:]] == listed
+    with pytest.raises(UserError) as caught:
+        registry.get("Half")
+    assert all(line in str(caught.value) for line in listed)
+    assert problems(registry, {"type": "Conv", "width": 1}) == []
+    assert listed[0] in problems(registry, {"type": "Half"})[0]
 
 
 def test_import_paths(registry: Registry) -> None:
