@@ -6,6 +6,7 @@ from dataclasses import field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
+from loguru import logger
 from pydantic import Field
 from torch.optim import Optimizer
 
@@ -142,13 +143,23 @@ class Schedule:
 
 
 def build_schedule(
-    config: LrSchedulerConfig, optimizer: Optimizer, total_steps: int | None, steps_per_epoch: int | None
+    config: LrSchedulerConfig,
+    optimizer: Optimizer,
+    total_steps: int | None,
+    steps_per_epoch: int | None,
+    shorten: bool = False,
 ) -> Schedule:
     """The configured schedule over a run of `total_steps` optimizer steps; None for a run without a set end.
 
-    `steps_per_epoch` is None for data without length. Raises `UserError` if the schedule needs an unknown number.
+    `steps_per_epoch` is None for data without length. `shorten`: the run is cut short for debugging, so a warm-up that
+    does not fit into it is shortened. Raises `UserError` if the schedule needs an unknown number.
     """
     warmup = _warmup_steps(config, steps_per_epoch)
+    if shorten and config.tmax is None and total_steps is not None and warmup >= total_steps:
+        logger.warning(
+            "debug: this run has only {} steps, so the warm-up of {} ends before the last", total_steps, warmup
+        )
+        warmup = total_steps - 1
     target = SCHEDULE_REGISTRY.get(config.type)
     parameters = inspect.signature(target).parameters
     arguments = {key: getattr(config, key) for key in SHARED_KEYS if key in parameters}
