@@ -30,20 +30,20 @@ def check_arguments(
     named, takes_any = _parameters(target)
     for name, value in given.items():
         if name in provided:
-            rule = f"{label()} gets it from the program or another key"
+            rule = f"is set for {label()} by the program or another key"
             yield Problem(f"{key}.{name}", value, rule, "remove this key")
         elif name in named:
             yield from _check_one(named[name], value, f"{key}.{name}", label)
         elif not takes_any:
             free = [other for other in (*named, *others) if other not in provided]
             hint = suggestion(name, free, "valid arguments")
-            yield Problem(f"{key}.{name}", value, f"is no argument of {label()}", hint)
+            yield Problem(f"{key}.{name}", value, f"is not an argument of {label()}", hint)
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in given and name not in provided:
             yield Problem(f"{key}.{name}", ABSENT, f"is required by {label()}")
     for name in provided:
         if name not in named and not takes_any:
-            rule = f"{label()} must take the argument {name}, which the program supplies"
+            rule = f"{label()} must accept the argument {name}, which the program passes"
             yield Problem(key, ABSENT, rule, f"add {name} to its parameters")
 
 

@@ -29,8 +29,7 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
     checker = _Checker(schema, problems)
     config: T = checker.section(tree.value, schema, "", ABSENT)
     keys = [problem.key for problem in problems if problem.key]
-    later = [problem for problem in checker.problems[len(problems) :] if not overlapping([problem.key], keys)]
-    found = [checker.placed(problem) for problem in (*problems, *later)]
+    found = [checker.placed(each) for each in checker.problems if each in problems or not overlapping([each.key], keys)]
     if found:
         raise ConfigError([problem for at, problem in enumerate(found) if problem not in found[:at]])
     return config, checker.places
@@ -134,7 +133,11 @@ class _Checker:
                 self._run_checks(child(annotation, part), inner, join(key, part))
 
     def _report_unknown(self, parent: type, prefix: str, name: str, node: Node) -> None:
-        hint = "it belongs at the top of a file" if name == "$BASE" else suggest(self.root, parent, prefix, name)
+        hint = (
+            "it is only allowed at the top level of a file"
+            if name == "$BASE"
+            else suggest(self.root, parent, prefix, name)
+        )
         self.problems.append(Problem(prefix + name, _shown(node.value), "unknown key", hint, node.origin))
 
     def placed(self, problem: Problem) -> Problem:

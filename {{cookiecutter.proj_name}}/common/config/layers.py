@@ -33,10 +33,10 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
         if base.problem or base.refers or not isinstance(base.value, str):
             rule, hint = base.problem or "must be a path or a list of paths, without references", ""
         elif reason := not_a_file(target):
-            rule, hint = f"this base {reason}", f"looked for {target}; the path is relative to the file that names it"
+            rule, hint = f"this file {reason}", f"looked for {target}; the path is relative to the file with this $BASE"
         elif target.resolve() in [step.resolve() for step in trail]:
             loop = " -> ".join(os.path.relpath(step, trail[0].parent) for step in (*trail, target))
-            rule, hint = "the bases form a loop", loop
+            rule, hint = "the files are based on each other in a loop", loop
         else:
             _visit(target, trail, done)
             continue

@@ -49,7 +49,9 @@ class Registry:
             key = name or target.__name__
             known = self._origins.setdefault(key, origin)
             if known != origin:
-                raise UserError(f"two {self.kind} entries are called {key}: {known} and {origin}; rename one of them")
+                raise UserError(
+                    f"the {self.kind} name {key} is used twice, at {known} and {origin}; rename one of them"
+                )
             self._entries[key] = target
             return target
 
@@ -76,16 +78,17 @@ class Registry:
                     try:
                         importlib.import_module(name)
                     except Exception as error:  # noqa: BLE001 - a user's file can raise anything
-                        self._keep(_import_problem(error, file), _missing_package(error))
+                        self._fail(file, error)
         return self._broken
 
-    def _keep(self, problem: Problem, missing: str) -> None:
-        if not missing:
+    def _fail(self, file: Path, error: Exception) -> None:
+        """Note that `file` cannot be imported, and drop what it registered before."""
+        problem, missing = _import_problem(error, file), _missing_package(error)
+        if missing:
+            self.left_out.append(f"{problem.origin} needs {missing}, which is not installed, so the file is left out")
+        else:
             self._broken.append(problem)
-            return
-        source = problem.origin.source if problem.origin else ""
-        self.left_out.append(f"{problem.origin} needs {missing}, which is not installed, so the file is left out")
-        self._entries = {name: entry for name, entry in self._entries.items() if self._origins[name].source != source}
+        self._entries = {key: it for key, it in self._entries.items() if self._origins[key].source != place(file)}
 
     def get(self, name: str) -> Callable[..., Any]:
         """The entry registered as `name`, or the object at an import path, "pkg.module.Class" or "pkg.module:Class"."""
@@ -97,7 +100,7 @@ class Registry:
         known = suggestion(name, sorted(self._entries), "known")
         remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where_to_add}"
         left_out = "".join(f"\n      {each}" for each in self.left_out)
-        raise UserError(f"no {self.kind} is called {name}; {known} (for a new one, {remedy}){left_out}")
+        raise UserError(f"there is no {self.kind} called {name}; {known} (for a new one, {remedy}){left_out}")
 
     def build(self, section: Mapping[str, Any], *, ignore: Collection[str] = (), **provided: Any) -> Any:
         """Call the entry that `section["type"]` names with the other keys, except those in `ignore`, and `provided`.
@@ -128,7 +131,7 @@ class Registry:
         """
         yield from self.import_files()
         if not isinstance(section, Mapping):
-            yield Problem(key, section, f"must be a section: type names a {self.kind}, the rest are its arguments")
+            yield Problem(key, section, f"must be a section: the type of the {self.kind}, and its arguments")
             return
         name = section.get("type", default_type)
         if name is None and (typo := nearest("type", map(str, section))):

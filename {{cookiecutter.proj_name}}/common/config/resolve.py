@@ -71,7 +71,7 @@ def _existing(path: str | Path) -> Path:
         others = found.parent.glob("*.y*ml") if os.path.isdir(found.parent) else ()
         near = nearest(found.name, [other.name for other in others])
         hint = f"did you mean {place(found.parent / near)}?" if near else ""
-        raise ConfigError([Problem("--config", str(path), f"this configuration {problem}", hint)])
+        raise ConfigError([Problem("--config", str(path), f"this file {problem}", hint)])
     return found
 
 
@@ -113,7 +113,7 @@ def _listing(kind: str | None, registries: Sequence[Registry]) -> str:
     kinds = [registry.kind for registry in registries]
     tables = [each.table() for each in registries if kind in (None, each.kind, f"{each.kind}s", f"{each.kind}es")]
     if not tables:
-        raise UserError(f"--list {kind}: nothing of this kind is registered; the kinds are {', '.join(kinds)}")
+        raise UserError(f"--list {kind}: unknown kind; the kinds are {', '.join(kinds)}")
     return "\n\n".join(tables)
 
 

@@ -180,7 +180,7 @@ def read_file(path: Path) -> Node:
         line = error.object[: error.start].count(b"\n")
         raise _refused("the file is not UTF-8 text; save it as UTF-8", start, line) from error
     if not isinstance(body.value, dict):
-        raise _refused('the top of the file must be a mapping of keys to values; write "key: value"', body.origin)
+        raise _refused('the top level of the file must be a mapping of keys to values; write "key: value"', body.origin)
     return body
 
 
@@ -191,10 +191,10 @@ def read_text(text: str, start: Origin) -> Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         cause = ", ".join(filter(None, (error.context, error.problem)))
-        raise _refused(f"this is not readable as YAML: {cause}", start, mark.line if mark else 0) from error
+        raise _refused(f"invalid YAML: {cause}", start, mark.line if mark else 0) from error
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
-        raise _refused("there is a control character here; remove it", start, line) from error
+        raise _refused("the file contains a control character; remove it", start, line) from error
     return node
 
 

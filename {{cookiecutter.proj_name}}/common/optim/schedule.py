@@ -156,9 +156,7 @@ def build_schedule(
     """
     warmup = _warmup_steps(config, steps_per_epoch)
     if shorten and config.tmax is None and total_steps is not None and warmup >= total_steps:
-        logger.warning(
-            "debug: this run has only {} steps, so the warm-up of {} ends before the last", total_steps, warmup
-        )
+        logger.warning("debug: the warm-up of {} steps is shortened, since this run has only {}", warmup, total_steps)
         warmup = total_steps - 1
     target = SCHEDULE_REGISTRY.get(config.type)
     parameters = inspect.signature(target).parameters

@@ -286,7 +286,7 @@ def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, told: Told
             launched.setenv(name, value)
         text = told("--gpu_ids", "0,1,2")
     assert "3 device(s)" in text and "1 process(es)" in text and "start 3, or name 1 device(s)" in text
-    assert "there are 4" in told("--gpu_ids", "4")
+    assert "no device 4, only 4 (0 to 3)" in told("--gpu_ids", "4")
 
 
 def test_resume_without_checkpoints(told: Told, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ FILES = [
     ("name: a\x07\n", ["a.yaml:1", "control character"]),
     ("val: {[1]: x}\n", ["a.yaml:1", "a key must be text", "quotes"]),
     ("loss: &a\n  x: *a\n", ["a.yaml:", "recursive"]),
-    ("optim:\n  $BASE: x.yaml\n", ["optim.$BASE", "a.yaml:2", "top of a file"]),
+    ("optim:\n  $BASE: x.yaml\n", ["optim.$BASE", "a.yaml:2", "top level of a file"]),
     ("val: {$REPLACE: 3}\n", ["$REPLACE", "a.yaml:1", "true or false"]),
 ]
 
@@ -302,7 +302,7 @@ WRONG = [
     ("", ["--val", "null", "--val", "{}"], ["more than once"]),
     ("", ["--optim..lr", "1"], ["unknown key"]),
     ("", ["optim.lr=1"], ["did you mean --optim.lr=1?"]),
-    ("", ["--gpu_ids", "0", "1"], ["'1' belongs to no option"]),
+    ("", ["--gpu_ids", "0", "1"], ["unexpected argument '1'"]),
     ("", ["--gpu_ids", "[0,"], ["gpu_ids = '[0,'", "quotes"]),
     ("", ["--debug"], ["--debug", "no debug settings"]),
     ("", ["--print-confg"], ["did you mean --print-config?"]),

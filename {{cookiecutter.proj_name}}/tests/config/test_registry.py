@@ -104,7 +104,7 @@ def test_an_unknown_name_says_what_to_do(registry: Registry) -> None:
 def test_two_of_one_name_are_refused(registry: Registry) -> None:
     """R-16: the error names both places; in one file, too."""
     write("parts/twin_model.py", "from parts import REGISTRY\n\n@REGISTRY.register()\nclass Conv: ...\n")
-    with pytest.raises(UserError, match=r"Conv: parts/deep/conv_model.py:6 and parts/twin_model.py:3"):
+    with pytest.raises(UserError, match=r"Conv is used twice, at parts/deep/conv_model.py:6 and parts/twin_model.py:3"):
         look(registry, "twin_model")
     body = "@REGISTRY.register()\nclass Same: ...\n"
     write("parts/same_model.py", f"from parts import REGISTRY\n{body}{body}")
@@ -195,7 +195,7 @@ CHECKS: list[tuple[Any, list[str]]] = [
     ({"type": "Conv", "width": 1, "depth": None}, []),
     ({"type": "short", "anything": 1, "loose": "x"}, []),
     ({"type": "Conv"}, ["model.width", "is required by Conv (parts/deep/conv_model.py:6)"]),
-    ({"type": "Conv", "widht": 1, "width": 1}, ["model.widht=1", "is no argument of Conv", "did you mean width?"]),
+    ({"type": "Conv", "widht": 1, "width": 1}, ["model.widht=1", "is not an argument of Conv", "did you mean width?"]),
     ({"type": "Conv", "zzz": 1, "width": 1}, ["valid arguments: width, rate, size, where, kind, name, extra, depth"]),
     ({"type": "Conv", "width": "1"}, ["model.width=1", "must be an integer: an argument of Conv"]),
     ({"type": "Conv", "width": True}, ["must be an integer"]),
@@ -209,7 +209,7 @@ CHECKS: list[tuple[Any, list[str]]] = [
     ({"type": 3}, ["model.type=3", "must name a model"]),
     ("Conv", ["model=Conv", "must be a section"]),
     ({"type": "nothing.at.all"}, ["model.type", "No module named 'nothing'"]),
-    ({"type": "json.JSONDecoder"}, ["must take the argument data_dir"]),
+    ({"type": "json.JSONDecoder"}, ["must accept the argument data_dir"]),
 ]
 
 
