@@ -1,6 +1,6 @@
 """`managed_run`: everything around training, from joining the other processes to the last line of the log."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from common import distributed
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.checkpoint import CheckpointFolder, LoadedCheckpoint, find_checkpoint, weights_path
+from common.config import Resolved
 from common.distributed import Rank, barrier
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
@@ -30,19 +31,14 @@ from common.task import EngineConfig
 
 @contextmanager
 def managed_run(
-    config: EngineConfig,
-    values: Mapping[str, Any],
-    argv: Sequence[str],
-    project: Path,
-    references: Mapping[str, str] | None = None,
+    config: EngineConfig, resolved: Resolved[Any], argv: Sequence[str], project: Path
 ) -> Iterator["RunContext"]:
     """Join the other processes, and leave with them. An error inside ends all of them and is reported on the terminal,
     in the log, in `status.json`, in `error_rank<k>.txt`, and by the exit code.
 
     Args:
-        values: the whole config as plain values.
+        resolved: the whole config, of this project, as plain values.
         argv: the program and its arguments, as in `sys.argv`.
-        references: values that the config holds as references to other keys, as in `${model.width}`, by key.
 
     Raises:
         UserError: the checkpoint does not exist, or the processes do not match.
@@ -51,8 +47,8 @@ def managed_run(
     place = distributed.find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, place)
     paths = RunPaths.for_run(config.dir, config.name, project)
-    with together(place, config.dist, values) as rank:
-        run = RunContext(config, values, argv, project, rank, paths, references)
+    with together(place, config.dist, resolved.values) as rank:
+        run = RunContext(config, resolved, argv, project, rank, paths)
         rank.failure_monitor.sink = run.record_failure
         try:
             run.choose_start()
@@ -85,15 +81,15 @@ class RunContext:
     def __init__(
         self,
         config: EngineConfig,
-        values: Mapping[str, Any],
+        resolved: Resolved[Any],
         argv: Sequence[str],
         project: Path,
         rank: Rank,
         paths: RunPaths,
-        references: Mapping[str, str] | None = None,
     ) -> None:
-        self.config, self.values, self.argv, self.project = config, values, argv, project
-        self.rank, self.paths, self.references = rank, paths, references
+        self.config, self.argv, self.project = config, argv, project
+        self.values, self.references = resolved.values, resolved.references
+        self.rank, self.paths = rank, paths
         self._resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
         self._folder: OpenRun | None = None  # only in the main process
         self._is_open = False

@@ -1,13 +1,13 @@
 """References between keys: `${model.width}` stands for the value of that key, once all layers are merged."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from common.config.check import draft, join, overlapping
 from common.config.layers import node_of
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, shorten
+from common.config.problem import ABSENT, DEFAULT, Origin, Problem, shorten
 from common.config.schema import nearest
 from common.config.source import Node, fill_in, references_in
 
@@ -20,11 +20,12 @@ def resolve_references(schema: type, tree: Node, problems: list[Problem]) -> tup
     A target's value is the one that the run's config.yaml will hold, so references mean the same in a resumed run.
     Values that cannot be read or resolved are left out, and added to `problems`.
     """
-    found = dict(_unresolved(tree))
+    found: dict[str, Node] = {}
+    _filled(tree, {}, found)
     waiting = {key: node for key, node in found.items() if node.refers}
     broken = found.keys() - waiting
     problems += [
-        Problem(key, node.value, node.problem, origin=node.origin) for key, node in found.items() if node.problem
+        Problem(key, each.value, each.problem, origin=each.origin) for key, each in found.items() if each.problem
     ]
     done: dict[str, Node] = {}
     while waiting:
@@ -33,60 +34,50 @@ def resolve_references(schema: type, tree: Node, problems: list[Problem]) -> tup
         if not ready:
             problems += [_loop(key, needs, waiting) for key in waiting]
             break
-        values, places = draft(schema, _filled(tree, done))
+        values, places = draft(schema, _filled(tree, done, found))
         for key in ready:
             node = waiting.pop(key)
-            try:
-                if not overlapping(references_in(node.value), broken):
-                    done[key] = _resolved(key, node, values, places, [*values, *found])
-                    continue
-            except ConfigError as error:
-                problems += error.problems
-            broken.add(key)
-    return _filled(tree, done), {key: node.value for key, node in found.items() if node.refers}
+            if overlapping(references_in(node.value), broken):
+                broken.add(key)
+            elif isinstance(made := _resolved(key, node, {**dict.fromkeys(found), **values}, places), Node):
+                done[key] = made
+            else:
+                problems.append(made)
+                broken.add(key)
+    return _filled(tree, done, found), {key: node.value for key, node in found.items() if node.refers}
 
 
-def _unresolved(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:
-    """The references, and the values that cannot be read, by key."""
+def _filled(node: Node, done: Mapping[str, Node], found: dict[str, Node], key: str = "") -> Node:
+    """The tree with the references that are done. Leaves out the others, and values that cannot be read.
+
+    All of these are added to `found`, by key.
+    """
     if node.refers or (node.problem and isinstance(node.value, str)):
-        yield key, node
-    for part, below in _parts(node):
-        yield from _unresolved(below, join(key, part))
-
-
-def _filled(node: Node, done: Mapping[str, Node], key: str = "") -> Node:
-    """The tree with the references that are done, and without the other unresolved nodes."""
-    if node.refers or (node.problem and isinstance(node.value, str)):
+        found[key] = node
         return done.get(key, _MISSING)
-    parts = {part: _filled(below, done, join(key, part)) for part, below in _parts(node)}
     if isinstance(node.value, dict):
-        return replace(node, value={part: below for part, below in parts.items() if below is not _MISSING})
-    if _MISSING in parts.values():  # without an item, the others would be counted differently
-        return _MISSING
-    return replace(node, value=[*parts.values()]) if parts else node
-
-
-def _parts(node: Node) -> Iterable[tuple[Any, Node]]:
-    """What a section or list contains, by key or index."""
+        parts = {name: _filled(each, done, found, join(key, name)) for name, each in node.value.items()}
+        return replace(node, value={name: each for name, each in parts.items() if each is not _MISSING})
     if isinstance(node.value, list):
-        return enumerate(node.value)
-    return node.value.items() if isinstance(node.value, dict) else ()
+        items = [_filled(each, done, found, join(key, at)) for at, each in enumerate(node.value)]
+        # Without one item, the others would be counted differently.
+        return _MISSING if any(each is _MISSING for each in items) else replace(node, value=items)
+    return node
 
 
-def _resolved(
-    key: str, node: Node, values: Mapping[str, Any], places: Mapping[str, Origin], known: Collection[str]
-) -> Node:
+def _resolved(key: str, node: Node, values: Mapping[str, Any], places: Mapping[str, Origin]) -> Node | Problem:
     """The value of a text with references: that of the target if there is no other text, else text."""
     names = references_in(node.value)
     origin = Origin(", ".join([str(node.origin), *(f"${{{name}}}: {places.get(name, DEFAULT)}" for name in names)]))
     for name in names:
         if name not in values:
-            raise ConfigError([Problem(key, node.value, f"there is no key {name}", _hint(name, known), node.origin)])
+            return Problem(key, node.value, f"there is no key {name}", _hint(name, values), node.origin)
         if node.value == f"${{{name}}}":
             return node_of(values[name], origin)
         if isinstance(values[name], (dict, list)):
-            rule = f"{name} is a section or a list, which cannot be a part of text"
-            raise ConfigError([Problem(key, node.value, rule, origin=origin)])
+            return Problem(
+                key, node.value, f"{name} is a section or a list, which cannot be a part of text", "", origin
+            )
     texts = {name: value if isinstance(value := values[name], str) else shorten(value) for name in names}
     return Node(fill_in(node.value, texts.__getitem__), origin)
 

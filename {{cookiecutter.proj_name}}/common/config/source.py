@@ -100,10 +100,7 @@ def _expand(match: re.Match[str]) -> str:
     if dollar or key:
         return match[0]
     if not name:
-        raise ValueError(
-            "write ${section.key} for the value of another key, ${env:NAME} or ${env:NAME:-default} for an environment"
-            " variable, $$ for a dollar"
-        )
+        raise ValueError("write ${section.key}, ${env:NAME}, ${env:NAME:-default}, or $$ for a dollar")
     found = os.environ.get(name)
     if default is not None:
         found = found or default  # as in a shell, `:-` also replaces an empty variable
