@@ -31,10 +31,9 @@ _SHOWN = 8  # keys listed per kind in a message
 class InitConfig:
     """Weights that a new run starts from. Not a resume: everything else starts from its beginning."""
 
-    path: Annotated[
-        str | None,
-        Field(description="a checkpoint or a file of weights, relative to the project, or a web address; null: none"),
-    ] = None
+    path: Annotated[str | None, Field(description="checkpoint or file of weights, or its web address; null: none")] = (
+        None
+    )
     sha256: Annotated[
         str | None, Field(pattern="^[0-9a-fA-F]{64}$", description="checksum that the file must have; null: any")
     ] = None
@@ -113,7 +112,7 @@ def _fetched(config: InitConfig, project: Path, rank: Rank) -> Path:
         name = f"{hashlib.sha256(given.encode()).hexdigest()[:12]}-{given.partition('?')[0].rpartition('/')[2]}"
         path = Path(torch.hub.get_dir(), "checkpoints", name)
         with main_first(rank):
-            if not path.exists() or (rank.is_main and expected not in ("", _checksum(path))):
+            if not path.exists() or (rank.is_main and expected and _checksum(path) != expected):
                 _download(given, path)
                 logger.info("init_from: {} is now {}, sha256 {}", given, path, _checksum(path))
     elif path != project / Path(given).expanduser():
