@@ -35,7 +35,7 @@ BUDGET = {
     "run": 420,
     "data": 610,
     "optim": 645,
-    "checkpoint": 743,
+    "checkpoint": 745,
     "monitor": 550,
     "model": 435,
     "evaluation": 495,
