@@ -42,9 +42,13 @@ class KeyedBatches:
         self.collate = collate
         self.seed = seed
         self.random = bool(getattr(dataset, "random", True))
+        self.epoch: int | None = None  # that this process' data set was told last
 
     def __getitems__(self, key: BatchKey) -> Any:
         epoch, indices = key
+        if epoch != self.epoch:
+            set_epoch(self.dataset, epoch)
+            self.epoch = epoch
         with loop_streams_unchanged() if self.random else nullcontext():
             items = self._items(epoch, indices)
             if self.random:
@@ -89,6 +93,12 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
+
+
+def set_epoch(dataset: Any, epoch: int) -> None:
+    """Call `dataset.set_epoch(epoch)` if there is such a method. Call this in the process that reads."""
+    if callable(own := getattr(dataset, "set_epoch", None)):
+        own(epoch)
 
 
 def find_collate(dataset: SizedDataset, name: str | None) -> Collate:

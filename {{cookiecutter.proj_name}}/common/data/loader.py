@@ -1,7 +1,7 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from common.base.errors import UserError
 from common.config import Problem, section
@@ -127,7 +127,9 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
 
 def is_map_style(dataset: Any) -> bool:
     """Whether samples can be indexed, not only read one after the other."""
-    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    # PyTorch's own class for iterables has a `__getitem__`, which only raises an error.
+    is_iterable = isinstance(dataset, IterableDataset)
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not is_iterable
 
 
 class BatchStream(Protocol):
@@ -275,7 +277,7 @@ def make_loader(
     )
 
 
-def read(loader: DataLoader[Any]) -> Iterator[Any]:
+def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
     """The batches of `loader`."""
     try:
         for loaded in opened(loader):
