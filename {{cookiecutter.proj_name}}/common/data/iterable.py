@@ -141,6 +141,7 @@ class IterableStream(BatchStream):
             dataset.share(rank.rank, rank.world_size)  # workers call it themselves when they begin to read
         elif (readers := rank.world_size * max(1, worker)) > 1:
             logger.info("dataset.train: each of {} readers reads all records and keeps its share", readers)
+        set_epoch(dataset, 0)  # before that, a data set may have no state
         self._initial = self._dataset_state()
         self._state: dict[str, Any] = {}  # after the step that was yielded last
         self._restored: dict[str, Any] = {}  # for the next pass
