@@ -132,6 +132,9 @@ class IterableStream(BatchStream):
         seed: int,
     ) -> None:
         self.dataset, self.rank, self.accumulate, self.batch_size = dataset, rank, accumulate, batch_size
+        if (order := config.order["type"]) not in ("shuffle", "sequential"):
+            kind = type(dataset).__name__
+            raise UserError(f"loader.order: {kind} can only be read in its own order, so it cannot be {order}")
         self.samples_per_step = batch_size * accumulate * rank.world_size
         self.drop_last = config.drop_last
         self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0

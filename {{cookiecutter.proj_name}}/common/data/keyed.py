@@ -38,7 +38,7 @@ class KeyedBatches:
     """
 
     def __init__(self, dataset: SizedDataset, collate: Collate, seed: int) -> None:
-        self.dataset = dataset
+        self.dataset, self.size = dataset, len(dataset)
         self.collate = collate
         self.seed = seed
         self.random = bool(getattr(dataset, "random", True))
@@ -56,17 +56,19 @@ class KeyedBatches:
             return self.collate(items)
 
     def _items(self, epoch: int, indices: list[int]) -> list[Any]:
+        # A sample that an epoch has several times is numbered differently each time, see `EpochOrder`.
         dataset, items = self.dataset, []
         try:
             for index in indices:
                 if self.random:
                     seed_all(mix(self.seed, epoch, index))
-                items.append(dataset[index])
+                items.append(dataset[index % self.size])
         except UserError:
             raise
         except Exception as error:
             name = type(getattr(dataset, "whole", dataset)).__name__
-            raise RuntimeError(f"sample {index} of {name} cannot be read: {type(error).__name__}: {error}") from error
+            number = index % self.size
+            raise RuntimeError(f"sample {number} of {name} cannot be read: {type(error).__name__}: {error}") from error
         return items
 
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -11,9 +11,10 @@ import torch
 from pydantic import Field
 from torch.utils.data import DataLoader, IterableDataset
 
+import common.data.order  # noqa: F401 - fills its registry
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.registry import COLLATE_REGISTRY, DATASET_REGISTRY, Registered
+from common.config.registry import COLLATE_REGISTRY, DATASET_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import BatchKey, EpochPlan, GlobalBatch, evaluation_keys
@@ -36,6 +37,11 @@ class LoaderConfig:
         Registered(COLLATE_REGISTRY),
         Field(description="function by name, or module:function; null: the data set's own, or PyTorch's default"),
     ] = None
+    order: Annotated[
+        dict[str, Any],
+        Registered(ORDER_REGISTRY),
+        Field(description="train: order of an epoch's samples: shuffle, sequential, weighted, balanced, or your own"),
+    ] = field(default_factory=lambda: {"type": "shuffle"})
     drop_last: Annotated[bool, Field(description="train: leave out an epoch's last step if it is not full")] = False
     pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on CUDA")] = None
     start_method: Annotated[
@@ -197,7 +203,8 @@ class TrainStream(BatchStream):
         return self._batches.__getitems__((0, list(range(size))))
 
     def samples(self, at: Position) -> list[list[int]]:
-        return next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
+        found = next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
+        return [[index % len(self.dataset) for index in indices] for indices in found]
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's own state, if it has any; the position in the data is part of the run's position."""
