@@ -13,8 +13,9 @@ from torch.utils.data import IterableDataset
 
 from common.base.errors import UserError
 from common.data.keyed import find_collate, loop_streams_unchanged, seed_all, set_epoch
-from common.data.loader import BatchStream, LoaderConfig, Step, make_loader, read
+from common.data.loader import BatchStream, LoaderConfig, Step, make_loader
 from common.data.plan import GlobalBatch
+from common.data.workers import read
 from common.distributed import Rank, gather_objects, max_over_ranks
 from common.distributed.seed import mix
 from common.progress import Position

@@ -1,7 +1,7 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,14 +18,12 @@ from common.config.registry import COLLATE_REGISTRY, DATASET_REGISTRY, ORDER_REG
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import BatchKey, EpochPlan, GlobalBatch, evaluation_keys
-from common.data.workers import WorkerStart, end_workers, opened
+from common.data.workers import WorkerStart, end_workers, read
 from common.distributed import Rank
 from common.progress import Position
 
 # Keys of a data set's section that the loader reads; all others are arguments of the data set.
 OWN = ("eval_batch_size",)
-# CUDA's errors in a forked process whose parent uses a GPU: for new tensors, and for existing ones.
-_CUDA_AFTER_FORK = ("Cannot re-initialize CUDA in forked subprocess", "CUDA error: initialization error")
 
 
 @section
@@ -282,20 +280,3 @@ def make_loader(
         # Creating an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
         generator=torch.Generator().manual_seed(seed),
     )
-
-
-def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
-    """The batches of `loader`."""
-    try:
-        for loaded in opened(loader):
-            yield loaded.batch
-    except UserError as error:
-        # torch prefixes an error from a worker with its whole traceback.
-        raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
-    except RuntimeError as error:
-        if not any(text in str(error) for text in _CUDA_AFTER_FORK):
-            raise
-        raise UserError(
-            f"{error}\n  A worker process that was forked cannot use the GPU. Keep the data set on the CPU, or start "
-            "workers with --loader.start_method forkserver, or use none (--worker 0)"
-        ) from error
