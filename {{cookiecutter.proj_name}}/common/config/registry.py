@@ -212,6 +212,7 @@ def _import_problems(name: str, file: Path) -> Iterator[Problem]:
 
 
 MODEL_REGISTRY = Registry("model")
+TASK_REGISTRY = Registry("task", provided=("model", "loss", "metric"))
 DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"))
 LOSS_REGISTRY = Registry("loss", call=("output", "batch"))
 METRIC_REGISTRY = Registry("metric")
@@ -219,6 +220,6 @@ COLLATE_REGISTRY = Registry("collate")
 ORDER_REGISTRY = Registry("order", call=("size", "seed", "epoch", "dataset"))
 SCHEDULE_REGISTRY = Registry("schedule")
 REGISTRIES = (
-    MODEL_REGISTRY, DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, COLLATE_REGISTRY, ORDER_REGISTRY,
+    TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, COLLATE_REGISTRY, ORDER_REGISTRY,
     SCHEDULE_REGISTRY,
 )  # fmt: skip
