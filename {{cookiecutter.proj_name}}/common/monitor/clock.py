@@ -102,8 +102,8 @@ class Clock:
             return None
         self._has_advised = True
         cores = max(available_cores() // processes, 1)
-        # Loading a batch takes `workers` times as long as a step, or without workers the share spent waiting. Divided by
-        # the rest of the step, this is the number of workers with which loading keeps up with training.
+        # Loading a batch takes `workers` times as long as a step, or without workers the share spent waiting. Divided
+        # by the rest of the step, this is the number of workers with which loading keeps up with training.
         wanted = min(math.ceil((workers or timing.data) / max(1 - timing.data, 0.05)), cores)
         more = f"try --worker {wanted}" if wanted > workers else "more workers would not help, less work per sample"
         now = f"(now {workers}; this process has {cores} core{'s' * (cores > 1)})"

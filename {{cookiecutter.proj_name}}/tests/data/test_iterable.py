@@ -228,6 +228,18 @@ def test_a_stream_with_state_resumes_exactly(runs: Runs, name: str, at: int) -> 
     assert "this resume is bit-exact" in (folder / "train.log").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved", "resumed"), [("2", "0"), ("0", "2")])
+def test_a_stream_with_state_and_workers_is_read_again(runs: Runs, saved: str, resumed: str) -> None:
+    """Only the main process knows where it stands; the trial batch of two ranks does not move it on."""
+    words = stream("StatefulStream", "--model", "{type: tests.parts.Plain}", "--batch_size", "16")
+    several(runs, 2, runs.words(*words, name="uncut"))
+    several(runs, 2, runs.words(*words, "--worker", saved, name="cut"), at=8)  # of which two calls are for nothing
+    several(runs, 2, runs.words(*words, "--worker", resumed, "--resume", "auto", name="cut"))
+    assert same(load(runs.root / "uncut")["model"], load(runs.root / "cut")["model"])
+    assert "reading 1 steps again" in (runs.root / "cut" / "train.log").read_text()
+
+
 def test_a_stream_without_state_is_read_again(runs: Runs) -> None:
     """It repeats itself here, so the result is the same; the log does not promise that."""
     uncut = final(runs.train(*stream("Rereading"), name="uncut"))
