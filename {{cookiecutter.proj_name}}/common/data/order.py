@@ -53,6 +53,7 @@ class EpochOrder:
             problem = f"{len(order)} samples, but {self.size} in the first; the length of an epoch must not change"
         if problem:
             raise UserError(f"loader.order: {self.name} returned, for epoch {epoch + 1}, {problem}")
+        order = order.astype(np.int64, copy=False)
         if np.bincount(order).max() == 1:
             return order
         by_index = np.argsort(order, kind="stable")

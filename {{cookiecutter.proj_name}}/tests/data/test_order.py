@@ -61,6 +61,10 @@ def unseeded(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
     return np.random.permutation(size)
 
 
+def repeated(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
+    return np.array([0, 3, 0, 0, 3], np.uint8)
+
+
 def wrong(size: int, seed: int, epoch: int, dataset: Any, kind: str) -> Any:
     return {"range": [0, size], "type": [0.5], "empty": np.empty(0, int), "length": range(size - epoch)}[kind]
 
@@ -108,6 +112,8 @@ def test_a_repeated_sample_has_other_random_numbers() -> None:
     assert (len(set(noise)), noise[0]) == (3, noise[3])
     assert noise[0] == tuple(seen(stream_of(Labelled(), seed=3), Position())[6])
     assert sorted(order_of("balanced", samples=36)(1).tolist())[-1] == 6 + 11 * 12
+    narrow = order_of(f"{HERE}.repeated")(0)
+    assert narrow.tolist() == [0, 3, 12, 24, 15] and narrow.dtype == np.int64
 
 
 @pytest.mark.parametrize(
