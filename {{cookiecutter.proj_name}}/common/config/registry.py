@@ -217,8 +217,9 @@ DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"))
 LOSS_REGISTRY = Registry("loss", call=("output", "batch"))
 METRIC_REGISTRY = Registry("metric")
 COLLATE_REGISTRY = Registry("collate")
+ORDER_REGISTRY = Registry("order", call=("size", "seed", "epoch", "dataset"))
 SCHEDULE_REGISTRY = Registry("schedule")
 REGISTRIES = (
-    TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, COLLATE_REGISTRY,
+    TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, COLLATE_REGISTRY, ORDER_REGISTRY,
     SCHEDULE_REGISTRY,
 )  # fmt: skip
