@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.base.errors import UserError
-from common.config.arguments import check_arguments, fit_arguments, parameter_names
+from common.config.arguments import accepts, check_arguments, fit_arguments, parameter_names
 from common.config.problem import ABSENT, ConfigError, Origin, Problem, place
 from common.config.schema import nearest, suggestion
 
@@ -92,7 +92,14 @@ class Registry:
         given = {name: value for name, value in section.items() if name != "type" and name not in ignore}
         if self._used_as_it_is(target):
             return partial(target, **fit_arguments(target, given)) if given else target
-        return target(**fit_arguments(target, given), **provided)
+        supplied = self._supplied(section["type"], target, given)
+        return target(**fit_arguments(target, given), **{name: provided[name] for name in supplied})
+
+    def _supplied(self, name: str, target: Callable[..., Any], given: Mapping[str, Any]) -> tuple[str, ...]:
+        """The provided arguments of an entry. An object at an import path, made for no project, may do without them."""
+        if name in self._entries:
+            return self.provided
+        return tuple(each for each in self.provided if each not in given and accepts(target, each))
 
     def _used_as_it_is(self, target: Callable[..., Any]) -> bool:
         return self.call is not None and not isinstance(target, type)
@@ -128,7 +135,7 @@ class Registry:
             yield Problem(f"{key}.type" if "type" in section else key, name, str(error))
             return
         given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
-        provided = self.provided
+        provided = self._supplied(name, target, given)
         if self._used_as_it_is(target):
             provided = tuple(mapped) or parameter_names(target)[: len(self.call or ())]
         yield from check_arguments(target, given, key, lambda: f"{name} ({file_of(target)})", provided, ignore)
@@ -215,6 +222,10 @@ MODEL_REGISTRY = Registry("model")
 DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"))
 LOSS_REGISTRY = Registry("loss", call=("output", "batch"))
 METRIC_REGISTRY = Registry("metric")
-COLLATE_REGISTRY = Registry("collate")
+COLLATE_REGISTRY = Registry("collate", provided=("dataset",), call=("items",))
+TRANSFORM_REGISTRY = Registry("transform", call=("value",))
 SCHEDULE_REGISTRY = Registry("schedule")
-REGISTRIES = (MODEL_REGISTRY, DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, COLLATE_REGISTRY, SCHEDULE_REGISTRY)
+REGISTRIES = (
+    MODEL_REGISTRY, DATASET_REGISTRY, TRANSFORM_REGISTRY, COLLATE_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY,
+    SCHEDULE_REGISTRY,
+)  # fmt: skip

@@ -5,7 +5,7 @@ makes them depend on the item alone: not on the number of workers or ranks, nor 
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -14,8 +14,10 @@ import torch
 from torch.utils.data import default_collate
 
 from common.base.errors import UserError
+from common.config.arguments import parameter_names
 from common.config.registry import COLLATE_REGISTRY
 from common.data.plan import BatchKey
+from common.data.view import kind_of
 from common.distributed.seed import mix
 
 Collate = Callable[[list[Any]], Any]
@@ -41,7 +43,7 @@ class KeyedBatches:
         self.dataset = dataset
         self.collate = collate
         self.seed = seed
-        self.random = bool(getattr(dataset, "random", True))
+        self.random = bool(getattr(dataset, "random", True) or getattr(collate, "random", False))
 
     def __getitems__(self, key: BatchKey) -> Any:
         epoch, indices = key
@@ -61,8 +63,9 @@ class KeyedBatches:
         except UserError:
             raise
         except Exception as error:
-            name = type(getattr(dataset, "whole", dataset)).__name__
-            raise RuntimeError(f"sample {index} of {name} cannot be read: {type(error).__name__}: {error}") from error
+            raise RuntimeError(
+                f"sample {index} of {kind_of(dataset)} cannot be read: {type(error).__name__}: {error}"
+            ) from error
         return items
 
 
@@ -91,9 +94,17 @@ def seed_all(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def find_collate(dataset: SizedDataset, name: str | None) -> Collate:
-    """The collate function: by name or "module:function", else the data set's `collate`, else PyTorch's default."""
-    if name is not None:
-        return COLLATE_REGISTRY.get(name)
+def find_collate(dataset: SizedDataset, spec: str | Mapping[str, Any] | None, *, training: bool = False) -> Collate:
+    """The collate function that `loader.collate` names, else the data set's `collate`, else PyTorch's default.
+
+    A class is built, with the data set as its argument `dataset`. One whose attribute `training_only` is true (mixup)
+    is used in training alone.
+    """
+    if spec is not None:
+        section = {"type": spec} if isinstance(spec, str) else spec
+        target = COLLATE_REGISTRY.get(section["type"])
+        if training or not getattr(target, "training_only", False):
+            built = not isinstance(spec, str) or "dataset" in parameter_names(target)
+            return COLLATE_REGISTRY.build(section, dataset=dataset) if built else target
     own = getattr(dataset, "collate", None)
     return own if callable(own) else default_collate
