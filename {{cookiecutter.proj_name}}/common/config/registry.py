@@ -26,10 +26,14 @@ class Registry:
         provided: arguments that the engine supplies; a config must not.
         call: parameters of an entry that is a function, which is then used directly; a class is always built. None:
             functions are called to build an object, like classes.
+        strict: objects at import paths must take the provided arguments too; else they get those they can take.
     """
 
-    def __init__(self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None, strict: bool = True
+    ) -> None:
         self.kind = kind
+        self.strict = strict
         self.provided = provided
         self.call = call
         self._to_scan: list[tuple[str, str]] = []
@@ -96,8 +100,8 @@ class Registry:
         return target(**fit_arguments(target, given), **{name: provided[name] for name in supplied})
 
     def _supplied(self, name: str, target: Callable[..., Any], given: Mapping[str, Any]) -> tuple[str, ...]:
-        """The provided arguments of an entry. An object at an import path, made for no project, may do without them."""
-        if name in self._entries:
+        """The provided arguments that an entry gets."""
+        if self.strict or name in self._entries:
             return self.provided
         return tuple(each for each in self.provided if each not in given and accepts(target, each))
 
@@ -219,13 +223,14 @@ def _import_problems(name: str, file: Path) -> Iterator[Problem]:
 
 
 MODEL_REGISTRY = Registry("model")
-DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"))
+TASK_REGISTRY = Registry("task", provided=("model", "loss", "metric"))
+DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"), strict=False)
 LOSS_REGISTRY = Registry("loss", call=("output", "batch"))
 METRIC_REGISTRY = Registry("metric")
-COLLATE_REGISTRY = Registry("collate", provided=("dataset",), call=("items",))
+COLLATE_REGISTRY = Registry("collate", provided=("dataset",), call=("items",), strict=False)
 TRANSFORM_REGISTRY = Registry("transform", call=("value",))
 SCHEDULE_REGISTRY = Registry("schedule")
 REGISTRIES = (
-    MODEL_REGISTRY, DATASET_REGISTRY, TRANSFORM_REGISTRY, COLLATE_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY,
-    SCHEDULE_REGISTRY,
+    TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, TRANSFORM_REGISTRY, COLLATE_REGISTRY, LOSS_REGISTRY,
+    METRIC_REGISTRY, SCHEDULE_REGISTRY,
 )  # fmt: skip

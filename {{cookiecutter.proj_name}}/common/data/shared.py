@@ -47,4 +47,4 @@ class SharedList(Sequence[Any]):
         if isinstance(number, range):
             return [self[each] for each in number]
         first, stop = self._ends[number : number + 2].tolist()
-        return pickle.loads(self._data[first:stop].numpy())
+        return pickle.loads(self._data[first:stop].numpy().data)

@@ -52,8 +52,9 @@ def find_shards(data_dir: Path, pattern: str | list[str], where: str) -> list[Pa
 def scan(shard: Path) -> Iterator[Sample]:
     """The samples of a shard in order, from its headers alone. Raises `DamagedShard` after the last whole sample."""
     size, number = shard.stat().st_size, 0
-    key, files, kinds = "", {}, set[str]()
-    problem = ""
+    key, problem = "", ""
+    files: dict[str, tuple[int, int]] = {}
+    kinds: set[str] = set()
     with shard.open("rb") as file:
         try:
             archive = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - it closes nothing that `file` does not
@@ -97,7 +98,11 @@ def read_index(shard: Path) -> tuple[list[Sample], str]:
     try:
         stored = json.loads(index.read_bytes())
         if stored["shard"] == stamp:
-            return [Sample(key, files) for key, files in stored["samples"]], stored["damage"]
+            read = [
+                Sample(key, {kind: (at, size) for kind, (at, size) in files.items()})
+                for key, files in stored["samples"]
+            ]
+            return read, stored["damage"]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # missing, or not written by this function
     samples: list[Sample] = []

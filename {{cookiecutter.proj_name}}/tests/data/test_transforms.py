@@ -236,7 +236,7 @@ def test_a_run_with_mixed_batches_resumes_and_evaluates_as_before(runs: Runs) ->
     assert differing(first, final(runs.train(*learning, "--worker", "2", name="second"))) == []
     cut(runs, "plain", 5, *learning)
     assert differing(first, final(runs.train(*learning, "--resume", "auto", name="cut"))) == []
-    entries = [[entry["losses"] for entry in metrics(runs.root / name, "train")] for name in ("first", "plain")]
+    entries = [[entry["values"] for entry in metrics(runs.root / name, "train")] for name in ("first", "plain")]
     assert (
         entries[0][0]["CrossEntropyLoss"] != entries[0][0]["ce"]
         and entries[1][0]["CrossEntropyLoss"] == entries[1][0]["ce"]
