@@ -97,7 +97,7 @@ class Registry:
         if self._used_as_it_is(target):
             return partial(target, **fit_arguments(target, given)) if given else target
         supplied = self._supplied(section["type"], target, given)
-        return target(**fit_arguments(target, given), **{name: provided[name] for name in supplied})
+        return target(**fit_arguments(target, given), **{name: provided[name] for name in provided if name in supplied})
 
     def _supplied(self, name: str, target: Callable[..., Any], given: Mapping[str, Any]) -> tuple[str, ...]:
         """The provided arguments that an entry gets."""
