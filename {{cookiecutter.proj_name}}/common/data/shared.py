@@ -2,8 +2,8 @@
 
 import pickle
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -32,16 +32,7 @@ class SharedList(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[index] for index in range(len(self)))
-
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """A copy of the record: changing it does not change the list. A slice gives a list of copies."""
         number = range(len(self))[index]  # resolves negative numbers, and raises the IndexError of a list
         if isinstance(number, range):
