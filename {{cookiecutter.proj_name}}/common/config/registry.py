@@ -229,8 +229,9 @@ LOSS_REGISTRY = Registry("loss", call=("output", "batch"))
 METRIC_REGISTRY = Registry("metric")
 COLLATE_REGISTRY = Registry("collate", provided=("dataset",), call=("items",), strict=False)
 TRANSFORM_REGISTRY = Registry("transform", call=("value",))
+ORDER_REGISTRY = Registry("order", call=("size", "seed", "epoch", "dataset"))
 SCHEDULE_REGISTRY = Registry("schedule")
 REGISTRIES = (
-    TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, TRANSFORM_REGISTRY, COLLATE_REGISTRY, LOSS_REGISTRY,
-    METRIC_REGISTRY, SCHEDULE_REGISTRY,
+    TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, TRANSFORM_REGISTRY, COLLATE_REGISTRY, ORDER_REGISTRY,
+    LOSS_REGISTRY, METRIC_REGISTRY, SCHEDULE_REGISTRY,
 )  # fmt: skip

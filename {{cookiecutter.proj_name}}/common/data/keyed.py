@@ -40,13 +40,17 @@ class KeyedBatches:
     """
 
     def __init__(self, dataset: SizedDataset, collate: Collate, seed: int) -> None:
-        self.dataset = dataset
+        self.dataset, self.size = dataset, len(dataset)
         self.collate = collate
         self.seed = seed
         self.random = bool(getattr(dataset, "random", True) or getattr(collate, "random", False))
+        self.epoch: int | None = None  # that this process' data set was told last
 
     def __getitems__(self, key: BatchKey) -> Any:
         epoch, indices = key
+        if epoch != self.epoch:
+            set_epoch(self.dataset, epoch)
+            self.epoch = epoch
         with loop_streams_unchanged() if self.random else nullcontext():
             items = self._items(epoch, indices)
             if self.random:
@@ -54,18 +58,18 @@ class KeyedBatches:
             return self.collate(items)
 
     def _items(self, epoch: int, indices: list[int]) -> list[Any]:
+        # A sample that an epoch has several times is numbered differently each time, see `EpochOrder`.
         dataset, items = self.dataset, []
         try:
             for index in indices:
                 if self.random:
                     seed_all(mix(self.seed, epoch, index))
-                items.append(dataset[index])
+                items.append(dataset[index % self.size])
         except UserError:
             raise
         except Exception as error:
-            raise RuntimeError(
-                f"sample {index} of {kind_of(dataset)} cannot be read: {type(error).__name__}: {error}"
-            ) from error
+            kind, number = kind_of(dataset), index % self.size
+            raise RuntimeError(f"sample {number} of {kind} cannot be read: {type(error).__name__}: {error}") from error
         return items
 
 
@@ -92,6 +96,12 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)
+
+
+def set_epoch(dataset: Any, epoch: int) -> None:
+    """Call `dataset.set_epoch(epoch)` if there is such a method. Call this in the process that reads."""
+    if callable(own := getattr(dataset, "set_epoch", None)):
+        own(epoch)
 
 
 def find_collate(dataset: SizedDataset, spec: str | Mapping[str, Any] | None, *, training: bool = False) -> Collate:

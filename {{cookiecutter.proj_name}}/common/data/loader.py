@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -11,21 +11,20 @@ import torch
 from pydantic import Field
 from torch.utils.data import DataLoader
 
+import common.data.order  # noqa: F401 - fills its registry
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.registry import COLLATE_REGISTRY, Registered
+from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import BatchKey, EpochPlan, GlobalBatch, evaluation_keys
 from common.data.view import View, build_set, check_set, is_map_style
-from common.data.workers import WorkerStart, end_workers, opened
+from common.data.workers import WorkerStart, end_workers, read
 from common.distributed import Rank
 from common.progress import Position
 
 # Keys of a data set's section that the loader reads; all others are arguments of the data set.
 OWN = ("eval_batch_size",)
-# CUDA's errors in a forked process whose parent uses a GPU: for new tensors, and for existing ones.
-_CUDA_AFTER_FORK = ("Cannot re-initialize CUDA in forked subprocess", "CUDA error: initialization error")
 
 
 @section
@@ -40,6 +39,11 @@ class LoaderConfig:
             "data set's own, or PyTorch's default"
         ),
     ] = None
+    order: Annotated[
+        dict[str, Any],
+        Registered(ORDER_REGISTRY),
+        Field(description="train: order of an epoch's samples: shuffle, sequential, weighted, balanced, or your own"),
+    ] = field(default_factory=lambda: {"type": "shuffle"})
     drop_last: Annotated[bool, Field(description="train: leave out an epoch's last step if it is not full")] = False
     pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on CUDA")] = None
     start_method: Annotated[
@@ -189,7 +193,8 @@ class TrainStream(BatchStream):
         return self._batches.__getitems__((0, list(range(size))))
 
     def samples(self, at: Position) -> list[list[int]]:
-        return next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
+        found = next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
+        return [[index % len(self.dataset) for index in indices] for indices in found]
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's own state, if it has any; the position in the data is part of the run's position."""
@@ -267,20 +272,3 @@ def make_loader(
         # Creating an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
         generator=torch.Generator().manual_seed(seed),
     )
-
-
-def read(loader: DataLoader[Any]) -> Iterator[Any]:
-    """The batches of `loader`."""
-    try:
-        for loaded in opened(loader):
-            yield loaded.batch
-    except UserError as error:
-        # torch prefixes an error from a worker with its whole traceback.
-        raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
-    except RuntimeError as error:
-        if not any(text in str(error) for text in _CUDA_AFTER_FORK):
-            raise
-        raise UserError(
-            f"{error}\n  A worker process that was forked cannot use the GPU. Keep the data set on the CPU, or start "
-            "workers with --loader.start_method forkserver, or use none (--worker 0)"
-        ) from error

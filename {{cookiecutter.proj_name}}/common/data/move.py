@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -12,25 +12,34 @@ _CPU = torch.device("cpu")
 
 
 def map_tensors(batch: Any, function: Callable[[Tensor], Any], method: str = "", *arguments: Any) -> Any:
-    """Apply `function` to every tensor in mappings, lists, tuples, named tuples and dataclasses; the rest is unchanged.
+    """Apply `function` to every tensor in mappings, lists, tuples, named tuples, dataclasses and objects with `to`.
 
-    Any object but a tensor that has `method` is replaced by what `method(*arguments)` returns.
+    These are copied, with whatever else they hold; the rest is unchanged. Any object but a tensor that has `method` is
+    replaced by what `method(*arguments)` returns.
     """
     if isinstance(batch, Tensor):
         return function(batch)
     if method and callable(own := getattr(batch, method, None)):
         return own(*arguments)
-    if isinstance(batch, Mapping):
-        copied: Any = copy.copy(batch)  # keeps attributes of a subclass
-        copied.update({key: map_tensors(value, function, method, *arguments) for key, value in batch.items()})
-        return copied
     if isinstance(batch, (list, tuple)):
-        items = [map_tensors(value, function, method, *arguments) for value in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init}
-        return dataclasses.replace(batch, **map_tensors(fields, function, method, *arguments))
-    return batch
+        values = [map_tensors(value, function, method, *arguments) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    if isinstance(batch, Mapping):
+        items = {key: map_tensors(value, function, method, *arguments) for key, value in batch.items()}
+        if not isinstance(batch, MutableMapping):
+            return items
+        copied: Any = copy.copy(batch)  # keeps attributes of a subclass
+        for key, value in items.items():  # not `update`, which some classes refuse
+            copied[key] = value
+        return copied
+    if isinstance(batch, type) or not (dataclasses.is_dataclass(batch) or hasattr(batch, "to")):
+        return batch
+    fields = dataclasses.fields(batch) if dataclasses.is_dataclass(batch) else ()
+    copied = copy.copy(batch)  # not `dataclasses.replace`, which leaves out fields that `__init__` does not take
+    for name in [field.name for field in fields] or list(getattr(batch, "__dict__", {})):
+        if hasattr(batch, name):
+            object.__setattr__(copied, name, map_tensors(getattr(batch, name), function, method, *arguments))
+    return copied
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

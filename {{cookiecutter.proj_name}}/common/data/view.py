@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch.utils.data import IterableDataset
+
 from common.base.errors import UserError
 from common.config import Problem
 from common.config.registry import DATASET_REGISTRY, TRANSFORM_REGISTRY
@@ -128,4 +130,6 @@ def build_set(section: Mapping[str, Any], mode: str, data_dir: Path, ignore: tup
 
 def is_map_style(dataset: Any) -> bool:
     """Whether samples can be indexed, not only read one after the other."""
-    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    # PyTorch's own class for iterables has a `__getitem__`, which only raises an error.
+    is_iterable = isinstance(dataset, IterableDataset)
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not is_iterable

@@ -80,7 +80,9 @@ class Monitor:
         self.reset_timer = self.clock.reset
         self.start: int | None = None
         self.step: int | None = None
-        self._device, self._workers = rank.device, workers
+        self._device = rank.device
+        # Slurm gives each process cores of its own.
+        self._sharing = workers, 1 if rank.launcher == "slurm" else rank.local_world
         self._totals: tuple[int | None, int | None] = (None, None)  # steps and epochs of the run, where known
         self._recording = threading.Lock()  # another thread records the failure of another process
         self._has_ended = False
@@ -138,7 +140,7 @@ class Monitor:
         timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
         memory = peak_memory(self._device)
         _log.info("{}", train_line(at, self._totals, rates, losses, {**metrics, **norm}, timing, memory))
-        if advice := self.clock.advice(timing, self._workers):
+        if advice := self.clock.advice(timing, *self._sharing):
             _log.warning("{}", advice)
         self.writer.scalars("train", at.step, losses.raw | dict(metrics) | norm | rates, epoch=current_epoch(at))
         # Separate from the others, since these differ from run to run.

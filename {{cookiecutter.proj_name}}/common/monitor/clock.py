@@ -92,17 +92,22 @@ class Clock:
         self._begin_interval(now)
         return timing
 
-    def advice(self, timing: Timing, workers: int) -> str | None:
-        """Advice when training spends much of its time waiting for data; once per run, else None."""
+    def advice(self, timing: Timing, workers: int, processes: int = 1) -> str | None:
+        """Advice when training spends much of its time waiting for data; once per run, else None.
+
+        `processes`: of the run, which share the cores that this one may use.
+        """
         is_slow = timing.data > _SLOW_SHARE and timing.data * timing.step >= _SLOW_BATCH_S
         if self._has_advised or not is_slow or self._waited < _SLOW_TOTAL_S:
             return None
         self._has_advised = True
-        cores = available_cores()
-        # With this many workers, loading would keep up with training.
-        wanted = min(math.ceil(max(workers, 1) / max(1 - timing.data, 0.05)), cores)
-        advice = f"try --worker {wanted} (now {workers}; this process may use {cores} cores), or data kept in memory"
-        return f"{timing.data:.0%} of the time is spent waiting for data; {advice}"
+        cores = max(available_cores() // processes, 1)
+        # Loading a batch takes `workers` times as long as a step, or without workers the share spent waiting. Divided by
+        # the rest of the step, this is the number of workers with which loading keeps up with training.
+        wanted = min(math.ceil((workers or timing.data) / max(1 - timing.data, 0.05)), cores)
+        more = f"try --worker {wanted}" if wanted > workers else "more workers would not help, less work per sample"
+        now = f"(now {workers}; this process has {cores} core{'s' * (cores > 1)})"
+        return f"{timing.data:.0%} of the time is spent waiting for data; {more} {now}, or data kept in memory"
 
 
 def peak_memory(device: torch.device) -> int:

@@ -12,7 +12,7 @@ from common.config.registry import DATASET_REGISTRY
 from common.data.view import NestedSet, build_set, is_map_style
 
 Section = Annotated[dict[str, Any], NestedSet()]
-_PER_SAMPLE = ("targets", "labels")  # attributes that hold one value per sample
+_PER_SAMPLE = ("sample_ids", "targets", "labels", "weights")  # they have one value per sample
 
 
 class _Combined:
@@ -34,17 +34,18 @@ class _Combined:
         return self.sets[number][inner]
 
     def __getattr__(self, name: str) -> Any:
-        """`sample_ids`, `targets`, `labels` follow the samples; all else (`classes`, `collate`) is the first set's."""
+        """What has a value per sample (`targets`) follows the samples; all else (`collate`) is the first set's."""
         if name.startswith("_") or name in ("sets", "whole"):
             raise AttributeError(name)
         values = [getattr(each, name) for each in self.sets]  # AttributeError: one of them has none
-        if name == "sample_ids":
-            return lambda: self._in_order([value() for value in values])
+        if name in _PER_SAMPLE:  # attributes, or methods
+            called = [value() if callable(value) else value for value in values]
+            return (lambda: self._in_order(called)) if callable(values[0]) else self._in_order(called)
         if name == "state_dict":
             return lambda: {"sets": [value() for value in values]}
         if name == "load_state_dict":
             return lambda state: [value(one) for value, one in zip(values, state["sets"], strict=True)]
-        return self._in_order(values) if name in _PER_SAMPLE else values[0]
+        return values[0]
 
     def _in_order(self, values: list[Any]) -> list[Any]:
         return [values[number][inner] for number, inner in map(self.locate, range(len(self)))]

@@ -85,6 +85,11 @@ class ImageFolderDataset:
     def __len__(self) -> int:
         return len(self.samples)
 
+    @property
+    def targets(self) -> list[int]:
+        """The class of each image, for `loader.order: {type: balanced}`."""
+        return [label for _, label in self.samples]
+
     def sample_ids(self) -> list[str]:
         """The files; train, val and eval should have none in common."""
         whole = str(self.root.resolve())

@@ -20,7 +20,7 @@ from loguru import logger
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
 from common.distributed.seed import mix
-from custom.datasets.tar_shards import DamagedShard, Sample, find_shards, read_field, read_index, scan
+from custom.datasets.tar_shards import DamagedShard, Sample, find_shards, read_bytes, read_field, read_index, scan
 
 FIELDS = {"image": "jpg jpeg png webp", "label": "cls"}
 
@@ -115,6 +115,15 @@ class TarDataset(_Tar):
         except UserError:  # again, for a message that names the sample
             return self.read(shard, read_index(shard)[0][index])
 
+    def targets(self) -> list[int]:
+        """The class of each sample, read from its file; for `loader.order: {type: balanced}`."""
+        column = list(self.fields).index("label")
+        shards = [
+            shard for shard, n, m in zip(self.shards, self.ends, self.ends[1:], strict=False) for _ in range(m - n)
+        ]
+        places = self.places[:, column, 1:].tolist()
+        return [int(read_bytes(shard, *place)) for shard, place in zip(shards, places, strict=True)]
+
     def sample_ids(self) -> list[str]:
         """Shard and name of each sample; train, val and eval should have none in common."""
         return [f"{shard.resolve()}:{sample.key}" for shard in self.shards for sample in read_index(shard)[0]]
@@ -177,6 +186,7 @@ class TarStream(_Tar):
                     self.sample = number + 1
                     yield self.read(self.shards[order[self.shard]], sample)
             self.shard, self.sample = self.shard + 1, 0
+        self.shard = 0
 
     def _samples(self, number: int) -> Iterator[Sample]:
         """The samples of a shard, in the order in which they are read."""

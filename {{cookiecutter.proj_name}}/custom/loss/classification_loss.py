@@ -1,5 +1,7 @@
 """The example loss."""
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from common.config.registry import LOSS_REGISTRY
@@ -19,4 +21,5 @@ class CrossEntropyLoss:
         self.function = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
 
     def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        return self.function(output["logits"], batch.get("soft_label", batch["label"]))
+        name = "soft_label" if isinstance(batch, Mapping) and "soft_label" in batch else "label"
+        return self.function(output["logits"], batch[name])

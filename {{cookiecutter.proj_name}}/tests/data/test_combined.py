@@ -43,6 +43,9 @@ class Labelled:
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
+    def labels(self) -> list[int]:
+        return self.targets.tolist()
+
     def collate(self, items: list[Any]) -> Any:
         return items
 
@@ -74,7 +77,7 @@ def test_all_that_belongs_to_a_sample_goes_with_it() -> None:
     with pytest.raises(IndexError):
         data[len(data)]
     assert data.sample_ids() == [f"number {number}" for number in ORDER]
-    assert [int(target) for target in data.targets] == ORDER
+    assert [int(target) for target in data.targets] == ORDER == [int(label) for label in data.labels()]
     assert data.classes == ("even", "odd") and data.random is False
     assert data.collate([1]) == [1]
     data.set_epoch(3)

@@ -55,7 +55,8 @@ def test_packed_samples_are_those_of_the_folder(shards: Path) -> None:
     assert values(data[index] for index in range(32)) == values(tar(shards, TarStream)) == expected
     assert torch.equal(data[-1]["image"], data[31]["image"])
     assert len(set(data.sample_ids())) == 32 and str(shards / "shard-000003.tar:000031") in data.sample_ids()
-    first = [int(data[index]["label"]) for index in range(8)]
+    assert data.targets() == [int(data[index]["label"]) for index in range(32)]
+    first = data.targets()[:8]
     assert len(set(first)) > 1  # classes are mixed
     named = tar(shards, fields={"about": "json", "image": "jpg png"})[0]
     assert set(named) == {"about", "image"} and named["about"]["class"] in CLASSES
