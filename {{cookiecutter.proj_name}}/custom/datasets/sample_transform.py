@@ -73,7 +73,9 @@ class Normalize:
         return {**sample, **scale, key: (image - self.mean) / self.std}
 
 
-def original(batch: Mapping[str, Any], key: str = "image") -> Tensor:
+def original(batch: Any, key: str = "image") -> Tensor:
     """The images (B, C, H, W) of a batch as they were before `Normalize`; unchanged without it."""
     image: Tensor = batch[key]
-    return image * batch[f"{key}_std"] + batch[f"{key}_mean"] if f"{key}_std" in batch else image
+    if not isinstance(batch, Mapping) or f"{key}_std" not in batch:
+        return image
+    return image * batch[f"{key}_std"] + batch[f"{key}_mean"]

@@ -283,6 +283,31 @@ def test_processes_share_the_shards(runs: Runs, shards: Path) -> None:
     assert load(runs.root / "run")["position"]["step"] == 4
 
 
+@pytest.mark.slow
+def test_shards_are_those_of_webdataset(shards: Path, tmp_path: Path) -> None:
+    """The real package reads what `tools.pack` writes, and its own files are read here."""
+    import webdataset  # slow to import
+
+    theirs = webdataset.WebDataset([str(path) for path in sorted(shards.glob("*.tar"))], shardshuffle=False)
+    records = list(theirs.decode("rgb8").to_tuple("png", "cls", "json", "__key__"))
+    own = TarDataset(shards, "train", "*.tar", size=None)
+    assert len(records) == len(own) == 32
+    for (image, label, _, key), sample in zip(records, map(own.__getitem__, range(32)), strict=True):
+        assert label == sample["label"] and key in own.sample_ids()[int(key)]
+        assert np.array_equal(image, (sample["image"] * 255).round().byte().permute(1, 2, 0).numpy())
+    (tmp_path / "theirs").mkdir()
+    with webdataset.ShardWriter(str(tmp_path / "theirs" / "s-%03d.tar"), maxcount=8, verbose=0) as sink:
+        for image, label, about, key in records:
+            sink.write({"__key__": f"part/{key}", "png": image, "cls": label, "json": about})
+    again = TarDataset(tmp_path / "theirs", "train", "*.tar", size=None)
+    for stream in (
+        map(again.__getitem__, range(len(again))),
+        TarStream(tmp_path / "theirs", "train", "*.tar", size=None),
+    ):
+        assert values(stream) == values(own[index] for index in range(32))
+    assert again.sample_ids()[9].endswith("s-001.tar:part/000009")
+
+
 def test_mistakes_in_the_config(told: Told, shards: Path) -> None:  # noqa: F811
     text = told(*on_shards(shards, "TarDataset", fields="{image: 3}", chanels=3))
     assert "dataset.train.fields = {'image': 3}" in text and "dataset.train.chanels" in text
