@@ -28,7 +28,7 @@ FLOORS = (
 # commit, and ask first what the new lines could replace.
 BUDGET = {
     "base": 80,
-    "config": 1010,
+    "config": 1021,
     "distributed": 630,
     "progress": 180,
     "failure": 400,
@@ -49,7 +49,7 @@ BUDGET = {
 }
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.
 LEAVES = {"slurm", "ops"}
-YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "tests"}
+YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "tools", "tests"}
 
 
 def test_train_py_is_one_screen() -> None:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, SectionCheck, rule_of
-from common.config.schema import admits, bare, child, keys_of, metadata, only_text, section_of, suggest
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, rule_of
+from common.config.schema import admits, bare, child, keys_of, only_text, run_checks, section_of, suggest
 from common.config.source import Node, scalar_node
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ class _Checker:
         except ValidationError as error:
             self.problems += _problems_of(error, plain, key)
             return default
-        self._run_checks(annotation, plain, key)
+        self.problems += run_checks(annotation, plain, key)
         return value
 
     def _default(self, annotation: Any, key: str, default: Any) -> Any:
@@ -95,7 +95,7 @@ class _Checker:
         if default is ABSENT:
             self.problems.append(Problem(key, ABSENT, "is required"))
         else:
-            self._run_checks(annotation, to_jsonable_python(default), key)
+            self.problems += run_checks(annotation, to_jsonable_python(default), key)
         return copy.deepcopy(default)  # a copy: configurations must not share it
 
     def _plain(self, node: Node, annotation: Any, key: str) -> Any:
@@ -111,16 +111,6 @@ class _Checker:
         if isinstance(value, dict):
             return {name: self._plain(item, child(annotation, name), f"{key}.{name}") for name, item in value.items()}
         return text if text is not None and value is not None and only_text(annotation) else value
-
-    def _run_checks(self, annotation: Any, value: Any, key: str) -> None:
-        """Run the checks attached to a field, and to the item type of its list or mapping."""
-        for item in metadata(annotation):
-            if isinstance(item, SectionCheck):
-                self.problems += item.check(value, key)
-        if isinstance(value, (dict, list)):
-            for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
-                at = f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}"
-                self._run_checks(child(annotation, part), inner, at)
 
     def _report_unknown(self, parent: type, prefix: str, name: str, node: Node) -> None:
         hint = "it belongs at the top of a file" if name == "$BASE" else suggest(self.root, parent, prefix, name)

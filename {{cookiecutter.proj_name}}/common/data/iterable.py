@@ -139,7 +139,7 @@ class IterableStream(BatchStream):
         self.samples_per_step = batch_size * accumulate * rank.world_size
         self.drop_last = config.drop_last
         self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0
-        self._batches = _Batches(dataset, batch_size, find_collate(dataset, config.collate), seed, rank)
+        self._batches = _Batches(dataset, batch_size, find_collate(dataset, config.collate, training=True), seed, rank)
         self._shares = self._batches.shares
         if self._shares:
             dataset.share(rank.rank, rank.world_size)  # workers call it themselves when they begin to read
