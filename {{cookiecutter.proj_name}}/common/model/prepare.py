@@ -3,12 +3,13 @@
 from loguru import logger
 from torch import nn
 
+from common.config.names import matched
 from common.distributed import DistConfig, Rank
 from common.model.blocks import checkpoint_activations, compile_modules
 from common.model.config import PrepareConfig
 from common.model.freeze import KEY as FREEZE
 from common.model.freeze import freeze, parameter_names
-from common.model.names import matched, matched_modules
+from common.model.names import matched_modules
 from common.model.strategy import Replicated, Strategy
 from common.optim.precision import Precision
 

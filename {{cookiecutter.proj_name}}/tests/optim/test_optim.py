@@ -14,7 +14,7 @@ from torch import nn
 from common.base.errors import UserError
 from common.config import ConfigError, resolve, section
 from common.optim import Clip, OptimConfig, build_optimizer, needs_closure
-from common.optim.optimizer import learning_rates
+from common.optim.groups import learning_rates
 from common.optim.precision import PrecisionConfig, build_precision
 from common.progress import Position
 
