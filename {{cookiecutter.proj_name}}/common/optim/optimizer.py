@@ -107,7 +107,7 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, own: Iterable[Gro
     if needs_closure(optimizer) and any(is_sharded(parameter) for _, parameter in named):
         raise UserError(f"optim.optim_type {cls.__name__} needs the whole gradient in one place: use dist.strategy ddp")
     if len(groups) > 1:
-        log_groups(groups)
+        log_groups(optimizer.param_groups)
     optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
     return optimizer
 
