@@ -138,7 +138,7 @@ class Trainer:
             self.forward_backward(step)
             weights_changed = self.precision.step(self.optimizer)
         if weights_changed:
-            self.ema.update(self.raw_model)
+            self.ema.update(self.raw_model, self.at)
         self.progress.at = step.global_batch.after
 
     def forward_backward(self, step: Step) -> Tensor:
