@@ -64,7 +64,7 @@ class LayerDecayConfig:
             yield Problem("blocks", self.blocks, "names no block", 'write the blocks of the model, as in "layers.*"')
 
 
-def parameter_groups(config: "OptimizerConfig", model: nn.Module, own: Iterable[Group] = ()) -> list[dict[str, Any]]:
+def parameter_groups(config: "OptimizerConfig", task: nn.Module, own: Iterable[Group] = ()) -> list[dict[str, Any]]:
     """The trainable parameters in named groups: those of `own` as given there, all others as configured.
 
     A group is {"name", "params": [(name, parameter), ...], "lr", "weight_decay"}. Each parameter is in exactly one.
@@ -72,13 +72,14 @@ def parameter_groups(config: "OptimizerConfig", model: nn.Module, own: Iterable[
     Raises:
         UserError: no parameter is trainable, a pattern matches nothing, or it is not clear where one belongs.
     """
-    names = dict(model.named_parameters(remove_duplicate=False))
+    names = dict(task.named_parameters(remove_duplicate=False))
     given = _given(own, names)
-    sources = (_matched(config.groups, names), _layers(config.layer_decay, names))
-    without_decay = _without_decay(config.no_decay, model, names)
+    inside = dict(getattr(task, "model", task).named_parameters(remove_duplicate=False))  # the same names, by design
+    sources = (_matched(config.groups, names), _layers(config.layer_decay, inside))
+    without_decay = _without_decay(config.no_decay, task, names)
     rest = "rest" if given or any(sources) else "all"
     groups: dict[str, dict[str, Any]] = {}
-    for name, parameter in _trainable(model):
+    for name, parameter in _trainable(task):
         parts = [given[parameter]] if parameter in given else [each[parameter] for each in sources if parameter in each]
         label = _joined([part.name for part in parts]) or rest
         decay = next((part.weight_decay for part in parts if part.weight_decay is not None), config.weight_decay)
@@ -163,7 +164,7 @@ def _matched(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) 
 
 
 def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:
-    """The block of each parameter that is in one or before the first one."""
+    """The block of each of the model's parameters that is in one or before the first one."""
     blocks: list[str] = []
     found: dict[nn.Parameter, Group] = {}
     if config.factor == 1:
