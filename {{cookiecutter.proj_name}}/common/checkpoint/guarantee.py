@@ -32,6 +32,7 @@ SAFE = (
 )  # fmt: skip
 # Together these determine the samples of one optimizer step; see `accept_changes`.
 _BATCH = ("batch_size", "optim.accumulate")
+_NOTHING: Mapping[str, Any] = {}
 _SHOWN = 10  # changed files in a message
 
 
@@ -55,12 +56,19 @@ class Change:
         return f"  {self.key}: {self.old!r} in the checkpoint, {self.new!r} now"
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
-    """The leaves that differ between two resolved configs. A missing key counts as null; `resume` is not compared."""
+def changes(
+    old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any] = _NOTHING, prefix: str = ""
+) -> Iterator[Change]:
+    """The leaves that differ between two resolved configs; `resume` is not compared.
+
+    A key that one of them lacks has its default there, by its dotted name: it is newer or older than the code that
+    wrote the config. Without a default, it is null.
+    """
     for name in dict.fromkeys([*old, *new]):
-        key, before, after = f"{prefix}{name}", old.get(name), new.get(name)
+        key = f"{prefix}{name}"
+        before, after = (each.get(name, defaults.get(key)) for each in (old, new))
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from changes(before, after, f"{key}.")
+            yield from changes(before, after, defaults, f"{key}.")
         elif before != after and key != "resume":
             yield Change(key, before, after)
 
@@ -90,7 +98,9 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str) -> dict[st
     }
 
 
-def accept_changes(saved: Mapping[str, Any], run: RunState, allowed: bool, rank: Rank) -> str:
+def accept_changes(
+    saved: Mapping[str, Any], run: RunState, allowed: bool, rank: Rank, defaults: Mapping[str, Any] = _NOTHING
+) -> str:
     """Compare a checkpoint's state with the run that resumes it. Returns the changes and the guarantee, for the log.
 
     As long as a step has as many samples as before, over all ranks, batch size, accumulation and number of ranks may be
@@ -98,12 +108,13 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, allowed: bool, rank:
 
     Args:
         allowed: `allow_changes` of the config.
+        defaults: of the config's keys, by their dotted names.
 
     Raises:
         UserError: a change alters the training and `allowed` is false, or the optimizer is another one.
     """
     old, new = saved["fingerprint"], run.fingerprint
-    found = list(changes(saved["about"]["config"], run.about["config"]))
+    found = list(changes(saved["about"]["config"], run.about["config"], defaults))
     resized = Change("samples per step", old["samples per step"], new["samples per step"])
     is_resized = resized.old != resized.new
     safe = [change for change in found if change.matches(SAFE if is_resized else (*SAFE, *_BATCH))]

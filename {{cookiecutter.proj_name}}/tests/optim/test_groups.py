@@ -15,11 +15,14 @@ from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.config import ConfigError, resolve, section
+from common.evaluation.loss import LossFactory
+from common.evaluation.metric import MetricFactory
 from common.optim import OptimConfig, build_optimizer, build_schedule
 from common.optim.groups import Group, learning_rates
 from tests.conftest import Runs, load, metrics, same
 from tests.parts import Tower
 from tests.ranks import several
+from custom.tasks.classification_task import ClassificationTask
 
 TOWER = ["--model", "{type: tests.parts.Tower}", "--precision.mode", "fp64"]
 GROUPED = [
@@ -323,6 +326,23 @@ def test_loaded_state_is_matched_by_name(optim, name: str) -> None:
         first.load_state_dict(build_optimizer(plain, nn.ModuleDict({"a": nn.Linear(2, 2)})).state_dict())
 
 
+def test_a_checkpoint_that_knows_no_groups(runs: Runs) -> None:
+    """R-33: of a version without these keys; they count as their defaults, so nothing has changed."""
+    uncut = load(runs.train(*TOWER, name="uncut"))
+    folder = runs.train(*TOWER, "--progress.epoch", "1")
+    file = folder / "checkpoints" / "latest.pt"
+    state = load(folder)
+    for key in ("groups", "no_decay", "layer_decay"):
+        del state["about"]["config"]["optim"][key]
+    del state["about"]["config"]["optim"]["ema"]["start"]
+    torch.save(state, file)
+    runs.train(*TOWER, "--resume", str(file))
+    assert same(load(folder)["model"], uncut["model"]) and same(load(folder)["optimizer"], uncut["optimizer"])
+    torch.save(state, file)
+    assert runs.fail(*TOWER, "--resume", str(file), "--optim.no_decay", "auto") == 2
+    assert "optim.no_decay: [] in the checkpoint, 'auto' now" in (folder / "train.log").read_text()
+
+
 class Counting(torch.optim.SGD):
     """Keeps a number of its own in each group, as schedule-free and D-adaptive optimizers do."""
 
@@ -372,6 +392,63 @@ def test_a_task_gives_groups_of_its_own(optim, logged: list[str]) -> None:
     assert rates == {"first": 2e-3, "rest": 2e-3, "matrices": 1e-3, "tail": 0.0}
     schedule.step(4)
     assert learning_rates(optimizer)["tail"] == 1e-2
+
+
+class Staged(ClassificationTask):
+    """The head at twice the rate; the stem begins to move at the third step."""
+
+    def groups(self) -> list[Group]:
+        named = dict(self.named_parameters())
+        return [
+            Group("stem", [named["stem.1.weight"], named["stem.1.bias"]]),
+            Group("head", [named["head.weight"], named["head.bias"]], lr=2.0, weight_decay=0.3),
+        ]
+
+    def rate(self, group: str) -> float:
+        assert group in ("stem", "head", "rest")
+        return 0.0 if group == "stem" and self.at.step < 2 else 1.0
+
+
+def test_a_task_with_groups_in_a_run(runs: Runs) -> None:
+    """R-52: a part that stands still has neither decay nor moments, in both halves of its group."""
+    words = [
+        *TOWER,
+        "--task",
+        f"{{type: {__name__}.Staged}}",
+        "--optim.weight_decay",
+        "0.1",
+        "--optim.no_decay",
+        "auto",
+    ]
+    first, third = (load(runs.train(*words, "--progress.max_steps", steps, name=steps)) for steps in "23")
+    groups = {group["name"]: group for group in third["optimizer"]["param_groups"]}
+    assert {name: (len(group["params"]), group["lr"], group["weight_decay"]) for name, group in groups.items()} == {
+        "stem": (1, 1e-3, 0.1),
+        "stem.no_decay": (1, 1e-3, 0.0),
+        "rest": (3, 1e-3, 0.1),
+        "rest.no_decay": (9, 1e-3, 0.0),
+        "head": (1, 2e-3, 0.3),
+        "head.no_decay": (1, 2e-3, 0.0),
+    }
+    stem = [number for name in ("stem", "stem.no_decay") for number in groups[name]["params"]]
+    assert not set(stem) & first["optimizer"]["state"].keys()
+    assert [third["optimizer"]["state"][number]["step"].item() for number in stem] == [1, 1]
+
+
+def test_layer_decay_leaves_out_other_parts_of_a_task(optim) -> None:
+    """MM-48: only the model's own parameters lie below its blocks, whatever the task has besides."""
+    task = Outer(LossFactory({}), MetricFactory({}))
+    found = grouped(build_optimizer(optim("{layer_decay: {blocks: [layers.*], factor: 0.5}}"), task))
+    assert found["below_blocks"][0] == ["stem.1.weight", "stem.1.bias"]
+    assert found["rest"][0] == ["scale", "head.weight", "head.bias"]
+
+
+class Outer(ClassificationTask):
+    """Has a parameter besides its model, which comes first."""
+
+    def __init__(self, loss: LossFactory, metric: MetricFactory) -> None:
+        super().__init__(Tower(), loss, metric)
+        self.scale = nn.Parameter(torch.zeros(1))
 
 
 def test_wrong_groups_of_a_task(optim) -> None:

@@ -185,14 +185,6 @@ def test_frozen_parameters_stay_out(configured) -> None:
         build_optimizer(configured().optim, model)
 
 
-def test_saved_state_of_reordered_parameters_is_refused(configured) -> None:
-    """D-53: torch would match by position and mix up the two layers without a word."""
-    first = build_optimizer(configured().optim, nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}))
-    other = build_optimizer(configured().optim, nn.ModuleDict({"b": nn.Linear(2, 2), "a": nn.Linear(2, 2)}))
-    with pytest.raises(UserError, match=r"a\.weight where this model has b\.weight"):
-        other.load_state_dict(first.state_dict())
-
-
 @pytest.mark.parametrize("args", ["{optim_type: SGD, args: {momentum: 0.9}}", "{}", "{optim_type: Adagrad}"])
 def test_the_fast_cpu_kernel_computes_the_same(configured, args: str) -> None:
     """CT-21: fused on contiguous CPU parameters gives torch's own default to rounding; written arguments win."""
