@@ -13,7 +13,6 @@ from common.checkpoint import CheckpointFolder, Saver
 from common.checkpoint.finite import are_finite, bad_loss, not_finite
 from common.checkpoint.guarantee import accept_changes, fingerprint
 from common.checkpoint.state import RunState, task_state
-from common.config.schema import defaults_of
 from common.data.loader import EvaluationLoader, Step
 from common.data.whereabouts import whereabouts
 from common.distributed import max_over_ranks, share_buffers
@@ -259,7 +258,7 @@ class Trainer:
             self.ema.reset(self.task)
             logger.info("starting from the weights of {}", path)
             return
-        report = accept_changes(state, self.state, self.config.allow_changes, self.rank, defaults_of(type(self.config)))
+        report = accept_changes(state, self.state, type(self.config)(), self.config.allow_changes, self.rank)
         self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), path))
         self.progress.at = at = resumed_position(self.at, self.stream.epoch_size)
         self.saver.saved_step = at.step

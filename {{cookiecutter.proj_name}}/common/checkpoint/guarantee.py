@@ -3,7 +3,7 @@
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ SAFE = (
 )  # fmt: skip
 # Together these determine the samples of one optimizer step; see `accept_changes`.
 _BATCH = ("batch_size", "optim.accumulate")
-_NOTHING: Mapping[str, Any] = {}
 _SHOWN = 10  # changed files in a message
 
 
@@ -56,19 +55,18 @@ class Change:
         return f"  {self.key}: {self.old!r} in the checkpoint, {self.new!r} now"
 
 
-def changes(
-    old: Mapping[str, Any], new: Mapping[str, Any], defaults: Mapping[str, Any] = _NOTHING, prefix: str = ""
-) -> Iterator[Change]:
-    """The leaves that differ between two resolved configs; `resume` is not compared.
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], defaults: Any = None, prefix: str = "") -> Iterator[Change]:
+    """The leaves that differ between two resolved configs. `resume` is not compared.
 
-    A key that one of them lacks has its default there, by its dotted name: it is newer or older than the code that
-    wrote the config. Without a default, it is null.
+    A key of a section class that the old config lacks, because the project was older, had the effect of its default in
+    `defaults`, an object of the class. Any other missing key counts as null.
     """
     for name in dict.fromkeys([*old, *new]):
-        key = f"{prefix}{name}"
-        before, after = (each.get(name, defaults.get(key)) for each in (old, new))
+        section = getattr(defaults, name, None)
+        default = asdict(section) if is_dataclass(section) and not isinstance(section, type) else section
+        key, before, after = f"{prefix}{name}", old.get(name, default), new.get(name)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from changes(before, after, defaults, f"{key}.")
+            yield from changes(before, after, section if is_dataclass(section) else None, f"{key}.")
         elif before != after and key != "resume":
             yield Change(key, before, after)
 
@@ -98,17 +96,15 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str) -> dict[st
     }
 
 
-def accept_changes(
-    saved: Mapping[str, Any], run: RunState, allowed: bool, rank: Rank, defaults: Mapping[str, Any] = _NOTHING
-) -> str:
+def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allowed: bool, rank: Rank) -> str:
     """Compare a checkpoint's state with the run that resumes it. Returns the changes and the guarantee, for the log.
 
     As long as a step has as many samples as before, over all ranks, batch size, accumulation and number of ranks may be
     traded against each other. If a launcher restarted the run with another number of ranks, even that may change.
 
     Args:
+        defaults: a config with the default of every key.
         allowed: `allow_changes` of the config.
-        defaults: of the config's keys, by their dotted names.
 
     Raises:
         UserError: a change alters the training and `allowed` is false, or the optimizer is another one.

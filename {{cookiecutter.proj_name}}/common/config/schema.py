@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
 from typing_extensions import dataclass_transform  # in `typing` from Python 3.11 on
 
 from common.config.problem import ABSENT, RESERVED
@@ -154,11 +153,6 @@ def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
         below = section_of(key.annotation)
         if below is not None:
             yield from walk(below, f"{prefix}{key.name}.")
-
-
-def defaults_of(schema: type) -> dict[str, Any]:
-    """The default of every key, by its dotted name, as plain data."""
-    return {name: to_jsonable_python(key.default) for name, key in walk(schema) if key.default is not ABSENT}
 
 
 def suggest(root: type, parent: type, prefix: str, name: str) -> str:
