@@ -9,9 +9,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.config import section
+from common.config import Problem, section
 from common.distributed.sharded import is_sharded, local
 from common.progress import EpochInterval, Interval, Position
+
+OWN = "weights."
+"""Before the names of values that were measured with the weights themselves, where both are measured."""
 
 
 @section
@@ -31,17 +34,31 @@ class EmaConfig:
     device: Annotated[
         Literal["cpu"] | None, Field(description="cpu: keep it in host memory, where an update is slow; null: not")
     ] = None
+    evaluate: Annotated[
+        Literal["average", "both"],
+        Field(description="both: measure the weights themselves too, as in weights.loss; best.metric can name either"),
+    ] = "average"
+
+    def problems(self) -> Iterator[Problem]:
+        """Both, without an average."""
+        if self.evaluate == "both" and not self.decay:
+            yield Problem("evaluate", self.evaluate, "needs a decay above 0", "without an average there is one result")
 
 
 class Ema:
     """The floating point tensors of `model.state_dict()`, averaged in at least 32 bits; others are not averaged.
 
     Pass models without wrappers (DDP). Each process averages its own part of sharded weights (FSDP). With `decay` 0
-    there is no average, and every method does nothing. Until `start`, the model keeps its own weights in `applied`.
+    there is no average, and every method does nothing.     Until `start`, the model keeps its own weights in `applied`.
+
+    Args:
+        metric: the one that chooses the best checkpoint; if it measures the weights themselves, these are what is used
+            of a checkpoint.
     """
 
-    def __init__(self, config: EmaConfig, model: nn.Module) -> None:
+    def __init__(self, config: EmaConfig, model: nn.Module, metric: str = "") -> None:
         self._config = config
+        self._is_used = not (config.evaluate == "both" and metric.startswith(OWN))
         self._steps = 0
         self._updates = 0
         self._is_applied = False
@@ -75,14 +92,17 @@ class Ema:
         self._updates += 1
 
     @contextmanager
-    def applied(self, model: nn.Module) -> Iterator[None]:
-        """Within this context the model has the averaged weights; afterwards its own again, even after an error."""
+    def applied(self, model: nn.Module, *, average: bool = True) -> Iterator[None]:
+        """Within this context the model has the averaged weights; afterwards its own again, even after an error.
+
+        Without `average` it has its own, and they too are restored afterwards.
+        """
         weights = self._weights(model)
         own = [self._copied(tensor) for tensor in weights]
         self._is_applied = bool(self._shadow)
         try:
             # In place: references to this memory (compiled graphs, wrappers, the optimizer) stay valid.
-            _copy(weights, own if self._waits else self._parts)
+            _copy(weights, self._parts if average and not self._waits else own)
             yield
         finally:
             _copy(weights, own)
@@ -98,7 +118,7 @@ class Ema:
     def state_dict(self) -> dict[str, Any]:
         """The averages (not copies; none until `start`) and the numbers of steps and updates; empty if turned off."""
         self._refuse_while_applied()
-        counts = {"steps": self._steps, "updates": self._updates}
+        counts = {"steps": self._steps, "updates": self._updates, "is_used": self._is_used}
         return {"shadow": {} if self._waits else self._shadow, **counts} if self._shadow else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -145,8 +165,8 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def averaged_state_dict(model_state: Mapping[str, Any], ema_state: Mapping[str, Any]) -> dict[str, Any]:
-    """`model_state` with the averages of `ema_state` in the model's dtypes; unchanged if there are none."""
-    shadow = ema_state.get("shadow", {})
+    """`model_state` with the averages of `ema_state` in the model's dtypes; unchanged if there are none to be used."""
+    shadow = ema_state.get("shadow", {}) if ema_state.get("is_used", True) else {}
     return {
         name: shadow[name].to(value.dtype) if isinstance(value, Tensor) and name in shadow else value
         for name, value in model_state.items()
