@@ -109,11 +109,16 @@ def test_every_parameter_is_in_exactly_one_group(runs: Runs) -> None:
 
 
 @pytest.mark.slow
-def test_groups_on_two_processes(runs: Runs) -> None:
-    """R-52: 2 processes compute what one does, to the rounding of 64 bits."""
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_groups_on_two_processes(runs: Runs, strategy: str) -> None:
+    """R-52: 2 processes compute what one does, to the rounding of 64 bits; resumed too, with sharded moments."""
     words = [*GROUPED[:1], "{type: tests.parts.Deep}", *GROUPED[2:], "--progress.epoch", "1"]
-    one = load(runs.train(*words, "--batch_size", "32", name="one"))
-    several(runs, 2, runs.words(*words, "--batch_size", "16", name="two"))
+    runs.train(*words, "--batch_size", "32", name="one")
+    several(runs, 2, runs.words(*words, "--batch_size", "16", "--dist.strategy", strategy, name="two"))
+    more = ["--resume", "auto", "--batch_size", "16", "--dist.strategy", strategy]
+    words = [word if word != "1" else "2" for word in words]
+    one = load(runs.train(*words, "--resume", "auto", "--batch_size", "32", name="one"))
+    several(runs, 2, runs.words(*words, *more, name="two"))
     two = load(runs.root / "two")
     for name, value in one["model"].items():
         torch.testing.assert_close(value, two["model"][name], rtol=1e-10, atol=1e-12, msg=name)
