@@ -37,7 +37,7 @@ BUDGET = {
     "optim": 640,
     "checkpoint": 695,
     "monitor": 550,
-    "model": 435,
+    "model": 440,
     "evaluation": 495,
     "slurm": 236,
     "ops": 290,
