@@ -19,9 +19,11 @@ from common.config.registry import (
     TASK_REGISTRY,
 )
 from common.data.iterable import IterableStream
-from common.data.loader import BatchStream, EvaluationLoader, TrainStream, build_dataset, is_map_style
+from common.data.loader import BatchStream, EvaluationLoader, TrainStream, build_dataset
+from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
 from common.data.sets import label, sets_of, warn_of_shared_samples
+from common.data.view import is_map_style
 from common.distributed import Rank, check_same
 from common.distributed.seed import set_seed
 from common.evaluation.loss import LossFactory
@@ -87,8 +89,10 @@ def build_stream(config: Config, rank: Rank, seed: int) -> BatchStream:
             rank=rank,
             seed=seed,
         )
+    order = EpochOrder(config.loader.order, dataset, seed)
     plan = EpochPlan(
-        len(dataset),
+        order.size,
+        order=order,
         batch_size=config.batch_size,
         accumulate=config.optim.accumulate,
         rank=rank.rank,

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from common.config.problem import ABSENT, Problem, rule_of
-from common.config.schema import admits, suggestion
+from common.config.schema import admits, run_checks, suggestion
 from common.config.source import list_items, scalar
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -65,6 +65,12 @@ def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(_parameters(target)[0])
 
 
+def accepts(target: Callable[..., Any], name: str) -> bool:
+    """Whether `target` can be called with an argument `name`; true if Python cannot inspect it."""
+    named, takes_any = _parameters(target)
+    return takes_any or name in named
+
+
 def _parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """Parameters that can be given by name, and whether any other name is accepted too."""
     try:
@@ -91,6 +97,8 @@ def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: Callab
         rule = rule_of(error.errors(include_url=False))
         number = isinstance(value, (bool, int, float)) and admits(parameter.annotation, str)
         yield Problem(key, value, f"{rule}: an argument of {label()}", "put it in quotes" if number else "")
+    else:
+        yield from run_checks(parameter.annotation, value, key)
 
 
 def _fit(parameter: inspect.Parameter, value: Any) -> Any:

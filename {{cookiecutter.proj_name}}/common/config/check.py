@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, to_jsonable_python
 
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, SectionCheck, rule_of
-from common.config.schema import bare, child, keys_of, metadata, only_text, section_of, suggest
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, rule_of
+from common.config.schema import bare, child, keys_of, only_text, run_checks, section_of, suggest
 from common.config.source import Node, list_items, scalar_node
 
 T = TypeVar("T")
@@ -86,6 +86,11 @@ class _Checker:
             self.places[key] = node.origin
             made = self.section(node.value, below, key, ABSENT)
             return default if made is ABSENT else made
+        item = child(annotation, 0)
+        if section_of(item) is not None and isinstance(node.value, list) and not node.problem:  # a list of sections
+            self.places[key] = node.origin
+            items = [self._field(one, item, f"{key}[{at}]", ABSENT) for at, one in enumerate(node.value)]
+            return default if ABSENT in items else items
         before = len(self.problems)
         plain = self._plain(node, annotation, key)
         if dataclasses.is_dataclass(bare(annotation)) and not isinstance(plain, dict):
@@ -97,7 +102,7 @@ class _Checker:
         except ValidationError as error:
             self.problems += _problems_of(error, plain, key)
             return default
-        self._run_checks(annotation, plain, key)
+        self.problems += () if self.is_draft else run_checks(annotation, plain, key)
         return value
 
     def _default(self, annotation: Any, key: str, default: Any) -> Any:
@@ -106,7 +111,7 @@ class _Checker:
         if default is ABSENT:
             self.problems.append(Problem(key, ABSENT, "is required"))
         else:
-            self._run_checks(annotation, to_jsonable_python(default), key)
+            self.problems += () if self.is_draft else run_checks(annotation, to_jsonable_python(default), key)
         return copy.deepcopy(default)  # a copy: configurations must not share it
 
     def _plain(self, node: Node, annotation: Any, key: str) -> Any:
@@ -122,15 +127,6 @@ class _Checker:
         if isinstance(value, dict):
             return {name: self._plain(item, child(annotation, name), f"{key}.{name}") for name, item in value.items()}
         return text if text is not None and value is not None and only_text(annotation) else value
-
-    def _run_checks(self, annotation: Any, value: Any, key: str) -> None:
-        """Run the checks attached to a field, and to the item type of its list or mapping."""
-        for item in () if self.is_draft else metadata(annotation):
-            if isinstance(item, SectionCheck):
-                self.problems += item.check(value, key)
-        if isinstance(value, (dict, list)):
-            for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
-                self._run_checks(child(annotation, part), inner, join(key, part))
 
     def _report_unknown(self, parent: type, prefix: str, name: str, node: Node) -> None:
         hint = (

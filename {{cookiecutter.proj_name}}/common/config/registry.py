@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.base.errors import UserError
-from common.config.arguments import check_arguments, fit_arguments, parameter_names
+from common.config.arguments import accepts, check_arguments, fit_arguments, parameter_names
 from common.config.problem import ABSENT, ConfigError, Origin, Problem, place
 from common.config.schema import nearest, suggestion
 
@@ -26,10 +26,14 @@ class Registry:
         provided: arguments that the engine supplies; a config must not.
         call: parameters of an entry that is a function, which is then used directly; a class is always built. None:
             functions are called to build an object, like classes.
+        strict: objects at import paths must take the provided arguments too; else they get those they can take.
     """
 
-    def __init__(self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None, strict: bool = True
+    ) -> None:
         self.kind = kind
+        self.strict = strict
         self.provided = provided
         self.call = call
         self._to_scan: list[tuple[str, str]] = []
@@ -111,7 +115,14 @@ class Registry:
         given = {name: value for name, value in section.items() if name != "type" and name not in ignore}
         if self._used_as_it_is(target):
             return partial(target, **fit_arguments(target, given)) if given else target
-        return target(**fit_arguments(target, given), **provided)
+        supplied = self._supplied(section["type"], target, given)
+        return target(**fit_arguments(target, given), **{name: provided[name] for name in provided if name in supplied})
+
+    def _supplied(self, name: str, target: Callable[..., Any], given: Mapping[str, Any]) -> tuple[str, ...]:
+        """The provided arguments that an entry gets."""
+        if self.strict or name in self._entries:
+            return self.provided
+        return tuple(each for each in self.provided if each not in given and accepts(target, each))
 
     def _used_as_it_is(self, target: Callable[..., Any]) -> bool:
         return self.call is not None and not isinstance(target, type)
@@ -147,7 +158,7 @@ class Registry:
             yield Problem(f"{key}.type" if "type" in section else key, name, str(error))
             return
         given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
-        provided = self.provided
+        provided = self._supplied(name, target, given)
         if self._used_as_it_is(target):
             provided = tuple(mapped) or parameter_names(target)[: len(self.call or ())]
         yield from check_arguments(target, given, key, lambda: f"{name} ({file_of(target)})", provided, ignore)
@@ -235,12 +246,14 @@ def _missing_package(error: Exception) -> str:
 
 MODEL_REGISTRY = Registry("model")
 TASK_REGISTRY = Registry("task", provided=("model", "loss", "metric"))
-DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"))
+DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"), strict=False)
 LOSS_REGISTRY = Registry("loss", call=("output", "batch"))
 METRIC_REGISTRY = Registry("metric")
-COLLATE_REGISTRY = Registry("collate")
+COLLATE_REGISTRY = Registry("collate", provided=("dataset",), call=("items",), strict=False)
+TRANSFORM_REGISTRY = Registry("transform", call=("value",))
+ORDER_REGISTRY = Registry("order", call=("size", "seed", "epoch", "dataset"))
 SCHEDULE_REGISTRY = Registry("schedule")
 REGISTRIES = (
-    TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, COLLATE_REGISTRY,
-    SCHEDULE_REGISTRY,
+    TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, TRANSFORM_REGISTRY, COLLATE_REGISTRY, ORDER_REGISTRY,
+    LOSS_REGISTRY, METRIC_REGISTRY, SCHEDULE_REGISTRY,
 )  # fmt: skip
