@@ -16,7 +16,7 @@ from common.model import Strategy
 from common.model.freeze import Trainable
 from common.model.warm_up import warm_up_ddp
 from common.monitor.meter import Meter
-from common.optim import Clip, needs_closure
+from common.optim import Clip, hand_over, needs_closure
 from common.progress import Position
 from common.task import Task
 
@@ -72,6 +72,12 @@ class Updates:
         self._has_counts = type(task).count is not Task.count
         self.by_name = {name: self._begin(name) for name in task.updates()}
         self._tried: set[str] = set()
+
+    def end(self, following: Optimizer) -> None:
+        """End these updates; `following` is the optimizer of those that come next."""
+        hand_over(self.optimizer, following)
+        for update in self.by_name.values():
+            self.strategy.unwrap(update.model)
 
     def take(self, step: Step, at: Position) -> bool:
         """Every update of this step, at position `at`. False if one was skipped (see `Precision.step`)."""

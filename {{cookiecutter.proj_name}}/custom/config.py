@@ -5,13 +5,14 @@ checked, listed in `--help`, and can be set in YAML and on the command line like
 """
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+from pydantic_core import to_jsonable_python
 
 from common.checkpoint import CheckpointConfig, InitConfig
-from common.config import ConfigError, Problem, section
+from common.config import ABSENT, ConfigError, Problem, overlaid, section
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
 from common.data.loader import DatasetSection, LoaderConfig
 from common.data.sets import EvaluationSection, sets_of
@@ -24,7 +25,8 @@ from common.monitor import MonitorConfig
 from common.optim import OptimConfig
 from common.optim.gradients import DebugConfig
 from common.optim.precision import PrecisionConfig
-from common.progress import ProgressConfig
+from common.optim.stages import PLATEAU, StageConfig
+from common.progress import Interval, ProgressConfig
 from common.run.paths import DirConfig
 import custom.datasets
 import custom.loss
@@ -103,6 +105,10 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
+    stages: Annotated[
+        list[StageConfig],
+        Field(description="[{until: 5epoch, freeze: [...], optim: {...}}, ...], see docs/stages.md; empty: one stage"),
+    ] = field(default_factory=list)
     progress: ProgressConfig = field(default_factory=ProgressConfig)
     best: BestConfig = field(default_factory=BestConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
@@ -115,6 +121,7 @@ class Config:
 
     def problems(self) -> Iterator[Problem]:
         """Rules that involve several sections; each section checks its own keys."""
+        yield from self._stage_problems()
         yield from check_names(self.metric, self.loss or {})
         if self.early_stop.patience and self.dataset.val is None:
             rule = "needs dataset.val: there is no validation to compare"
@@ -128,6 +135,38 @@ class Config:
         if scheduler.type == "plateau" and scheduler.mode != mode:
             rule = f"plateau follows best.metric, and the best value of {self.best.metric} is its {mode}"
             yield Problem("optim.lr_scheduler.mode", scheduler.mode, rule, f"set it to {mode}")
+
+    def in_stage(self, number: int) -> "Config":
+        """These settings in a stage, counted from 0."""
+        return overlaid(type(self), *self.stages[number].layers(to_jsonable_python(self))) if self.stages else self
+
+    def _stage_problems(self) -> Iterator[Problem]:
+        """Stages without an end, with settings that cannot change, or with mistakes in these."""
+        own = [(each.key, each.rule) for each in replace(self, stages=[]).problems()] if self.stages else []
+        for number, stage in enumerate(self.stages):
+            key, is_last = f"stages[{number}]", number + 1 == len(self.stages)
+            if is_last and stage.until is not None:
+                yield Problem(f"{key}.until", stage.until, "the last stage ends with the run", "remove this key")
+            if not is_last and stage.until is None:
+                yield Problem(f"{key}.until", ABSENT, "every stage but the last one needs its end")
+            if stage.until == PLATEAU and (
+                self.dataset.val is None or not Interval.parse(self.progress.epoch_val, "epoch")
+            ):
+                yield Problem(f"{key}.until", PLATEAU, "needs dataset.val and progress.epoch_val, which it follows")
+            if stage.freeze and self.dist.strategy == "fsdp":
+                rule = "dist.strategy fsdp cannot change which weights are trained"
+                yield Problem(f"{key}.freeze", stage.freeze, rule, "use ddp, or prepare.freeze for the whole run")
+            for name in stage.loss:
+                if name not in measured_losses(self.loss)[1:]:
+                    hint = "give it a weight in the section loss; a stage can set that to 0"
+                    yield Problem(f"{key}.loss.{name}", ABSENT, "is none of the losses that are computed", hint)
+            try:
+                self.in_stage(number)
+            except ConfigError as error:
+                for each in error.problems:
+                    if (each.key, each.rule) not in own:
+                        at = each.key.replace("optim.lr_scheduler", "lr_scheduler") if stage.lr_scheduler else each.key
+                        yield replace(each, key=f"{key}.{at}", origin=None)
 
     @property
     def best_mode(self) -> Mode:

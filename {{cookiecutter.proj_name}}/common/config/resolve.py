@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
@@ -11,7 +11,7 @@ from pydantic_core import to_jsonable_python
 
 from common.base.errors import UserError
 from common.config.check import check
-from common.config.layers import flatten, merge, not_a_file
+from common.config.layers import flatten, merge, node_of, not_a_file
 from common.config.overrides import layer_of, read_options
 from common.config.problem import ABSENT, DEFAULT, RESERVED, ConfigError, Origin, Problem, place
 from common.config.reference import help_text
@@ -59,6 +59,12 @@ def resolve(
     config, places = check(schema, tree, problems)
     values = to_jsonable_python(config)
     return Resolved(config, values, {key: places.get(key, DEFAULT) for key in _leaves(values)})
+
+
+def overlaid(schema: type[T], values: Mapping[str, Any], over: Mapping[str, Any]) -> T:
+    """The section of plain `values` with those of `over` laid over them. Raises `ConfigError`."""
+    tree = merge(node_of(dict(values), DEFAULT), node_of(dict(over), DEFAULT), schema, fill=True)
+    return check(schema, tree, [])[0]
 
 
 def _existing(path: str | Path) -> Path:

@@ -32,7 +32,7 @@ def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Pr
     precision.cast(task)
     if dist.sync_bn and not rank.is_alone:
         task.model = nn.SyncBatchNorm.convert_sync_batchnorm(task.model)
-    freeze(task, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
+    thaw = freeze(task, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
     chosen = check_patterns(task, config)
     checkpoint_activations(chosen[_RECOMPUTED].values())
     if config.compile.enabled:
@@ -53,6 +53,7 @@ def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Pr
         strategy = Strategy(task.to(rank.device), precision)
     else:
         strategy = Replicated(task.to(rank.device), precision, dist)
+    strategy.frozen = config.freeze, thaw
     strategy.about += ", compiled" if config.compile.enabled else ""
     return strategy
 
