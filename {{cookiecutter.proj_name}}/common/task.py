@@ -23,7 +23,6 @@ from common.monitor.show import Show
 from common.optim import OptimConfig
 from common.optim.gradients import DebugConfig
 from common.optim.precision import Precision
-from common.optim.stages import StageConfig
 from common.progress import Place, ProgressConfig
 from common.run.paths import DirConfig
 
@@ -193,7 +192,7 @@ class EngineConfig(Protocol):
     def optim(self) -> OptimConfig: ...
 
     @property
-    def stages(self) -> Sequence[StageConfig]: ...
+    def stages(self) -> Sequence[Any]: ...
 
     def in_stage(self, number: int) -> "EngineConfig": ...
 

@@ -108,8 +108,9 @@ class Trainer:
             if self.stream is not stream:
                 stream.close()
             changed = [change.arrow for change in changes(*map(to_jsonable_python, (settings, self.stages.config)))]
-            logger.info("{}, from step {}: {}", self.stages, self.at.step, "; ".join(changed) or "nothing changes")
-            self.monitor.writer.record("stage", step=self.at.step + 1, stage=self.stages.number + 1, changed=changed)
+            number, of, step = self.stages.number + 1, len(self.config.stages), self.at.step
+            logger.info("stage {} of {} after step {}: {}", number, of, step, "; ".join(changed) or "no change")
+            self.monitor.writer.record("stage", step=step + 1, stage=number, of=of, changed=changed)
 
     def train(self) -> Outcome:
         """Train from the current position to the end of the run, an early stop or a signal."""

@@ -5,14 +5,13 @@ checked, listed in `--help`, and can be set in YAML and on the command line like
 """
 
 from collections.abc import Iterator
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
-from pydantic_core import to_jsonable_python
 
 from common.checkpoint import CheckpointConfig, InitConfig
-from common.config import ABSENT, ConfigError, Problem, overlaid, section
+from common.config import ConfigError, Problem, overlaid, section
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
 from common.data.loader import DatasetSection, LoaderConfig
 from common.data.sets import EvaluationSection, sets_of
@@ -25,8 +24,7 @@ from common.monitor import MonitorConfig
 from common.optim import OptimConfig
 from common.optim.gradients import DebugConfig
 from common.optim.precision import PrecisionConfig
-from common.optim.stages import PLATEAU, StageConfig
-from common.progress import Interval, ProgressConfig
+from common.progress import ProgressConfig
 from common.run.paths import DirConfig
 import custom.datasets
 import custom.loss
@@ -34,6 +32,7 @@ import custom.metric
 import custom.models
 import custom.schedules
 import custom.tasks  # noqa: F401 - importing the folders fills the registries
+from custom.stages import StageConfig, stage_layers, stage_problems
 
 
 @section
@@ -121,7 +120,7 @@ class Config:
 
     def problems(self) -> Iterator[Problem]:
         """Rules that involve several sections; each section checks its own keys."""
-        yield from self._stage_problems()
+        yield from stage_problems(self)
         yield from check_names(self.metric, self.loss or {})
         if self.early_stop.patience and self.dataset.val is None:
             rule = "needs dataset.val: there is no validation to compare"
@@ -137,36 +136,8 @@ class Config:
             yield Problem("optim.lr_scheduler.mode", scheduler.mode, rule, f"set it to {mode}")
 
     def in_stage(self, number: int) -> "Config":
-        """These settings in a stage, counted from 0."""
-        return overlaid(type(self), *self.stages[number].layers(to_jsonable_python(self))) if self.stages else self
-
-    def _stage_problems(self) -> Iterator[Problem]:
-        """Stages without an end, with settings that cannot change, or with mistakes in these."""
-        own = [(each.key, each.rule) for each in replace(self, stages=[]).problems()] if self.stages else []
-        for number, stage in enumerate(self.stages):
-            key, is_last = f"stages[{number}]", number + 1 == len(self.stages)
-            if is_last and stage.until is not None:
-                yield Problem(f"{key}.until", stage.until, "the last stage ends with the run", "remove this key")
-            if not is_last and stage.until is None:
-                yield Problem(f"{key}.until", ABSENT, "every stage but the last one needs its end")
-            if stage.until == PLATEAU and (
-                self.dataset.val is None or not Interval.parse(self.progress.epoch_val, "epoch")
-            ):
-                yield Problem(f"{key}.until", PLATEAU, "needs dataset.val and progress.epoch_val, which it follows")
-            if stage.freeze and self.dist.strategy == "fsdp":
-                rule = "dist.strategy fsdp cannot change which weights are trained"
-                yield Problem(f"{key}.freeze", stage.freeze, rule, "use ddp, or prepare.freeze for the whole run")
-            for name in stage.loss:
-                if name not in measured_losses(self.loss)[1:]:
-                    hint = "give it a weight in the section loss; a stage can set that to 0"
-                    yield Problem(f"{key}.loss.{name}", ABSENT, "is none of the losses that are computed", hint)
-            try:
-                self.in_stage(number)
-            except ConfigError as error:
-                for each in error.problems:
-                    if (each.key, each.rule) not in own:
-                        at = each.key.replace("optim.lr_scheduler", "lr_scheduler") if stage.lr_scheduler else each.key
-                        yield replace(each, key=f"{key}.{at}", origin=None)
+        """These settings in a stage, counted from 0. Raises `ConfigError`."""
+        return overlaid(type(self), *stage_layers(self, self.stages[number])) if self.stages else self
 
     @property
     def best_mode(self) -> Mode:

@@ -61,9 +61,11 @@ def resolve(
     return Resolved(config, values, {key: places.get(key, DEFAULT) for key in _leaves(values)})
 
 
-def overlaid(schema: type[T], values: Mapping[str, Any], over: Mapping[str, Any]) -> T:
-    """The section of plain `values` with those of `over` laid over them. Raises `ConfigError`."""
-    tree = merge(node_of(dict(values), DEFAULT), node_of(dict(over), DEFAULT), schema, fill=True)
+def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:
+    """A section from layers of plain values, each laid over the last. Raises `ConfigError`."""
+    tree = Node({}, DEFAULT)
+    for layer in layers:
+        tree = merge(tree, node_of(dict(layer), DEFAULT), schema)
     return check(schema, tree, [])[0]
 
 

@@ -43,7 +43,7 @@ class LossSections:
             own = {word: section[word] for word in _OWN if word in section} if isinstance(section, Mapping) else {}
             if isinstance(own.get("weight"), Mapping):
                 try:
-                    overlaid(WeightSchedule, own.pop("weight"), {})
+                    overlaid(WeightSchedule, own.pop("weight"))
                 except ConfigError as error:
                     yield from (replace(each, key=f"{below}.weight.{each.key}", origin=None) for each in error.problems)
             mapped = tuple(own["inputs"]) if isinstance(own.get("inputs"), Mapping) else ()
@@ -121,19 +121,15 @@ class LossFactory(nn.Module):
 
     def weigh(self, sections: Mapping[str, Any] | None) -> None:
         """Take the weights from sections of these losses."""
-        given = {name: (section or {}).get("weight", 1.0) for name, section in (sections or {}).items()}
-        self._weights = {
-            name: overlaid(WeightSchedule, weight, {}) if isinstance(weight, Mapping) else weight
-            for name, weight in given.items()
-        }
+        for name, section in (sections or {}).items():
+            weight = (section or {}).get("weight", 1.0)
+            self._weights[name] = overlaid(WeightSchedule, weight) if isinstance(weight, Mapping) else weight
 
     def weight(self, name: str) -> float:
         """The weight of a loss at the position `at`."""
         weight = self._weights[name]
-        if not isinstance(weight, WeightSchedule):
-            return weight
         with error_context(lambda: f"in loss.{name}.weight"):
-            return weight(self.at)
+            return weight(self.at) if isinstance(weight, WeightSchedule) else weight
 
     def forward(self, output: Any, batch: Any) -> Losses:
         """`loss` and its parts; nothing if no loss is configured."""

@@ -44,9 +44,6 @@ class Strategy:
         """What an update that trains these parameters calls: the task or a wrapper. Every process must call this."""
         return self.task
 
-    def unwrap(self, model: nn.Module) -> None:
-        """End the use of what `wrap` returned."""
-
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
         """A context in which backward passes of a wrapped task average gradients over processes only if `enabled`."""
         return _NOTHING
@@ -78,10 +75,6 @@ class Replicated(Strategy):
         )
         wrapped.broadcast_buffers = config.broadcast_buffers  # the argument's name depends on PyTorch's version
         return wrapped
-
-    def unwrap(self, model: nn.Module) -> None:
-        if isinstance(model, DistributedDataParallel):
-            model._remove_autograd_hooks()  # those of the wrapper of the next stage would be called besides
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
         return model.no_sync() if not enabled and isinstance(model, DistributedDataParallel) else _NOTHING

@@ -9,19 +9,10 @@ from pydantic import Field
 from common.config import Problem, section
 from common.optim.clip import Clip, ClipConfig
 from common.optim.ema import Ema, EmaConfig, averaged_state_dict
-from common.optim.optimizer import OptimizerConfig, build_optimizer, hand_over, needs_closure
+from common.optim.optimizer import OptimizerConfig, build_optimizer, needs_closure
 from common.optim.schedule import LrSchedulerConfig, build_schedule
 
-__all__ = [
-    "Clip",
-    "Ema",
-    "OptimConfig",
-    "averaged_state_dict",
-    "build_optimizer",
-    "build_schedule",
-    "hand_over",
-    "needs_closure",
-]
+__all__ = ["Clip", "Ema", "OptimConfig", "averaged_state_dict", "build_optimizer", "build_schedule", "needs_closure"]
 
 
 @section
