@@ -1,6 +1,7 @@
 """Builds the parts of a run from the config, for training and for evaluation."""
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,10 @@ def build_task(config: Config, seed: int, *, first_weights: bool = True) -> Task
     check_patterns(task, config.prepare)
     for number in range(len(config.stages)):
         with error_context(lambda number=number: f"in stages[{number}].freeze"):  # type: ignore[misc]
-            check_patterns(task, config.in_stage(number).prepare)
+            check_patterns(task, frozen := config.in_stage(number).prepare)
+            trained = (name for name, parameter in task.named_parameters() if parameter.requires_grad)
+            if all(any(fnmatchcase(name, pattern) for pattern in frozen.freeze) for name in trained):
+                raise UserError("every parameter is frozen, so there is nothing to train")
     return task
 
 

@@ -137,7 +137,7 @@ class Config:
 
     def in_stage(self, number: int) -> "Config":
         """These settings in a stage, counted from 0. Raises `ConfigError`."""
-        return overlaid(type(self), *stage_layers(self, self.stages[number])) if self.stages else self
+        return overlaid(type(self), *stage_layers(self, number)) if self.stages else self
 
     @property
     def best_mode(self) -> Mode:

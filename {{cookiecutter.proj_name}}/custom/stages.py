@@ -9,7 +9,7 @@ from pydantic_core import to_jsonable_python
 
 from common.base.errors import UserError
 from common.checkpoint.guarantee import Change, changes
-from common.config import ABSENT, ConfigError, Problem, section
+from common.config import ABSENT, ConfigError, Problem, overlaid, section
 from common.evaluation.loss import measured_losses
 from common.optim.stages import PLATEAU
 from common.progress import Interval
@@ -44,8 +44,9 @@ class StageConfig:
         return {**(self.optim or {}), **({"lr_scheduler": self.lr_scheduler} if self.lr_scheduler else {})}
 
 
-def stage_layers(config: "Config", stage: StageConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+def stage_layers(config: "Config", number: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Plain values: those of the run, and those of a stage to lay over them."""
+    stage = config.stages[number]
     values, optim = to_jsonable_python(replace(config, stages=[])), stage.all_of_optim
     below = values["optim"]
     if optim.get("optim_type", below["optim_type"]) != below["optim_type"]:
@@ -59,21 +60,30 @@ def stage_layers(config: "Config", stage: StageConfig) -> tuple[dict[str, Any], 
 
 def stage_problems(config: "Config") -> Iterator[Problem]:
     """Stages with a wrong end, with settings that cannot change in a run, or with mistakes in these."""
+    if not config.stages:
+        return
     whole = replace(config, stages=[])
-    own = [(each.key, each.rule) for each in whole.problems()] if config.stages else []
+    own = {(each.key, each.rule) for each in _mistakes(whole)}
     for number, stage in enumerate(config.stages):
         key = f"stages[{number}]"
         for each in _own_problems(config, number, stage):
             yield replace(each, key=f"{key}.{each.key}")
-        try:
+        problems = [each for each in _mistakes(config, number) if (each.key, each.rule) not in own]
+        if not problems and not own:
             changed = changes(to_jsonable_python(whole), to_jsonable_python(config.in_stage(number)))
-        except ConfigError as error:
-            problems = [each for each in error.problems if (each.key, each.rule) not in own]
-        else:
             problems = [_fixed(each) for each in changed if each.matches(_FIXED) or not each.matches(_STAGED)]
         for each in problems:
             at = each.key.replace("optim.lr_scheduler", "lr_scheduler") if stage.lr_scheduler else each.key
             yield replace(each, key=f"{key}.{at}", origin=None)
+
+
+def _mistakes(config: "Config", number: int | None = None) -> list[Problem]:
+    """Those of the whole config, or of that of a stage."""
+    try:
+        overlaid(type(config), *([to_jsonable_python(config)] if number is None else stage_layers(config, number)))
+    except ConfigError as error:
+        return error.problems
+    return []
 
 
 def _own_problems(config: "Config", number: int, stage: StageConfig) -> Iterator[Problem]:
@@ -98,9 +108,7 @@ def _wrong_end(config: "Config", until: int | float | str | None, *, is_last: bo
         validates = config.dataset.val is not None and Interval.parse(config.progress.epoch_val, "epoch")
         return "" if validates else "needs dataset.val and progress.epoch_val, whose results it follows"
     try:
-        return (
-            "" if Interval.parse(until, "epoch") else 'a stage before the last one needs an end: 5epoch or "2000step"'
-        )
+        return "" if Interval.parse(until, "epoch") else "every stage but the last one needs an end, as in 5epoch"
     except UserError:
         return 'must be plateau, "2000step", or a number of epochs above 0'
 

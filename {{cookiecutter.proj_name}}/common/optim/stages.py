@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
+from common.base.context import error_context
 from common.base.errors import UserError
 from common.optim.factors import Plateau
 from common.optim.schedule import Schedule, build_schedule
@@ -58,10 +59,20 @@ class Stages:
             self._plateau.after_validation(value)
 
     def schedule(self, optimizer: Optimizer) -> Schedule:
-        """The schedule of this stage, over its length; over the rest of the run if a plateau ends it."""
-        end = (self._ends[self.number] if self._ends else None) or self._total
-        steps = None if end is None else end - self.start
-        return build_schedule(self.config.optim.lr_scheduler, optimizer, steps, self._steps_per_epoch)
+        """The schedule of this stage, over its length; over the rest of the run if a plateau ends it.
+
+        Raises `UserError` if it does not fit; in the first stage, also if one of a later stage does not.
+        """
+        for number in range(1, 0 if self.number else len(self._ends)):
+            with error_context(lambda number=number: f"in stages[{number}]"):  # type: ignore[misc]
+                self._schedule(number, max(end or 0 for end in self._ends[:number]), optimizer)
+        return self._schedule(self.number, self.start, optimizer)
+
+    def _schedule(self, number: int, start: int, optimizer: Optimizer) -> Schedule:
+        end = (self._ends[number] if self._ends else None) or self._total
+        steps = None if end is None else end - start
+        config = self._run.in_stage(number).optim.lr_scheduler
+        return build_schedule(config, optimizer, steps, self._steps_per_epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
