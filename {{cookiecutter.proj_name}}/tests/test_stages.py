@@ -81,7 +81,7 @@ def test_each_stage_trains_what_it_says(runs: Runs) -> None:
 
 @pytest.mark.parametrize("at", [2, 4, 5, 6, 8])
 def test_cut_in_a_stage_and_at_its_start(runs: Runs, at: int) -> None:
-    """R-51, R-60: inside stage 1, exactly at its end (4), in stage 2, at the start of an epoch and stage 3 (6), in it."""
+    """R-51, R-60: in stage 1, exactly at its end (4), in stage 2, at the start of stage 3 and an epoch (6), in it."""
     given = [*TOWER, *LOSSES, "--stages", THREE, "--optim.ema.decay", "0.9", "--optim.lr_scheduler.warmup", "0"]
     uncut = final(runs.train(*resumable("plain", *given), name="uncut"))
     cut(runs, "plain", at, *given)
@@ -93,7 +93,7 @@ def test_cut_in_a_stage_and_at_its_start(runs: Runs, at: int) -> None:
 
 @pytest.mark.parametrize("at", [3, 7, 8, 10])
 def test_a_plateau_ends_a_stage(runs: Runs, at: int) -> None:
-    """R-51: after 2 validations without progress, of one every 2 steps, thus at step 6; what it has counted is saved."""
+    """R-51: after 2 validations without progress, one every 2 steps, thus at step 6; its counts are saved."""
     given = [*TOWER, "--stages", PLATEAU]
     folder = runs.train(*resumable("plain", *given), name="uncut")
     assert [entry["step"] for entry in metrics(folder, "stage")] == [7, 10]
@@ -188,7 +188,8 @@ def test_an_evaluation_has_the_weights_of_its_checkpoint(runs: Runs, evaluated: 
         assert values == measured[step], step
 
 
-@pytest.mark.parametrize("at", [6, 10, 14])
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [4, 6, 14])
 def test_two_ranks_cut_and_resumed(runs: Runs, at: int) -> None:
     """R-51, R-60: inside stage 1, exactly at its end, in stage 3. A stage begins with two calls more, for DDP."""
     given = [*TOWER, "--loss", CE, "--stages", THREE, "--batch_size", "16"]
@@ -198,6 +199,7 @@ def test_two_ranks_cut_and_resumed(runs: Runs, at: int) -> None:
     assert differing(final(runs.root / "uncut"), final(runs.root / "cut")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [THREE.replace("layers.*", "layers.0.*"), PLATEAU])
 def test_two_ranks_train_as_one(runs: Runs, stages: str) -> None:
     """R-51, QQ-57: the same weights in every stage; data of a size that is no multiple of the step's."""
@@ -209,7 +211,8 @@ def test_two_ranks_train_as_one(runs: Runs, stages: str) -> None:
     for step in range(1, 11):
         one, two = model(runs.root / "one", step), model(runs.root / "two", step)
         assert all(torch.allclose(one[name], two[name], rtol=0, atol=1e-12) for name in one), step
-    assert [metrics(runs.root / name, "stage") for name in ("one",)] == [metrics(runs.root / "two", "stage")]
+    starts = [[entry["step"] for entry in metrics(runs.root / name, "stage")] for name in ("one", "two")]
+    assert starts[0] == starts[1] and len(starts[0]) == 2
 
 
 @pytest.mark.parametrize(
@@ -261,6 +264,7 @@ def test_a_mistake_in_a_stage_names_its_line(runs: Runs, tmp_path: Path) -> None
         ("[{until: 4step}, {until: 0.5epoch}, {}]", "stages[1].until 0.5epoch is step 2; it must be after step 4"),
         ("[{until: 4step}, {dataset: {train: {shift: 2}}}]", "step 4; other training data begin with an epoch"),
         ("[{until: 1epoch}, {freeze: [stm.*]}]", "prepare.freeze: stm.* matches none"),
+        ("[{until: 1epoch}, {freeze: ['*']}]", "every parameter is frozen"),
         (
             "[{until: 2step}, {lr_scheduler: {type: cosine, warmup: 3epoch}}]",
             "is reached at step 8, in a warm-up of 15",
@@ -304,10 +308,10 @@ def test_changed_stages_are_refused_on_resume(runs: Runs) -> None:
     """D-05: what is trained would change; with allow_changes, there must still be such a stage."""
     given = [*TOWER, "--progress.max_steps", "6", "--stages"]
     runs.train(*given, "[{until: 4step}, {until: 5step}, {}]")
-    with pytest.raises(UserError, match="stages: "):
-        runs.train(*given, "[{until: 3step}, {}]", "--resume", "auto")
-    with pytest.raises(UserError, match="is in stage 3, but there are only 2"):
-        runs.train(*given, "[{until: 3step}, {}]", "--resume", "auto", "--allow_changes", "true")
+    assert runs.fail(*given, "[{until: 3step}, {}]", "--resume", "auto") == 2
+    assert "alter what is trained:\n  stages: [{'until': '4step'" in log(runs.root / "run")
+    assert runs.fail(*given, "[{until: 3step}, {}]", "--resume", "auto", "--allow_changes", "true") == 2
+    assert "is in stage 3, but there are only 2" in log(runs.root / "run")
 
 
 class Still(Tower):
