@@ -19,10 +19,11 @@ from common.data.whereabouts import whereabouts
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
-from common.evaluation.evaluator import EvaluationInterrupted, Evaluator, SplitResult, write_evaluation
+from common.evaluation.evaluator import EvaluationInterrupted, Evaluator, SetResult, SplitResult, write_evaluation
 from common.failure.signals import StopSignals, exit_code
 from common.model import prepare
 from common.optim import Clip, Ema, build_optimizer
+from common.optim.ema import OWN
 from common.optim.gradients import log_gradients
 from common.optim.stages import Stages
 from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
@@ -45,17 +46,14 @@ class Trainer:
         self.best = BestTracker(config.best, config.early_stop, config.best_mode)
         self.triggers = Triggers(config.progress, self.stream.samples_per_step)
         self.stop_signals = StopSignals(self.rank)
-
         steps_per_epoch = self.stream.steps_per_epoch
         self.total_steps = total_steps(config.progress, steps_per_epoch)
         self.stages = Stages(config, self.total_steps, steps_per_epoch)
         self.task = parts.task
         self.strategy = prepare(self.task, self.stages.config.prepare, config.dist, parts.precision, self.rank)
-        self.precision = self.strategy.precision
-        self.evaluator = Evaluator(
-            self.task, self.rank, self.precision, self.strategy.lockstep_forward, lambda: self.stop_signals.signal
-        )
-        self.ema = Ema(config.optim.ema, self.task)
+        precision, lockstep = self.strategy.precision, self.strategy.lockstep_forward
+        self.evaluator = Evaluator(self.task, self.rank, precision, lockstep, lambda: self.stop_signals.signal)
+        self.ema = Ema(config.optim.ema, self.task, config.best.metric)
         keep_every = Interval.parse(config.checkpoint.keep_every, "step").in_steps(steps_per_epoch)
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep, keep_every)
         self.saver = Saver(folder, config.checkpoint, self.rank)
@@ -63,7 +61,7 @@ class Trainer:
         stages = {"stages": self.stages} if config.stages else {}
         self.state = RunState(
             self.task,
-            {"ema": self.ema, "precision": self.precision, "best": self.best, **stages},
+            {"ema": self.ema, "precision": precision, "best": self.best, **stages},
             rank=self.rank,
             fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about),
             about={"config": run.values, "seed": run.seed, "lengths": [self.total_steps, steps_per_epoch]},
@@ -91,7 +89,7 @@ class Trainer:
         self.task.loss.weigh(config.loss)
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(config.optim, self.task)
+        self.optimizer = build_optimizer(config.optim, self.task, self.task.groups())
         self.schedule = self.stages.schedule(self.optimizer)
         self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
         if before is not None:
@@ -108,9 +106,8 @@ class Trainer:
             if self.stream is not stream:
                 stream.close()
             changed = [change.arrow for change in changes(*map(to_jsonable_python, (settings, self.stages.config)))]
-            number, of, step = self.stages.number + 1, len(self.config.stages), self.at.step
-            logger.info("stage {} of {} after step {}: {}", number, of, step, "; ".join(changed) or "no change")
-            self.monitor.writer.record("stage", step=step + 1, stage=number, of=of, changed=changed)
+            logger.info("{} after step {}: {}", self.stages, self.at.step, "; ".join(changed) or "no change")
+            self.monitor.writer.record("stage", step=self.at.step + 1, stage=self.stages.number + 1, changed=changed)
 
     def train(self) -> Outcome:
         """Train from the current position to the end of the run, an early stop or a signal."""
@@ -158,7 +155,7 @@ class Trainer:
         self.schedule.step(self.at.step - self.stages.start, self.updates.rate)
         if self.updates.take(step, self.at):
             self.task.after_step()
-            self.ema.update(self.task)
+            self.ema.update(self.task, self.at)
         self.progress.at = step.global_batch.after
 
     def log(self, step: Step) -> None:
@@ -216,18 +213,23 @@ class Trainer:
                 write_evaluation(self.paths.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
     def run_evaluation(self, split: str, sets: Sequence[EvaluationLoader], max_pictures: int) -> SplitResult | None:
-        """Evaluate the averaged weights, or the weights themselves if averaging is off.
+        """Evaluate the averaged weights, or the weights themselves if averaging is off; or both.
 
         Returns None without data, and after an interruption by a signal: it then runs first after a resume.
         """
         if not sets:
             return None
         result, self.task.at = None, self.place
+        found: dict[str, SetResult] = {}
         try:
-            with self.ema.applied(self.task):
-                # Batch norm statistics differ between ranks, which see different samples: all evaluate with rank 0's.
-                share_buffers(self.task, self.rank)
-                result = self.evaluator.run(sets, max_pictures=max_pictures if self.rank.is_main else 0)
+            for prefix in ("", OWN) if self.config.optim.ema.evaluate == "both" else ("",):
+                with self.ema.applied(self.task, average=not prefix):
+                    # Batch norm statistics differ between ranks, which see different samples: all use rank 0's.
+                    share_buffers(self.task, self.rank)
+                    limit = max_pictures if self.rank.is_main and not prefix else 0
+                    measured = self.evaluator.run(sets, max_pictures=limit).sets
+                found |= {f"{prefix}{name}".removesuffix("."): one for name, one in measured.items()}
+            result = SplitResult(found)
         except EvaluationInterrupted as interrupted:
             self.progress.stop(signal=interrupted.number)
             self.progress.pending.add(split)

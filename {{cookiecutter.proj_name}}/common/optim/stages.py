@@ -33,7 +33,7 @@ class Stages:
     def __init__(self, config: "EngineConfig", total_steps: int | None, steps_per_epoch: int | None) -> None:
         self._run, self._total, self._steps_per_epoch = config, total_steps, steps_per_epoch
         self._ends: list[int | None] = []
-        start, last = 0, math.inf if total_steps is None else total_steps - 1
+        start, last = 0, math.inf if total_steps is None or config.debug.debug_mode else total_steps - 1
         for number, stage in enumerate(config.stages):
             is_open = stage.until in (None, PLATEAU)
             end = None if is_open else Interval.parse(stage.until, "epoch").in_steps(steps_per_epoch)
@@ -45,6 +45,9 @@ class Stages:
             self._ends.append(end)
             start = end or start
         self._enter(0, 0)
+
+    def __str__(self) -> str:
+        return f"stage {self.number + 1} of {len(self._ends)}"
 
     def advance(self, at: Position) -> bool:
         """Go on to the stage that is due at a position. Returns whether it is another one."""
@@ -72,7 +75,7 @@ class Stages:
         end = (self._ends[number] if self._ends else None) or self._total
         steps = None if end is None else end - start
         config = self._run.in_stage(number).optim.lr_scheduler
-        return build_schedule(config, optimizer, steps, self._steps_per_epoch)
+        return build_schedule(config, optimizer, steps, self._steps_per_epoch, self._run.debug.debug_mode)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
