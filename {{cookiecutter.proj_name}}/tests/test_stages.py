@@ -17,6 +17,7 @@ from tests.checkpoint.test_resume import words as resumable
 from tests.conftest import CONFIG, Runs, load, metrics, same
 from tests.parts import Tower
 from tests.ranks import several
+from tests.test_task import QUIET, TURNS, apart
 from custom.datasets.digits_dataset import DigitsDataset
 
 TOWER = ["--model", "{type: tests.parts.Tower}"]
@@ -210,6 +211,16 @@ def test_two_ranks_train_as_one(runs: Runs, stages: str) -> None:
         assert all(torch.allclose(one[name], two[name], rtol=0, atol=1e-12) for name in one), step
     starts = [[entry["step"] for entry in metrics(runs.root / name, "stage")] for name in ("one", "two")]
     assert starts[0] == starts[1] and len(starts[0]) == 2
+
+
+@pytest.mark.slow
+def test_two_updates_on_two_ranks(runs: Runs) -> None:
+    """R-51: a task with several updates, each of which is wrapped anew."""
+    given = [*TURNS, *QUIET, "--stages", "[{until: 4step}, {optim: {lr: 0.01}}]", "--precision.mode", "fp64"]
+    alone = runs.train(*given, name="alone")
+    several(runs, 2, runs.words(*given, "--batch_size", "16", name="two"))
+    apart(load(alone), load(runs.root / "two"))
+    assert len(metrics(runs.root / "two", "stage")) == 1
 
 
 @pytest.mark.parametrize(
