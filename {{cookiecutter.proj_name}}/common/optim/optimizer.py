@@ -112,6 +112,14 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, own: Iterable[Gro
     return optimizer
 
 
+def hand_over(old: Optimizer, new: Optimizer) -> None:
+    """Give `new` the state of the parameters that both train, if it is the same optimizer but for rate and decay."""
+    varied = {"lr": None, "weight_decay": None}
+    if type(old) is type(new) and not needs_closure(new) and old.defaults | varied == new.defaults | varied:
+        trained = {parameter for group in new.param_groups for parameter in group["params"]}
+        new.state.update({parameter: state for parameter, state in old.state.items() if parameter in trained})
+
+
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether `step` must be given a function that computes the loss again and returns it (LBFGS)."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
