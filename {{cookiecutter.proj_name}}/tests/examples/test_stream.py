@@ -5,8 +5,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
+from common.evaluation.loss import LossFactory
+from common.evaluation.metric import MetricFactory
 from examples.stream.data import Measurements
 from examples.stream.task import ForecastTask
 from tests.conftest import Runs
@@ -22,12 +24,16 @@ SMALL = [
 class Noted(ForecastTask):
     """Writes down the records of each step."""
 
+    def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory, folder: str) -> None:
+        super().__init__(model, loss, metric)
+        self.file = Path(folder) / f"rank{os.environ.get('RANK', '0')}.txt"
+
     def update(self, name: str, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         self.last = batch["future"][:, 0].tolist()
         return super().update(name, batch)
 
     def after_step(self) -> None:
-        with open(Path(os.environ["NOTED"]) / f"rank{os.environ.get('RANK', '0')}.txt", "a") as file:
+        with open(self.file, "a") as file:
             file.writelines(f"{value!r}\n" for value in self.last)
 
 
@@ -35,12 +41,9 @@ class Noted(ForecastTask):
     ("processes", "workers"),
     [(1, 0), (1, 2), pytest.param(2, 0, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)],
 )
-def test_each_record_once_per_epoch(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: int, workers: int
-) -> None:
+def test_each_record_once_per_epoch(runs: Runs, tmp_path: Path, processes: int, workers: int) -> None:
     """Whoever reads them; two epochs."""
-    monkeypatch.setenv("NOTED", str(tmp_path))
-    more = ["--task.type", "tests.examples.test_stream.Noted", "--worker", str(workers)]
+    more = ["--task", f"{{type: tests.examples.test_stream.Noted, folder: {tmp_path}}}", "--worker", str(workers)]
     steps = str(24 // processes)
     trained(runs, EXAMPLE, *SMALL, *more, "--progress.max_steps", steps, processes=processes)
     read = Counter(float(line) for file in tmp_path.glob("rank*.txt") for line in file.read_text().split())
