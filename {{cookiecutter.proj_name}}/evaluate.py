@@ -7,8 +7,9 @@ from typing import NoReturn
 from common import distributed
 from common.base.errors import UserError
 from common.checkpoint import load_weights, read_checkpoint
+from common.checkpoint.state import task_state
 from common.config import option_value, parse
-from common.config.registry import MODEL_REGISTRY, REGISTRIES
+from common.config.registry import REGISTRIES
 from common.distributed import Rank
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed, set_seed
@@ -20,6 +21,7 @@ from common.optim.precision import build_precision
 from common.run.folder import drop_stored_launch_options, stored_config
 from common.run.paths import eval_dir
 from common.run_context import managed_evaluation
+from common.task import Place
 from custom.build import PROJECT, build_evaluation, build_task
 from custom.config import EvalConfig
 
@@ -58,17 +60,16 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     seed = choose_seed(config.dist, rank, drawn=state["about"].get("seed"))
     set_seed(seed)
     precision = build_precision(config.precision, rank.device)
-    task = build_task(config)
-    model = MODEL_REGISTRY.build(config.model)
-    task.loss.attach(model)
-    precision.cast(model).to(rank.device)
-    load_weights(model, averaged_state_dict(state["model"], state["ema"]), str(path))
+    task = build_task(config, seed, first_weights=False)
+    precision.cast(task).to(rank.device)
+    load_weights(task, averaged_state_dict(task_state(state), state["ema"]), str(path))
+    task.at = Place(state["position"]["step"], state["position"]["epoch"])
     loaders = build_evaluation(config, config.split, rank, seed)
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
 
     pictures = config.progress.max_samples_eval if rank.is_main else 0
-    result = Evaluator(task, rank, precision).run(model, loaders, max_pictures=pictures)
+    result = Evaluator(task, rank, precision).run(loaders, max_pictures=pictures)
     for loader in loaders:
         loader.close()
     if rank.is_main:

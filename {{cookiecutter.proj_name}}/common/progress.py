@@ -143,6 +143,7 @@ class ProgressConfig:
     )
     epoch_loss: Annotated[int, Field(ge=1, description="log only in every n-th epoch")] = 1
     iter_loss: Annotated[StepInterval, Field(description="log line and scalars; steps")] = 50
+    train_metric: Annotated[bool, Field(description="log the metrics of the last step's batch")] = False
     save_progress: Annotated[bool, Field(description="show training pictures")] = True
     epoch_save_progress: Annotated[int, Field(ge=1, description="pictures only in every n-th epoch")] = 1
     iter_save_progress: Annotated[StepInterval, Field(description="training pictures; steps")] = 100

@@ -1,13 +1,14 @@
 """The interface to your code: a `Task`, the built `Parts` of a run, and the config keys that the engine reads."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
+from common.base.errors import UserError
 from common.checkpoint import CheckpointConfig, InitConfig
 from common.data.loader import BatchStream, EvaluationLoader
 from common.data.move import to_device
@@ -15,46 +16,128 @@ from common.distributed import DistConfig
 from common.evaluation.best import BestConfig, EarlyStopConfig, Mode
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
-from common.model import PrepareConfig
+from common.model import PrepareConfig, fixed
 from common.monitor import MonitorConfig
 from common.monitor.pictures import Picture
+from common.monitor.show import Show
 from common.optim import OptimConfig
 from common.optim.gradients import DebugConfig
 from common.optim.precision import Precision
 from common.progress import ProgressConfig
 from common.run.paths import DirConfig
 
+__all__ = ["EngineConfig", "Parts", "Place", "Task", "fixed"]
 
-class Task(ABC):
-    """Connects model, losses, metrics and pictures. Yours is in `custom/task.py`.
+
+class Place(NamedTuple):
+    """Where training is: optimizer steps done, epochs completed, and the steps of the whole run, where known."""
+
+    step: int = 0
+    epoch: int = 0
+    total: int | None = None
+
+
+class Task(nn.Module, ABC):
+    """Connects model, losses, metrics and pictures. Yours are in `custom/tasks`; only `output` must be written.
+
+    Everything that is learnt or remembered lies in the task: a model, losses with weights, a teacher, a queue (as a
+    buffer). So it is trained, exchanged between processes, averaged, saved and restored. Whatever changes in the course
+    of training is a function of `at`, so a resume is exact without anything being saved.
 
     The trainer handles devices, processes, precision, averaged weights and files. A batch is whatever the collate
     function returns: a mapping, tuple or dataclass of tensors, or an object with `to(device)`.
+
+    Parameters, modules and tensors of the model have the model's own names, without `model.`: in checkpoints, patterns
+    and logs.
+
+    Attributes:
+        at: set before each step and each evaluation.
     """
 
-    def __init__(self, loss: LossFactory, metric: MetricFactory) -> None:
+    at = Place()
+
+    def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:
+        """A subclass may take further keyword arguments: the keys of the config's section `task`."""
+        super().__init__()
+        self.model = model
         self.loss = loss
         self.metric = metric
 
     @abstractmethod
-    def forward(self, model: nn.Module, batch: Any) -> Any:
-        """Run the model on a batch. `model` may be wrapped (DDP): call it, do not access its attributes or methods."""
+    def output(self, batch: Any) -> Any:
+        """Run the model on a batch that is on the device."""
 
-    @abstractmethod
+    def losses(self, output: Any, batch: Any) -> Losses:
+        """The losses of a batch, scalars by name: `loss` is minimised, and all are logged. Add values of your own here.
+
+        Each is a mean over samples, or over what `count` counts.
+        """
+        return self.loss(output, batch)
+
     def post_process(self, output: Any, batch: Any) -> Any:
         """Convert raw output for metrics and pictures (classes, boxes, ...). Used in evaluation, without gradients."""
+        return output
 
-    @abstractmethod
     def pictures(self, output: Any, batch: Any, limit: int) -> list[Picture]:
         """Up to `limit` pictures of a batch after `post_process`; may be empty."""
+        return []
 
     def prepare_batch(self, batch: Any, device: torch.device) -> Any:
         """Move a loaded batch to the device. Override it for work that is faster there, such as normalising."""
         return to_device(batch, device)
 
-    def losses(self, output: Any, batch: Any) -> Losses:
-        """The losses of a batch: `sum` is minimised, each entry in `names` is logged. Add values of your own here."""
-        return self.loss(output, batch)
+    def count(self, batch: Any) -> int | None:
+        """What the losses of a batch, as loaded, are means over: words, boxes, pixels. None: samples."""
+        return None
+
+    def inspect(self, show: Show) -> None:
+        """Called at each log line, without gradients: `show` has numbers, histograms, texts and pictures logged."""
+
+    def after_step(self) -> None:
+        """Called after each step that changed the weights: a teacher follows, a queue moves on."""
+
+    def updates(self) -> Sequence[str]:
+        """The updates of this step, in order; each is an optimizer step on every batch of the step."""
+        return ("all",)
+
+    def update(self, name: str, batch: Any) -> Losses:
+        """The losses of one update for a batch; `loss` is minimised."""
+        return self.losses(self.output(batch), batch)
+
+    def trained_by(self, update: str) -> Iterable[nn.Parameter]:
+        """The parameters that an update trains: all of them, or those of the part of the model that has its name."""
+        parts = dict(self.named_modules())
+        if update != "all" and update not in parts:
+            kind = type(self).__name__
+            raise UserError(f"{kind}.updates: the model has no part called {update}; override {kind}.trained_by")
+        return parts[update].parameters() if update in parts else self.parameters()
+
+    def rate(self, group: str) -> float:
+        """A factor of the learning rate of a parameter group in this step; 0: its parameters do not change at all."""
+        return 1.0
+
+    def measure(self, batch: Any) -> tuple[Any, Losses]:
+        """The output and the losses of an evaluation's batch."""
+        output = self.output(batch)
+        return output, self.losses(output, batch)
+
+    def forward(self, method: str, *arguments: Any) -> Any:
+        """Call a method that runs the model. The trainer calls them through here, where wrappers (DDP, FSDP) act."""
+        return getattr(self, method)(*arguments)
+
+    def named_modules(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Module]]:
+        """As of any module, but the parts of the model have the model's own names."""
+        for name, module in super().named_modules(*args, **options):
+            yield "" if name == "model" else name.removeprefix("model."), module
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+        """As of any module, but the tensors of the model have the model's own names."""
+        return {name.removeprefix("model."): value for name, value in super().state_dict(*args, **options).items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As of any module, with the names of `state_dict`."""
+        full = {name.removeprefix("model."): name for name in super().state_dict()}
+        return super().load_state_dict({full.get(name, name): each for name, each in state.items()}, strict, assign)
 
 
 @dataclass(frozen=True)
@@ -62,12 +145,11 @@ class Parts:
     """The objects of a training run. A split without data has no loaders.
 
     Attributes:
-        model: unwrapped, on the CPU; the trainer prepares it, see `common.model`.
+        task: unwrapped, on the CPU; the trainer prepares it, see `common.model`.
         val: the validation sets, which choose the best checkpoint; usually one.
         evaluation: the evaluation sets, for the reported numbers.
     """
 
-    model: nn.Module
     task: Task
     precision: Precision
     stream: BatchStream

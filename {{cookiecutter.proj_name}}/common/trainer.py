@@ -3,38 +3,34 @@
 import signal
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from loguru import logger
-from torch import Tensor
 
 from common.base.context import error_context
 from common.base.files import warn_on_oserror
 from common.checkpoint import CheckpointFolder, Saver
 from common.checkpoint.finite import are_finite, bad_loss, not_finite
 from common.checkpoint.guarantee import accept_changes, fingerprint
-from common.checkpoint.state import RunState
+from common.checkpoint.state import RunState, task_state
 from common.data.loader import EvaluationLoader, Step
 from common.data.whereabouts import whereabouts
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
 from common.evaluation.evaluator import EvaluationInterrupted, Evaluator, SplitResult, write_evaluation
-from common.evaluation.loss import Losses
 from common.failure.signals import StopSignals, exit_code
 from common.model import prepare
-from common.model.freeze import Trainable
-from common.model.warm_up import warm_up_ddp
-from common.optim import Clip, Ema, build_optimizer, build_schedule, needs_closure
+from common.optim import Clip, Ema, build_optimizer, build_schedule
 from common.optim.gradients import log_gradients
 from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
-from common.task import EngineConfig, Parts
+from common.task import EngineConfig, Parts, Place, Task
+from common.update import Updates
 
 
 class Trainer:
-    """Trains one model on one task.
+    """Trains one task.
 
     Attributes:
         progress: the position and counters of the run; saved in every checkpoint.
@@ -43,31 +39,29 @@ class Trainer:
 
     def __init__(self, config: EngineConfig, parts: Parts, run: RunContext) -> None:
         self.config, self.rank, self.paths, self.monitor = config, run.rank, run.paths, run.monitor
-        self.task, self.stream, self.val, self.evaluation = parts.task, parts.stream, parts.val, parts.evaluation
+        self.stream, self.val, self.evaluation = parts.stream, parts.val, parts.evaluation
         self.best = BestTracker(config.best, config.early_stop, config.best_mode)
         self.triggers = Triggers(config.progress, self.stream.samples_per_step)
         self.stop_signals = StopSignals(self.rank)
 
-        self.strategy = prepare(parts.model, config.prepare, config.dist, parts.precision, self.rank)
-        self.raw_model, self.model, self.precision = self.strategy.module, self.strategy.model, self.strategy.precision
-        self.trainable = Trainable(self.raw_model)
-        self.parameters = [p for p in self.raw_model.parameters() if p.requires_grad]
+        self.task = parts.task
+        self.strategy = prepare(self.task, config.prepare, config.dist, parts.precision, self.rank)
+        self.precision = self.strategy.precision
+        self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         self.evaluator = Evaluator(
             self.task, self.rank, self.precision, self.strategy.lockstep_forward, lambda: self.stop_signals.signal
         )
         steps_per_epoch = self.stream.steps_per_epoch
         self.total_steps = total_steps(config.progress, steps_per_epoch)
-        self.optimizer = build_optimizer(config.optim, self.raw_model)
+        self.optimizer = build_optimizer(config.optim, self.task)
         self.schedule = build_schedule(config.optim.lr_scheduler, self.optimizer, self.total_steps, steps_per_epoch)
-        self.needs_closure = needs_closure(self.optimizer)  # such as LBFGS
-        self.clip = Clip(config.optim)
-        self.ema = Ema(config.optim.ema, self.raw_model)
+        self.ema = Ema(config.optim.ema, self.task)
         keep_every = Interval.parse(config.checkpoint.keep_every, "step").in_steps(steps_per_epoch)
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep, keep_every)
         self.saver = Saver(folder, config.checkpoint, self.rank)
         self.progress = TrainState(Position(epoch_size=self.stream.epoch_size))
         self.state = RunState(
-            self.raw_model,
+            self.task,
             {
                 "ema": self.ema,
                 "optimizer": self.optimizer,
@@ -82,9 +76,10 @@ class Trainer:
         )
         self.register_state = self.state.register
         self.step: Step | None = None  # the latest step
-        self.grad_norm: Tensor | None = None  # of the latest step
+        self.task.at = self.place
         sample = partial(self.stream.sample_batch, full=config.prepare.compile.enabled)
-        warm_up_ddp(self.model, lambda: self.losses(sample())["loss"], self.rank)
+        clip, meter = Clip(config.optim), self.monitor.meter
+        self.updates = Updates(self.task, self.strategy, self.optimizer, clip, meter, self.rank, sample)
         set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)
 
     @property
@@ -92,10 +87,15 @@ class Trainer:
         """The position of the run, after the last optimizer step."""
         return self.progress.at
 
+    @property
+    def place(self) -> Place:
+        """The position as the task knows it."""
+        return Place(self.at.step, self.at.epoch, self.total_steps)
+
     def train(self) -> Outcome:
         """Train from the current position to the end of the run, an early stop or a signal."""
-        self.trainable.check()  # a plugin may have changed what is trainable
-        self.raw_model.train()
+        self.updates.trainable.check()  # a plugin may have changed what is trainable
+        self.task.train()
         with (
             torch.autograd.set_detect_anomaly(self.config.debug.debug_mode),
             self.stop_signals.listening(),
@@ -103,6 +103,7 @@ class Trainer:
             self.saver.writing(),
             error_context(lambda: whereabouts(self.stream, self.step, self.at)),
         ):
+            self.rehearse()
             if self.config.progress.init_eval and self.saver.saved_step is None:  # not on a resume
                 self.evaluate()
             self.run_pending()
@@ -114,7 +115,7 @@ class Trainer:
                     self.monitor.step_done(self.at, step.global_batch.samples)
                     due = self.triggers.due(before, self.at)
                     if due.log:
-                        self.log()
+                        self.log(step)
                     if due.pictures:
                         self.log_pictures(step)
                     is_best = due.validate and self.validate()
@@ -129,49 +130,26 @@ class Trainer:
             return self.finish()
 
     def train_step(self, step: Step) -> None:
-        """One optimizer step: forward, loss, backward, clip, step, moving average."""
+        """The optimizer steps of all updates of the task, then what follows from the new weights."""
         self.step = step
-        self.schedule.step(self.at.step)
-        if self.needs_closure:
-            weights_changed = self.precision.step(self.optimizer, lambda: self.forward_backward(step))
-        else:
-            self.forward_backward(step)
-            weights_changed = self.precision.step(self.optimizer)
-        if weights_changed:
-            self.ema.update(self.raw_model)
+        self.task.at = self.place
+        self.schedule.step(self.at.step, self.updates.rate)
+        if self.updates.take(step, self.at):
+            self.task.after_step()
+            self.ema.update(self.task)
         self.progress.at = step.global_batch.after
 
-    def forward_backward(self, step: Step) -> Tensor:
-        """Compute the clipped gradients of the step's mean loss. Returns this process' part of that loss."""
-        self.optimizer.zero_grad(set_to_none=True)
-        total: Tensor | None = None
-        last = len(step.batches) - 1
-        for number, (batch, weight) in enumerate(zip(step.batches, step.global_batch.weights, strict=True)):
-            with self.strategy.gradient_sync(number == last):
-                losses = self.losses(batch)
-                loss = losses["loss"] if weight == 1.0 else losses["loss"] * weight
-                self.precision.backward(loss)
-            self.monitor.meter.add(self.at.step + 1, losses, step.global_batch.sizes[number] if weight else 0)
-            total = loss if total is None else total + loss.detach()
-        self.precision.unscale(self.optimizer)
-        self.grad_norm = self.clip(self.parameters, self.at)
-        assert total is not None
-        return total
-
-    def losses(self, batch: Any) -> Losses:
-        """Forward pass and losses for a loaded batch."""
-        batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
-        with self.precision.autocast():
-            return self.task.losses(self.task.forward(self.model, batch), batch)
-
-    def log(self) -> None:
+    def log(self, step: Step) -> None:
         """Write a log line and its scalars. Of all steps, only those that are logged wait for the device."""
         self.check_losses()
-        self.trainable.check_step()
+        self.updates.trainable.check()
         self.saver.check()
-        self.monitor.train(self.at, self.optimizer, self.grad_norm)
+        metrics = self.evaluator.metrics(step) if self.config.progress.train_metric else {}
+        self.monitor.train(self.at, self.optimizer, self.updates.grad_norm, metrics)
+        if type(self.task).inspect is not Task.inspect:
+            self.evaluator.inspect(self.monitor.show(self.at))
         if self.config.debug.debug_mode:
-            log_gradients(self.raw_model, every=self.config.debug.print_all_grad)
+            log_gradients(self.task, every=self.config.debug.print_all_grad)
 
     def check_losses(self) -> None:
         """Raise an error if a loss was NaN or infinite, before it is saved. Every process must call this."""
@@ -181,8 +159,13 @@ class Trainer:
     def log_pictures(self, step: Step) -> None:
         """Log pictures of the batch just trained on, with the model's present output."""
         if self.rank.is_main or self.strategy.lockstep_forward:
-            pictures = self.evaluator.pictures(self.raw_model, step.batches[-1], self.config.progress.max_samples_train)
+            pictures = self.evaluator.pictures(step.batches[-1], self.config.progress.max_samples_train)
             self.monitor.pictures("train", self.at, pictures)
+
+    def rehearse(self) -> None:
+        """Try a batch of each evaluation set."""
+        self.evaluator.rehearse(self.val, needs_loss=self.config.best.metric.rpartition(".")[2] == "loss")
+        self.evaluator.rehearse(self.evaluation)
 
     def validate(self) -> bool:
         """Evaluate on the validation data. Returns whether this is the best result so far."""
@@ -216,12 +199,12 @@ class Trainer:
         """
         if not sets:
             return None
-        result = None
+        result, self.task.at = None, self.place
         try:
-            with self.ema.applied(self.raw_model):
+            with self.ema.applied(self.task):
                 # Batch norm statistics differ between ranks, which see different samples: all evaluate with rank 0's.
-                share_buffers(self.raw_model, self.rank)
-                result = self.evaluator.run(self.raw_model, sets, max_pictures=max_pictures if self.rank.is_main else 0)
+                share_buffers(self.task, self.rank)
+                result = self.evaluator.run(sets, max_pictures=max_pictures if self.rank.is_main else 0)
         except EvaluationInterrupted as interrupted:
             self.progress.stop(signal=interrupted.number)
             self.progress.pending.add(split)
@@ -270,9 +253,9 @@ class Trainer:
         path, state = run.checkpoint.path, dict(run.checkpoint.state)
         run.checkpoint.state.clear()  # as long as its tensors are in use, its file keeps its space on the disk
         if run.only_weights:
-            weights = {name: state[name] for name in ("model", "ema")}
+            weights = {"model": task_state(state), "ema": state["ema"]}
             self.state.load_weights(self.strategy.shard_state(weights), path)
-            self.ema.reset(self.raw_model)
+            self.ema.reset(self.task)
             logger.info("starting from the weights of {}", path)
             return
         report = accept_changes(state, self.state, self.config.allow_changes, self.rank)

@@ -10,7 +10,13 @@ from torch import nn
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.checkpoint import init_weights
-from common.config.registry import DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, MODEL_REGISTRY
+from common.config.registry import (
+    DATASET_REGISTRY,
+    LOSS_REGISTRY,
+    METRIC_REGISTRY,
+    MODEL_REGISTRY,
+    TASK_REGISTRY,
+)
 from common.data.iterable import IterableStream
 from common.data.loader import BatchStream, EvaluationLoader, TrainStream, build_dataset, is_map_style
 from common.data.plan import EpochPlan
@@ -20,6 +26,7 @@ from common.distributed.seed import set_seed
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import check_patterns
+from common.model.names import check_names
 from common.optim.precision import build_precision
 from common.progress import Outcome
 from common.run.paths import data_dir
@@ -27,7 +34,6 @@ from common.run_context import RunContext
 from common.task import Parts, Task
 from common.trainer import Trainer
 from custom.config import Config
-from custom.task import ClassificationTask
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -37,11 +43,8 @@ def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
 
     Raises `UserError` if something does not exist, or if the classes of the data sets differ.
     """
-    set_seed(seed)
-    task = build_task(config)
     parts = Parts(
-        model=build_model(config, task.loss, seed),
-        task=task,
+        task=build_task(config, seed),
         precision=build_precision(config.precision, rank.device),
         stream=build_stream(config, rank, seed),
         val=build_evaluation(config, "val", rank, seed),
@@ -53,19 +56,17 @@ def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
     return parts
 
 
-def build_task(config: Config) -> Task:
-    """The task, with the losses and metrics of the config. Put your own task here."""
-    return ClassificationTask(LossFactory(config.loss), MetricFactory(config.metric))
-
-
-def build_model(config: Config, loss: LossFactory, seed: int) -> nn.Module:
-    """The model of the config, with the modules of its losses, and with its initial weights."""
-    set_seed(seed)  # again: the initial weights of the model do not depend on the losses built before
+def build_task(config: Config, seed: int, *, first_weights: bool = True) -> Task:
+    """The task of the config with its model, losses and metrics; with `first_weights`, as training starts from."""
+    set_seed(seed)
     model: nn.Module = MODEL_REGISTRY.build(config.model)
-    loss.attach(model, config.dist)
-    init_weights(model, config.init_from)
-    check_patterns(model, config.prepare)
-    return model
+    if first_weights:
+        init_weights(model, config.init_from)
+    loss, metric = LossFactory(config.loss), MetricFactory(config.metric)
+    task: Task = TASK_REGISTRY.build(config.task, model=model, loss=loss, metric=metric)
+    check_names(task)
+    check_patterns(task, config.prepare)
+    return task
 
 
 def build_stream(config: Config, rank: Rank, seed: int) -> BatchStream:
@@ -156,10 +157,12 @@ def check_same_classes(data: Mapping[str, Any]) -> None:
 
 def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     """Log the parts that were chosen, the location of their code, and the intervals."""
-    parameters = list(trainer.raw_model.parameters())
+    parameters = list(trainer.task.parameters())
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
     logger.info("{}, seed {}, run folder {}", run.rank, run.seed, run.paths.root)
+    name = config.task["type"]
+    logger.info("task {} {}", name, TASK_REGISTRY.where(name))
     name = config.model["type"]
     logger.info("model {} {} ({:,} parameters, {:,} trainable)", name, MODEL_REGISTRY.where(name), total, trainable)
     log_data("train", config.dataset.train, trainer.stream.dataset)
@@ -167,7 +170,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
         part = sets_of(getattr(config.dataset, each.split))[each.name]
         log_data(label(each.split, each.name), part, each.dataset)
     for registry, sections in ((LOSS_REGISTRY, config.loss), (METRIC_REGISTRY, config.metric)):
-        for key, part in sections.items():
+        for key, part in (sections or {}).items():
             name = (part or {}).get("type", key)
             logger.info("{} {} {}", registry.kind, key, registry.where(name))
     steps = trainer.stream.steps_per_epoch

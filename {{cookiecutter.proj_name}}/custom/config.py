@@ -12,7 +12,7 @@ from pydantic import Field
 
 from common.checkpoint import CheckpointConfig, InitConfig
 from common.config import ConfigError, Problem, section
-from common.config.registry import MODEL_REGISTRY, Registered
+from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
 from common.data.loader import DatasetSection, LoaderConfig
 from common.data.sets import EvaluationSection, sets_of
 from common.distributed import DistConfig
@@ -30,7 +30,8 @@ import custom.datasets
 import custom.loss
 import custom.metric
 import custom.models
-import custom.schedules  # noqa: F401 - importing the folders fills the registries
+import custom.schedules
+import custom.tasks  # noqa: F401 - importing the folders fills the registries
 
 
 @section
@@ -79,6 +80,11 @@ class Config:
     debug: DebugConfig = field(default_factory=DebugConfig)
     dataset: SplitsConfig = field(default_factory=SplitsConfig)
     loader: LoaderConfig = field(default_factory=LoaderConfig)
+    task: Annotated[
+        dict[str, Any],
+        Registered(TASK_REGISTRY),
+        Field(description="type names a task (see --list); other keys are its arguments"),
+    ] = field(default_factory=lambda: {"type": "ClassificationTask"})
     model: Annotated[
         dict[str, Any],
         Registered(MODEL_REGISTRY),
@@ -87,7 +93,7 @@ class Config:
         default_factory=lambda: {"type": "ConvModel", "in_channels": 1, "classes": 10, "width": 32, "dropout": 0.1}
     )
     loss: Annotated[
-        dict[str, Any],
+        dict[str, Any] | None,
         LossSections(),
         Field(description="name: {weight, inputs, type (default: the name), arguments}; the weighted sum is minimised"),
     ] = field(default_factory=lambda: {"CrossEntropyLoss": {"weight": 1.0, "label_smoothing": 0.0}})
@@ -109,7 +115,7 @@ class Config:
 
     def problems(self) -> Iterator[Problem]:
         """Rules that involve several sections; each section checks its own keys."""
-        yield from check_names(self.metric, self.loss)
+        yield from check_names(self.metric, self.loss or {})
         if self.early_stop.patience and self.dataset.val is None:
             rule = "needs dataset.val: there is no validation to compare"
             yield Problem("early_stop.patience", self.early_stop.patience, rule)

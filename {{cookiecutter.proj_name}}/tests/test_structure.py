@@ -21,30 +21,31 @@ FLOORS = (
     {"checkpoint", "monitor"},
     {"model", "evaluation", "slurm", "ops"},
     {"task", "debug"},
-    {"run_context"},
+    {"run_context", "update"},
     {"trainer"},
 )
 # Source lines of each room: without blank lines, comments and docstrings. To raise one is a decision: say why in the
 # commit, and ask first what the new lines could replace.
 BUDGET = {
     "base": 80,
-    "config": 1005,
+    "config": 1010,
     "distributed": 630,
     "progress": 180,
     "failure": 400,
     "run": 420,
     "data": 610,
     "optim": 640,
-    "checkpoint": 690,
-    "monitor": 510,
-    "model": 405,
-    "evaluation": 470,
+    "checkpoint": 695,
+    "monitor": 550,
+    "model": 435,
+    "evaluation": 495,
     "slurm": 235,
     "ops": 290,
-    "task": 80,
+    "task": 130,
     "debug": 35,
     "run_context": 215,
-    "trainer": 240,
+    "update": 120,
+    "trainer": 220,
 }
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.
 LEAVES = {"slurm", "ops"}

@@ -25,19 +25,25 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any, /) -> Any: ...
 
 
+def task_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """All tensors of the task in a checkpoint."""
+    return {**state["model"], **state.get("task", {})}
+
+
 @dataclass
 class RunState:
     """Collects the parts of a run into one mapping, and restores them from one. Any other state is lost.
 
     Attributes:
-        model: without wrappers, so names have no prefix.
+        task: without wrappers, so names have no prefix. The tensors of its `model` are saved as `model`, all others as
+            `task`; until they had a place of their own, those of losses were saved as the model's too.
         parts: everything else that is saved, by name.
         fingerprint: see `common.checkpoint.guarantee`.
         about: plain values (the config) stored in a checkpoint.
         user_parts: parts that plugins registered.
     """
 
-    model: nn.Module
+    task: nn.Module
     parts: Mapping[str, Stateful]
     rank: Rank
     fingerprint: Mapping[str, Any]
@@ -57,12 +63,15 @@ class RunState:
             owed: the splits whose evaluation at `at` was interrupted by a signal.
         """
         mine = random_state(self.rank.device)
+        tensors = self.task.state_dict()
+        model = {name: tensors.pop(name) for name in self.task.get_submodule("model").state_dict()}
         state = {
             "format": FORMAT,
             "position": at._asdict(),
             "values": dict(values),
             "owed": sorted(owed),
-            "model": self.model.state_dict(),
+            "model": model,
+            "task": tensors,
             **{name: part.state_dict() for name, part in self.parts.items()},
             "user": {name: part.state_dict() for name, part in self.user_parts.items()},
             "random": gather_objects(mine, self.rank),
@@ -74,7 +83,7 @@ class RunState:
 
     def load_weights(self, state: Mapping[str, Any], source: Path) -> None:
         """Load only the weights: the averaged ones if the checkpoint has them."""
-        load_weights(self.model, averaged_state_dict(state["model"], state["ema"]), str(source))
+        load_weights(self.task, averaged_state_dict(task_state(state), state["ema"]), str(source))
 
     def load_state_dict(self, state: Mapping[str, Any], source: Path) -> tuple[Position, dict[str, float], set[str]]:
         """Restore everything; the random streams last, since nothing may draw from them afterwards.
@@ -85,7 +94,7 @@ class RunState:
         Raises:
             UserError: the weights are another model's, or a part is missing.
         """
-        load_weights(self.model, state["model"], str(source))
+        load_weights(self.task, task_state(state), str(source))
         if missing := {*(self.parts.keys() - state.keys()), *(self.user_parts.keys() - state["user"].keys())}:
             raise UserError(
                 f"{source} has no state of {', '.join(sorted(missing))}; it cannot be resumed, only its weights be used"

@@ -46,7 +46,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> N
         UserError: keys are missing, left over, or of another shape; the message lists which.
     """
     if report := _misfits(model.state_dict(), weights):
-        lines = [f"{source} was made by another model than {type(model).__name__}:", *report]
+        kind = type(getattr(model, "model", model)).__name__
+        lines = [f"{source} was made by another model than {kind}:", *report]
         raise UserError("\n".join([*lines, "  Does model.* in the config describe the model that was trained?"]))
     model.load_state_dict(weights)
 

@@ -212,9 +212,13 @@ def _import_problems(name: str, file: Path) -> Iterator[Problem]:
 
 
 MODEL_REGISTRY = Registry("model")
+TASK_REGISTRY = Registry("task", provided=("model", "loss", "metric"))
 DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"))
 LOSS_REGISTRY = Registry("loss", call=("output", "batch"))
 METRIC_REGISTRY = Registry("metric")
 COLLATE_REGISTRY = Registry("collate")
 SCHEDULE_REGISTRY = Registry("schedule")
-REGISTRIES = (MODEL_REGISTRY, DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, COLLATE_REGISTRY, SCHEDULE_REGISTRY)
+REGISTRIES = (
+    TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, COLLATE_REGISTRY,
+    SCHEDULE_REGISTRY,
+)  # fmt: skip

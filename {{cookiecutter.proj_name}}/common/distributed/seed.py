@@ -3,6 +3,8 @@
 import os
 import random
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -61,6 +63,16 @@ def random_state(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
+
+
+@contextmanager
+def random_state_unchanged(device: torch.device) -> Iterator[None]:
+    """Restore this process' random states on exit, even after an error."""
+    state = random_state(device)
+    try:
+        yield
+    finally:
+        set_random_state(state, device)
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:

@@ -6,17 +6,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 from torch import nn
 
 from common.base.context import error_context
+from common.base.errors import UserError
 from common.base.files import write_text
-from common.data.loader import EvaluationLoader
+from common.data.loader import EvaluationLoader, Step
 from common.data.sets import label
 from common.distributed import Rank, max_over_ranks
-from common.evaluation.loss import LossSums
+from common.distributed.seed import mix, random_state_unchanged, set_seed
+from common.evaluation.loss import Losses, LossSums
+from common.evaluation.metric import MetricDict
 from common.monitor.pictures import Picture, save_png
+from common.monitor.show import Show
 from common.monitor.writer import plain
 from common.optim.precision import Precision
 
@@ -67,7 +72,11 @@ class EvaluationInterrupted(Exception):
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluates a model without wrappers (with DDP's, a process without samples would hang the others).
+    """Evaluates a task without wrappers (with DDP's, a process without samples would hang the others).
+
+    The random streams are seeded for each batch by the run's seed, the name of the set and the batch's first sample,
+    and restored afterwards: a model that draws numbers gives the same results on any number of processes, and training
+    does not depend on evaluations.
 
     Args:
         lockstep_forward: whether every forward pass needs all processes (FSDP). A process with fewer batches then keeps
@@ -83,54 +92,106 @@ class Evaluator:
     lockstep_forward: bool = False
     stop_signal: Callable[[], int] = lambda: 0
 
-    def run(self, model: nn.Module, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0) -> SplitResult:
-        """Evaluate `model` on the sets of a split, one after the other. Every process must call this."""
-        return SplitResult({loader.name: self.run_one(model, loader, max_pictures) for loader in loaders})
+    def run(self, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0) -> SplitResult:
+        """Evaluate on the sets of a split, one after the other. Every process must call this."""
+        return SplitResult({loader.name: self.run_one(loader, max_pictures) for loader in loaders})
 
-    @torch.no_grad()
-    def run_one(self, model: nn.Module, loader: EvaluationLoader, max_pictures: int = 0) -> SetResult:
-        """Evaluate `model` on all of `loader`'s data, over all processes, which synchronize only at the end.
+    def run_one(self, loader: EvaluationLoader, max_pictures: int = 0) -> SetResult:
+        """Evaluate on all of `loader`'s data, over all processes, which synchronize only at the end.
 
         Raises:
             EvaluationInterrupted: a process received a stop signal.
         """
-        sums, metrics = LossSums(), self.task.metric.start()
-        pictures: list[Picture] = []
-        done = 0  # batches
+        seen = _Pass(LossSums(), self.task.metric.start())
         # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
         idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.lockstep_forward else 0
-        with evaluation_mode(model), error_context(lambda: _where(loader, done)):
+        with self._evaluating(), error_context(lambda: _where(loader, seen.batches)):
             for batch, (_, indices) in zip(loader, loader.keys, strict=True):
-                batch = self._prepare(batch)
-                with self.precision.autocast():
-                    output = self.task.forward(model, batch)
-                    losses = self.task.losses(output, batch)
-                sums.add(losses, len(indices))
-                output = self.task.post_process(output, batch)
-                metrics.update(output, batch, indices)
-                if len(pictures) < max_pictures:
-                    pictures += self.task.pictures(output, batch, max_pictures - len(pictures))
-                done += 1
+                set_seed(mix(loader.seed, crc32(label(loader.split, loader.name).encode()), indices[0]))
+                self._add(seen, batch, indices, max_pictures)
                 if not self.lockstep_forward and self.stop_signal():
                     break
             for _ in range(idle):
-                with self.precision.autocast():
-                    self.task.forward(model, self._prepare(loader.sample_batch()))
+                self._measure(loader.sample_batch())
             if number := max_over_ranks(self.stop_signal(), self.rank):
                 raise EvaluationInterrupted(number)
-            values, samples = sums.means(self.rank)
-            return SetResult(values | metrics.compute(self.rank), samples, pictures)
+            values, samples = seen.losses.means(self.rank)
+            return SetResult(values | seen.metrics.compute(self.rank), samples, seen.pictures)
 
-    @torch.no_grad()
-    def pictures(self, model: nn.Module, batch: Any, limit: int) -> list[Picture]:
+    def rehearse(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
+        """Try a batch of each set, so that a mistake in evaluation shows before training and not an epoch later.
+
+        Raises:
+            UserError: with `needs_loss`, the task gives no loss.
+        """
+        for loader in loaders:
+            seen = _Pass(LossSums(), self.task.metric.start())
+            where = f"in trying a batch of {label(loader.split, loader.name)} before training"
+            with self._evaluating(), error_context(lambda where=where: where):  # type: ignore[misc]
+                batch = next(iter(loader), None)  # as it will be read, so workers start here
+                if batch is not None:
+                    losses = self._add(seen, batch, loader.keys[0][1], max_pictures=1)
+                    if needs_loss and "loss" not in losses:
+                        raise UserError("best.metric is loss, but the task gives no loss in validation; name a metric")
+                elif self.lockstep_forward:
+                    self._measure(loader.sample_batch())
+
+    def metrics(self, step: Step) -> dict[str, float]:
+        """The metrics over the samples of a training step, of all processes. Every process must call this."""
+        seen, plan = _Pass(LossSums(), self.task.metric.start()), step.global_batch
+        with self._evaluating():
+            for number, batch in enumerate(step.batches):
+                indices = plan.indices[number] if plan.indices else range(plan.sizes[number])
+                if plan.weights[number]:
+                    self._add(seen, batch, indices, 0)
+                elif self.lockstep_forward:
+                    self._measure(batch)
+            return seen.metrics.compute(self.rank)
+
+    def pictures(self, batch: Any, limit: int) -> list[Picture]:
         """Up to `limit` pictures of a loaded batch."""
-        batch = self._prepare(batch)
-        with evaluation_mode(model), self.precision.autocast():
-            output = self.task.post_process(self.task.forward(model, batch), batch)
-            return self.task.pictures(output, batch, limit)
+        with self._evaluating():
+            batch, output, _ = self._measure(batch)
+            return self.task.pictures(self.task.post_process(output, batch), batch, limit)
 
-    def _prepare(self, batch: Any) -> Any:
-        return self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+    def inspect(self, show: Show) -> None:
+        """Let the task show what it wants to. Every process must call this."""
+        with self._evaluating():
+            self.task("inspect", show)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode without gradients, after which modules and random streams are as they were."""
+        with torch.no_grad(), evaluation_mode(self.task), random_state_unchanged(self.rank.device):
+            yield
+
+    def _measure(self, batch: Any) -> tuple[Any, Any, Losses]:
+        """A loaded batch on the device, with its output and losses."""
+        batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+        with self.precision.autocast():
+            return batch, *self.task("measure", batch)
+
+    def _add(self, seen: "_Pass", batch: Any, indices: Sequence[int], max_pictures: int) -> Losses:
+        """Add a loaded batch of the samples `indices`. Returns its losses."""
+        count = self.task.count(batch)
+        batch, output, losses = self._measure(batch)
+        seen.losses.add(losses, len(indices), len(indices) if count is None else int(count))
+        output = self.task.post_process(output, batch)
+        seen.metrics.update(output, batch, indices)
+        if len(seen.pictures) < max_pictures:
+            seen.pictures += self.task.pictures(output, batch, max_pictures - len(seen.pictures))
+        seen.batches += 1
+        return losses
+
+
+@dataclass
+class _Pass:
+    """What one pass over a data set has measured so far."""
+
+    losses: LossSums
+    metrics: MetricDict
+    pictures: list[Picture] = field(default_factory=list)
+    batches: int = 0
 
 
 def _where(loader: EvaluationLoader, done: int) -> str:

@@ -12,7 +12,7 @@ from common.base.errors import UserError
 from common.config import Problem
 from common.config.arguments import check_arguments
 from common.config.registry import LOSS_REGISTRY
-from common.distributed import DistConfig, Rank, gather_objects
+from common.distributed import Rank, gather_objects
 from common.evaluation.exact import ExactSum
 from common.monitor.meter import to_floats
 
@@ -27,8 +27,10 @@ class LossSections:
     """Checks a section that maps names to losses: `{CrossEntropyLoss: {weight: 1.0, label_smoothing: 0.1}}`."""
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
+        if value is None:  # the task computes its own
+            return
         if not isinstance(value, Mapping) or not value:
-            yield Problem(key, value, "must name at least one loss")
+            yield Problem(key, value, "must name at least one loss", "or be null, if the task computes its own")
             return
         for name, section in value.items():
             below = f"{key}.{name}"
@@ -41,8 +43,9 @@ class LossSections:
             yield from check_arguments(_Term, own, below, lambda: "every loss", provided=("name", "function"))
 
 
-def measured_losses(sections: Mapping[str, Any]) -> list[str]:
+def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
     """The sum and the losses that are part of it; those with the weight 0 are not computed."""
+    sections = sections or {}
     off = [name for name, section in sections.items() if isinstance(section, Mapping) and section.get("weight") == 0]
     return ["loss", *(name for name in sections if name not in off)]
 
@@ -79,54 +82,35 @@ class _Term:
         return value
 
 
-class LossFactory:
-    """Computes every configured loss and their weighted sum.
+class LossFactory(nn.Module):
+    """Computes every configured loss and their weighted sum. Losses that are modules are its parts, by name.
 
     A loss is any callable. Without `inputs` it is called as `loss(output, batch)`; with
     `inputs: {input: output.logits, target: batch.label}` its arguments are looked up, so the losses of `torch.nn` work
     unchanged. It returns a scalar tensor, the mean over the samples, or a dict of such parts.
     """
 
-    def __init__(self, sections: Mapping[str, Any]) -> None:
+    def __init__(self, sections: Mapping[str, Any] | None) -> None:
+        super().__init__()
         self.terms: list[_Term] = []
+        sections = sections or {}
         for name, section in sections.items():
             section = section or {}
             function = LOSS_REGISTRY.build({"type": name, **section}, ignore=_OWN)
             term = _Term(name, function, **{word: section[word] for word in _OWN if word in section})
-            if term.weight != 0:
-                self.terms.append(term)
-        if not self.terms:
+            if term.weight == 0:
+                continue
+            self.terms.append(term)
+            if isinstance(function, nn.Module):
+                self.add_module(name.replace(".", "_"), function)
+            elif _has_weights(function):
+                kind = type(function).__name__
+                raise UserError(f"loss.{name}: its weights would not be trained; derive {kind} from nn.Module")
+        if sections and not self.terms:
             raise UserError("loss: every weight is 0, so there is nothing to minimise; give one loss a weight")
 
-    def attach(self, model: nn.Module, dist: DistConfig | None = None) -> None:
-        """Attach losses that have weights or buffers to `model`, as its submodule `loss`.
-
-        They are then moved, trained, synchronized, averaged and saved like the rest of it. Call it before anything is
-        done with the model. Raises `UserError` if that is impossible; `dist`: the config of the training, if any.
-        """
-        own = nn.ModuleDict()
-        for term in self.terms:
-            if _has_state(term.function):
-                if not isinstance(term.function, nn.Module):
-                    kind = type(term.function).__name__
-                    raise UserError(f"loss.{term.name}: its weights would not be trained; derive {kind} from nn.Module")
-                own[term.name.replace(".", "_")] = term.function
-        if not own:
-            return
-        names = ", ".join(f"loss.{name}" for name in own)
-        if list(own.parameters()) and dist is not None and (dist.strategy == "fsdp" or dist.find_unused_parameters):
-            raise UserError(
-                f"{names} has weights, and is called outside of the model's forward, which neither dist.strategy fsdp "
-                "nor dist.find_unused_parameters can do; use ddp, and dist.static_graph"
-            )
-        if isinstance(model, nn.Sequential) or hasattr(model, "loss"):
-            raise UserError(
-                f"{names} has weights or buffers and becomes the part `loss` of the model, so {type(model).__name__} "
-                "must not have a `loss`, nor be an nn.Sequential, which would call it as a layer: wrap it in a module"
-            )
-        model.loss = own
-
-    def __call__(self, output: Any, batch: Any) -> Losses:
+    def forward(self, output: Any, batch: Any) -> Losses:
+        """`loss` and its parts; nothing if no loss is configured."""
         losses: Losses = {}
         total: Tensor | None = None
         for term in self.terms:
@@ -134,8 +118,7 @@ class LossFactory:
                 weighted = value if term.weight == 1.0 else value * term.weight
                 total = weighted if total is None else total + weighted
                 losses[name] = value
-        assert total is not None
-        return {"loss": total, **losses}
+        return {} if total is None else {"loss": total, **losses}
 
 
 def by_part(name: str, value: Any) -> dict[str, Any]:
@@ -143,10 +126,8 @@ def by_part(name: str, value: Any) -> dict[str, Any]:
     return {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
 
 
-def _has_state(function: Any) -> bool:
-    """Whether a loss is a module with weights or buffers, or has a weight or a module with weights as an attribute."""
-    if isinstance(function, nn.Module):
-        return bool([*function.parameters(), *function.buffers()])
+def _has_weights(function: Any) -> bool:
+    """Whether an object that is no module has a weight, or a module with weights, as an attribute."""
     held = getattr(function, "__dict__", {}).values()
     modules = nn.ModuleList(each for each in held if isinstance(each, nn.Module))
     return bool(list(modules.parameters())) or any(isinstance(each, nn.Parameter) for each in held)
@@ -160,22 +141,22 @@ class LossSums:
     """
 
     def __init__(self) -> None:
-        self._batches: list[tuple[int, Losses]] = []
+        self._batches: list[tuple[int, int, Losses]] = []
 
-    def add(self, losses: Losses, samples: int) -> None:
-        """Keep the losses of a batch."""
-        self._batches.append((samples, losses))
+    def add(self, losses: Losses, samples: int, count: int) -> None:
+        """Keep the losses of a batch of `samples`, which are means over `count` items."""
+        self._batches.append((samples, count, losses))
 
     def means(self, rank: Rank) -> tuple[dict[str, float], int]:
-        """`loss` (the weighted sum) and each part, over the samples of all processes; and the number of samples."""
+        """`loss` (the weighted sum) and each part, over the items of all processes; and the number of samples."""
         own: defaultdict[str, ExactSum] = defaultdict(ExactSum)
-        counts, losses = [samples for samples, _ in self._batches], [losses for _, losses in self._batches]
-        for samples, values in zip(counts, to_floats(losses), strict=True):
+        for (_, count, _), values in zip(self._batches, to_floats([each for _, _, each in self._batches]), strict=True):
             for name, mean in values.items():
-                own[name].add(mean * samples)
-        (sums, total), *others = gather_objects((own, sum(counts)), rank)
-        for more, samples in others:
-            total += samples
+                own[name].add(mean * count if count else 0.0)  # the mean over nothing is NaN
+        counted = sum(samples for samples, _, _ in self._batches), sum(count for _, count, _ in self._batches)
+        (sums, (samples, total)), *others = gather_objects((own, counted), rank)
+        for more, (more_samples, more_total) in others:
+            samples, total = samples + more_samples, total + more_total
             for name, part in more.items():
                 sums[name].merge(part)
-        return {name: part.value / total for name, part in sums.items()}, total
+        return {name: part.value / max(total, 1) for name, part in sums.items()}, samples

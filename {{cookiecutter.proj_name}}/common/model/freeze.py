@@ -1,6 +1,8 @@
 """Parts of a model that are not trained."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from types import MethodType
+from typing import TypeVar
 
 from loguru import logger
 from torch import nn
@@ -10,6 +12,14 @@ from common.base.errors import UserError
 from common.model.names import listed, matched
 
 KEY = "prepare.freeze"
+M = TypeVar("M", bound=nn.Module)
+
+
+def fixed(module: M) -> M:
+    """Make `module`, such as a teacher, stay as it is: no gradients, always in evaluation mode. Returns it."""
+    module.requires_grad_(False)
+    _keep_in_evaluation(module)
+    return module
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -48,17 +58,13 @@ class Trainable:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._has_warned = False
         self._before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
 
-    def check_step(self) -> None:
-        """`check`, and one warning about parameters that got no gradient in the last backward pass."""
-        self.check()
-        unused = [] if self._has_warned else without_gradient(self._model)
-        self._has_warned = True
-        if unused:
+    def warn_of_unused(self, trained: Iterable[nn.Parameter]) -> None:
+        """Warn of those of the `trained` parameters that got no gradient in the last backward pass."""
+        if unused := without_gradient(self._model, trained):
             logger.warning(
-                "{} parameters got no gradient in this step, though they are to be trained: {}. Do the model's "
+                "{} parameters got no gradient in the first step, though they are to be trained: {}. Do the model's "
                 "forward and the loss use them? If that is intended, name them in prepare.freeze",
                 len(unused),
                 listed(unused),
@@ -75,9 +81,10 @@ class Trainable:
                 )
 
 
-def without_gradient(model: nn.Module) -> list[str]:
-    """Names of the trained parameters that got no gradient in the last backward pass."""
-    return [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None]
+def without_gradient(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
+    """Names in `model` of those of the `trained` parameters that got no gradient in the last backward pass."""
+    unused = {parameter for parameter in trained if parameter.requires_grad and parameter.grad is None}
+    return [name for name, parameter in model.named_parameters() if parameter in unused]
 
 
 def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -> bool:
@@ -88,6 +95,10 @@ def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -
 
 
 def _keep_in_evaluation(module: nn.Module) -> None:
-    """Make `module.train()` do nothing, also when a parent module calls it."""
+    """Make `module.train()` do nothing, also when a parent module calls it, and in a copy of the module."""
     module.eval()
-    setattr(module, "train", lambda mode=True: module)  # noqa: B010 - to the type checker a method cannot be replaced
+    setattr(module, "train", MethodType(_unchanged, module))  # noqa: B010 - the type checker takes a method as fixed
+
+
+def _unchanged(module: M, mode: bool = True) -> M:
+    return module

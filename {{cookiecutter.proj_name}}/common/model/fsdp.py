@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,9 @@ from common.model.config import FsdpConfig
 from common.model.strategy import Strategy
 from common.optim.precision import Precision
 
+if TYPE_CHECKING:
+    from common.task import Task
+
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -29,8 +32,8 @@ class Sharded(Strategy):
     """Every weight is split along its first dimension; the weights of a block are gathered while it computes.
 
     Args:
-        model: on the CPU; it moves to the device block by block, and is never there as a whole.
-        blocks: modules gathered one at a time; the rest of the model is gathered at once.
+        task: on the CPU; it moves to the device block by block, and is never there as a whole.
+        blocks: modules gathered one at a time; the rest of the model is gathered at once, as is the rest of the task.
         broadcast: give all processes rank 0's buffers before each training forward, as DDP does.
     """
 
@@ -38,7 +41,7 @@ class Sharded(Strategy):
 
     def __init__(
         self,
-        model: nn.Module,
+        task: "Task",
         blocks: Sequence[nn.Module],
         precision: Precision,
         config: FsdpConfig,
@@ -50,6 +53,7 @@ class Sharded(Strategy):
         assert dist.group.WORLD is not None
         mesh = DeviceMesh.from_group(dist.group.WORLD, rank.device.type)
         self.rank = rank
+        model = task.model
         policy = _policy(config, precision, model)
         offload = CPUOffloadPolicy(pin_memory=rank.device.type == "cuda") if config.cpu_offload else OffloadPolicy()
         holding = [block for block in blocks if any(True for _ in block.parameters())]
@@ -61,27 +65,28 @@ class Sharded(Strategy):
                 offload_policy=offload,
                 reshard_after_forward=config.reshard_after_forward,
             )
-        fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
-        super().__init__(model, Precision() if policy.param_dtype else precision, f"sharded, {len(holding)} blocks")
-        model.register_forward_hook(self._reshard_without_gradient)
-        if broadcast and any(True for _ in model.buffers()):
-            model.register_forward_pre_hook(self._share_buffers_in_training)
-        mine = sum(local(parameter).numel() for parameter in model.parameters())
+        fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=False)
+        fully_shard(task, mesh=mesh, offload_policy=offload)  # losses and all else compute in their own format
+        super().__init__(task, Precision() if policy.param_dtype else precision, f"sharded, {len(holding)} blocks")
+        task.register_forward_hook(self._reshard_without_gradient)
+        if broadcast and any(True for _ in task.buffers()):
+            task.register_forward_pre_hook(self._share_buffers_in_training)
+        mine = sum(local(parameter).numel() for parameter in task.parameters())
         logger.info("fsdp: model {} and the rest, {:,} of its numbers on each rank", self.about, mine)
 
-    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
+    def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
         for module in self._sharded_modules():
             module.set_requires_gradient_sync(enabled, recurse=False)
         return nullcontext()
 
     def shard_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        live = self.module.state_dict()
+        live = self.task.state_dict()
         groups = state["optimizer"]["param_groups"] if "optimizer" in state else []
         names = [name for group in groups for name in group["param_names"]]  # indexed by the optimizer's numbers
 
         def sharded(value: Any, path: tuple[Any, ...]) -> Any:
             match path:
-                case ("model", name) | ("ema", "shadow", name):
+                case ("model" | "task", name) | ("ema", "shadow", name):
                     return _like(live.get(name), value)
                 case ("optimizer", "state", number, _):
                     return _like(live.get(names[number]), value)
@@ -90,17 +95,17 @@ class Sharded(Strategy):
         return dict(map_leaves(state, sharded))
 
     def _sharded_modules(self) -> list[FSDPModule]:
-        return [module for module in self.module.modules() if isinstance(module, FSDPModule)]
+        return [module for module in self.task.modules() if isinstance(module, FSDPModule)]
 
-    def _reshard_without_gradient(self, model: nn.Module, inputs: Any, output: Any) -> None:
+    def _reshard_without_gradient(self, task: nn.Module, inputs: Any, output: Any) -> None:
         """Free gathered weights after an evaluation: nothing else would, and parameter names would refer to them."""
         if not torch.is_grad_enabled():
             for module in self._sharded_modules():
                 module.reshard()
 
-    def _share_buffers_in_training(self, model: nn.Module, inputs: Any) -> None:
-        if model.training and torch.is_grad_enabled():
-            share_buffers(model, self.rank)
+    def _share_buffers_in_training(self, task: nn.Module, inputs: Any) -> None:
+        if task.training and torch.is_grad_enabled():
+            share_buffers(task, self.rank)
 
 
 def _policy(config: FsdpConfig, precision: Precision, model: nn.Module) -> MixedPrecisionPolicy:

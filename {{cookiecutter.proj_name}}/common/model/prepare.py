@@ -1,4 +1,6 @@
-"""Prepares a built model for training."""
+"""Prepares a built task for training."""
+
+from typing import TYPE_CHECKING
 
 from loguru import logger
 from torch import nn
@@ -12,11 +14,14 @@ from common.model.names import matched, matched_modules
 from common.model.strategy import Replicated, Strategy
 from common.optim.precision import Precision
 
+if TYPE_CHECKING:
+    from common.task import Task
+
 _BLOCKS, _RECOMPUTED, _COMPILED = "prepare.fsdp.blocks", "prepare.activation_checkpointing", "prepare.compile.blocks"
 
 
-def prepare(model: nn.Module, config: PrepareConfig, dist: DistConfig, precision: Precision, rank: Rank) -> Strategy:
-    """Prepare a model that has its first weights for training: all steps, in order.
+def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Precision, rank: Rank) -> Strategy:
+    """Prepare a task whose model has its first weights for training: all steps, in order.
 
     Create the optimizer, the average and all else that holds parameters after this: FSDP replaces them.
 
@@ -24,40 +29,40 @@ def prepare(model: nn.Module, config: PrepareConfig, dist: DistConfig, precision
         UserError: a pattern matches nothing, or the model does not fit the config.
     """
     is_sharded = dist.strategy == "fsdp" and not rank.is_alone
-    model = precision.cast(model)
+    precision.cast(task)
     if dist.sync_bn and not rank.is_alone:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    freeze(model, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
-    chosen = check_patterns(model, config)
+        task.model = nn.SyncBatchNorm.convert_sync_batchnorm(task.model)
+    freeze(task, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
+    chosen = check_patterns(task, config)
     checkpoint_activations(chosen[_RECOMPUTED].values())
     if config.compile.enabled:
         # Gathering weights block by block cannot be compiled, so each block is compiled on its own.
         gathered = chosen[_BLOCKS] if is_sharded else {}
-        compiled = chosen[_COMPILED] or gathered or chosen[_RECOMPUTED] or {"": model}
+        compiled = chosen[_COMPILED] or gathered or chosen[_RECOMPUTED] or {"": task.model}
         compile_modules(compiled.values(), config.compile)  # with recomputation, which the compiler plans too
-        logger.info("compiled at the first step: {}", ", ".join(compiled) or type(model).__name__)
+        logger.info("compiled at the first step: {}", ", ".join(compiled) or type(task.model).__name__)
     strategy: Strategy
     if is_sharded:
         from common.model.fsdp import Sharded  # the import takes 0.8 s, and most runs do not need it
 
         blocks = list(chosen[_BLOCKS].values())
-        strategy = Sharded(model, blocks, precision, config.fsdp, broadcast=dist.broadcast_buffers, rank=rank)
+        strategy = Sharded(task, blocks, precision, config.fsdp, broadcast=dist.broadcast_buffers, rank=rank)
     elif rank.is_alone:
         if dist.strategy == "fsdp":
             logger.info("dist.strategy fsdp has no effect on a single process")
-        strategy = Strategy(model.to(rank.device), precision)
+        strategy = Strategy(task.to(rank.device), precision)
     else:
-        strategy = Replicated(model.to(rank.device), precision, dist, rank)
+        strategy = Replicated(task.to(rank.device), precision, dist)
     strategy.about += ", compiled" if config.compile.enabled else ""
     return strategy
 
 
-def check_patterns(model: nn.Module, config: PrepareConfig) -> dict[str, dict[str, nn.Module]]:
+def check_patterns(task: nn.Module, config: PrepareConfig) -> dict[str, dict[str, nn.Module]]:
     """The modules that each list of patterns matches, by the list's key. Raises `UserError` for one without a match."""
-    matched(config.freeze, parameter_names(model), FREEZE)
+    matched(config.freeze, parameter_names(task), FREEZE)
     lists = {
         _RECOMPUTED: config.activation_checkpointing,
         _COMPILED: config.compile.blocks,
         _BLOCKS: config.fsdp.blocks,
     }
-    return {key: matched_modules(model, patterns, key) for key, patterns in lists.items()}
+    return {key: matched_modules(task, patterns, key) for key, patterns in lists.items()}

@@ -1,38 +1,41 @@
 """How processes train one model together: a single process, or replicas that average their gradients (DDP)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.distributed import DistConfig, Rank
+from common.distributed import DistConfig
 from common.optim.precision import Precision
 
 _NOTHING = nullcontext()
 
 
 class Strategy:
-    """A prepared model, and how processes train it. This class: a single process.
+    """A prepared task, and how processes train it. This class: a single process.
 
     Attributes:
         about: how it was prepared, in a few words for the log and the checkpoint.
-        module: the model without wrappers, so names have no prefix.
-        model: what training calls: the module or its wrapper.
+        task: without wrappers, so names have no prefix.
         precision: number format of the forward pass.
         lockstep_forward: whether each forward pass needs all processes, so that all must make the same number of them.
     """
 
     lockstep_forward = False
 
-    def __init__(self, module: nn.Module, precision: Precision, about: str = "whole") -> None:
+    def __init__(self, task: nn.Module, precision: Precision, about: str = "whole") -> None:
         self.about = about
-        self.module = self.model = module
+        self.task = task
         self.precision = precision
 
-    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
-        """A context in which backward passes average gradients over all processes only if `enabled`."""
+    def wrap(self, trained: Sequence[nn.Parameter]) -> nn.Module:
+        """What an update that trains these parameters calls: the task or a wrapper. Every process must call this."""
+        return self.task
+
+    def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
+        """A context in which backward passes of a wrapped task average gradients over processes only if `enabled`."""
         return _NOTHING
 
     def shard_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -41,19 +44,27 @@ class Strategy:
 
 
 class Replicated(Strategy):
-    """Every process holds the whole model; gradients are averaged during the backward pass (DDP)."""
+    """Every process holds the whole task; gradients are averaged during the backward pass (DDP)."""
 
-    def __init__(self, model: nn.Module, precision: Precision, config: DistConfig, rank: Rank) -> None:
-        super().__init__(model, precision)
-        self.model = self._wrapped = DistributedDataParallel(
-            model,
-            device_ids=[rank.device.index] if rank.device.type == "cuda" else None,
+    def __init__(self, task: nn.Module, precision: Precision, config: DistConfig) -> None:
+        super().__init__(task, precision)
+        self._config = config
+
+    def wrap(self, trained: Sequence[nn.Parameter]) -> nn.Module:
+        config, chosen = self._config, set(trained)
+        others = [name for name, parameter in self.task.named_parameters() if parameter not in chosen]
+        # DDP writes the name of a parameter of the task itself with a dot in front.
+        ignored = [*others, *(f".{name}" for name in others if "." not in name)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.task, ignored)
+        wrapped = DistributedDataParallel(
+            self.task,
             find_unused_parameters=config.find_unused_parameters,
             static_graph=config.static_graph,
             bucket_cap_mb=config.bucket_mb,
             gradient_as_bucket_view=config.gradient_as_bucket_view,
         )
-        self._wrapped.broadcast_buffers = config.broadcast_buffers  # the argument's name depends on PyTorch's version
+        wrapped.broadcast_buffers = config.broadcast_buffers  # the argument's name depends on PyTorch's version
+        return wrapped
 
-    def gradient_sync(self, enabled: bool) -> AbstractContextManager[Any]:
-        return _NOTHING if enabled else self._wrapped.no_sync()
+    def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
+        return model.no_sync() if not enabled and isinstance(model, DistributedDataParallel) else _NOTHING

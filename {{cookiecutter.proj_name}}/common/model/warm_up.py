@@ -1,6 +1,6 @@
 """A first step of DDP before training, with its result discarded. It also finds parameters without a gradient."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from common.model.freeze import without_gradient
 from common.model.names import listed
 
 
-def warm_up_ddp(model: nn.Module, loss: Callable[[], Tensor], rank: Rank) -> None:
+def warm_up_ddp(model: nn.Module, trained: Sequence[nn.Parameter], loss: Callable[[], Tensor], rank: Rank) -> None:
     """One backward pass whose result is discarded: weights, buffers and random streams stay as they are.
 
     DDP exchanges gradients in one order in its first backward and in another from the second on. A resumed run would
@@ -30,7 +30,7 @@ def warm_up_ddp(model: nn.Module, loss: Callable[[], Tensor], rank: Rank) -> Non
     if not (model.find_unused_parameters or model.static_graph):
         with model.no_sync():  # otherwise DDP would wait forever for a missing gradient
             loss().backward()
-        _refuse_unused(model.module, rank)
+        _refuse_unused(model.module, trained, rank)
         model.zero_grad(set_to_none=True)
     loss().backward()
     model.zero_grad(set_to_none=True)
@@ -40,8 +40,8 @@ def warm_up_ddp(model: nn.Module, loss: Callable[[], Tensor], rank: Rank) -> Non
     set_random_state(streams, rank.device)
 
 
-def _refuse_unused(model: nn.Module, rank: Rank) -> None:
-    unused = gather_objects(without_gradient(model), rank)
+def _refuse_unused(model: nn.Module, trained: Sequence[nn.Parameter], rank: Rank) -> None:
+    unused = gather_objects(without_gradient(model, trained), rank)
     names = list(dict.fromkeys(name for each in unused for name in each))
     where = "" if all(each == names for each in unused) else ", on some of the ranks"
     if names:

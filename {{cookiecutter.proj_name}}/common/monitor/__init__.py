@@ -1,7 +1,7 @@
 """Progress reports of a run: log lines, numbers, pictures. Only the main process writes them."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,6 +20,7 @@ from common.monitor.clock import Clock, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, train_line
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
+from common.monitor.show import Show
 from common.monitor.writer import NullWriter, Writer
 from common.optim.optimizer import learning_rates
 from common.progress import Position
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 # Log records show the line that called the monitor, not a line of this file.
 _log = logger.opt(depth=1)
+_NO_METRICS: dict[str, float] = {}
 
 Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
 
@@ -116,7 +118,17 @@ class Monitor:
         self.step = at.step
         self.bar.update()
 
-    def train(self, at: Position, optimizer: torch.optim.Optimizer, grad_norm: Tensor | None) -> None:
+    def show(self, at: Position) -> Show:
+        """Where the task writes what it wants to show at this log line."""
+        return Show(self.writer, at.step)
+
+    def train(
+        self,
+        at: Position,
+        optimizer: torch.optim.Optimizer,
+        grad_norm: Tensor | None,
+        metrics: Mapping[str, float] = _NO_METRICS,
+    ) -> None:
         """Write the log line of training and its scalars. Waits for the device; every process must call it."""
         losses = self.meter.read()
         norm = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
@@ -125,10 +137,10 @@ class Monitor:
             rates = {"lr": next(iter(rates.values()))}
         timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
         memory = peak_memory(self._device)
-        _log.info("{}", train_line(at, self._totals, rates, losses, norm, timing, memory))
+        _log.info("{}", train_line(at, self._totals, rates, losses, {**metrics, **norm}, timing, memory))
         if advice := self.clock.advice(timing, self._workers):
             _log.warning("{}", advice)
-        self.writer.scalars("train", at.step, losses.raw | norm | rates, epoch=current_epoch(at))
+        self.writer.scalars("train", at.step, losses.raw | dict(metrics) | norm | rates, epoch=current_epoch(at))
         # Separate from the others, since these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
         self.writer.scalars("speed", at.step, speed | {"memory_bytes": memory}, epoch=current_epoch(at))

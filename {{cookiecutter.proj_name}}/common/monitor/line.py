@@ -14,7 +14,7 @@ def train_line(
     totals: tuple[int | None, int | None],
     rates: Mapping[str, float],
     losses: Reading,
-    norm: Mapping[str, float],
+    more: Mapping[str, float],
     timing: Timing,
     memory: int,
 ) -> str:
@@ -24,7 +24,7 @@ def train_line(
         at: position after the step.
         totals: optimizer steps and epochs of the whole run, where known.
         rates: learning rates of the parameter groups that differ.
-        norm: gradient norm by name, if known.
+        more: metrics of the step, and the norm of the gradients, where known.
         memory: bytes.
     """
     shown = {name: f"{name} {number(value)} ({number(losses.smooth[name])})" for name, value in losses.raw.items()}
@@ -34,7 +34,7 @@ def train_line(
         f"epoch {counted(current_epoch(at), totals[1])} step {counted(at.step, totals[0])}",
         f"lr {learning_rates(list(rates.values()))}",
         "  ".join(shown.values()),
-        *(f"grad {number(value)}" for value in norm.values()),
+        "  ".join(f"{'grad' if name == 'grad_norm' else name} {number(value)}" for name, value in more.items()),
         f"{timing.step * 1000:6.1f} ms/step data {timing.data:4.0%} {timing.rate:6.0f}/s",
         "" if timing.eta is None else f"ETA {timedelta(seconds=round(timing.eta))}",
         f"mem {memory / 2**20:.0f} MB",

@@ -63,6 +63,15 @@ class Writer:
         """Write a picture (H, W, 3), RGB, to TensorBoard."""
         self._to_board(lambda board: board.add_image(tag, image, step, dataformats="HWC"))
 
+    def text(self, step: int, tag: str, text: str) -> None:
+        """Write a text to TensorBoard."""
+        indented = "    " + text.replace("\n", "\n    ")  # Markdown: as it is
+        self._to_board(lambda board: board.add_text(tag, indented, step))
+
+    def histogram(self, step: int, tag: str, values: NDArray[Any]) -> None:
+        """Write the distribution of numbers to TensorBoard."""
+        self._to_board(lambda board: board.add_histogram(tag, values, step))
+
     def record(self, event: str, **fields: Any) -> None:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""
         if not self._file.closed:  # once closed, the end is written; an error here would hide the original one

@@ -113,11 +113,11 @@ class Schedule:
         rise = self._start + (1.0 - self._start) * (step + 1) / (self._warmup + 1)
         return rise * self._factor(0)
 
-    def step(self, step: int) -> None:
-        """Set the rates for optimizer step `step`. Call it before that step."""
+    def step(self, step: int, rate: Callable[[str], float] | None = None) -> None:
+        """Set the rates for optimizer step `step`. Call it before that step; `rate`: a further factor, by group."""
         factor = self.factor(step)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
-            group["lr"] = base * factor
+            group["lr"] = base * factor if rate is None else base * factor * rate(group["name"])
 
     def after_validation(self, value: float | None) -> None:
         """Pass on a validation result, the same on every rank, to a schedule that depends on it."""

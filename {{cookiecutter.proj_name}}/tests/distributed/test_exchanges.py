@@ -42,7 +42,7 @@ def check_exchanges(trainer: Trainer) -> None:
 def check_alike_at_the_start(trainer: Trainer) -> None:
     """A plug-in that compares what all ranks must have in common."""
     rank = trainer.rank
-    first = next(iter(trainer.raw_model.parameters())).detach().tolist()
+    first = next(iter(trainer.task.model.parameters())).detach().tolist()
     seed: Any = trainer.state.fingerprint["seed"]
     for other in gather_objects((first, seed, str(trainer.paths.root)), rank):
         assert other == (first, seed, str(trainer.paths.root))

@@ -135,7 +135,7 @@ def formats(trainer: Trainer) -> None:
         return scatter(*arguments, **options)
 
     setattr(dist, name, noted)
-    trainer.raw_model.register_forward_hook(lambda model, inputs, output: note(f"output {output.dtype}"))
+    trainer.task.model.register_forward_hook(lambda model, inputs, output: note(f"output {output.dtype}"))
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def own_state(trainer: Trainer) -> None:
 
     class Copy:
         def state_dict(self) -> dict[str, Any]:
-            return {"weights": [*trainer.raw_model.state_dict().values()]}
+            return {"weights": [*trainer.task.model.state_dict().values()]}
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
             self.state = state

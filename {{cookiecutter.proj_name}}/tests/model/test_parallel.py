@@ -71,11 +71,11 @@ def test_a_pattern_that_matches_nothing_is_refused(runs: Runs, words: list[str],
 
 
 def freezing_late(trainer: Trainer) -> None:
-    trainer.raw_model.get_parameter("head.2.bias").requires_grad_(False)
+    trainer.task.model.get_parameter("head.2.bias").requires_grad_(False)
 
 
 def unfreezing_late(trainer: Trainer) -> None:
-    trainer.raw_model.get_parameter("features.0.0.weight").requires_grad_(True)
+    trainer.task.model.get_parameter("features.0.0.weight").requires_grad_(True)
 
 
 @pytest.mark.parametrize(
@@ -203,13 +203,13 @@ def test_parameters_that_one_rank_does_not_use(runs: Runs) -> None:
 def test_one_process_tells_of_unused_parameters(runs: Runs) -> None:
     """R-36: nothing waits for them there, but they are rarely meant."""
     folder = runs.train(*SPARE, "{type: tests.parts.Spare}")
-    assert log(folder).count("2 parameters got no gradient in this step") == 1
+    assert log(folder).count("2 parameters got no gradient in the first step") == 1
     assert "got no gradient" not in log(runs.train(*PLAIN, name="plain"))
 
 
 def wrapped_as_asked(trainer: Trainer) -> None:
     """What torch's own wrapper says about its options."""
-    model = trainer.model
+    model = trainer.updates.by_name["all"].model
     assert isinstance(model, nn.parallel.DistributedDataParallel)
     asked = (model.gradient_as_bucket_view, model.broadcast_buffers, model.static_graph, model.bucket_bytes_cap)
     assert asked == (False, False, True, 2 * 1024 * 1024)
@@ -239,8 +239,9 @@ def count_exchanges(trainer: Trainer) -> None:
         file.write(b"x")
         return allreduce_hook(group, bucket)
 
-    if isinstance(trainer.model, nn.parallel.DistributedDataParallel):
-        trainer.model.register_comm_hook(None, hook)
+    model = trainer.updates.by_name["all"].model
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        model.register_comm_hook(None, hook)
     else:
         setattr(dist, name, counted)
 

@@ -68,7 +68,7 @@ def test_the_training_line():
         Position(step=7, epoch=0, sample=448, epoch_size=1200),
         rates={"lr_a": 1e-3, "lr_b": 1e-4},
         losses=Reading({"loss": 12.3456789, "ce": 2.30258, "l2": 1e-5}, {"loss": 12.0, "ce": 2.4, "l2": 1.28e-5}),
-        norm={"grad_norm": 1.2},
+        more={"grad_norm": 1.2},
         timing=Timing(step=0.0031, data=0.12, rate=20645.2, eta=82.4),
         **common,
     )
@@ -76,7 +76,7 @@ def test_the_training_line():
         Position(step=120, epoch=6, sample=0, epoch_size=1200),
         rates={"lr_a": 1e-3, "lr_b": 1e-4},
         losses=Reading({"loss": 0.0042, "ce": 0.5, "l2": 1e-5}, {"loss": 0.125, "ce": 0.5, "l2": 1e-5}),
-        norm={"grad_norm": 0.034567},
+        more={"grad_norm": 0.034567},
         timing=Timing(step=0.0117, data=0.0, rate=987.0, eta=5.0),
         **common,
     )
@@ -99,7 +99,7 @@ def test_the_line_leaves_out_what_is_not_known():
         totals=(None, None),
         rates={"lr": 0.1},
         losses=Reading({"loss": 0.5, "ce": 0.5}, {"loss": 0.5, "ce": 0.5}),
-        norm={},
+        more={},
         timing=Timing(step=1.5, data=0.5, rate=10.0, eta=None),
         memory=3 * 2**30,
     )

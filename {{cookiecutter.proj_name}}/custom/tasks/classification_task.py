@@ -1,22 +1,24 @@
-"""The task of this project, image classification: connects model, losses, metrics and pictures."""
+"""Image classification: connects model, losses, metrics and pictures."""
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from common.config.registry import TASK_REGISTRY
 from common.monitor.pictures import Picture, labelled
 from common.task import Task
 
 
+@TASK_REGISTRY.register()
 class ClassificationTask(Task):
     """Predicts one of several classes for each image.
 
     A batch is a dict with `image` (B, C, H, W), float in 0..1, and `label` (B,), int64.
     """
 
-    def forward(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def output(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns `logits` (B, classes)."""
-        return {"logits": model(batch["image"])}
+        return {"logits": self.model(batch["image"])}
 
     def post_process(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Adds `probabilities` (B, classes), 0..1; `prediction` (B,), the most likely class; its `probability` (B,)."""

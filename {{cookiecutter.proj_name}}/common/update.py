@@ -1,0 +1,160 @@
+"""One optimizer step of a task: forward, loss, backward, clip, step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from common.base.errors import UserError
+from common.data.loader import Step
+from common.distributed import Rank, sum_over_ranks
+from common.evaluation.loss import Losses
+from common.model import Strategy
+from common.model.freeze import Trainable
+from common.model.warm_up import warm_up_ddp
+from common.monitor.meter import Meter
+from common.optim import Clip, needs_closure
+from common.progress import Position
+from common.task import Task
+
+_NO_COUNT = "{kind}.count returned None for a batch of rank {rank}; it must be a number for every batch or for none"
+
+
+@dataclass(frozen=True)
+class Update:
+    """One of the task's updates.
+
+    Attributes:
+        model: the task or its wrapper.
+        trained: the parameters that it trains.
+        others: all other trainable parameters.
+    """
+
+    name: str
+    model: nn.Module
+    trained: list[nn.Parameter]
+    others: list[nn.Parameter]
+
+
+class Updates:
+    """Takes the optimizer steps of a task's updates.
+
+    Args:
+        sample: reads a batch to try an update on.
+
+    Attributes:
+        by_name: the updates so far.
+        rate: the task's own factors of the learning rates; None if it has none.
+        grad_norm: norm of the last update's gradients before clipping; None without clipping.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        strategy: Strategy,
+        optimizer: Optimizer,
+        clip: Clip,
+        meter: Meter,
+        rank: Rank,
+        sample: Callable[[], Any],
+    ) -> None:
+        self.task, self.strategy, self.optimizer, self.clip, self.rank = task, strategy, optimizer, clip, rank
+        self.precision, self.meter, self.sample = strategy.precision, meter, sample
+        self.grad_norm: Tensor | None = None
+        self.trainable = Trainable(task)
+        self._parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
+        self._needs_closure = needs_closure(optimizer)  # such as LBFGS
+        # Methods that a task does not override are not called in the loop.
+        self.rate = None if type(task).rate is Task.rate else task.rate
+        self._has_counts = type(task).count is not Task.count
+        self.by_name = {name: self._begin(name) for name in task.updates()}
+        self._tried: set[str] = set()
+
+    def take(self, step: Step, at: Position) -> bool:
+        """Every update of this step, at position `at`. False if one was skipped (see `Precision.step`)."""
+        weights = self._weights(step)
+        taken = [self._take(name, step, weights, at) for name in self.task.updates()]
+        return all(taken)
+
+    def _take(self, name: str, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> bool:
+        if name not in self.by_name:
+            self.by_name[name] = self._begin(name)
+        update = self.by_name[name]
+        if self._needs_closure:
+            return self.precision.step(self.optimizer, lambda: self._forward_backward(update, step, weights, at))
+        self._forward_backward(update, step, weights, at)
+        return self.precision.step(self.optimizer)
+
+    def _forward_backward(
+        self, update: Update, step: Step, weights: Sequence[tuple[float, int]], at: Position
+    ) -> Tensor:
+        """Compute the clipped gradients of the step's mean loss. Returns this process' part of that loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        total: Tensor | None = None
+        last = len(step.batches) - 1
+        for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
+            with self.strategy.gradient_sync(update.model, number == last):
+                losses = self.losses(update, batch)
+                loss = losses["loss"] if weight == 1.0 else losses["loss"] * weight
+                self.precision.backward(loss)
+            if update.name != "all":
+                losses = {update.name if name == "loss" else name: value for name, value in losses.items()}
+            self.meter.add(at.step + 1, losses, count)
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        if update.name not in self._tried:
+            self._tried.add(update.name)
+            self.trainable.warn_of_unused(update.trained)
+        self._clear_gradients(update)
+        self.precision.unscale(self.optimizer)
+        self.grad_norm = self.clip(update.trained, at)
+        return total
+
+    def losses(self, update: Update, batch: Any) -> Losses:
+        """Forward pass and losses of an update for a loaded batch."""
+        batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+        with self.precision.autocast():
+            losses: Losses = update.model("update", update.name, batch)
+        if "loss" not in losses:
+            kind = type(self.task).__name__
+            raise UserError(
+                f"{kind} has no `loss` to minimise in update {update.name}: name losses in the config's section loss, "
+                f"or return one from {kind}.losses or {kind}.update"
+            )
+        return losses
+
+    def _begin(self, name: str) -> Update:
+        """Prepare an update before its first step."""
+        chosen = set(self.task.trained_by(name))
+        trained = [parameter for parameter in self._parameters if parameter in chosen]
+        others = [parameter for parameter in self._parameters if parameter not in chosen]
+        update = Update(name, self.strategy.wrap(trained), trained, others)
+        warm_up_ddp(update.model, trained, lambda: self.losses(update, self.sample())["loss"], self.rank)
+        return update
+
+    def _clear_gradients(self, update: Update) -> None:
+        """Clear the gradients of what must not change in this step: the optimizer then leaves it alone."""
+        for parameter in update.others:
+            parameter.grad = None
+        if self.rate is not None:
+            for group in self.optimizer.param_groups:
+                if self.rate(group["name"]) == 0:
+                    for parameter in group["params"]:
+                        parameter.grad = None
+
+    def _weights(self, step: Step) -> list[tuple[float, int]]:
+        """Of each micro-batch: the factor of its mean loss in the step's, and the number of items it is a mean over."""
+        plan = step.global_batch
+        if not self._has_counts:
+            return [(weight, size if weight else 0) for weight, size in zip(plan.weights, plan.sizes, strict=True)]
+        counts = []
+        for batch, weight in zip(step.batches, plan.weights, strict=True):
+            count = self.task.count(batch)
+            if count is None:
+                raise UserError(_NO_COUNT.format(kind=type(self.task).__name__, rank=self.rank.rank))
+            counts.append(int(count) if weight else 0)
+        total = sum_over_ranks(torch.tensor(float(sum(counts)), dtype=torch.float64), self.rank).item()
+        return [(count * self.rank.world_size / max(total, 1.0), count) for count in counts]
