@@ -18,17 +18,18 @@ from common.evaluation.loss import LossFactory, Losses, LossSums
 from common.distributed import Rank
 from common.evaluation.metric import MetricFactory
 from common.monitor.meter import Meter
-from custom.task import ClassificationTask
+from custom.tasks.classification_task import ClassificationTask
 import custom.loss  # fills the registry
 
 class Task(ClassificationTask):
 {method}
 output, batch = dict(logits=torch.tensor([[3.0, 4.0], [0.0, 0.0]])), dict(label=torch.tensor([0, 1]))
-losses = Task(LossFactory(dict(CrossEntropyLoss=dict(weight=1.0))), MetricFactory(dict())).losses(output, batch)
+loss, metric = LossFactory(dict(CrossEntropyLoss=dict(weight=1.0))), MetricFactory(dict())
+losses = Task(torch.nn.Identity(), loss, metric).losses(output, batch)
 assert losses["loss"] == losses["CrossEntropyLoss"]
 meter, sums = Meter(), LossSums()
 meter.add(1, losses, 2)
-sums.add(losses, 2)
+sums.add(losses, 2, 2)
 assert meter.read().raw["logit_norm"] == sums.means(Rank())[0]["logit_norm"] == 2.5
 """
 LOG_LINE = re.compile(r"^\d\d:\d\d:\d\d \w+ +(?P<file>[\w/]+\.py):(?P<line>\d+) ", re.MULTILINE)

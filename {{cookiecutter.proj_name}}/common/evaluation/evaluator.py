@@ -132,10 +132,7 @@ class Evaluator:
                 if batch is not None:
                     losses = self._add(seen, batch, loader.keys[0][1], max_pictures=1)
                     if needs_loss and "loss" not in losses:
-                        kind = type(self.task).__name__
-                        raise UserError(
-                            f"best.metric is loss, but {kind}.losses gives none in validation; name a metric"
-                        )
+                        raise UserError("best.metric is loss, but the task gives no loss in validation; name a metric")
                 elif self.lockstep_forward:
                     self._measure(loader.sample_batch())
 

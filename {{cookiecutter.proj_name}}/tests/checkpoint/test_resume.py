@@ -353,7 +353,7 @@ def test_changed_code(runs: Runs) -> None:
     assert run([*command, *runs.words("--progress.epoch", "1")], cwd=copy, env=environment).returncode == 0
     (copy / "my_layers").mkdir()
     (copy / "my_layers" / "__init__.py").touch()
-    for name in ("common/evaluation/loss.py", "custom/task.py"):
+    for name in ("common/evaluation/loss.py", "custom/tasks/classification_task.py"):
         with (copy / name).open("a") as file:
             file.write("# edited\n")
     (copy / "custom" / "metric" / "curve_metric.py").unlink()
@@ -363,7 +363,7 @@ def test_changed_code(runs: Runs) -> None:
     files = [
         "common/evaluation/loss.py",
         "custom/metric/curve_metric.py (gone)",
-        "custom/task.py",
+        "custom/tasks/classification_task.py",
         "my_layers/__init__.py (new)",
     ]
     assert changed == [", ".join(sorted(files))]

@@ -68,7 +68,7 @@ def test_code(runs: Runs) -> None:
             rank.kill()
     assert 2 in [rank.returncode for rank in ranks] and 0 not in [rank.returncode for rank in ranks]
     text = "".join(texts)
-    assert "rank 1 runs other code than rank 0" in text and "custom/task.py: '" in text
+    assert "rank 1 runs other code than rank 0" in text and "custom/tasks/classification_task.py: '" in text
     assert "custom/build.py" not in text
 
 
