@@ -39,5 +39,6 @@ class UNet(nn.Module):
 def _stage(channels: int, out_channels: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for before in (channels, out_channels):
-        layers += [nn.Conv2d(before, out_channels, kernel_size=3, padding=1), nn.GroupNorm(8, out_channels), nn.ReLU()]
+        convolution = nn.Conv2d(before, out_channels, kernel_size=3, padding=1, bias=False)
+        layers += [convolution, nn.GroupNorm(8, out_channels), nn.ReLU()]
     return nn.Sequential(*layers)
