@@ -24,7 +24,6 @@ class CentreNet(nn.Module):
         )
         self.heat = nn.Conv2d(width, classes, kernel_size=1)
         self.box = nn.Conv2d(width, 4, kernel_size=1)
-        nn.init.constant_(self.heat.bias, -4.0)  # at first, few cells look like a centre (Lin et al. 2017)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         """Map images (B, 1, H, W) to `heat`, logits (B, classes, H / 2, W / 2), and `box` (B, H / 2, W / 2, 4).
@@ -32,7 +31,8 @@ class CentreNet(nn.Module):
         `box`: a centre's x and y from the corner of its cell, width and height of the box around it, all in cells.
         """
         features = self.features(image)
-        return self.heat(features), self.box(features).permute(0, 2, 3, 1)
+        heat = self.heat(features) - 4  # so that few cells look like a centre at first (Lin et al. 2017)
+        return heat, self.box(features).permute(0, 2, 3, 1)
 
 
 def _stage(channels: int, out_channels: int, stride: int = 1, dilation: int = 1) -> tuple[nn.Module, ...]:

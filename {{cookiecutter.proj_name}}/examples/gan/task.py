@@ -9,6 +9,7 @@ from common.evaluation.loss import Losses
 from common.evaluation.metric import GatheredMetric
 from common.monitor.pictures import Picture, labelled
 from common.task import Task
+from examples.gan.model import ConditionalGan
 
 
 class GanTask(Task):
@@ -16,6 +17,8 @@ class GanTask(Task):
 
     A batch is a dict with `image` (B, 1, H, W), float in 0..1, `label` (B,), int64, and `noise` (B, noise), float.
     """
+
+    model: ConditionalGan
 
     def updates(self) -> tuple[str, str]:
         """The two updates of each step; each trains the part of the model that it is named after."""

@@ -1,6 +1,5 @@
 """Regression: the task and its metrics. The loss is PyTorch's, named in config.yaml."""
 
-
 from torch import Tensor
 from typing_extensions import Self
 

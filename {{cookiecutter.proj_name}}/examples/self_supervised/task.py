@@ -5,12 +5,13 @@ import math
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.task import Task, fixed
+from examples.self_supervised.model import Student
 
 
 class DinoTask(Task):
@@ -26,12 +27,13 @@ class DinoTask(Task):
         temperatures: of the softmax of the student, and of the teacher.
     """
 
+    model: Student
     centre: Tensor
     step_sum: Tensor
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Student,
         loss: LossFactory,
         metric: MetricFactory,
         momentum: float = 0.98,
