@@ -258,7 +258,7 @@ class Trainer:
             self.ema.reset(self.task)
             logger.info("starting from the weights of {}", path)
             return
-        report = accept_changes(state, self.state, self.config.allow_changes, self.rank)
+        report = accept_changes(state, self.state, type(self.config)(), self.config.allow_changes, self.rank)
         self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), path))
         self.progress.at = at = resumed_position(self.at, self.stream.epoch_size)
         self.saver.saved_step = at.step

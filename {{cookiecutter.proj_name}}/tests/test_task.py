@@ -434,3 +434,16 @@ def test_patterns_name_parts_of_the_task(runs: Runs) -> None:
     end = load(folder)
     assert end["task"]["scale"] == 1
     assert end["optimizer"]["param_groups"][0]["param_names"] == ["layers.3.weight", "layers.3.bias"]
+
+
+def test_a_config_of_before_is_accepted(runs: Runs) -> None:
+    """A key that is newer than the checkpoint had the effect of its default; a part that is newer is a change."""
+    file = runs.train(*PLAIN, "--progress.max_steps", "3") / "checkpoints" / "latest.pt"
+    state = load(runs.root / "run")
+    del state["about"]["config"]["task"], state["about"]["config"]["optim"]["ema"]
+    write_checkpoint(state, file)
+    runs.train(*PLAIN, "--resume", "auto", "--progress.max_steps", "4")
+    state["about"]["config"]["loss"] = {"other": {"type": "CrossEntropyLoss"}}
+    write_checkpoint(state, file)
+    assert runs.fail(*PLAIN, "--resume", "auto", "--loss.other.type", "CrossEntropyLoss") == 2
+    assert "loss.CrossEntropyLoss: None in the checkpoint" in log(runs.root / "run")

@@ -3,7 +3,7 @@
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,18 @@ class Change:
         return f"  {self.key}: {self.old!r} in the checkpoint, {self.new!r} now"
 
 
-def changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[Change]:
-    """The leaves that differ between two resolved configs. A missing key counts as null; `resume` is not compared."""
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], defaults: Any = None, prefix: str = "") -> Iterator[Change]:
+    """The leaves that differ between two resolved configs. `resume` is not compared.
+
+    A key of a section class that the old config lacks, because the project was older, had the effect of its default in
+    `defaults`, an object of the class. Any other missing key counts as null.
+    """
     for name in dict.fromkeys([*old, *new]):
-        key, before, after = f"{prefix}{name}", old.get(name), new.get(name)
+        section = getattr(defaults, name, None)
+        default = asdict(section) if is_dataclass(section) and not isinstance(section, type) else section
+        key, before, after = f"{prefix}{name}", old.get(name, default), new.get(name)
         if isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from changes(before, after, f"{key}.")
+            yield from changes(before, after, section if is_dataclass(section) else None, f"{key}.")
         elif before != after and key != "resume":
             yield Change(key, before, after)
 
@@ -90,20 +96,21 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str) -> dict[st
     }
 
 
-def accept_changes(saved: Mapping[str, Any], run: RunState, allowed: bool, rank: Rank) -> str:
+def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allowed: bool, rank: Rank) -> str:
     """Compare a checkpoint's state with the run that resumes it. Returns the changes and the guarantee, for the log.
 
     As long as a step has as many samples as before, over all ranks, batch size, accumulation and number of ranks may be
     traded against each other. If a launcher restarted the run with another number of ranks, even that may change.
 
     Args:
+        defaults: a config with the default of every key.
         allowed: `allow_changes` of the config.
 
     Raises:
         UserError: a change alters the training and `allowed` is false, or the optimizer is another one.
     """
     old, new = saved["fingerprint"], run.fingerprint
-    found = list(changes(saved["about"]["config"], run.about["config"]))
+    found = list(changes(saved["about"]["config"], run.about["config"], defaults))
     resized = Change("samples per step", old["samples per step"], new["samples per step"])
     is_resized = resized.old != resized.new
     safe = [change for change in found if change.matches(SAFE if is_resized else (*SAFE, *_BATCH))]

@@ -31,7 +31,7 @@ class GanTask(Task):
                 generated = self.output(batch)["image"]
             real, fake = (self.model.discriminator(image, label) for image in (batch["image"], generated))
             loss = (softplus(-real) + softplus(fake)).mean()
-        return {"loss": loss, name: loss}
+        return {"loss": loss}
 
     def output(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns `image` (B, 1, H, W), generated, 0..1."""
