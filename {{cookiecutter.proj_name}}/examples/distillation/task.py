@@ -1,5 +1,6 @@
 """Distillation (Hinton et al. 2015): the student learns the labels, and what the teacher says about each image."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -7,11 +8,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common.base.context import error_context
-from common.checkpoint import InitConfig, init_weights
+from common.checkpoint import load_weights, read_checkpoint
 from common.config.registry import MODEL_REGISTRY
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
+from common.optim import averaged_state_dict
 from common.task import Task, fixed
+
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 class DistillationTask(Task):
@@ -19,7 +23,7 @@ class DistillationTask(Task):
 
     Args:
         teacher: section of the teacher's model, as in `model`.
-        weights: checkpoint with the teacher's weights.
+        weights: checkpoint with the teacher's weights; a relative path starts at the project's folder.
         temperature: both outputs are divided by it, so that unlikely classes count too.
         share: weight of the distance to the teacher, 0..1; the loss of the config has the rest.
     """
@@ -37,7 +41,8 @@ class DistillationTask(Task):
         super().__init__(model, loss, metric)
         trained = MODEL_REGISTRY.build(teacher)
         with error_context(lambda: "in loading task.weights; the first lines of the config say how to train a teacher"):
-            init_weights(trained, InitConfig(path=weights))
+            state = read_checkpoint(PROJECT / weights)
+        load_weights(trained, averaged_state_dict(state["model"], state["ema"]), weights)
         self.teacher = fixed(trained)
         self.temperature, self.share = temperature, share
 

@@ -22,7 +22,7 @@ class GrowingAugmentation:
 
     classes = tuple("0123456789")
 
-    def __init__(self, data_dir: Path, mode: str, shift: int = 1, noise: float = 0.2, until_epoch: int = 0) -> None:
+    def __init__(self, data_dir: Path, mode: str, shift: int = 1, noise: float = 0.1, until_epoch: int = 0) -> None:
         self.images, self.labels = load_digits(data_dir, mode)
         self.shift, self.noise, self.until_epoch = shift, noise, until_epoch
         self.strength = 0.0  # 0..1

@@ -11,7 +11,7 @@ class TwoParts(nn.Module):
         width: channels after the first convolution.
     """
 
-    def __init__(self, classes: int = 10, width: int = 16) -> None:
+    def __init__(self, classes: int = 10, width: int = 32) -> None:
         super().__init__()
         self.backbone = nn.Sequential(
             nn.Conv2d(1, width, 3, padding=1),

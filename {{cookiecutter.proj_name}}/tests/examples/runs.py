@@ -1,14 +1,18 @@
 """Runs of the examples by their own configs, as their users start them."""
 
+import os
 import re
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
-import torch
+import pytest
 
 import train
+from common.trainer import Trainer
 from tests.conftest import Runs, load, same
-from tests.ranks import several
+from tests.ranks import several, start_ranks
 
 
 def words(runs: Runs, example: str, *more: str, name: str = "run") -> list[str]:
@@ -27,18 +31,38 @@ def trained(runs: Runs, example: str, *more: str, name: str = "run", processes: 
     return runs.root / name
 
 
-def is_resumed_exactly(runs: Runs, example: str, *more: str, steps: int, cut: int, processes: int = 1) -> None:
-    """A run that ends after `cut` steps and is resumed to `steps` ends like one that takes `steps` at once.
+def is_resumed_exactly(runs: Runs, example: str, *more: str, steps: int, stop: int, processes: int = 1) -> None:
+    """A run that a signal stops after `stop` steps, and that is resumed, ends as one that was never stopped."""
+    line = [*more, "--progress.epoch", "null", "--progress.max_steps", str(steps)]
+    line += ["--plugins", "[tests.examples.runs:stop_by_signal]"]
+    whole = trained(runs, example, *line, name="whole", processes=processes)
+    stopped = words(runs, example, *line, name="stopped")
+    if processes > 1:
+        ended = start_ranks(runs.root, processes, stopped, environment={"STOP_AT": str(stop)})
+        assert set(ended.codes) == {128 + signal.SIGTERM}, "\n".join(ended.texts)
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("STOP_AT", str(stop))
+            assert train.main(stopped) == 128 + signal.SIGTERM
+    assert stop <= load(runs.root / "stopped")["position"]["step"] < steps
+    folder = trained(runs, example, *line, "--resume", "auto", name="stopped", processes=processes)
+    first, second = load(whole), load(folder)
+    assert {part: first[part] for part in first if part != "about" and not same(first[part], second[part])} == {}
 
-    The schedule must not depend on the length of the run.
-    """
-    last = ["--progress.epoch", "null", "--progress.max_steps"]
-    whole = trained(runs, example, *more, *last, str(steps), name="whole", processes=processes)
-    trained(runs, example, *more, *last, str(cut), name="cut", processes=processes)
-    trained(runs, example, *more, *last, str(steps), "--resume", "auto", name="cut", processes=processes)
-    first, second = load(whole), load(runs.root / "cut")
-    assert first["position"] == second["position"]
-    assert [part for part in first if part != "about" and not same(first[part], second[part])] == []
+
+def stop_by_signal(trainer: Trainer) -> None:
+    """A plugin: the signal of a scheduler arrives in the step that the environment names."""
+
+    stop = int(os.environ.get("STOP_AT", "0"))
+
+    def send(*_: Any) -> None:
+        if not trainer.rank.is_alone:
+            time.sleep(0.25)  # processes ask each other every 0.2 s whether to stop
+        if trainer.at.step + 1 == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    if stop:
+        trainer.optimizer.register_step_post_hook(send)
 
 
 def distance(first: Path, second: Path) -> float:
@@ -52,11 +76,3 @@ def shown(folder: Path, name: str) -> list[str]:
     text = (folder / "train.log").read_text()
     found = re.findall(rf" {name}:\n(.*?)\n(?=20\d\d-|\d\d:\d\d:)", text, flags=re.DOTALL)
     return [each.replace("\n", "") for each in found]
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors of a nested value."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for item in items for tensor in tensors(item)]

@@ -41,7 +41,7 @@ def test_the_teacher_stays_and_the_student_begins_with_it(runs: Runs, student: l
 
 
 def test_it_is_resumed_exactly(runs: Runs, student: list[str]) -> None:
-    is_resumed_exactly(runs, EXAMPLE, *student, steps=6, cut=4)
+    is_resumed_exactly(runs, EXAMPLE, *student, steps=6, stop=4)
 
 
 def test_a_missing_teacher(runs: Runs) -> None:

@@ -40,9 +40,9 @@ def tiny(context: int = 16, length: int = 4000, eval_batch_size: int = 64) -> li
 def test_each_way_of_training_is_resumed_exactly(runs: Runs, kind: str) -> None:
     """Weights, moments, averages, random streams; and the model writes the same."""
     processes, more = KINDS[kind]
-    is_resumed_exactly(runs, EXAMPLE, *tiny(), *more, steps=8, cut=5, processes=processes)
-    whole, cut = (shown(runs.root / name, "sample") for name in ("whole", "cut"))
-    assert len(whole) == 2 and whole[-1] == cut[-1]
+    is_resumed_exactly(runs, EXAMPLE, *tiny(), *more, steps=8, stop=5, processes=processes)
+    whole, stopped = (shown(runs.root / name, "sample") for name in ("whole", "stopped"))
+    assert len(whole) == 2 and whole[-1] == stopped[-1]
 
 
 def test_validation_is_over_the_whole_text(runs: Runs) -> None:

@@ -9,7 +9,7 @@ from tests.examples.runs import distance, is_resumed_exactly, trained
 
 EXAMPLE = "stages/config"
 SMALL = [
-    "--debug.max_samples", "128", "--model.width", "8", "--optim.lr_scheduler", "{type: constant}",
+    "--debug.max_samples", "128", "--model.width", "8", "--optim.lr_scheduler", "{type: constant, warmup: 0}",
     "--progress.epoch_eval", "-1", "--task.head_epochs", "2", "--dataset.train.until_epoch", "3",
 ]  # fmt: skip
 
@@ -38,7 +38,7 @@ def test_the_backbone_stands_still_in_the_first_stage(runs: Runs) -> None:
 
 def test_it_is_resumed_exactly_in_any_stage(runs: Runs) -> None:
     """Cut in the first stage, ends in the second; the augmentation has the strength of its epoch."""
-    is_resumed_exactly(runs, EXAMPLE, *SMALL, steps=7, cut=3)
+    is_resumed_exactly(runs, EXAMPLE, *SMALL, steps=7, stop=3)
 
 
 @pytest.mark.slow

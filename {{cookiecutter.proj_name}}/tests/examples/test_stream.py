@@ -54,8 +54,8 @@ def test_each_record_once_per_epoch(runs: Runs, tmp_path: Path, processes: int, 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_it_is_resumed_exactly(runs: Runs, processes: int) -> None:
     """Inside the second epoch."""
-    is_resumed_exactly(runs, EXAMPLE, *SMALL, steps=20, cut=14 if processes == 1 else 8, processes=processes)
-    log = (runs.root / "cut" / "train.log").read_text()
+    is_resumed_exactly(runs, EXAMPLE, *SMALL, steps=20, stop=14 if processes == 1 else 8, processes=processes)
+    log = (runs.root / "stopped" / "train.log").read_text()
     assert "this resume is bit-exact" in log and "reading" not in log
 
 
