@@ -1,18 +1,11 @@
 """Runs of the examples by their own configs, as their users start them."""
 
-import os
 import re
-import signal
-import time
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 import train
-from common.trainer import Trainer
-from tests.conftest import Runs, load, same
-from tests.ranks import several, start_ranks
+from tests.conftest import Runs, load
+from tests.ranks import several
 
 
 def words(runs: Runs, example: str, *more: str, name: str = "run") -> list[str]:
@@ -29,40 +22,6 @@ def trained(runs: Runs, example: str, *more: str, name: str = "run", processes: 
     else:
         assert train.main(line) == 0
     return runs.root / name
-
-
-def is_resumed_exactly(runs: Runs, example: str, *more: str, steps: int, stop: int, processes: int = 1) -> None:
-    """A run that a signal stops after `stop` steps, and that is resumed, ends as one that was never stopped."""
-    line = [*more, "--progress.epoch", "null", "--progress.max_steps", str(steps)]
-    line += ["--plugins", "[tests.examples.runs:stop_by_signal]"]
-    whole = trained(runs, example, *line, name="whole", processes=processes)
-    stopped = words(runs, example, *line, name="stopped")
-    if processes > 1:
-        ended = start_ranks(runs.root, processes, stopped, environment={"STOP_AT": str(stop)})
-        assert set(ended.codes) == {128 + signal.SIGTERM}, "\n".join(ended.texts)
-    else:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("STOP_AT", str(stop))
-            assert train.main(stopped) == 128 + signal.SIGTERM
-    assert stop <= load(runs.root / "stopped")["position"]["step"] < steps
-    folder = trained(runs, example, *line, "--resume", "auto", name="stopped", processes=processes)
-    first, second = load(whole), load(folder)
-    assert {part: first[part] for part in first if part != "about" and not same(first[part], second[part])} == {}
-
-
-def stop_by_signal(trainer: Trainer) -> None:
-    """A plugin: the signal of a scheduler arrives in the step that the environment names."""
-
-    stop = int(os.environ.get("STOP_AT", "0"))
-
-    def send(*_: Any) -> None:
-        if not trainer.rank.is_alone:
-            time.sleep(0.25)  # processes ask each other every 0.2 s whether to stop
-        if trainer.at.step + 1 == stop:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    if stop:
-        trainer.optimizer.register_step_post_hook(send)
 
 
 def distance(first: Path, second: Path) -> float:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,26 @@ class Example:
     fast: bool = False
 
 
+TINY_TEXT = "type: examples.language_model.data.Text, context: 16, length: 2844"
+TINY_GPT = (
+    "--dataset.train", f"{{{TINY_TEXT}}}", "--dataset.val", f"{{{TINY_TEXT}, eval_batch_size: 8}}",
+    "--model", "{width: 16, heads: 2, context: 16, dropout: 0.2}", "--task.length", "20", "--batch_size", "32",
+    "--optim.lr_scheduler.warmup", "2step",
+)  # fmt: skip
+SHORT_STREAM = ("--dataset.train.records", "160", "--batch_size", "32", "--optim.lr_scheduler.warmup", "2step")
 EXAMPLES = {
     "boxes": Example("AP50", 0.94),
+    "distillation": Example("Accuracy", 0.97, alone=None),
     "gan": Example("NearestReal.recognised", 0.94),
+    "language_model": Example("loss", 1.6, lower=True, short=TINY_GPT, alone=("--model.dropout", "0")),
     "metric_learning": Example("RecallAt1", 0.95, fast=True),
+    "model_from_string": Example("Accuracy", 0.97, alone=("--model.layers", "f l32 r l10"), fast=True),
     "regression": Example("R2", 0.89, fast=True),
     "segmentation": Example("MeanIoU", 0.88),
     "self_supervised": Example("RecallAt1", 0.90),
+    "stages": Example("Accuracy", 0.96),
+    "stream": Example("loss", 0.002, lower=True, short=SHORT_STREAM),
+    "text": Example("Accuracy", 0.99, fast=True),
 }
 # What the trainer offers, in words; and on how many processes.
 WAYS = {
@@ -63,6 +77,7 @@ WAYS = {
     "ema": (1, ("--optim.ema.decay", "0.9")),
     "compile": (1, ("--prepare.compile", "{enabled: true, backend: aot_eager}")),
 }
+BLOCKS = {"gan": "[generator, discriminator]", "language_model": "[blocks.*]"}  # for fsdp
 
 
 def merged(*pairs: str) -> list[str]:
@@ -151,14 +166,16 @@ def test_two_processes_train_what_one_does(runs: Runs, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["gan", "metric_learning"])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [*product(["gan", "metric_learning", "language_model"], WAYS), ("stream", "ddp"), ("distillation", "fsdp")],
+)
 def test_each_way_of_training(runs: Runs, name: str, way: str) -> None:
-    """Several updates, and a loss with weights: trained, saved and resumed to the bit."""
+    """Several updates, a loss with weights, tied weights, a stream, a teacher: trained, saved, resumed to the bit."""
     processes, more = WAYS[way]
-    if (name, way) == ("gan", "fsdp"):
-        more = (*more, "--prepare.fsdp.blocks", "[generator, discriminator]")
-    line = merged(*OFTEN, *SHORT, *more)
+    if way == "fsdp" and name in BLOCKS:
+        more = (*more, "--prepare.fsdp.blocks", BLOCKS[name])
+    line = merged(*OFTEN, *EXAMPLES[name].short, *teacher(runs, name, "--progress.epoch", "1"), *more)
     whole = trained(runs, f"{name}/config", *line, name="whole", processes=processes)
     cut(runs, name, STOPPED, signal.SIGTERM, *line, processes=processes)
     resumed = trained(runs, f"{name}/config", *line, "--resume", "auto", name="cut", processes=processes)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Runs, load, same
-from tests.examples.runs import distance, is_resumed_exactly, trained
+from tests.examples.runs import distance, trained
 
 EXAMPLE = "stages/config"
 SMALL = [
@@ -34,11 +34,6 @@ def test_the_backbone_stands_still_in_the_first_stage(runs: Runs) -> None:
     assert moments(third) == set(first["model"])
     rates = {group["name"]: group["lr"] for group in third["optimizer"]["param_groups"]}
     assert rates["backbone"] == pytest.approx(0.3 * 0.01) and 0.01 in rates.values()
-
-
-def test_it_is_resumed_exactly_in_any_stage(runs: Runs) -> None:
-    """Cut in the first stage, ends in the second; the augmentation has the strength of its epoch."""
-    is_resumed_exactly(runs, EXAMPLE, *SMALL, steps=7, stop=3)
 
 
 @pytest.mark.slow

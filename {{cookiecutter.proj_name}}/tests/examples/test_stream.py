@@ -12,7 +12,7 @@ from common.evaluation.metric import MetricFactory
 from examples.stream.data import Measurements
 from examples.stream.task import ForecastTask
 from tests.conftest import Runs
-from tests.examples.runs import is_resumed_exactly, trained
+from tests.examples.runs import trained
 
 EXAMPLE = "stream/config"
 SMALL = [
@@ -49,14 +49,6 @@ def test_each_record_once_per_epoch(runs: Runs, tmp_path: Path, processes: int, 
     read = Counter(float(line) for file in tmp_path.glob("rank*.txt") for line in file.read_text().split())
     records = Counter(float(record["future"]) for record in Measurements(tmp_path, "train", 96))
     assert len(records) == 96 and read == Counter(dict.fromkeys(records, 2))
-
-
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_it_is_resumed_exactly(runs: Runs, processes: int) -> None:
-    """Inside the second epoch."""
-    is_resumed_exactly(runs, EXAMPLE, *SMALL, steps=20, stop=14 if processes == 1 else 8, processes=processes)
-    log = (runs.root / "stopped" / "train.log").read_text()
-    assert "this resume is bit-exact" in log and "reading" not in log
 
 
 def test_the_state_is_the_position() -> None:
