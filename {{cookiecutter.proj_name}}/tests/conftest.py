@@ -64,7 +64,7 @@ def _no_workers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         loaders.append(loader)
         return opened(loader)
 
-    monkeypatch.setattr("common.data.loader.opened", noted)
+    monkeypatch.setattr("common.data.workers.opened", noted)
     yield
     for loader in loaders:
         end_workers(loader)

@@ -2,8 +2,9 @@
 
 import re
 import zlib
-from collections.abc import Iterator, Mapping
-from itertools import count, islice
+from collections.abc import Generator, Iterator, Mapping
+from copy import deepcopy
+from itertools import chain, count, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -11,18 +12,19 @@ from loguru import logger
 from torch.utils.data import IterableDataset
 
 from common.base.errors import UserError
-from common.data.keyed import find_collate, loop_streams_unchanged, seed_all
-from common.data.loader import BatchStream, LoaderConfig, Step, make_loader, read
+from common.data.keyed import find_collate, loop_streams_unchanged, seed_all, set_epoch
+from common.data.loader import BatchStream, LoaderConfig, Step, make_loader
 from common.data.plan import GlobalBatch
+from common.data.workers import read
 from common.distributed import Rank, gather_objects, max_over_ranks
 from common.distributed.seed import mix
 from common.progress import Position
 
 _STREAM = 2  # distinguishes the keys of an iterable's batches from those of samples
 _DIFFERENT_RECORDS = (
-    "dataset.train: rank {} reads other records than another rank, so they cannot be dealt out. Let the data set read "
-    "the same on every process, or give it a method share(reader, readers), with which it reads a share of its own; "
-    "see Data in README.md"
+    "dataset.train: the {} read different records, so these cannot be dealt out. Let the data set read the same in "
+    "every process (with an order that depends on set_epoch alone), or give it a method share(reader, readers), with "
+    "which it reads a share of its own; see docs/data.md"
 )
 
 
@@ -30,9 +32,21 @@ class _MicroBatch(NamedTuple):
     """A micro-batch of this process; all ranks compute theirs at the same time."""
 
     batch: Any
-    size: int  # samples that count; 0 if all of them are borrowed or repeated
-    total: int  # samples over all ranks
-    mark: int  # checksum of the epoch's first record, which should be equal on all ranks; else 0
+    size: int  # samples that count; 0 if all of them are borrowed
+    total: int  # samples over all ranks, if these read the same records
+    mark: int  # in a reader's first micro-batch, a checksum of the epoch's first record; else 0
+
+
+class _Read(NamedTuple):
+    """The data of one step: micro-batches, and samples over all ranks; 0 at the end of an epoch.
+
+    `state`: of the data set, after these micro-batches. `ended`: this process had none left.
+    """
+
+    found: list[_MicroBatch]
+    total: int
+    state: dict[str, Any]
+    ended: bool
 
 
 class _Batches(IterableDataset[Any]):
@@ -47,7 +61,9 @@ class _Batches(IterableDataset[Any]):
         self.dataset, self.batch_size, self.collate, self.seed = dataset, batch_size, collate, seed
         self.rank, self.ranks = rank.rank, rank.world_size
         self.shares = callable(getattr(dataset, "share", None))
-        self.epoch = self.first = 0  # where the next pass begins: epoch, and number of the micro-batch
+        # Where the next pass begins: epoch, number of the micro-batch, and a state for the data set to continue from.
+        self.epoch = self.first = 0
+        self.state: Any = None
 
     def __iter__(self) -> Iterator[_MicroBatch]:
         info = torch.utils.data.get_worker_info()
@@ -61,7 +77,8 @@ class _Batches(IterableDataset[Any]):
         elif info:
             # A data set that shards itself by get_worker_info() would skip records; here every worker must read all.
             torch.utils.data._utils.worker._worker_info = None
-        source = iter(self.dataset)
+        source = self._begin(reader)
+        mark = 0
         for number in count(self.first):
             is_own = number % workers == worker
             with loop_streams_unchanged():
@@ -72,9 +89,20 @@ class _Batches(IterableDataset[Any]):
                 batch = self.collate(own or records[:2]) if records and is_own else None
             if not records:
                 return
+            if number == 0 and ranks * workers > 1:
+                mark = _mark(records[0])
             if is_own:
-                mark = _mark(records[0]) if number == 0 and ranks > 1 else 0
-                yield _MicroBatch(batch, len(own), len(records) * self.ranks // ranks, mark)
+                yield _MicroBatch(batch, len(own), len(records), mark)
+                mark = 0
+
+    def _begin(self, reader: int) -> Iterator[Any]:
+        """The records of the next pass. An order that `__iter__` draws at once is the same for all readers."""
+        with loop_streams_unchanged():
+            seed_all(mix(self.seed, _STREAM, self.epoch, -1, reader))
+            set_epoch(self.dataset, self.epoch)
+            if self.state is not None:
+                self.dataset.load_state_dict(self.state)
+            return iter(self.dataset)
 
 
 def _mark(record: Any) -> int:
@@ -87,8 +115,7 @@ class IterableStream(BatchStream):
 
     Records are dealt out by position (see `_Batches`), which requires that all processes read the same records in the
     same order; or the data set has `share(reader, readers)`, after which it reads only share `reader` (from 0) of
-    `readers`. Ranks then have equal weight in the last step of an epoch, even if one of them has fewer samples for it,
-    and the epoch ends when the first rank has read its whole share.
+    `readers`. A rank whose share has ended then computes its first batch again, with weight 0, until all have ended.
 
     If the data set has `state_dict` and `load_state_dict` and is read in the main process, a resumed run continues
     at exactly the next sample. Otherwise the epoch is read again up to there: exact if the data set repeats itself.
@@ -106,28 +133,40 @@ class IterableStream(BatchStream):
         seed: int,
     ) -> None:
         self.dataset, self.rank, self.accumulate, self.batch_size = dataset, rank, accumulate, batch_size
+        if (order := config.order["type"]) not in ("shuffle", "sequential"):
+            kind = type(dataset).__name__
+            raise UserError(f"loader.order: {kind} can only be read in its own order, so it cannot be {order}")
         self.samples_per_step = batch_size * accumulate * rank.world_size
-        self._has_state = callable(getattr(dataset, "state_dict", None))
-        self.is_exactly_resumable = self._has_state and worker == 0
-        self._batches = _Batches(dataset, batch_size, find_collate(dataset, config.collate), seed, rank)
+        self.drop_last = config.drop_last
+        self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0
+        self._batches = _Batches(dataset, batch_size, find_collate(dataset, config.collate, training=True), seed, rank)
         self._shares = self._batches.shares
         if self._shares:
             dataset.share(rank.rank, rank.world_size)  # workers call it themselves when they begin to read
         elif (readers := rank.world_size * max(1, worker)) > 1:
             logger.info("dataset.train: each of {} readers reads all records and keeps its share", readers)
-        self._state: dict[str, Any] = {}  # state of the data set after the step that was yielded last
-        self._restored = False
+        set_epoch(dataset, 0)  # before that, a data set may have no state
+        self._initial = self._dataset_state()
+        self._state: dict[str, Any] = {}  # after the step that was yielded last
+        self._restored: dict[str, Any] = {}  # for the next pass
         self._loader = make_loader(self._batches, config, worker, seed, rank.device, batch_size=None)
+        self._first: _MicroBatch | None = None
+        self._opened: Generator[_MicroBatch, None, None] | None = None  # the rest of the pass that `_first` was read in
+        if self._shares and not rank.is_alone:
+            self.sample_batch(full=True)
+
+    def _dataset_state(self) -> dict[str, Any]:
+        # A copy: the state may be the data set's own object, which changes with every record.
+        return {"dataset": deepcopy(self.dataset.state_dict())} if self.is_exactly_resumable else {}
 
     def sample_batch(self, *, full: bool) -> Any:
-        """A batch to try a model on. A data set that can save its state is restored afterwards."""
-        state = self.dataset.state_dict() if self._has_state else None
-        records = list(islice(iter(self.dataset), self.batch_size if full else 2))
-        if not records:
+        """A copy of the first batch, always a full one, to try a model on. The first epoch goes on from there."""
+        if self._first is None:
+            self._opened = read(self._loader)
+            self._first = next(self._opened, None)
+        if self._first is None:
             raise self._no_samples(0)
-        if self._has_state:
-            self.dataset.load_state_dict(state)
-        return self._batches.collate(records)
+        return deepcopy(self._first.batch)
 
     def _no_samples(self, epoch: int) -> UserError:
         return UserError(
@@ -137,59 +176,85 @@ class IterableStream(BatchStream):
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of the epoch. Raises `UserError` when there are none."""
-        steps = self._steps(at)
+        again = 0 if self._restored else at.sample // self.samples_per_step
+        if again:
+            logger.warning("the data set cannot restore its position: reading {} steps again to reach it", again)
+        steps = islice(self._steps(at), again, None)
         ahead = next(steps, None)
-        if ahead is None:
+        if ahead is None or not ahead.total:
             raise self._no_samples(at.epoch)
-        while ahead is not None:
+        while ahead.total:
             # One step is read ahead to detect the last one; a checkpoint holds the state from before that read.
-            (current, state), ahead = ahead, next(steps, None)
-            self._state = state if ahead else {}
+            current, ahead = ahead, next(steps)
+            self._state = {**(ahead if ahead.ended else current).state, "ended": ahead.ended}
             at = Position(at.step + 1, at.epoch, at.sample + self.samples_per_step)
-            if ahead is None:
+            if not ahead.total:
                 at = Position(at.step, at.epoch + 1)
-            sizes, total = [each.size for each in current], sum(each.total for each in current)
-            weights = [size * self.rank.world_size / total for size in sizes]
-            yield Step([each.batch for each in current], GlobalBatch([], weights, sizes, total, at))
+            sizes = [each.size for each in current.found]
+            weights = [size * self.rank.world_size / current.total for size in sizes]
+            yield Step([each.batch for each in current.found], GlobalBatch([], weights, sizes, current.total, at))
 
-    def _steps(self, at: Position) -> Iterator[tuple[list[_MicroBatch], dict[str, Any]]]:
-        """The micro-batches of each step from `at` to the end of the epoch, and the data set's state after them."""
-        done = at.sample // (self.batch_size * self.rank.world_size)
-        restored, self._restored = self._restored, False
-        self._batches.epoch, self._batches.first = at.epoch, done if restored else 0
-        batches = read(self._loader)
-        if done and not restored:
-            logger.warning("the data set cannot restore its position: reading {} batches again to reach it", done)
-            next(islice(batches, done, done), None)
-        while True:
+    def _steps(self, at: Position) -> Iterator[_Read]:
+        """The data of each step from `at` to the end of the epoch, and of a last one that has none."""
+        batches, marks, total = self._pass(at), set(), 1
+        while total:
             found = list(islice(batches, self.accumulate))
+            state, ended = self._dataset_state(), not found
             if self._shares:
-                if max_over_ranks(int(not found), self.rank):
-                    return
-                # If other ranks have more micro-batches, this one repeats its last, with weight 0.
-                missing = max_over_ranks(len(found), self.rank) - len(found)
-                found += [found[-1]._replace(size=0, total=0)] * missing
+                sizes = gather_objects([each.size for each in found], self.rank)
+                total = sum(map(sum, sizes))
+                for _ in range(max(map(len, sizes)) - len(found)):
+                    found.append(_MicroBatch(self.sample_batch(full=True), 0, 0, 0))
             else:
-                read_here = sum(each.total + each.mark for each in found)
-                if read_here != max_over_ranks(read_here, self.rank):
-                    raise UserError(_DIFFERENT_RECORDS.format(self.rank.rank))
-                if not found:
-                    return
-            yield found, {"dataset": self.dataset.state_dict()} if self.is_exactly_resumable else {}
+                total = sum(each.total for each in found)
+                marks |= {each.mark for each in found} - {0}
+                if len(marks) > 1:
+                    raise UserError(_DIFFERENT_RECORDS.format("workers"))
+                if (read_here := total + sum(marks)) != max_over_ranks(read_here, self.rank):
+                    raise UserError(_DIFFERENT_RECORDS.format("ranks"))
+            if total in (0, self.samples_per_step) or not self.drop_last:
+                yield _Read(found, total, state, ended)
+
+    def _pass(self, at: Position) -> Iterator[_MicroBatch]:
+        """This process' micro-batches of the epoch, from `at` if its state was restored, else from the start."""
+        opened, self._opened = self._opened, None
+        restored, self._restored = self._restored, {}
+        if opened is not None and not restored and at.epoch == 0:
+            assert self._first is not None
+            return chain([self._first], opened)
+        done = at.sample // (self.batch_size * self.rank.world_size)
+        self._batches.epoch, self._batches.first = at.epoch, done if restored else 0
+        if opened is not None:
+            opened.close()
+            restored = restored or self._initial
+        self._batches.state = restored.get("dataset")
+        if at.sample and restored.get("ended"):
+            self.dataset.load_state_dict(self._batches.state)
+            return iter(())
+        batches = read(self._loader)
+        if at.sample or not restored:
+            return batches
+        # At the start of an epoch, the state is that of the end of the one before: some data sets continue from it,
+        # others have nothing left and start anew with the next `__iter__`.
+        if (first := next(batches, None)) is None:
+            self._batches.state = self._initial["dataset"]
+            return read(self._loader)
+        return chain([first], batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """The data set's state after the last step; one per rank if it has `share`. Empty between epochs."""
+        """The data set's state after the last step; one per rank if it has `share`."""
         return {"states": gather_objects(self._state, self.rank) if self._shares else [self._state]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next epoch at the saved position. Raises `UserError` if the number of shares differs."""
+        """Start the next pass at the saved position. Raises `UserError` if the number of shares differs inside one."""
         states = state["states"]
-        if not any(states) or not self.is_exactly_resumable:
+        if not all("dataset" in each for each in states) or not self.is_exactly_resumable:
             return
         if self._shares and len(states) != self.rank.world_size:
+            if all(each.get("ended") for each in states):  # between epochs: every share starts anew
+                return
             raise UserError(
                 f"dataset.train: {type(self.dataset).__name__} was shared by {len(states)} process(es) when the "
                 f"checkpoint was saved inside an epoch, so it is resumed with as many, not {self.rank.world_size}"
             )
-        self.dataset.load_state_dict(states[self.rank.rank if self._shares else 0]["dataset"])
-        self._restored = True
+        self._restored = states[self.rank.rank if self._shares else 0]

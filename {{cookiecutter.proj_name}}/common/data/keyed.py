@@ -5,7 +5,7 @@ makes them depend on the item alone: not on the number of workers or ranks, nor 
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -14,8 +14,10 @@ import torch
 from torch.utils.data import default_collate
 
 from common.base.errors import UserError
+from common.config.arguments import parameter_names
 from common.config.registry import COLLATE_REGISTRY
 from common.data.plan import BatchKey
+from common.data.view import kind_of
 from common.distributed.seed import mix
 
 Collate = Callable[[list[Any]], Any]
@@ -38,13 +40,17 @@ class KeyedBatches:
     """
 
     def __init__(self, dataset: SizedDataset, collate: Collate, seed: int) -> None:
-        self.dataset = dataset
+        self.dataset, self.size = dataset, len(dataset)
         self.collate = collate
         self.seed = seed
-        self.random = bool(getattr(dataset, "random", True))
+        self.random = bool(getattr(dataset, "random", True) or getattr(collate, "random", False))
+        self.epoch: int | None = None  # that this process' data set was told last
 
     def __getitems__(self, key: BatchKey) -> Any:
         epoch, indices = key
+        if epoch != self.epoch:
+            set_epoch(self.dataset, epoch)
+            self.epoch = epoch
         with loop_streams_unchanged() if self.random else nullcontext():
             items = self._items(epoch, indices)
             if self.random:
@@ -52,17 +58,18 @@ class KeyedBatches:
             return self.collate(items)
 
     def _items(self, epoch: int, indices: list[int]) -> list[Any]:
+        # A sample that an epoch has several times is numbered differently each time, see `EpochOrder`.
         dataset, items = self.dataset, []
         try:
             for index in indices:
                 if self.random:
                     seed_all(mix(self.seed, epoch, index))
-                items.append(dataset[index])
+                items.append(dataset[index % self.size])
         except UserError:
             raise
         except Exception as error:
-            name = type(getattr(dataset, "whole", dataset)).__name__
-            raise RuntimeError(f"sample {index} of {name} cannot be read: {type(error).__name__}: {error}") from error
+            kind, number = kind_of(dataset), index % self.size
+            raise RuntimeError(f"sample {number} of {kind} cannot be read: {type(error).__name__}: {error}") from error
         return items
 
 
@@ -91,9 +98,23 @@ def seed_all(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def find_collate(dataset: SizedDataset, name: str | None) -> Collate:
-    """The collate function: by name or "module:function", else the data set's `collate`, else PyTorch's default."""
-    if name is not None:
-        return COLLATE_REGISTRY.get(name)
+def set_epoch(dataset: Any, epoch: int) -> None:
+    """Call `dataset.set_epoch(epoch)` if there is such a method. Call this in the process that reads."""
+    if callable(own := getattr(dataset, "set_epoch", None)):
+        own(epoch)
+
+
+def find_collate(dataset: SizedDataset, spec: str | Mapping[str, Any] | None, *, training: bool = False) -> Collate:
+    """The collate function that `loader.collate` names, else the data set's `collate`, else PyTorch's default.
+
+    A class is built, with the data set as its argument `dataset`. One whose attribute `training_only` is true (mixup)
+    is used in training alone.
+    """
+    if spec is not None:
+        section = {"type": spec} if isinstance(spec, str) else spec
+        target = COLLATE_REGISTRY.get(section["type"])
+        if training or not getattr(target, "training_only", False):
+            built = not isinstance(spec, str) or "dataset" in parameter_names(target)
+            return COLLATE_REGISTRY.build(section, dataset=dataset) if built else target
     own = getattr(dataset, "collate", None)
     return own if callable(own) else default_collate

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -11,20 +11,20 @@ import torch
 from pydantic import Field
 from torch.utils.data import DataLoader
 
+import common.data.order  # noqa: F401 - fills its registry
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.registry import COLLATE_REGISTRY, DATASET_REGISTRY, Registered
+from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import BatchKey, EpochPlan, GlobalBatch, evaluation_keys
-from common.data.workers import WorkerStart, end_workers, opened
+from common.data.view import View, build_set, check_set, is_map_style
+from common.data.workers import WorkerStart, end_workers, read
 from common.distributed import Rank
 from common.progress import Position
 
 # Keys of a data set's section that the loader reads; all others are arguments of the data set.
 OWN = ("eval_batch_size",)
-# CUDA's errors in a forked process whose parent uses a GPU: for new tensors, and for existing ones.
-_CUDA_AFTER_FORK = ("Cannot re-initialize CUDA in forked subprocess", "CUDA error: initialization error")
 
 
 @section
@@ -32,10 +32,18 @@ class LoaderConfig:
     """How batches are read, for every split."""
 
     collate: Annotated[
-        str | None,
+        str | dict[str, Any] | None,
         Registered(COLLATE_REGISTRY),
-        Field(description="function by name, or module:function; null: the data set's own, or PyTorch's default"),
+        Field(
+            description="name or module:function, or {type, arguments}; mixup and cutmix: training only; null: the "
+            "data set's own, or PyTorch's default"
+        ),
     ] = None
+    order: Annotated[
+        dict[str, Any],
+        Registered(ORDER_REGISTRY),
+        Field(description="train: order of an epoch's samples: shuffle, sequential, weighted, balanced, or your own"),
+    ] = field(default_factory=lambda: {"type": "shuffle"})
     drop_last: Annotated[bool, Field(description="train: leave out an epoch's last step if it is not full")] = False
     pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on CUDA")] = None
     start_method: Annotated[
@@ -55,7 +63,7 @@ class DatasetSection:
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if value is None:
             return
-        yield from DATASET_REGISTRY.check(value, key, ignore=OWN)
+        yield from check_set(value, key, OWN)
         size = value.get("eval_batch_size", 1) if isinstance(value, Mapping) else 1
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             yield Problem(f"{key}.eval_batch_size", size, "must be a whole number, at least 1")
@@ -88,11 +96,11 @@ class Step(NamedTuple):
     global_batch: GlobalBatch
 
 
-class FirstSamples:
+class FirstSamples(View):
     """The first samples of a data set, for a quick run; all other attributes are those of the whole set."""
 
     def __init__(self, dataset: SizedDataset, limit: int) -> None:
-        self.whole = dataset
+        super().__init__(dataset)
         self._limit = limit
 
     def __len__(self) -> int:
@@ -101,11 +109,6 @@ class FirstSamples:
     def __getitem__(self, index: int) -> Any:
         return self.whole[index]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "whole":  # unpickling looks up attributes before any are set
-            raise AttributeError(name)
-        return getattr(self.whole, name)
-
 
 def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:
     """The data set of one split.
@@ -113,7 +116,7 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
     Raises:
         UserError: it is empty, cannot be indexed (except for training), or raises one itself (a missing folder, ...).
     """
-    dataset = DATASET_REGISTRY.build(part, ignore=OWN, data_dir=data_dir, mode=mode)
+    dataset = build_set(part, mode, data_dir, OWN)
     if not is_map_style(dataset):
         if mode != "train":
             raise UserError(
@@ -123,11 +126,6 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
     if len(dataset) == 0:
         raise UserError(f"dataset.{mode}: {type(dataset).__name__} has no samples")
     return FirstSamples(dataset, limit) if limit else dataset
-
-
-def is_map_style(dataset: Any) -> bool:
-    """Whether samples can be indexed, not only read one after the other."""
-    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 class BatchStream(Protocol):
@@ -186,7 +184,7 @@ class TrainStream(BatchStream):
         self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.size
         self.samples_per_step = plan.samples_per_step
         self._keys = _Keys(plan)
-        self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate), plan.seed)
+        self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.seed)
         self._loader = make_loader(self._batches, config, worker, plan.seed, device, batch_sampler=self._keys)
 
     def sample_batch(self, *, full: bool) -> Any:
@@ -195,7 +193,8 @@ class TrainStream(BatchStream):
         return self._batches.__getitems__((0, list(range(size))))
 
     def samples(self, at: Position) -> list[list[int]]:
-        return next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
+        found = next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
+        return [[index % len(self.dataset) for index in indices] for indices in found]
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's own state, if it has any; the position in the data is part of the run's position."""
@@ -273,20 +272,3 @@ def make_loader(
         # Creating an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
         generator=torch.Generator().manual_seed(seed),
     )
-
-
-def read(loader: DataLoader[Any]) -> Iterator[Any]:
-    """The batches of `loader`."""
-    try:
-        for loaded in opened(loader):
-            yield loaded.batch
-    except UserError as error:
-        # torch prefixes an error from a worker with its whole traceback.
-        raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
-    except RuntimeError as error:
-        if not any(text in str(error) for text in _CUDA_AFTER_FORK):
-            raise
-        raise UserError(
-            f"{error}\n  A worker process that was forked cannot use the GPU. Keep the data set on the CPU, or start "
-            "workers with --loader.start_method forkserver, or use none (--worker 0)"
-        ) from error

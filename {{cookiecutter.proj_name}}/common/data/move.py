@@ -2,7 +2,8 @@
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,32 +13,62 @@ _CPU = torch.device("cpu")
 
 
 def map_tensors(batch: Any, function: Callable[[Tensor], Any], method: str = "", *arguments: Any) -> Any:
-    """Apply `function` to every tensor in mappings, lists, tuples, named tuples and dataclasses; the rest is unchanged.
+    """Apply `function` to every tensor in mappings, lists, tuples, named tuples, dataclasses and objects with `to`.
 
-    Any object but a tensor that has `method` is replaced by what `method(*arguments)` returns.
+    These are copied, with whatever else they hold; the rest is unchanged. Any object but a tensor that has `method` is
+    replaced by what `method(*arguments)` returns.
     """
     if isinstance(batch, Tensor):
         return function(batch)
     if method and callable(own := getattr(batch, method, None)):
         return own(*arguments)
-    if isinstance(batch, Mapping):
-        copied: Any = copy.copy(batch)  # keeps attributes of a subclass
-        copied.update({key: map_tensors(value, function, method, *arguments) for key, value in batch.items()})
-        return copied
     if isinstance(batch, (list, tuple)):
-        items = [map_tensors(value, function, method, *arguments) for value in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch) if field.init}
-        return dataclasses.replace(batch, **map_tensors(fields, function, method, *arguments))
-    return batch
+        values = [map_tensors(value, function, method, *arguments) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    if isinstance(batch, Mapping):
+        items = {key: map_tensors(value, function, method, *arguments) for key, value in batch.items()}
+        if not isinstance(batch, MutableMapping):
+            return items
+        copied: Any = copy.copy(batch)  # keeps attributes of a subclass
+        for key, value in items.items():  # not `update`, which some classes refuse
+            copied[key] = value
+        return copied
+    if isinstance(batch, type) or not (dataclasses.is_dataclass(batch) or hasattr(batch, "to")):
+        return batch
+    fields = dataclasses.fields(batch) if dataclasses.is_dataclass(batch) else ()
+    copied = copy.copy(batch)  # not `dataclasses.replace`, which leaves out fields that `__init__` does not take
+    for name in [field.name for field in fields] or list(getattr(batch, "__dict__", {})):
+        if hasattr(batch, name):
+            object.__setattr__(copied, name, map_tensors(getattr(batch, name), function, method, *arguments))
+    return copied
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """Move every tensor of `batch` to `device`; asynchronous from pinned memory. Loaded batches are on the CPU."""
+    """Move every tensor of `batch` to `device`; asynchronous from pinned memory. Loaded batches are on the CPU.
+
+    On CUDA, tensors are copied on a stream of their own, while the device still computes the step before. Objects with
+    `to` are moved on the usual stream, since all their tensors would have to be known here.
+    """
     if device == _CPU:  # a fifth of the time of comparing device.type, in every step
         return batch
-    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True), "to", device)
+    if device.type != "cuda":
+        return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True), "to", device)
+    copying, computing = _copy_stream(device), torch.cuda.current_stream(device)
+
+    def copied(tensor: Tensor) -> Tensor:
+        with torch.cuda.stream(copying):
+            moved = tensor.to(device, non_blocking=True)
+        moved.record_stream(computing)  # its memory is not used again before the computation has ended
+        return moved
+
+    batch = map_tensors(batch, copied, "to", device)
+    computing.wait_stream(copying)
+    return batch
+
+
+@lru_cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 class Loaded:

@@ -1,6 +1,6 @@
 """Which sample is used when: a function of (seed, epoch) alone, so a run can resume anywhere without replaying."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -40,10 +40,11 @@ class EpochPlan:
     """Cuts each epoch's order into global batches, these into shares of the ranks, and shares into micro-batches.
 
     Attributes:
-        size: samples in the data set.
+        size: samples of an epoch.
         batch_size: samples per micro-batch and process.
         accumulate: micro-batches per optimizer step.
         drop_last: leave out the last global batch of an epoch when it is not full.
+        order: the samples of an epoch, shape (size,); None: all of a data set, shuffled.
     """
 
     size: int
@@ -54,6 +55,7 @@ class EpochPlan:
     world_size: int = 1
     seed: int = 0
     drop_last: bool = False
+    order: Callable[[int], np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         if self.steps_per_epoch == 0:
@@ -75,7 +77,7 @@ class EpochPlan:
 
     def global_batches(self, epoch: int, step: int, sample: int) -> Iterator[GlobalBatch]:
         """The global batches from `sample` to the end of the epoch; `step`: optimizer steps done before."""
-        order = _order(self.size, self.seed, epoch)
+        order = self.order(epoch) if self.order else shuffled(self.size, self.seed, epoch)
         batch_size, stop = self.batch_size, self.size
         if self.drop_last:
             stop -= self.samples_per_step - 1
@@ -97,7 +99,7 @@ class EpochPlan:
 
 
 @lru_cache(maxsize=1)  # error messages look it up again
-def _order(size: int, seed: int, epoch: int) -> np.ndarray:
+def shuffled(size: int, seed: int, epoch: int) -> np.ndarray:
     """All sample indices in the order of this epoch, shape (size,)."""
     generator = torch.Generator().manual_seed(mix(seed, epoch))
     return torch.randperm(size, generator=generator).numpy()

@@ -92,17 +92,24 @@ class Clock:
         self._begin_interval(now)
         return timing
 
-    def advice(self, timing: Timing, workers: int) -> str | None:
-        """Advice when training spends much of its time waiting for data; once per run, else None."""
+    def advice(self, timing: Timing, workers: int, processes: int = 1) -> str | None:
+        """Advice when training spends much of its time waiting for data; once per run, else None.
+
+        `processes`: of the run, which share the cores that this one may use.
+        """
         is_slow = timing.data > _SLOW_SHARE and timing.data * timing.step >= _SLOW_BATCH_S
         if self._has_advised or not is_slow or self._waited < _SLOW_TOTAL_S:
             return None
         self._has_advised = True
-        cores = available_cores()
-        # With this many workers, loading would keep up with training.
-        wanted = min(math.ceil(max(workers, 1) / max(1 - timing.data, 0.05)), cores)
-        advice = f"try --worker {wanted} (now {workers}; this process may use {cores} cores), or data kept in memory"
-        return f"{timing.data:.0%} of the time is spent waiting for data; {advice}"
+        cores = max(available_cores() // processes, 1)
+        # Loading a batch takes `workers` times as long as a step, or without workers the share spent waiting. Divided
+        # by the rest of the step, this is the number of workers with which loading keeps up with training.
+        wanted = min(math.ceil((workers or timing.data) / max(1 - timing.data, 0.05)), cores)
+        has = f"{cores} core{'s' * (cores > 1)}"
+        advice = f"try --worker {wanted} (now {workers}; this process has {has})"
+        if wanted <= workers:
+            advice = f"{workers} workers have {has}, so more would not help: try less work per sample"
+        return f"{timing.data:.0%} of the time is spent waiting for data; {advice}, or data kept in memory"
 
 
 def peak_memory(device: torch.device) -> int:

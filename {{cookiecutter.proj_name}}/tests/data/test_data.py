@@ -1,21 +1,26 @@
 """Order, shares and randomness of the training data."""
 
+import dataclasses
 import random
 from collections import UserDict, defaultdict
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from common.base.errors import UserError
 from common.data.keyed import KeyedBatches
 from common.data.loader import EvaluationLoader, FirstSamples, LoaderConfig, TrainStream
-from common.data.move import Loaded, map_tensors, to_device
+from common.data.move import Loaded, _copy_stream, map_tensors, to_device
 from common.data.plan import EpochPlan, evaluation_keys
 from common.distributed import Rank
+from common.optim.precision import Precision
 from common.progress import Position
+from tests.conftest import Runs, load, same
 from tests.parts import Graph
 
 CPU = torch.device("cpu")
@@ -214,18 +219,145 @@ def test_batches_of_any_nesting_are_moved() -> None:
     assert (doubled["c"].corners.sum(), doubled["c"].name, doubled["d"]) == (24.0, "x", (1, None))
 
 
-def test_batches_of_other_kinds_are_moved() -> None:
-    """Mappings that are no dicts, with what else they hold, and objects that move themselves."""
-    meta = torch.device("meta")
-    counted = defaultdict(list, {"a": torch.ones(2)})
-    moved = to_device({"m": UserDict(a=torch.ones(2), b="text"), "c": counted, "g": [Graph(x=torch.ones(3))]}, meta)
-    assert isinstance(moved["m"], UserDict)
-    assert (moved["m"]["a"].device, moved["m"]["b"]) == (meta, "text")
-    assert (moved["c"]["a"].device, moved["c"]["none"], counted["a"].device) == (meta, [], CPU)
-    assert moved["g"][0]["x"].device == meta
-    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
-    moved = to_device((packed, 1), meta)
-    assert (moved[0].data.device, moved[0].batch_sizes.device, moved[1]) == (meta, CPU, 1)
+class Encoding(UserDict[str, Any]):
+    """A mapping that moves itself, as the tokenizers of transformers give."""
+
+    def __init__(self, values: dict[str, Any], text: str = "") -> None:
+        super().__init__(values)
+        self.text = text
+
+    def to(self, device: torch.device) -> "Encoding":
+        return Encoding({key: value.to(device) for key, value in self.items()}, self.text)
+
+
+class Locked(dict[str, Any]):
+    """A dict with a method that refuses to work, as the outputs of transformers have."""
+
+    def update(self, *_: Any) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+@dataclasses.dataclass(frozen=True)
+class Boxes:
+    corners: Tensor
+    scale: dataclasses.InitVar[float]
+    area: Tensor = dataclasses.field(init=False)
+    later: Tensor = dataclasses.field(init=False)
+
+    def __post_init__(self, scale: float) -> None:
+        object.__setattr__(self, "area", self.corners.sum() * scale)
+
+
+@dataclasses.dataclass
+class Scene:
+    """A dataclass with others in it."""
+
+    boxes: list[Boxes]
+    image: Tensor
+
+
+def one_tensor(kind: str, tensor: Tensor) -> Any:
+    """A batch of one kind with one tensor of shape (3, 2)."""
+    return {
+        "dict": lambda: {"a": tensor, "b": (1, None)},
+        "defaultdict": lambda: defaultdict(list, a=tensor),
+        "UserDict": lambda: UserDict(a=tensor),
+        "Encoding": lambda: Encoding({"a": tensor}, "text"),
+        "Locked": lambda: Locked(a=tensor),
+        "MappingProxyType": lambda: MappingProxyType({"a": tensor}),
+        "Graph": lambda: [Graph(a=tensor)],
+        "Boxes": lambda: (Boxes(tensor, 0.5),),
+        "Scene": lambda: Scene([Boxes(tensor, 0.5)], tensor),
+        "PackedSequence": lambda: pack_sequence([tensor[:2], tensor[2:]]),
+    }[kind]()
+
+
+FOUND = {
+    "dict": lambda batch: [batch["a"]],
+    "defaultdict": lambda batch: [batch["a"], *batch["none"]],
+    "UserDict": lambda batch: [batch["a"]],
+    "Encoding": lambda batch: [batch["a"]],
+    "Locked": lambda batch: [batch["a"]],
+    "MappingProxyType": lambda batch: [batch["a"]],
+    "Graph": lambda batch: [batch[0]["a"]],
+    "Boxes": lambda batch: [batch[0].corners, batch[0].area],
+    "Scene": lambda batch: [batch.boxes[0].corners, batch.boxes[0].area, batch.image],
+    "PackedSequence": lambda batch: [batch.data],
+}
+
+
+@pytest.mark.parametrize("kind", FOUND)
+def test_batches_of_any_kind_are_moved_cast_and_pinned(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here `meta` stands for a GPU. The batch itself stays as it is, and its copy is of the same kind."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor + 1)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor, *_: False)
+    meta, batch = torch.device("meta"), one_tensor(kind, torch.zeros(3, 2))
+    moved, cast = to_device(batch, meta), Precision("fp64", "cpu").cast_batch(batch)
+    pinned = pin_memory(Loaded(batch)).batch
+    assert {each.device for each in FOUND[kind](moved)} == {meta}
+    assert {each.dtype for each in FOUND[kind](cast)} == {torch.float64}
+    assert all((each == 1).all() for each in FOUND[kind](pinned))
+    assert {(each.device, each.dtype, float(each.sum())) for each in FOUND[kind](batch)} == {(CPU, torch.float32, 0.0)}
+    kinds = {type(each) for each in (batch, moved, cast, pinned)}
+    assert kinds == ({dict, MappingProxyType} if kind == "MappingProxyType" else {type(batch)})
+    if kind == "Encoding":
+        assert moved.text == cast.text == pinned.text == "text"
+    if kind == "PackedSequence":
+        assert moved.batch_sizes.device == cast.batch_sizes.device == CPU
+        assert cast.batch_sizes.dtype == torch.int64
+
+
+@pytest.mark.parametrize("collate", ["as_mapping", "as_object"])
+def test_batches_of_any_kind_in_double_precision(runs: Runs, collate: str) -> None:
+    """The same training as with dicts."""
+    words = ["--precision.mode", "fp64", "--progress.max_steps", "2"]
+    usual = load(runs.train(*words, name="usual"))
+    other = load(runs.train(*words, "--loader.collate", f"tests.parts:{collate}", name="other"))
+    assert same(usual["model"], other["model"])
+
+
+def test_a_batch_is_copied_beside_the_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA: each tensor on the stream for copies; the computation waits for them, then keeps their memory."""
+    events: list[str] = []
+
+    class FakeStream:
+        def __init__(self, name: Any) -> None:
+            self.name = "computing" if name == "computing" else "copying"
+
+        def __enter__(self) -> None:
+            events.append(f"{self.name} is current")
+
+        def __exit__(self, *_: Any) -> None:
+            events.append(f"{self.name} is no longer current")
+
+        def wait_stream(self, other: "FakeStream") -> None:
+            events.append(f"{self.name} waits for {other.name}")
+
+    def to(tensor: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
+        events.append(f"copy of {tensor.dtype} to {device}, {non_blocking=}")
+        return tensor.clone()
+
+    usual = FakeStream("computing")
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: usual)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: events.append(f"kept for {stream.name}"))
+    device = torch.device("cuda:1")
+    _copy_stream.cache_clear()
+    for _ in range(2):
+        events.clear()
+        to_device([torch.ones(2), Graph(a=torch.ones(1, dtype=torch.int64))], device)
+        assert events == [
+            "copying is current",
+            "copy of torch.float32 to cuda:1, non_blocking=True",
+            "copying is no longer current",
+            "kept for computing",
+            "copy of torch.int64 to cuda:1, non_blocking=False",
+            "computing waits for copying",
+        ]
+    assert _copy_stream.cache_info().misses == 1
+    _copy_stream.cache_clear()
 
 
 def test_only_tensors_on_the_cpu_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:

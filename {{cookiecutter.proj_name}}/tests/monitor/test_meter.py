@@ -162,14 +162,24 @@ def test_waiting_for_data_is_worth_a_warning_once(monkeypatch):
     time.steps(clock, 100, wait=0.06, work=0.04)
     assert clock.advice(clock.read(), workers=2) is None
     assert "memory" in str(fresh_advice(time, wait=0.06, workers=8))
+    assert "--worker 2 (now 0; this process has 8 cores)" in str(fresh_advice(time, wait=0.06, workers=0))
+    assert "--worker 1 (now 0" in str(fresh_advice(time, wait=0.03, workers=0))
+    assert "--worker 4 (now 2; this process has 4 cores)" in str(fresh_advice(time, wait=0.06, workers=2, processes=2))
+    told = str(fresh_advice(time, wait=0.06, workers=4, processes=2))
+    assert (
+        "--worker" not in told
+        and "4 workers have 4 cores, so more would not help: try less work per sample, or" in told
+    )
     assert fresh_advice(time, wait=0.01, workers=2) is None
     assert fresh_advice(time, wait=0.0005, work=0.0005, count=9000, workers=0) is None
 
 
-def fresh_advice(time: FakeTime, *, wait: float, workers: int, work: float = 0.04, count: int = 100) -> str | None:
+def fresh_advice(
+    time: FakeTime, *, wait: float, workers: int, work: float = 0.04, count: int = 100, processes: int = 1
+) -> str | None:
     clock = Clock()
     time.steps(clock, count, wait=wait, work=work)
-    return clock.advice(clock.read(), workers)
+    return clock.advice(clock.read(), workers, processes)
 
 
 def test_memory_is_this_process_own():

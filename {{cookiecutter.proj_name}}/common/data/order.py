@@ -1,0 +1,72 @@
+"""The order of an epoch's training samples: a function of seed and epoch that `loader.order` names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from common.base.errors import UserError
+from common.config.registry import ORDER_REGISTRY
+from common.data.keyed import loop_streams_unchanged, seed_all
+from common.data.plan import shuffled
+from common.distributed.seed import mix
+
+
+class EpochOrder:
+    """The samples of each epoch, by a function `(size, seed, epoch, dataset) -> indices`, called with these.
+
+    It may leave out samples and repeat others, but every epoch must have as many. Calls with the same arguments must
+    return the same indices, in any process: from the global generators, which are seeded, or without randomness.
+
+    Attributes:
+        size: samples of an epoch.
+    """
+
+    def __init__(self, section: Mapping[str, Any], dataset: Any, seed: int) -> None:
+        self.dataset, self.seed, self.name = dataset, seed, section["type"]
+        self._function = ORDER_REGISTRY.build(section)
+        self._latest = 0, self._indices(0)
+        self.size = len(self._latest[1])
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        """Shape (size,); a sample's second occurrence has the number index + len(dataset), its third 2 * len, ...
+
+        So each occurrence has random numbers of its own.
+        """
+        if self._latest[0] != epoch:
+            self._latest = epoch, self._indices(epoch)
+        return self._latest[1]
+
+    def _indices(self, epoch: int) -> np.ndarray:
+        size = len(self.dataset)
+        with loop_streams_unchanged():
+            seed_all(mix(self.seed, epoch))
+            order = np.asarray(self._function(size, self.seed, epoch, self.dataset))
+        problem = ""
+        if order.ndim != 1 or not len(order) or order.dtype.kind not in "iu":
+            problem = f"an array of shape {order.shape} and type {order.dtype}, not a list of indices"
+        elif order.min() < 0 or order.max() >= size:
+            problem = f"indices from {order.min()} to {order.max()}, but the data set has {size} samples"
+        elif epoch and len(order) != self.size:
+            problem = f"{len(order)} samples, but {self.size} in the first; the length of an epoch must not change"
+        if problem:
+            raise UserError(f"loader.order: {self.name} returned, for epoch {epoch + 1}, {problem}")
+        order = order.astype(np.int64, copy=False)
+        if np.bincount(order).max() == 1:
+            return order
+        by_index = np.argsort(order, kind="stable")
+        occurrence = np.empty_like(order)
+        occurrence[by_index] = np.arange(len(order)) - np.searchsorted(order[by_index], order[by_index])
+        return order + size * occurrence
+
+
+@ORDER_REGISTRY.register()
+def shuffle(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
+    """Each sample once, in an order that is new in each epoch."""
+    return shuffled(size, seed, epoch)
+
+
+@ORDER_REGISTRY.register()
+def sequential(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
+    """Each sample once, in the order of the data set."""
+    return np.arange(size)
