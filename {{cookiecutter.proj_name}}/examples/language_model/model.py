@@ -34,9 +34,9 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.characters.weight
         self.apply(_initialise)
-        for block in self.blocks:  # each adds to the same features twice: their variance must not grow with the depth
-            for layer in (block.attention.out, block.out):
-                nn.init.normal_(layer.weight, std=0.02 / math.sqrt(2 * layers))
+        for name, parameter in self.blocks.named_parameters():
+            if name.endswith("out.weight"):  # added to the features: their variance must not grow with the depth
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers))
 
     def forward(self, characters: Tensor) -> Tensor:
         """Map characters (B, T), int64, T <= context, to the logits (B, T, vocabulary) of the character after each."""

@@ -1,16 +1,15 @@
 """Predicting the next character; the log shows what the model would write."""
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from common.evaluation.evaluator import evaluation_mode
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
+from common.monitor.show import Show
 from common.task import Task
 from examples.language_model.data import PADDING, decode, encode
+from examples.language_model.model import GPT
 
 
 class LanguageModelTask(Task):
@@ -22,9 +21,11 @@ class LanguageModelTask(Task):
         temperature: > 0; below 1, likely characters become more likely.
     """
 
+    model: GPT
+
     def __init__(
         self,
-        model: nn.Module,
+        model: GPT,
         loss: LossFactory,
         metric: MetricFactory,
         prompt: str = "\n",
@@ -44,22 +45,20 @@ class LanguageModelTask(Task):
         """The characters to predict: all count equally, however they are divided into batches."""
         return int((batch["target"] != PADDING).sum())
 
-    def inspect(self, show: Any) -> None:
+    def inspect(self, show: Show) -> None:
+        """Called at each log line, in evaluation mode and without gradients."""
         show.text("sample", self.sample())
 
-    @torch.no_grad()
     def sample(self) -> str:
         """Text after the prompt. The numbers drawn depend on the step alone: a resumed run writes the same."""
         generator = torch.Generator().manual_seed(self.at.step)
-        context = int(self.model.context)
-        device = next(self.model.parameters()).device
+        context, device = self.model.context, next(self.model.parameters()).device
         written = encode(self.prompt).tolist()
-        with evaluation_mode(self.model):
-            for _ in range(self.length):
-                seen = written[-context:]
-                # Always the same shape, so that a compiler need not compile again. No character sees those after it.
-                characters = torch.tensor([seen + [0] * (context - len(seen))], device=device)
-                logits = self.model(characters)[0, len(seen) - 1].float().cpu()
-                chances = (logits / self.temperature).softmax(dim=0)
-                written.append(int(torch.multinomial(chances, 1, generator=generator)))
+        for _ in range(self.length):
+            seen = written[-context:]
+            # Always the same shape, so that a compiler need not compile again. No character sees those after it.
+            characters = torch.tensor([seen + [0] * (context - len(seen))], device=device)
+            logits = self.model(characters)[0, len(seen) - 1].float().cpu()
+            chances = (logits / self.temperature).softmax(dim=0)
+            written.append(int(torch.multinomial(chances, 1, generator=generator)))
         return decode(written)

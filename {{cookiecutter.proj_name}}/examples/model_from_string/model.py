@@ -115,7 +115,7 @@ class Builder:
 
     def _residuals(self, shape: Shape, opened: re.Match[str]) -> list[nn.Module]:
         """As many blocks as the number before the bracket says, by default one."""
-        first, blocks = self.at, []
+        first, blocks = self.at, list[nn.Module]()
         for _ in range(int(opened[0][:-1] or 1)):
             self.at = first
             layers, after = self._sequence(shape, opened)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.task import Group, Task
+from examples.stages.model import TwoParts
 
 
 class StagesTask(Task):
@@ -17,8 +18,10 @@ class StagesTask(Task):
         backbone: factor of the backbone's learning rate from then on.
     """
 
+    model: TwoParts
+
     def __init__(
-        self, model: nn.Module, loss: LossFactory, metric: MetricFactory, head_epochs: int = 3, backbone: float = 0.3
+        self, model: TwoParts, loss: LossFactory, metric: MetricFactory, head_epochs: int = 3, backbone: float = 0.3
     ) -> None:
         super().__init__(model, loss, metric)
         self.head_epochs, self.backbone = head_epochs, backbone

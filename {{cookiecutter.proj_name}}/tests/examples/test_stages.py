@@ -25,7 +25,7 @@ def test_the_backbone_stands_still_in_the_first_stage(runs: Runs) -> None:
     assert not same(first["model"]["head.weight"], second["model"]["head.weight"])
 
     def moments(state: dict[str, Any]) -> set[str]:
-        names = {}
+        names: dict[int, str] = {}
         for group in state["optimizer"]["param_groups"]:
             names |= dict(zip(group["params"], group["param_names"], strict=True))
         return {names[number] for number in state["optimizer"]["state"]}

@@ -19,7 +19,7 @@ FP64 = ["--precision.mode", "fp64", "--optim.lr_scheduler", "{type: constant}", 
 class MeanOfMeans(NextWordTask):
     """The mistake: the mean loss over words is taken for one over sentences."""
 
-    count = Task.count
+    count = Task.count  # type: ignore[assignment]
 
 
 def data(eval_batch_size: int = 128) -> list[str]:
@@ -66,7 +66,7 @@ def test_the_batches() -> None:
     lengths = [len(reviews[index]["words"]) for index in range(64)]
     assert not isinstance(batch, dict) and batch["mask"].sum(dim=1).tolist() == lengths
     assert torch.equal(batch["words"][5][batch["mask"][5]], reviews[5]["words"])
-    labels = Counter()
+    labels: Counter[int] = Counter()
     for seed in range(200):
         words, label = review(random.Random(seed))
         last = words[max(at for at, word in enumerate(words) if word in ("and", "but", "<start>")) :]
