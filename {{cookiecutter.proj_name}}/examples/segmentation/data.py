@@ -19,7 +19,7 @@ class Shapes:
     Args:
         samples: number of images.
         size: height and width of an image, in pixels.
-        noise: standard deviation of the noise; brightness is in 0..1.
+        noise: standard deviation of the noise; brightness is about 0..1.
     """
 
     random = False  # items draw from generators of their own, so the loader need not seed
@@ -44,7 +44,7 @@ class Shapes:
 
 
 def _inside(kind: int, draw: np.random.Generator, size: int) -> NDArray[np.bool_]:
-    """The pixels of one shape with a half-width of 4 to 6 pixels, wholly inside the image."""
+    """The pixels of one shape wholly inside the image, a third to half as wide."""
     half = draw.uniform(size / 6, size / 4)
     y, x = np.mgrid[:size, :size] - draw.uniform(half, size - 1 - half, size=2)[:, None, None]
     if CLASSES[kind] == "disc":
