@@ -19,13 +19,13 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 class DistillationTask(Task):
-    """The loss is that of the config and `share` of it the distance to the teacher.
+    """The loss is a mean of the config's loss and the distance to the teacher, weighted by 1 - `share` and `share`.
 
     Args:
         teacher: section of the teacher's model, as in `model`.
         weights: checkpoint with the teacher's weights; a relative path starts at the project's folder.
         temperature: both outputs are divided by it, so that unlikely classes count too.
-        share: weight of the distance to the teacher, 0..1; the loss of the config has the rest.
+        share: weight of the distance to the teacher, 0..1.
     """
 
     def __init__(

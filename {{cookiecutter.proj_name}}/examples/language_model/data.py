@@ -35,16 +35,18 @@ class Text:
         data_dir: folder of `file`.
         mode: train or val.
         context: characters of a block.
-        file: a text; by default the topics of Python's `help()`.
-        length: use this many characters of the text. It fixes the steps of an epoch: each Python has slightly
-            different help.
+        file: a text; null: the topics of Python's `help()`.
+        length: use this many characters; null: all. Each version of Python has slightly different topics: a number
+            fixes the steps of an epoch.
     """
 
     def __init__(
         self, data_dir: Path, mode: str, context: int, file: str | None = None, length: int | None = None
     ) -> None:
-        text = encode((data_dir / file).read_text() if file else "\n".join(topics[name] for name in sorted(topics)))
-        text = text[:length]
+        if file and not (data_dir / file).is_file():
+            raise UserError(f"dataset.{mode}.file: there is no {data_dir / file}")
+        whole = (data_dir / file).read_text("utf-8") if file else "\n".join(topics[name] for name in sorted(topics))
+        text = encode(whole)[:length]
         cut = len(text) * 9 // 10
         self.text, self.context = text[:cut] if mode == "train" else text[cut:], context
         if len(self.text) <= context + 1:

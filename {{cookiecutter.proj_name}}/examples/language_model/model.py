@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from common.base.errors import UserError
+
 
 class GPT(nn.Module):
     """A decoder-only transformer with learnt positions, and one matrix for reading characters and for writing them.
@@ -40,7 +42,10 @@ class GPT(nn.Module):
 
     def forward(self, characters: Tensor) -> Tensor:
         """Map characters (B, T), int64, T <= context, to the logits (B, T, vocabulary) of the character after each."""
-        positions = torch.arange(characters.shape[1], device=characters.device)
+        length = characters.shape[1]
+        if length > self.context:
+            raise UserError(f"the data set's blocks have {length} characters, but model.context is {self.context}")
+        positions = torch.arange(length, device=characters.device)
         features = self.dropout(self.characters(characters) + self.positions(positions))
         for block in self.blocks:
             features = block(features)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from common.base.errors import UserError
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.monitor.show import Show
@@ -33,7 +34,9 @@ class LanguageModelTask(Task):
         temperature: float = 0.8,
     ) -> None:
         super().__init__(model, loss, metric)
-        self.prompt, self.length, self.temperature = prompt, length, temperature
+        self.prompt, self.length, self.temperature = encode(prompt).tolist(), length, temperature
+        if not self.prompt:
+            raise UserError(f"task.prompt: {prompt!r} has no character that the model knows; it needs at least one")
 
     def output(self, batch: dict[str, Tensor]) -> Tensor:
         return self.model(batch["input"])
@@ -53,7 +56,7 @@ class LanguageModelTask(Task):
         """Text after the prompt. The numbers drawn depend on the step alone: a resumed run writes the same."""
         generator = torch.Generator().manual_seed(self.at.step)
         context, device = self.model.context, next(self.model.parameters()).device
-        written = encode(self.prompt).tolist()
+        written = list(self.prompt)
         for _ in range(self.length):
             seen = written[-context:]
             # Always the same shape, so that a compiler need not compile again. No character sees those after it.

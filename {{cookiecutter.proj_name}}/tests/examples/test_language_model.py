@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from common.base.errors import UserError
+from common.evaluation.loss import LossFactory
+from common.evaluation.metric import MetricFactory
 from examples.language_model.data import CHARACTERS, Text, decode, encode
 from examples.language_model.model import GPT
+from examples.language_model.task import LanguageModelTask
 from tests.conftest import Runs, load, metrics, same
 from tests.examples.runs import shown, trained
 
@@ -62,10 +66,21 @@ def test_only_matrices_decay(runs: Runs) -> None:
 
 
 def test_a_text_of_ones_own(runs: Runs) -> None:
-    """Characters that it does not know are left out; too short a text is refused."""
-    (runs.root / "my.txt").write_text("Grüße,\nyou 2!" * 100)
+    """Characters that it does not know are left out."""
+    (runs.root / "my.txt").write_text("Grüße,\nyou 2!" * 100, encoding="utf-8")
     text = Text(runs.root, "train", context=8, file="my.txt").text
     assert decode(text[:12].tolist()) == "Gre,\nyou 2!G"
     assert decode(encode(CHARACTERS).tolist()) == CHARACTERS
-    with pytest.raises(Exception, match=r"dataset\.val: 1100 characters are too few for blocks of 200"):
+    with pytest.raises(UserError, match=r"dataset\.val: 1100 characters are too few for blocks of 200"):
         Text(runs.root, "val", context=200, file="my.txt")
+    with pytest.raises(UserError, match=r"dataset\.val\.file: there is no .*your\.txt"):
+        Text(runs.root, "val", context=8, file="your.txt")
+
+
+def test_mistakes() -> None:
+    """Blocks longer than the context, and a prompt without a character."""
+    model = GPT(len(CHARACTERS), context=8, width=16)
+    with pytest.raises(UserError, match=r"the data set's blocks have 16 characters, but model\.context is 8"):
+        model(torch.zeros(1, 16, dtype=torch.int64))
+    with pytest.raises(UserError, match=r"task\.prompt: 'äö' has no character that the model knows"):
+        LanguageModelTask(model, LossFactory(None), MetricFactory({}), prompt="äö")
