@@ -222,11 +222,11 @@ class IterableStream(BatchStream):
         if opened is not None and not restored and at.epoch == 0:
             assert self._first is not None
             return chain([self._first], opened)
+        done = at.sample // (self.batch_size * self.rank.world_size)
+        self._batches.epoch, self._batches.first = at.epoch, done if restored else 0
         if opened is not None:
             opened.close()
             restored = restored or self._initial
-        done = at.sample // (self.batch_size * self.rank.world_size)
-        self._batches.epoch, self._batches.first = at.epoch, done if restored else 0
         self._batches.state = restored.get("dataset")
         if at.sample and restored.get("ended"):
             self.dataset.load_state_dict(self._batches.state)

@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from pydantic import PositiveInt
 
 from common.base.errors import UserError
 from common.config.registry import ORDER_REGISTRY
@@ -53,6 +51,7 @@ class EpochOrder:
             problem = f"{len(order)} samples, but {self.size} in the first; the length of an epoch must not change"
         if problem:
             raise UserError(f"loader.order: {self.name} returned, for epoch {epoch + 1}, {problem}")
+        order = order.astype(np.int64, copy=False)
         if np.bincount(order).max() == 1:
             return order
         by_index = np.argsort(order, kind="stable")
@@ -71,46 +70,3 @@ def shuffle(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
 def sequential(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
     """Each sample once, in the order of the data set."""
     return np.arange(size)
-
-
-@ORDER_REGISTRY.register()
-def weighted(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveInt | None = None) -> np.ndarray:
-    """Samples drawn with replacement, with probabilities in proportion to the data set's `weights`.
-
-    `samples`: how many per epoch; by default as many as the data set has.
-    """
-    weights = _of_each_sample(dataset, "weighted", "weights").astype(np.float64)
-    sums = np.cumsum(weights)
-    if not np.isfinite(weights).all() or weights.min() < 0 or sums[-1] <= 0:
-        raise UserError("loader.order: weights must be finite and not negative, and their sum greater than 0")
-    drawn = torch.rand(samples or size, dtype=torch.float64).numpy() * sums[-1]
-    return np.searchsorted(sums, np.minimum(drawn, np.nextafter(sums[-1], 0)), side="right")
-
-
-@ORDER_REGISTRY.register()
-def balanced(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveInt | None = None) -> np.ndarray:
-    """Samples of all classes equally often: some of a large class, and those of a small one several times.
-
-    The data set gives the class of each sample as `targets` or `labels`. Numbers of samples per class, and of
-    repetitions within a class, differ by one at most. `samples`: how many per epoch; by default as many as the data
-    set has.
-    """
-    classes, labels = np.unique(_of_each_sample(dataset, "balanced", "targets", "labels"), return_inverse=True)
-    count, more = divmod(samples or size, len(classes))
-    chosen = []
-    for place, number in enumerate(torch.randperm(len(classes)).tolist()):
-        members = np.flatnonzero(labels == number)
-        chosen.append(np.resize(members[torch.randperm(len(members)).numpy()], count + (place < more)))
-    return np.concatenate(chosen)[torch.randperm(samples or size).numpy()]
-
-
-def _of_each_sample(dataset: Any, order: str, *names: str) -> np.ndarray:
-    """A value per sample: the first of the attributes or methods `names` that the data set has."""
-    kind = type(getattr(dataset, "whole", dataset)).__name__
-    for name in names:
-        if (found := getattr(dataset, name, None)) is not None:
-            values = np.asarray(found() if callable(found) else found)
-            if values.shape != (expected := (len(getattr(dataset, "whole", dataset)),)):
-                raise UserError(f"loader.order: {name} of {kind} has the shape {values.shape}, not {expected}")
-            return values[: len(dataset)]
-    raise UserError(f"loader.order: {order} needs an attribute or method {' or '.join(names)} of {kind}")

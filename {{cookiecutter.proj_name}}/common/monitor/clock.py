@@ -102,12 +102,14 @@ class Clock:
             return None
         self._has_advised = True
         cores = max(available_cores() // processes, 1)
-        # Loading a batch takes `workers` times as long as a step, or without workers the share spent waiting. Divided by
-        # the rest of the step, this is the number of workers with which loading keeps up with training.
+        # Loading a batch takes `workers` times as long as a step, or without workers the share spent waiting. Divided
+        # by the rest of the step, this is the number of workers with which loading keeps up with training.
         wanted = min(math.ceil((workers or timing.data) / max(1 - timing.data, 0.05)), cores)
-        more = f"try --worker {wanted}" if wanted > workers else "more workers would not help, less work per sample"
-        now = f"(now {workers}; this process has {cores} core{'s' * (cores > 1)})"
-        return f"{timing.data:.0%} of the time is spent waiting for data; {more} {now}, or data kept in memory"
+        has = f"{cores} core{'s' * (cores > 1)}"
+        advice = f"try --worker {wanted} (now {workers}; this process has {has})"
+        if wanted <= workers:
+            advice = f"{workers} workers have {has}, so more would not help: try less work per sample"
+        return f"{timing.data:.0%} of the time is spent waiting for data; {advice}, or data kept in memory"
 
 
 def peak_memory(device: torch.device) -> int:

@@ -15,7 +15,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from common.base.errors import UserError
 from common.data.keyed import KeyedBatches
 from common.data.loader import EvaluationLoader, FirstSamples, LoaderConfig, TrainStream
-from common.data.move import Loaded, map_tensors, to_device
+from common.data.move import Loaded, _copy_stream, map_tensors, to_device
 from common.data.plan import EpochPlan, evaluation_keys
 from common.distributed import Rank
 from common.optim.precision import Precision
@@ -314,6 +314,50 @@ def test_batches_of_any_kind_in_double_precision(runs: Runs, collate: str) -> No
     usual = load(runs.train(*words, name="usual"))
     other = load(runs.train(*words, "--loader.collate", f"tests.parts:{collate}", name="other"))
     assert same(usual["model"], other["model"])
+
+
+def test_a_batch_is_copied_beside_the_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA: each tensor on the stream for copies; the computation waits for them, then keeps their memory."""
+    events: list[str] = []
+
+    class FakeStream:
+        def __init__(self, name: Any) -> None:
+            self.name = "computing" if name == "computing" else "copying"
+
+        def __enter__(self) -> None:
+            events.append(f"{self.name} is current")
+
+        def __exit__(self, *_: Any) -> None:
+            events.append(f"{self.name} is no longer current")
+
+        def wait_stream(self, other: "FakeStream") -> None:
+            events.append(f"{self.name} waits for {other.name}")
+
+    def to(tensor: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
+        events.append(f"copy of {tensor.dtype} to {device}, {non_blocking=}")
+        return tensor.clone()
+
+    usual = FakeStream("computing")
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: usual)
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: events.append(f"kept for {stream.name}"))
+    device = torch.device("cuda:1")
+    _copy_stream.cache_clear()
+    for _ in range(2):
+        events.clear()
+        to_device([torch.ones(2), Graph(a=torch.ones(1, dtype=torch.int64))], device)
+        assert events == [
+            "copying is current",
+            "copy of torch.float32 to cuda:1, non_blocking=True",
+            "copying is no longer current",
+            "kept for computing",
+            "copy of torch.int64 to cuda:1, non_blocking=False",
+            "computing waits for copying",
+        ]
+    assert _copy_stream.cache_info().misses == 1
+    _copy_stream.cache_clear()
 
 
 def test_only_tensors_on_the_cpu_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,6 +13,10 @@ import torch
 from torch import Tensor
 
 from common.base.errors import UserError
+from common.data.iterable import IterableStream
+from common.data.loader import LoaderConfig, Step
+from common.distributed import Rank
+from common.progress import Position
 from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import refused, several, start_ranks
@@ -228,6 +233,18 @@ def test_a_stream_with_state_resumes_exactly(runs: Runs, name: str, at: int) -> 
     assert "this resume is bit-exact" in (folder / "train.log").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved", "resumed"), [("2", "0"), ("0", "2")])
+def test_a_stream_with_state_and_workers_is_read_again(runs: Runs, saved: str, resumed: str) -> None:
+    """Only the main process knows where it stands; the trial batch of two ranks does not move it on."""
+    words = stream("StatefulStream", "--model", "{type: tests.parts.Plain}", "--batch_size", "16")
+    several(runs, 2, runs.words(*words, name="uncut"))
+    several(runs, 2, runs.words(*words, "--worker", saved, name="cut"), at=8)  # of which two calls are for nothing
+    several(runs, 2, runs.words(*words, "--worker", resumed, "--resume", "auto", name="cut"))
+    assert same(load(runs.root / "uncut")["model"], load(runs.root / "cut")["model"])
+    assert "reading 1 steps again" in (runs.root / "cut" / "train.log").read_text()
+
+
 def test_a_stream_without_state_is_read_again(runs: Runs) -> None:
     """It repeats itself here, so the result is the same; the log does not promise that."""
     uncut = final(runs.train(*stream("Rereading"), name="uncut"))
@@ -284,11 +301,14 @@ def test_ranks_read_each_record_once(runs: Runs, world: int, worker: int, size: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "worker", "steps"), [(1, 3, 21), (2, 0, 10), (2, 2, 10)])
-def test_a_data_set_that_shares_by_itself(runs: Runs, world: int, worker: int, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("world", "worker", "steps", "name"),
+    [(1, 3, 21, "Sharing"), (2, 0, 10, "Sharing"), (2, 2, 10, "Sharing"), (2, 2, 17, "Uneven")],
+)
+def test_a_data_set_that_shares_by_itself(runs: Runs, world: int, worker: int, steps: int, name: str) -> None:
     """Each reader gets a share of its own, and all that it gives is used."""
     seen = runs.root / "seen"
-    words = stream("Sharing", "--batch_size", "5", "--worker", str(worker), "--progress.epoch", "1")
+    words = stream(name, "--batch_size", "5", "--worker", str(worker), "--progress.epoch", "1")
     ended = start_ranks(runs.root, world, runs.words(*words), environment={"SEEN": str(seen)})
     assert set(ended.codes) == {0}, "\n".join(ended.texts)
     assert load(runs.root / "run")["position"]["step"] == steps
@@ -326,6 +346,51 @@ def test_shares_that_end_one_after_the_other(runs: Runs, at: int, states: list[i
     assert [state["dataset"]["at"] for state in found] == states
     several(runs, 2, runs.words(*words, "--resume", "auto", name="cut"))
     assert differing(final(runs.root / "uncut"), final(runs.root / "cut")) == []
+
+
+class Numbers:
+    """Seven records for the first reader, three for the second one."""
+
+    def share(self, reader: int, readers: int) -> None:
+        self.own = range(7) if reader == 0 else range(7, 10)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.own)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_step_of_uneven_shares_is_the_mean_over_its_samples(monkeypatch: pytest.MonkeyPatch, drop_last: bool) -> None:
+    """Two ranks in two threads. The one that has no records left takes part with its first batch, and weight 0."""
+    barrier, values = threading.Barrier(2, timeout=10), [None, None]
+    steps: list[list[Step]] = [[], []]
+
+    def gather(value: Any, rank: Rank) -> list[Any]:
+        values[rank.rank] = value
+        barrier.wait()
+        found = list(values)
+        barrier.wait()
+        return found
+
+    def read(number: int) -> None:
+        rank, config = Rank(rank=number, world_size=2), LoaderConfig(drop_last=drop_last)
+        stream = IterableStream(Numbers(), config, batch_size=2, accumulate=1, worker=0, rank=rank, seed=0)
+        steps[number] = list(stream.epoch(Position()))
+
+    monkeypatch.setattr("common.data.iterable.gather_objects", gather)
+    threads = [threading.Thread(target=read, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    batches = [[[batch.tolist() for batch in step.batches] for step in each] for each in steps]
+    weights = [[step.global_batch.weights for step in each] for each in steps]
+    count = 1 if drop_last else 4
+    assert batches[0] == [[[0, 1]], [[2, 3]], [[4, 5]], [[6]]][:count]
+    assert batches[1] == [[[7, 8]], [[9]], [[7, 8]], [[7, 8]]][:count]
+    assert weights[0] == [[1.0], [4 / 3], [2.0], [2.0]][:count]
+    assert weights[1] == [[1.0], [2 / 3], [0.0], [0.0]][:count]
+    assert [step.global_batch.samples for step in steps[0]] == [4, 3, 2, 1][:count]
+    assert {each[-1].global_batch.after for each in steps} == {Position(step=count, epoch=1)}
 
 
 def test_workers_that_read_other_records(runs: Runs) -> None:

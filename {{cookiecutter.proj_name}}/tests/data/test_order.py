@@ -17,7 +17,7 @@ from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
 from common.progress import Position
 from tests.checkpoint.test_resume import cut, differing, final, words
-from tests.conftest import Runs, copy_of_project, load, run
+from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project, load, run
 from tests.data.test_data import Noisy, seen, stream_of
 from tests.ranks import several
 from custom.datasets.digits_dataset import DigitsDataset
@@ -59,6 +59,10 @@ def pk(size: int, seed: int, epoch: int, dataset: Any, classes: int = 4, samples
 
 def unseeded(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
     return np.random.permutation(size)
+
+
+def repeated(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
+    return np.array([0, 3, 0, 0, 3], np.uint8)
 
 
 def wrong(size: int, seed: int, epoch: int, dataset: Any, kind: str) -> Any:
@@ -108,6 +112,8 @@ def test_a_repeated_sample_has_other_random_numbers() -> None:
     assert (len(set(noise)), noise[0]) == (3, noise[3])
     assert noise[0] == tuple(seen(stream_of(Labelled(), seed=3), Position())[6])
     assert sorted(order_of("balanced", samples=36)(1).tolist())[-1] == 6 + 11 * 12
+    narrow = order_of(f"{HERE}.repeated")(0)
+    assert narrow.tolist() == [0, 3, 12, 24, 15] and narrow.dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -194,11 +200,23 @@ def test_an_order_that_is_not_there(runs: Runs) -> None:
     runs.train("--loader.order.type", "sequential", "--dataset.train", stream, "--progress.max_steps", "1")
 
 
-def test_an_order_in_a_file_of_its_own(tmp_path: Path) -> None:
-    """custom/datasets/*_order.py, registered by name."""
+@pytest.mark.slow
+def test_the_order_of_the_manual(tmp_path: Path) -> None:
+    """docs/data.md: the file as it is printed there, found by its name."""
     project = copy_of_project(tmp_path / "project")
-    text = "from common.config.registry import ORDER_REGISTRY\n\n\n@ORDER_REGISTRY.register()\n"
-    text += "def backwards(size, seed, epoch, dataset):\n    return range(size)[::-1]\n"
-    (project / "custom" / "datasets" / "backwards_order.py").write_text(text)
-    ended = run([sys.executable, "train.py", "--list", "orders"], cwd=project)
-    assert "backwards" in ended.stdout and "custom/datasets/backwards_order.py:4" in ended.stdout
+    text = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8").partition("```python\n# custom/datasets/pk")[2]
+    lines = text.partition("```")[0].splitlines()[1:]
+    assert len(lines) <= 22
+    (project / "custom" / "datasets" / "pk_order.py").write_text("\n".join(lines) + "\n")
+    words = ["--config", "configs/default.yaml", "--progress.max_steps", "2", "--monitor.tensorboard", "false"]
+    words += [
+        "--loader.order",
+        "{type: pk, classes: 8, samples: 4}",
+        "--batch_size",
+        "32",
+        "--progress.epoch_val",
+        "-1",
+    ]
+    ended = run([sys.executable, "train.py", *words], cwd=project, env={**ENVIRONMENT, "PYTHONPATH": str(project)})
+    assert ended.returncode == 0, ended.stderr
+    assert "37 steps per epoch" in ended.stderr + ended.stdout  # of 1,200 samples, 37 batches of 32
