@@ -33,7 +33,7 @@ BUDGET = {
     "progress": 180,
     "failure": 400,
     "run": 420,
-    "data": 745,
+    "data": 750,
     "optim": 640,
     "checkpoint": 695,
     "monitor": 550,
