@@ -37,7 +37,8 @@ import custom.tasks  # noqa: F401 - importing the folders fills the registries
 
 @section
 class SplitsConfig:
-    """The data. `type` names a data set (see --list); other keys are its arguments, except `eval_batch_size`.
+    """The data. `type` names a data set (see --list); other keys are its arguments, except `eval_batch_size` and
+    `transforms`, a list of steps for each sample: `[{type: ..., arguments}, ...]`.
 
     `val` and `eval` may hold several named data sets: `{clean: {type: ...}, shifted: {type: ...}}`.
     """
