@@ -17,7 +17,7 @@ PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 
 import torch  # noqa: E402
-from common.config import resolve  # noqa: E402
+from common.config import Resolved, resolve  # noqa: E402
 from common.data.loader import Step, TrainStream  # noqa: E402
 from common.progress import Position  # noqa: E402
 from common.run_context import managed_run  # noqa: E402
@@ -105,7 +105,7 @@ def bare_steps(
         yield (time.perf_counter() - start) / segment
 
 
-def build(folder: Path, segments: int, steps: int) -> tuple[Config, dict[str, Any], list[str]]:
+def build(folder: Path, segments: int, steps: int) -> tuple[Config, Resolved[Config], list[str]]:
     """A training config as the command line would give it, with everything that is on by default."""
     words = [
         "--name", "bench", "--dir.expr_dir", str(folder), "--model", "{type: loop.Mlp}",
@@ -114,7 +114,7 @@ def build(folder: Path, segments: int, steps: int) -> tuple[Config, dict[str, An
         "--progress.max_steps", str((segments + 1) * steps + 1), "--progress.epoch", "null",
     ]  # fmt: skip
     resolved = resolve(Config, [PROJECT / "configs" / "default.yaml"], words)
-    return resolved.config, resolved.values, words
+    return resolved.config, resolved, words
 
 
 def main() -> None:
@@ -140,8 +140,8 @@ def main() -> None:
 
 def train_alternating(folder: Path, segments: int, steps: int, profile: bool) -> Alternating:
     """Run the trainer, alternating with the bare loop."""
-    config, values, words = build(folder, segments, steps)
-    with managed_run(config, values, words, PROJECT) as run:
+    config, resolved, words = build(folder, segments, steps)
+    with managed_run(config, resolved, words, PROJECT) as run:
         parts = build_parts(config, run.rank, run.seed)
         run.open()
         trainer = Trainer(config, parts, run)

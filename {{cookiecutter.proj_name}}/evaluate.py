@@ -60,7 +60,7 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     seed = choose_seed(config.dist, rank, drawn=state["about"].get("seed"))
     set_seed(seed)
     precision = build_precision(config.precision, rank.device)
-    task = build_task(config, seed, first_weights=False)
+    task = build_task(config, seed, rank, first_weights=False)
     precision.cast(task).to(rank.device)
     load_weights(task, averaged_state_dict(task_state(state), state["ema"]), str(path))
     task.at = Place(state["position"]["step"], state["position"]["epoch"])

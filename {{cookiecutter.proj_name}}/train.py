@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     code = distributed.spawn(config.gpu_ids, config.dist, command)
     if code is not None:  # this process only started the ones that train
         return code
-    with managed_run(config, resolved.values, command, PROJECT) as run:
+    with managed_run(config, resolved, command, PROJECT) as run:
         parts = build_parts(config, run.rank, run.seed)
         run.open()  # after building, so that a mistake there does not move an earlier run of this name
         trainer = Trainer(config, parts, run)

@@ -1,6 +1,6 @@
 """`managed_run`: everything around training, from joining the other processes to the last line of the log."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from loguru import logger
 from common import distributed
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.checkpoint import CheckpointFolder, LoadedCheckpoint, find_checkpoint
+from common.checkpoint import CheckpointFolder, LoadedCheckpoint, find_checkpoint, weights_path
+from common.config import Resolved
 from common.distributed import Rank, barrier
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
@@ -30,13 +31,13 @@ from common.task import EngineConfig
 
 @contextmanager
 def managed_run(
-    config: EngineConfig, values: Mapping[str, Any], argv: Sequence[str], project: Path
+    config: EngineConfig, resolved: Resolved[Any], argv: Sequence[str], project: Path
 ) -> Iterator["RunContext"]:
     """Join the other processes, and leave with them. An error inside ends all of them and is reported on the terminal,
     in the log, in `status.json`, in `error_rank<k>.txt`, and by the exit code.
 
     Args:
-        values: the whole config as plain values.
+        resolved: the whole config, of this project, as plain values.
         argv: the program and its arguments, as in `sys.argv`.
 
     Raises:
@@ -46,8 +47,8 @@ def managed_run(
     place = distributed.find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, place)
     paths = RunPaths.for_run(config.dir, config.name, project)
-    with together(place, config.dist, values) as rank:
-        run = RunContext(config, values, argv, project, rank, paths)
+    with together(place, config.dist, resolved.values) as rank:
+        run = RunContext(config, resolved, argv, project, rank, paths)
         rank.failure_monitor.sink = run.record_failure
         try:
             run.choose_start()
@@ -80,13 +81,14 @@ class RunContext:
     def __init__(
         self,
         config: EngineConfig,
-        values: Mapping[str, Any],
+        resolved: Resolved[Any],
         argv: Sequence[str],
         project: Path,
         rank: Rank,
         paths: RunPaths,
     ) -> None:
-        self.config, self.values, self.argv, self.project = config, values, argv, project
+        self.config, self.argv, self.project = config, argv, project
+        self.values, self.references = resolved.values, resolved.references
         self.rank, self.paths = rank, paths
         self._resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
         self._folder: OpenRun | None = None  # only in the main process
@@ -105,7 +107,8 @@ class RunContext:
             self._resumed = continued
         else:  # an earlier run of this name will be moved, so this run may not need weights from it
             path = None if self.checkpoint is None else self.checkpoint.path
-            check_stays({"init_from.path": config.init_from.path, "resume": path}, self.paths)
+            init = weights_path(config.init_from.path, self.project)
+            check_stays({"init_from.path": init, "resume": path}, self.paths)
         # A drawn seed belongs to the run, because it determines the order of its samples.
         self.seed = choose_seed(config.dist, rank, drawn=None if continued is None else continued.seed)
 
@@ -146,6 +149,7 @@ class RunContext:
             self.paths,
             resume=self._resumed is not None,
             resolved_values=self.values,
+            references=self.references,
             argv=self.argv,
             seed=self.seed,
             rank=self.rank,

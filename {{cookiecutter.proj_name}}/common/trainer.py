@@ -54,7 +54,8 @@ class Trainer:
         steps_per_epoch = self.stream.steps_per_epoch
         self.total_steps = total_steps(config.progress, steps_per_epoch)
         self.optimizer = build_optimizer(config.optim, self.task)
-        self.schedule = build_schedule(config.optim.lr_scheduler, self.optimizer, self.total_steps, steps_per_epoch)
+        schedule, debug = config.optim.lr_scheduler, config.debug.debug_mode
+        self.schedule = build_schedule(schedule, self.optimizer, self.total_steps, steps_per_epoch, debug)
         self.ema = Ema(config.optim.ema, self.task)
         keep_every = Interval.parse(config.checkpoint.keep_every, "step").in_steps(steps_per_epoch)
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep, keep_every)

@@ -15,13 +15,15 @@ from common.config.registry import (
     LOSS_REGISTRY,
     METRIC_REGISTRY,
     MODEL_REGISTRY,
+    REGISTRIES,
     TASK_REGISTRY,
 )
 from common.data.iterable import IterableStream
-from common.data.loader import BatchStream, EvaluationLoader, TrainStream, build_dataset, is_map_style
+from common.data.loader import BatchStream, EvaluationLoader, TrainStream, build_dataset
 from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
 from common.data.sets import label, sets_of, warn_of_shared_samples
+from common.data.view import is_map_style
 from common.distributed import Rank, check_same
 from common.distributed.seed import set_seed
 from common.evaluation.loss import LossFactory
@@ -45,7 +47,7 @@ def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
     Raises `UserError` if something does not exist, or if the classes of the data sets differ.
     """
     parts = Parts(
-        task=build_task(config, seed),
+        task=build_task(config, seed, rank),
         precision=build_precision(config.precision, rank.device),
         stream=build_stream(config, rank, seed),
         val=build_evaluation(config, "val", rank, seed),
@@ -57,12 +59,12 @@ def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
     return parts
 
 
-def build_task(config: Config, seed: int, *, first_weights: bool = True) -> Task:
+def build_task(config: Config, seed: int, rank: Rank, *, first_weights: bool = True) -> Task:
     """The task of the config with its model, losses and metrics; with `first_weights`, as training starts from."""
     set_seed(seed)
     model: nn.Module = MODEL_REGISTRY.build(config.model)
     if first_weights:
-        init_weights(model, config.init_from)
+        init_weights(model, config.init_from, PROJECT, rank)
     loss, metric = LossFactory(config.loss), MetricFactory(config.metric)
     task: Task = TASK_REGISTRY.build(config.task, model=model, loss=loss, metric=metric)
     check_names(task)
@@ -178,6 +180,8 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
         for key, part in (sections or {}).items():
             name = (part or {}).get("type", key)
             logger.info("{} {} {}", registry.kind, key, registry.where(name))
+    for line in (line for registry in REGISTRIES for line in registry.left_out):
+        logger.warning("{}", line)
     steps = trainer.stream.steps_per_epoch
     nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
     logger.info("{} steps per epoch; intervals:\n{}", steps or "unknown", trainer.triggers.table(without=nothing))

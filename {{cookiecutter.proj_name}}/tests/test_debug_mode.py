@@ -1,6 +1,7 @@
 """What --debug lays over a config: one process that does one thing at a time."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import yaml
 import train
 from common import distributed
 from common.distributed import DistConfig
-from tests.conftest import CONFIG, Runs
+from tests.conftest import CONFIG, PROJECT, Runs
 
 BUSY = "gpu_ids: [0, 1]\ndist: {processes: 2}\nworker: 2\ncheckpoint: {background: true}\n"
 
@@ -44,3 +45,49 @@ def test_the_command_line_wins(monkeypatch: pytest.MonkeyPatch, busy: Path) -> N
     assert train.main(["--config", str(busy), "--debug", "--dist.processes", "2"]) == 7
     assert train.main(["--config", str(busy), "--debug", "--gpu_ids", "0,1"]) == 7
     assert asked == [(-1, 2), ([0, 1], None)]
+
+
+SHIPPED = sorted(
+    path.relative_to(PROJECT)
+    for pattern in ("configs/*.yaml", "examples/*/*.yaml")
+    for path in PROJECT.glob(pattern)
+    if path.name != "eval.yaml"  # for evaluate.py
+)
+SCHEDULES = ["linear", "cosine", "poly", "multistep", "exponential", "onecycle", "plateau", "constant"]
+
+
+def debugged(runs: Runs, config: Path, *words: str) -> Path:
+    small = ["--debug.max_samples", "48", "--monitor.tensorboard", "false"]
+    assert train.main(["--config", str(config), "--debug", "--dir.expr_dir", str(runs.root), *small, *words]) == 0
+    return runs.root / "debug"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", SHIPPED, ids=str)
+def test_every_shipped_config(runs: Runs, config: Path) -> None:
+    """D13: --debug runs to its end whatever a config sets."""
+    assert json.loads((debugged(runs, PROJECT / config) / "status.json").read_text())["state"] == "finished"
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, "WarmUpCosineLR"])
+def test_lengths_made_for_a_long_run(runs: Runs, tmp_path: Path, schedule: str) -> None:
+    """D13: a warm-up of 20 epochs, large steps, an early stop, intervals in epochs and steps."""
+    path = tmp_path / "long.yaml"
+    path.write_text(
+        f"$BASE: {CONFIG}\nbatch_size: 512\nloader: {{drop_last: true}}\ndist: {{distributed_backend: nccl}}\n"
+        f"optim: {{accumulate: 4, lr_scheduler: {{type: {schedule}, warmup: 20, lr_steps: [30, 60]}}}}\n"
+        "early_stop: {patience: 1}\n"
+        "progress: {epoch: 100, max_steps: 100000, epoch_val: 0.1epoch, epoch_eval: 1000step, iter_loss: 3epoch}\n"
+        "checkpoint: {keep_every: 10epoch}\n"
+    )
+    folder = debugged(runs, path)
+    log = (folder / "train.log").read_text()
+    assert re.search(r"the warm-up of \d+ steps is shortened, since this run has only 2", log)
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
+
+
+def test_a_warm_up_that_does_not_fit_is_refused_in_a_real_run(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--optim.lr_scheduler", "{type: cosine, warmup: 20step}", "--progress.max_steps", "5"]
+    assert runs.fail(*words) == 2
+    assert "is reached at step 5, in a warm-up of 20" in capsys.readouterr().err
+    assert runs.fail(*words, "--debug.debug_mode", "true", "--optim.lr_scheduler.tmax", "10step") == 2

@@ -8,7 +8,7 @@ parts of a run, `weights` loads models, `guarantee` states how exact a resume is
 from common.checkpoint.file import CheckpointError, read_checkpoint, write_checkpoint
 from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
 from common.checkpoint.saver import CheckpointConfig, Saver
-from common.checkpoint.weights import InitConfig, init_weights, load_weights
+from common.checkpoint.weights import InitConfig, init_weights, load_weights, weights_path
 
 __all__ = [
     "CheckpointConfig",
@@ -21,5 +21,6 @@ __all__ = [
     "init_weights",
     "load_weights",
     "read_checkpoint",
+    "weights_path",
     "write_checkpoint",
 ]

@@ -1,21 +1,29 @@
 """Loads weights from a checkpoint or any weights file into a model: all of them, or those that fit, with a report."""
 
+import hashlib
 import re
+import shutil
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 from loguru import logger
 from pydantic import Field
 from torch import Tensor, nn
 
 from common.base.errors import UserError
+from common.base.files import atomic_file
 from common.checkpoint.file import CheckpointError, is_checkpoint, load_archive
 from common.config import section
+from common.distributed import Rank, main_first
 from common.optim.ema import averaged_state_dict
 
+_ADDRESS = re.compile("https?://")
 _SHOWN = 8  # keys listed per kind in a message
 
 
@@ -23,7 +31,12 @@ _SHOWN = 8  # keys listed per kind in a message
 class InitConfig:
     """Weights that a new run starts from. Not a resume: everything else starts from its beginning."""
 
-    path: Annotated[str | None, Field(description="a checkpoint, or a file of weights alone; null: none")] = None
+    path: Annotated[str | None, Field(description="checkpoint or file of weights, or its web address; null: none")] = (
+        None
+    )
+    sha256: Annotated[
+        str | None, Field(pattern="^[0-9a-fA-F]{64}$", description="checksum that the file must have; null: any")
+    ] = None
     prefix: Annotated[
         str, Field(description='take only keys that begin with this, and cut it off, as in "backbone."')
     ] = ""
@@ -52,16 +65,18 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> N
     model.load_state_dict(weights)
 
 
-def init_weights(model: nn.Module, config: InitConfig) -> None:
+def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank) -> None:
     """Start `model` from the weights that `config` names, and log which were loaded and which were not.
 
+    Every process must call it. The main process downloads first.
+
     Raises:
-        CheckpointError: the file cannot be read, or holds no weights.
+        CheckpointError: the file cannot be downloaded or read, has another checksum, or holds no weights.
         UserError: with `strict`, something does not fit; in any case, when nothing fits.
     """
     if config.path is None:
         return
-    path = Path(config.path).expanduser()
+    path = _fetched(config, project, rank)
     weights = _selected(_read_weights(path), config)
     own = model.state_dict()
     wanted = {key: value for key, value in own.items() if not any(fnmatchcase(key, each) for each in config.exclude)}
@@ -76,6 +91,56 @@ def init_weights(model: nn.Module, config: InitConfig) -> None:
         raise UserError(f"init_from: {report}\n  {advice}")
     model.load_state_dict(fitting, strict=False)
     logger.info("init_from: {}", report)
+
+
+def weights_path(path: str | None, project: Path) -> str | None:
+    """`init_from.path` as an absolute path: below the project, or below the working directory if it is only there.
+
+    None and web addresses are unchanged.
+    """
+    if path is None or _ADDRESS.match(path):
+        return path
+    here, below = Path(path).expanduser().absolute(), project / Path(path).expanduser()
+    return str(here if here.exists() and not below.exists() else below)
+
+
+def _fetched(config: InitConfig, project: Path, rank: Rank) -> Path:
+    """The file of weights, downloaded if need be, with the right checksum."""
+    given, expected = str(config.path), (config.sha256 or "").lower()
+    path = Path(weights_path(given, project) or "")
+    if _ADDRESS.match(given):  # two addresses may end in the same file name
+        name = f"{hashlib.sha256(given.encode()).hexdigest()[:12]}-{given.partition('?')[0].rpartition('/')[2]}"
+        path = Path(torch.hub.get_dir(), "checkpoints", name)
+        with main_first(rank):
+            if not path.exists() or (rank.is_main and expected and _checksum(path) != expected):
+                _download(given, path)
+                logger.info("init_from: {} is now {}, sha256 {}", given, path, _checksum(path))
+    elif path != project / Path(given).expanduser():
+        logger.warning("init_from.path {}: {} is used, since the project has no such file", given, path)
+    if expected and path.is_file() and (found := _checksum(path)) != expected:
+        raise CheckpointError(f"init_from.sha256: the checksum of {given} is\n  {found}, not\n  {expected}")
+    return path
+
+
+def _download(address: str, path: Path) -> None:
+    request = urllib.request.Request(address, headers={"User-Agent": "torch.hub"})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with urllib.request.urlopen(request, timeout=60) as source, atomic_file(path) as file:
+            shutil.copyfileobj(source, file)
+            if source.length:  # bytes that are missing
+                raise OSError("the connection was cut off")
+    except (OSError, HTTPException) as error:
+        hint = "if you have the file, set path to it"
+        raise CheckpointError(f"init_from.path {address} cannot be downloaded: {error}; {hint}") from error
+
+
+def _checksum(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

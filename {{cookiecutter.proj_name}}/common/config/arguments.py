@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from common.config.problem import ABSENT, Problem, rule_of
-from common.config.schema import admits, suggestion
+from common.config.schema import admits, run_checks, suggestion
+from common.config.source import list_items, scalar
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -29,20 +30,20 @@ def check_arguments(
     named, takes_any = _parameters(target)
     for name, value in given.items():
         if name in provided:
-            rule = f"{label()} gets it from the program or another key"
+            rule = f"is set for {label()} by the program or another key"
             yield Problem(f"{key}.{name}", value, rule, "remove this key")
         elif name in named:
             yield from _check_one(named[name], value, f"{key}.{name}", label)
         elif not takes_any:
             free = [other for other in (*named, *others) if other not in provided]
             hint = suggestion(name, free, "valid arguments")
-            yield Problem(f"{key}.{name}", value, f"is no argument of {label()}", hint)
+            yield Problem(f"{key}.{name}", value, f"is not an argument of {label()}", hint)
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in given and name not in provided:
             yield Problem(f"{key}.{name}", ABSENT, f"is required by {label()}")
     for name in provided:
         if name not in named and not takes_any:
-            rule = f"{label()} must take the argument {name}, which the program supplies"
+            rule = f"{label()} must accept the argument {name}, which the program passes"
             yield Problem(key, ABSENT, rule, f"add {name} to its parameters")
 
 
@@ -53,7 +54,7 @@ def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[
     fitted = dict(given)
     for name in given.keys() & named.keys():
         try:
-            fitted[name] = _fit(named[name].annotation, given[name])
+            fitted[name] = _fit(named[name], given[name])
         except ValidationError:
             continue
     return fitted
@@ -62,6 +63,12 @@ def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[
 def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the parameters that can be given by name, in order; () if Python cannot inspect `target`."""
     return tuple(_parameters(target)[0])
+
+
+def accepts(target: Callable[..., Any], name: str) -> bool:
+    """Whether `target` can be called with an argument `name`; true if Python cannot inspect it."""
+    named, takes_any = _parameters(target)
+    return takes_any or name in named
 
 
 def _parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
@@ -85,18 +92,24 @@ def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: Callab
     if value is None and parameter.default is None:  # `width: int = None` is common
         return
     try:
-        _fit(parameter.annotation, value)
+        _fit(parameter, value)
     except ValidationError as error:
         rule = rule_of(error.errors(include_url=False))
         number = isinstance(value, (bool, int, float)) and admits(parameter.annotation, str)
         yield Problem(key, value, f"{rule}: an argument of {label()}", "put it in quotes" if number else "")
+    else:
+        yield from run_checks(parameter.annotation, value, key)
 
 
-def _fit(annotation: Any, value: Any) -> Any:
-    """Convert `value`, read from YAML, to type `annotation`. Raises `ValidationError`.
+def _fit(parameter: inspect.Parameter, value: Any) -> Any:
+    """Convert `value`, read from YAML, to the parameter's type. Raises `ValidationError`.
 
     Types that pydantic cannot inspect (a module, a tensor) accept anything.
     """
+    annotation = parameter.annotation
+    if isinstance(value, str):
+        wanted = list if isinstance(parameter.default, (list, tuple)) else annotation
+        value = [scalar(item) for item in list_items(value, wanted)] or value
     if annotation is inspect.Parameter.empty or isinstance(annotation, str):
         return value
     try:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, shorten
 from common.config.schema import child, keys_of, metadata, section_of
 from common.config.source import Node, read_file
 
@@ -30,13 +30,13 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
     given = body.value.pop("$BASE", Node([], DEFAULT))
     for base in given.value if isinstance(given.value, list) else [given]:
         target = path.parent / os.path.expanduser(str(base.value))
-        if base.problem or not isinstance(base.value, str):
-            rule, hint = base.problem or "must be a path or a list of paths", ""
+        if base.problem or base.refers or not isinstance(base.value, str):
+            rule, hint = base.problem or "must be a path or a list of paths, without references", ""
         elif reason := not_a_file(target):
-            rule, hint = f"this base {reason}", f"looked for {target}; the path is relative to the file that names it"
+            rule, hint = f"this file {reason}", f"looked for {target}; the path is relative to the file with this $BASE"
         elif target.resolve() in [step.resolve() for step in trail]:
             loop = " -> ".join(os.path.relpath(step, trail[0].parent) for step in (*trail, target))
-            rule, hint = "the bases form a loop", loop
+            rule, hint = "the files are based on each other in a loop", loop
         else:
             _visit(target, trail, done)
             continue
@@ -63,6 +63,9 @@ def merge(base: Node, over: Node, annotation: Any, fill: bool = False) -> Node:
     `fill`: a free section missing from `base` starts from the schema's default. So `--model.width 3` changes the
     default model, and does not define a model without a type.
     """
+    if isinstance(over.value, dict) and base.refers and not over.replace:
+        rule = f"changes a part of {base.value} ({base.origin}); change the section it refers to, or write all of it"
+        return replace(over, problem=over.problem or rule)
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)) or over.replace:
         return over
     entries = dict(base.value)
@@ -91,4 +94,6 @@ def node_of(value: Any, origin: Origin) -> Node:
     """Plain Python data as nodes, all with the same origin."""
     if isinstance(value, dict):
         return Node({name: node_of(item, origin) for name, item in value.items()}, origin)
-    return Node([node_of(item, origin) for item in value] if isinstance(value, (list, tuple)) else value, origin)
+    if isinstance(value, (list, tuple)):
+        return Node([node_of(item, origin) for item in value], origin)
+    return Node(value, origin, None if isinstance(value, str) else shorten(value))  # a text field takes 3 as "3"

@@ -33,7 +33,7 @@ def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]
         name, origin = _OTHER_NAMES.get(name, name), Origin(f"command line: {word}")
         if not name.startswith("--"):
             hint = f"did you mean --{word}?" if equals else "write --key value, and lists as 1,2,3 or '[1, 2, 3]'"
-            problems.append(Problem("", ABSENT, f"{word!r} belongs to no option", hint, origin))
+            problems.append(Problem("", ABSENT, f"unexpected argument {word!r}", hint, origin))
             continue
         option = Option(value if equals else None, origin)
         if not equals and name not in SWITCHES and rest and _is_value(rest[0]):
@@ -87,13 +87,13 @@ def _value(name: str, option: Option, annotation: Any) -> Node:
     """
     text, origin, as_text = *option, only_text(annotation)
     if text is None:
-        hint = f"needs a value; one that starts with a dash is written {name}=-x"
+        hint = f"needs a value; write a value that starts with a dash as {name}=-x"
         return Node(True, origin, problem="" if admits(annotation, bool, Any) else hint)
     if text.strip().startswith(("'", '"') if as_text else ("'", '"', "[", "{")):
         try:
             return read_text(text, origin) or Node(None, origin)
         except ConfigError:
-            hint = "" if as_text else "is not readable as YAML; put the whole value in quotes, or the shell splits it"
+            hint = "" if as_text else "is not valid YAML; put the whole value in quotes, or the shell will split it"
             return Node(text, origin, problem=hint)
     null = text in ("null", "None", "~", "") and admits(annotation, type(None))
     return scalar_node(text, as_text and not null, origin)

@@ -1,6 +1,6 @@
 """Names in a config -> classes and functions: one flat table per kind, one entry per name, with its file and line."""
 
-import importlib
+import importlib.util
 import inspect
 import sys
 import traceback
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.base.errors import UserError
-from common.config.arguments import check_arguments, fit_arguments, parameter_names
+from common.config.arguments import accepts, check_arguments, fit_arguments, parameter_names
 from common.config.problem import ABSENT, ConfigError, Origin, Problem, place
 from common.config.schema import nearest, suggestion
 
@@ -26,14 +26,19 @@ class Registry:
         provided: arguments that the engine supplies; a config must not.
         call: parameters of an entry that is a function, which is then used directly; a class is always built. None:
             functions are called to build an object, like classes.
+        strict: objects at import paths must take the provided arguments too; else they get those they can take.
     """
 
-    def __init__(self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None, strict: bool = True
+    ) -> None:
         self.kind = kind
+        self.strict = strict
         self.provided = provided
         self.call = call
         self._to_scan: list[tuple[str, str]] = []
         self._broken: list[Problem] = []
+        self.left_out: list[str] = []  # files that need a package which is not installed, and which one
         self._where_to_add = "an imported file"
         self._entries: dict[str, Callable[..., Any]] = {}
         self._origins: dict[str, Origin] = {}
@@ -48,7 +53,9 @@ class Registry:
             key = name or target.__name__
             known = self._origins.setdefault(key, origin)
             if known != origin:
-                raise UserError(f"two {self.kind} entries are called {key}: {known} and {origin}; rename one of them")
+                raise UserError(
+                    f"the {self.kind} name {key} is used twice, at {known} and {origin}; rename one of them"
+                )
             self._entries[key] = target
             return target
 
@@ -63,14 +70,29 @@ class Registry:
         self._to_scan.append((package, suffix))
 
     def import_files(self) -> list[Problem]:
-        """Import the files to scan, once. Returns a problem for each that cannot be imported."""
+        """Import the files to scan, once. Returns a problem for each that cannot be imported.
+
+        One that only needs a package which is not installed is no problem until something is not found: `left_out`.
+        """
         while self._to_scan:
             package, suffix = self._to_scan.pop()
             for folder in map(Path, importlib.import_module(package).__path__):
                 for file in sorted(folder.rglob(f"*{suffix}.py")):
                     name = ".".join((package, *file.relative_to(folder).with_suffix("").parts))
-                    self._broken += _import_problems(name, file)
+                    try:
+                        importlib.import_module(name)
+                    except Exception as error:  # noqa: BLE001 - a user's file can raise anything
+                        self._fail(file, error)
         return self._broken
+
+    def _fail(self, file: Path, error: Exception) -> None:
+        """Note that `file` cannot be imported, and drop what it registered before."""
+        problem, missing = _import_problem(error, file), _missing_package(error)
+        if missing:
+            self.left_out.append(f"{problem.origin} needs {missing}, which is not installed, so the file is left out")
+        else:
+            self._broken.append(problem)
+        self._entries = {key: it for key, it in self._entries.items() if self._origins[key].source != place(file)}
 
     def get(self, name: str) -> Callable[..., Any]:
         """The entry registered as `name`, or the object at an import path, "pkg.module.Class" or "pkg.module:Class"."""
@@ -81,7 +103,8 @@ class Registry:
             return import_path(name)
         known = suggestion(name, sorted(self._entries), "known")
         remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where_to_add}"
-        raise UserError(f"no {self.kind} is called {name}; {known} (for a new one, {remedy})")
+        left_out = "".join(f"\n      {each}" for each in self.left_out)
+        raise UserError(f"there is no {self.kind} called {name}; {known} (for a new one, {remedy}){left_out}")
 
     def build(self, section: Mapping[str, Any], *, ignore: Collection[str] = (), **provided: Any) -> Any:
         """Call the entry that `section["type"]` names with the other keys, except those in `ignore`, and `provided`.
@@ -92,7 +115,14 @@ class Registry:
         given = {name: value for name, value in section.items() if name != "type" and name not in ignore}
         if self._used_as_it_is(target):
             return partial(target, **fit_arguments(target, given)) if given else target
-        return target(**fit_arguments(target, given), **provided)
+        supplied = self._supplied(section["type"], target, given)
+        return target(**fit_arguments(target, given), **{name: provided[name] for name in provided if name in supplied})
+
+    def _supplied(self, name: str, target: Callable[..., Any], given: Mapping[str, Any]) -> tuple[str, ...]:
+        """The provided arguments that an entry gets."""
+        if self.strict or name in self._entries:
+            return self.provided
+        return tuple(each for each in self.provided if each not in given and accepts(target, each))
 
     def _used_as_it_is(self, target: Callable[..., Any]) -> bool:
         return self.call is not None and not isinstance(target, type)
@@ -112,7 +142,7 @@ class Registry:
         """
         yield from self.import_files()
         if not isinstance(section, Mapping):
-            yield Problem(key, section, f"must be a section: type names a {self.kind}, the rest are its arguments")
+            yield Problem(key, section, f"must be a section: the type of the {self.kind}, and its arguments")
             return
         name = section.get("type", default_type)
         if name is None and (typo := nearest("type", map(str, section))):
@@ -128,7 +158,7 @@ class Registry:
             yield Problem(f"{key}.type" if "type" in section else key, name, str(error))
             return
         given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
-        provided = self.provided
+        provided = self._supplied(name, target, given)
         if self._used_as_it_is(target):
             provided = tuple(mapped) or parameter_names(target)[: len(self.call or ())]
         yield from check_arguments(target, given, key, lambda: f"{name} ({file_of(target)})", provided, ignore)
@@ -144,7 +174,7 @@ class Registry:
         rows = [(name, file_of(entry), str(inspect.signature(entry))) for name, entry in sorted(self._entries.items())]
         widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
         lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
-        return "\n".join([f"{self.kind}:", *(lines or ["  nothing is registered"])])
+        return "\n".join([f"{self.kind}:", *(lines or ["  nothing is registered"]), *(f"  {x}" for x in self.left_out)])
 
 
 @dataclass(frozen=True)
@@ -199,27 +229,31 @@ def import_path(name: str) -> Callable[..., Any]:
     return found
 
 
-def _import_problems(name: str, file: Path) -> Iterator[Problem]:
-    try:
-        importlib.import_module(name)
-    except Exception as error:  # noqa: BLE001 - a user's file can raise anything
-        said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        steps = [step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
-        origin = Origin(place(file), steps[-1] if steps else None)
-        if isinstance(error, SyntaxError) and error.filename:
-            origin = Origin(place(error.filename), error.lineno)
-        yield Problem("", ABSENT, f"cannot be imported: {said}", "correct or remove the file", origin)
+def _import_problem(error: Exception, file: Path) -> Problem:
+    said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+    steps = [step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
+    origin = Origin(place(file), steps[-1] if steps else None)
+    if isinstance(error, SyntaxError) and error.filename:
+        origin = Origin(place(error.filename), error.lineno)
+    return Problem("", ABSENT, f"cannot be imported: {said}", "correct or remove the file", origin)
+
+
+def _missing_package(error: Exception) -> str:
+    """The package that a failed import did not find; "" for other errors, also in a package that is installed."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return name if name and importlib.util.find_spec(name) is None else ""
 
 
 MODEL_REGISTRY = Registry("model")
 TASK_REGISTRY = Registry("task", provided=("model", "loss", "metric"))
-DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"))
+DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"), strict=False)
 LOSS_REGISTRY = Registry("loss", call=("output", "batch"))
 METRIC_REGISTRY = Registry("metric")
-COLLATE_REGISTRY = Registry("collate")
+COLLATE_REGISTRY = Registry("collate", provided=("dataset",), call=("items",), strict=False)
+TRANSFORM_REGISTRY = Registry("transform", call=("value",))
 ORDER_REGISTRY = Registry("order", call=("size", "seed", "epoch", "dataset"))
 SCHEDULE_REGISTRY = Registry("schedule")
 REGISTRIES = (
-    TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, LOSS_REGISTRY, METRIC_REGISTRY, COLLATE_REGISTRY, ORDER_REGISTRY,
-    SCHEDULE_REGISTRY,
+    TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, TRANSFORM_REGISTRY, COLLATE_REGISTRY, ORDER_REGISTRY,
+    LOSS_REGISTRY, METRIC_REGISTRY, SCHEDULE_REGISTRY,
 )  # fmt: skip

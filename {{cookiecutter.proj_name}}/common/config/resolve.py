@@ -10,11 +10,12 @@ from typing import Any, Generic, NoReturn, TypeVar
 from pydantic_core import to_jsonable_python
 
 from common.base.errors import UserError
-from common.config.check import check
+from common.config.check import by_key, check
 from common.config.layers import flatten, merge, not_a_file
 from common.config.overrides import layer_of, read_options
 from common.config.problem import ABSENT, DEFAULT, RESERVED, ConfigError, Origin, Problem, place
 from common.config.reference import help_text
+from common.config.references import resolve_references
 from common.config.registry import Registry
 from common.config.schema import nearest
 from common.config.show import with_origins
@@ -27,13 +28,14 @@ T = TypeVar("T")
 class Resolved(Generic[T]):
     """A checked configuration.
 
-    `values` is all of it as plain data, including defaults; `origins` is where each value was written, by dotted key.
-    `str()` gives YAML with the origins as comments.
+    `values` is all of it as plain data, including defaults; `origins` is where each value was written, by dotted key;
+    `references` are the values that were written as references. `str()` gives YAML with the origins as comments.
     """
 
     config: T
     values: dict[str, Any]
     origins: dict[str, Origin]
+    references: dict[str, str]
 
     def __str__(self) -> str:
         return with_origins(self.values, self.origins)
@@ -56,9 +58,11 @@ def resolve(
         body.value.pop("$BASE", None)
         tree = merge(tree, body, schema, fill=True)
     tree = merge(tree, layer_of(keys, schema, tree), schema, fill=True)
+    tree, references = resolve_references(schema, tree, problems)
     config, places = check(schema, tree, problems)
     values = to_jsonable_python(config)
-    return Resolved(config, values, {key: places.get(key, DEFAULT) for key in _leaves(values)})
+    leaves = [key for key, value in by_key(values) if "[" not in key and not (isinstance(value, dict) and value)]
+    return Resolved(config, values, {key: places.get(key, DEFAULT) for key in leaves}, references)
 
 
 def _existing(path: str | Path) -> Path:
@@ -67,14 +71,8 @@ def _existing(path: str | Path) -> Path:
         others = found.parent.glob("*.y*ml") if os.path.isdir(found.parent) else ()
         near = nearest(found.name, [other.name for other in others])
         hint = f"did you mean {place(found.parent / near)}?" if near else ""
-        raise ConfigError([Problem("--config", str(path), f"this configuration {problem}", hint)])
+        raise ConfigError([Problem("--config", str(path), f"this file {problem}", hint)])
     return found
-
-
-def _leaves(values: Any, key: str = "") -> list[str]:
-    if not isinstance(values, dict) or not values:
-        return [key]
-    return [leaf for name, value in values.items() for leaf in _leaves(value, f"{key}.{name}".removeprefix("."))]
 
 
 def parse(
@@ -115,7 +113,7 @@ def _listing(kind: str | None, registries: Sequence[Registry]) -> str:
     kinds = [registry.kind for registry in registries]
     tables = [each.table() for each in registries if kind in (None, each.kind, f"{each.kind}s", f"{each.kind}es")]
     if not tables:
-        raise UserError(f"--list {kind}: nothing of this kind is registered; the kinds are {', '.join(kinds)}")
+        raise UserError(f"--list {kind}: unknown kind; the kinds are {', '.join(kinds)}")
     return "\n\n".join(tables)
 
 

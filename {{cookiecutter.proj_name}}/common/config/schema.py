@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from typing_extensions import dataclass_transform  # in `typing` from Python 3.11 on
 
-from common.config.problem import ABSENT, RESERVED
+from common.config.problem import ABSENT, RESERVED, Problem, SectionCheck
 
 T = TypeVar("T")
 
@@ -102,6 +102,17 @@ def child(annotation: Any, part: str | int) -> Any:
         if is_list(member) and isinstance(part, int):
             return inner[0] if inner else Any
     return Any
+
+
+def run_checks(annotation: Any, value: Any, key: str) -> Iterator[Problem]:
+    """Problems found by the checks attached to a type, and to the item type of its list or mapping."""
+    for item in metadata(annotation):
+        if isinstance(item, SectionCheck):
+            yield from item.check(value, key)
+    if isinstance(value, (dict, list)):
+        for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            at = f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}"
+            yield from run_checks(child(annotation, part), inner, at)
 
 
 def is_list(member: Any) -> bool:

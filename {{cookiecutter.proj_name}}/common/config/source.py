@@ -1,10 +1,12 @@
 """YAML text -> nodes that record where each value was written.
 
 Numbers and words are read as in YAML 1.2, not 1.1: `1e-5` is a number, `no`, `007` and `12:30:00` are text.
+Environment variables are expanded here.
 """
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import yaml
 
 from common.config.problem import ABSENT, ConfigError, Origin, Problem, place
+from common.config.schema import admits
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Node:
         text: an unquoted scalar as written, which a text field uses; None for all other values.
         replace: whether this mapping contains `$REPLACE: true`.
         problem: why the value is invalid, or "". An error only if the value is used in the end.
+        refers: whether `value` is text with references to other keys, not yet resolved.
     """
 
     value: Any
@@ -31,6 +35,7 @@ class Node:
     text: str | None = None
     replace: bool = False
     problem: str = ""
+    refers: bool = False
 
 
 # --- scalars -----------------------------------------------------------------------------------------------------
@@ -41,7 +46,8 @@ _FLOAT = re.compile(
 )
 _NAMED = {word: value for name, value in (("true", True), ("false", False), ("null", None))
           for word in (name, name.capitalize(), name.upper())} | {"": None, "~": None, "None": None}  # fmt: skip
-_VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_]\w*)(?::-([^}]*))?\}|(\{))")
+# $$, ${env:NAME}, ${env:NAME:-default}, ${section.key}, or the beginning of something else
+_VARIABLE = re.compile(r"\$(?:(\$)|\{env:([A-Za-z_]\w*)(?::-([^}]*))?\}|\{([^\s${}:]+)\}|\{)")
 
 
 def scalar(text: str) -> Any:
@@ -55,27 +61,52 @@ def scalar(text: str) -> Any:
     return text
 
 
+def list_items(text: str, annotation: Any, quoted: bool = True) -> list[str]:
+    """The items of text like `0,1,2` where a list is expected and no text; else none. Of quoted text, only numbers."""
+    if "," not in text or not admits(annotation, list) or admits(annotation, str, Any):
+        return []
+    items = [item.strip() for item in text.removesuffix(",").split(",")]
+    return [] if quoted and any(isinstance(scalar(item), str) for item in items) else items
+
+
 def scalar_node(text: str, quoted: bool, origin: Origin) -> Node:
-    """A scalar from its text: `${VAR}` expanded, then read as a number or word unless it was quoted."""
+    """A scalar from its text: `${env:NAME}` expanded, then read as a number or word unless it was quoted.
+
+    Text with references is kept as it is, for `references`.
+    """
     try:
-        text = _VARIABLE.sub(_variable, text)
+        text = _VARIABLE.sub(_expand, text)
     except ValueError as error:
         return Node(text, origin, problem=str(error))
+    if references_in(text):
+        return Node(text, origin, refers=True)
+    text = fill_in(text, str)
     return Node(text, origin) if quoted else Node(scalar(text), origin, text)
 
 
-def _variable(match: re.Match[str]) -> str:
-    dollar, name, default, broken = match.groups()
-    if dollar:
-        return "$"
-    if broken:
-        raise ValueError("write ${NAME} or ${NAME:-default} for an environment variable, $$ for a dollar")
+def references_in(text: str) -> list[str]:
+    """The keys that `text` refers to, as in `${model.width}`."""
+    return [match[4] for match in _VARIABLE.finditer(text) if match[4]]
+
+
+def fill_in(text: str, value_of: Callable[[str], str]) -> str:
+    """`text` with every reference replaced by `value_of(key)`, and `$$` by a dollar."""
+    return _VARIABLE.sub(lambda match: value_of(match[4]) if match[4] else "$", text)
+
+
+def _expand(match: re.Match[str]) -> str:
+    """The value of an environment variable, its dollars doubled; other matches unchanged."""
+    dollar, name, default, key = match.groups()
+    if dollar or key:
+        return match[0]
+    if not name:
+        raise ValueError("write ${section.key}, ${env:NAME}, ${env:NAME:-default}, or $$ for a dollar")
     found = os.environ.get(name)
     if default is not None:
         found = found or default  # as in a shell, `:-` also replaces an empty variable
     if found is None:
-        raise ValueError(f"the environment variable {name} is not set; set it, or write ${{{name}:-default}}")
-    return found
+        raise ValueError(f"the environment variable {name} is not set; set it, or write ${{env:{name}:-default}}")
+    return found.replace("$", "$$")
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -114,7 +145,7 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem="a key must be text; put it in quotes", problem_mark=key.start_mark)
             if key.value in first and key.tag != _MERGE:
-                twice[key.value] = f"the key stands twice, at {first[key.value]} and {self._origin(key)}"
+                twice[key.value] = f"this key is given twice, at {first[key.value]} and {self._origin(key)}"
             first.setdefault(key.value, self._origin(key))
         self.flatten_mapping(node)  # `<<: *name`: the entries merged in come first, so the mapping's own win
         entries: dict[str, Node] = {}
@@ -146,7 +177,7 @@ def read_file(path: Path) -> Node:
         line = error.object[: error.start].count(b"\n")
         raise _refused("the file is not UTF-8 text; save it as UTF-8", start, line) from error
     if not isinstance(body.value, dict):
-        raise _refused('the top of the file must be a mapping of keys to values; write "key: value"', body.origin)
+        raise _refused('the top level of the file must be a mapping of keys to values; write "key: value"', body.origin)
     return body
 
 
@@ -157,10 +188,10 @@ def read_text(text: str, start: Origin) -> Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         cause = ", ".join(filter(None, (error.context, error.problem)))
-        raise _refused(f"this is not readable as YAML: {cause}", start, mark.line if mark else 0) from error
+        raise _refused(f"invalid YAML: {cause}", start, mark.line if mark else 0) from error
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
-        raise _refused("a control character stands here; remove it", start, line) from error
+        raise _refused("the file contains a control character; remove it", start, line) from error
     return node
 
 

@@ -5,7 +5,7 @@ makes them depend on the item alone: not on the number of workers or ranks, nor 
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -14,8 +14,10 @@ import torch
 from torch.utils.data import default_collate
 
 from common.base.errors import UserError
+from common.config.arguments import parameter_names
 from common.config.registry import COLLATE_REGISTRY
 from common.data.plan import BatchKey
+from common.data.view import kind_of
 from common.distributed.seed import mix
 
 Collate = Callable[[list[Any]], Any]
@@ -41,7 +43,7 @@ class KeyedBatches:
         self.dataset, self.size = dataset, len(dataset)
         self.collate = collate
         self.seed = seed
-        self.random = bool(getattr(dataset, "random", True))
+        self.random = bool(getattr(dataset, "random", True) or getattr(collate, "random", False))
         self.epoch: int | None = None  # that this process' data set was told last
 
     def __getitems__(self, key: BatchKey) -> Any:
@@ -66,9 +68,8 @@ class KeyedBatches:
         except UserError:
             raise
         except Exception as error:
-            name = type(getattr(dataset, "whole", dataset)).__name__
-            number = index % self.size
-            raise RuntimeError(f"sample {number} of {name} cannot be read: {type(error).__name__}: {error}") from error
+            kind, number = kind_of(dataset), index % self.size
+            raise RuntimeError(f"sample {number} of {kind} cannot be read: {type(error).__name__}: {error}") from error
         return items
 
 
@@ -103,9 +104,17 @@ def set_epoch(dataset: Any, epoch: int) -> None:
         own(epoch)
 
 
-def find_collate(dataset: SizedDataset, name: str | None) -> Collate:
-    """The collate function: by name or "module:function", else the data set's `collate`, else PyTorch's default."""
-    if name is not None:
-        return COLLATE_REGISTRY.get(name)
+def find_collate(dataset: SizedDataset, spec: str | Mapping[str, Any] | None, *, training: bool = False) -> Collate:
+    """The collate function that `loader.collate` names, else the data set's `collate`, else PyTorch's default.
+
+    A class is built, with the data set as its argument `dataset`. One whose attribute `training_only` is true (mixup)
+    is used in training alone.
+    """
+    if spec is not None:
+        section = {"type": spec} if isinstance(spec, str) else spec
+        target = COLLATE_REGISTRY.get(section["type"])
+        if training or not getattr(target, "training_only", False):
+            built = not isinstance(spec, str) or "dataset" in parameter_names(target)
+            return COLLATE_REGISTRY.build(section, dataset=dataset) if built else target
     own = getattr(dataset, "collate", None)
     return own if callable(own) else default_collate

@@ -9,15 +9,16 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 import common.data.order  # noqa: F401 - fills its registry
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.registry import COLLATE_REGISTRY, DATASET_REGISTRY, ORDER_REGISTRY, Registered
+from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import BatchKey, EpochPlan, GlobalBatch, evaluation_keys
+from common.data.view import View, build_set, check_set, is_map_style
 from common.data.workers import WorkerStart, end_workers, read
 from common.distributed import Rank
 from common.progress import Position
@@ -31,9 +32,12 @@ class LoaderConfig:
     """How batches are read, for every split."""
 
     collate: Annotated[
-        str | None,
+        str | dict[str, Any] | None,
         Registered(COLLATE_REGISTRY),
-        Field(description="function by name, or module:function; null: the data set's own, or PyTorch's default"),
+        Field(
+            description="name or module:function, or {type, arguments}; mixup and cutmix: training only; null: the "
+            "data set's own, or PyTorch's default"
+        ),
     ] = None
     order: Annotated[
         dict[str, Any],
@@ -59,7 +63,7 @@ class DatasetSection:
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if value is None:
             return
-        yield from DATASET_REGISTRY.check(value, key, ignore=OWN)
+        yield from check_set(value, key, OWN)
         size = value.get("eval_batch_size", 1) if isinstance(value, Mapping) else 1
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             yield Problem(f"{key}.eval_batch_size", size, "must be a whole number, at least 1")
@@ -92,11 +96,11 @@ class Step(NamedTuple):
     global_batch: GlobalBatch
 
 
-class FirstSamples:
+class FirstSamples(View):
     """The first samples of a data set, for a quick run; all other attributes are those of the whole set."""
 
     def __init__(self, dataset: SizedDataset, limit: int) -> None:
-        self.whole = dataset
+        super().__init__(dataset)
         self._limit = limit
 
     def __len__(self) -> int:
@@ -105,11 +109,6 @@ class FirstSamples:
     def __getitem__(self, index: int) -> Any:
         return self.whole[index]
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "whole":  # unpickling looks up attributes before any are set
-            raise AttributeError(name)
-        return getattr(self.whole, name)
-
 
 def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:
     """The data set of one split.
@@ -117,7 +116,7 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
     Raises:
         UserError: it is empty, cannot be indexed (except for training), or raises one itself (a missing folder, ...).
     """
-    dataset = DATASET_REGISTRY.build(part, ignore=OWN, data_dir=data_dir, mode=mode)
+    dataset = build_set(part, mode, data_dir, OWN)
     if not is_map_style(dataset):
         if mode != "train":
             raise UserError(
@@ -127,13 +126,6 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
     if len(dataset) == 0:
         raise UserError(f"dataset.{mode}: {type(dataset).__name__} has no samples")
     return FirstSamples(dataset, limit) if limit else dataset
-
-
-def is_map_style(dataset: Any) -> bool:
-    """Whether samples can be indexed, not only read one after the other."""
-    # PyTorch's own class for iterables has a `__getitem__`, which only raises an error.
-    is_iterable = isinstance(dataset, IterableDataset)
-    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not is_iterable
 
 
 class BatchStream(Protocol):
@@ -192,7 +184,7 @@ class TrainStream(BatchStream):
         self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.size
         self.samples_per_step = plan.samples_per_step
         self._keys = _Keys(plan)
-        self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate), plan.seed)
+        self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.seed)
         self._loader = make_loader(self._batches, config, worker, plan.seed, device, batch_sampler=self._keys)
 
     def sample_batch(self, *, full: bool) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 from loguru import logger
 
 from common.config import ABSENT, Problem
-from common.data.loader import DatasetSection, is_map_style
+from common.data.loader import DatasetSection
+from common.data.view import is_map_style
 from common.distributed import Rank
 
 Sections = dict[str, Mapping[str, Any]]

@@ -64,7 +64,9 @@ def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) 
         return [torch.device("cuda", 0)] * (processes or 1)
     count = torch.cuda.device_count()
     if count == 0:
-        raise UserError(f"gpu_ids: {gpu_ids} asks for CUDA, but PyTorch sees none here; use --gpu_ids -1 for the CPU")
+        raise UserError(
+            f"gpu_ids: {gpu_ids} needs CUDA, but PyTorch finds no CUDA device; use --gpu_ids -1 for the CPU"
+        )
     if gpu_ids == "all":
         gpu_ids = list(range(count))
     wanted = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
@@ -72,7 +74,7 @@ def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) 
     if not wanted or len(set(numbers)) < len(wanted):
         raise UserError(f'gpu_ids: {gpu_ids} is neither -1 (CPU), "all", nor a list of different device numbers')
     if max(numbers) >= count:
-        raise UserError(f"gpu_ids: {gpu_ids} asks for device {max(numbers)}, but there are {count} (0 to {count - 1})")
+        raise UserError(f"gpu_ids: {gpu_ids}: there is no device {max(numbers)}, only {count} (0 to {count - 1})")
     if processes not in (None, len(numbers)):
         raise UserError(
             f"gpu_ids: {gpu_ids} names {len(numbers)} device(s), but the launcher or dist.processes wants {processes} "

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.arguments import check_arguments, parameter_names
+from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.registry import import_path
 from common.distributed.sharded import is_sharded, local
 
@@ -129,7 +129,7 @@ def _construct(
     cls: type[Optimizer], config: OptimizerConfig, params: list[Any], choice: Mapping[str, bool] | None = None
 ) -> Optimizer:
     arguments: dict[str, Any] = dict(choice or {})
-    for name, value in config.args.items():
+    for name, value in fit_arguments(cls, config.args).items():
         arguments[name] = tuple(value) if isinstance(value, list) else value
     if "weight_decay" in parameter_names(cls):
         # Always, so that 0 means 0: AdamW's own default would be 0.01.

@@ -6,12 +6,13 @@ from dataclasses import field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
+from loguru import logger
 from pydantic import Field
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.arguments import check_arguments, parameter_names
+from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.registry import SCHEDULE_REGISTRY, Registered
 from common.optim.factors import SHARED_KEYS, StatefulFactor
 from common.progress import EpochInterval, Interval
@@ -142,16 +143,25 @@ class Schedule:
 
 
 def build_schedule(
-    config: LrSchedulerConfig, optimizer: Optimizer, total_steps: int | None, steps_per_epoch: int | None
+    config: LrSchedulerConfig,
+    optimizer: Optimizer,
+    total_steps: int | None,
+    steps_per_epoch: int | None,
+    shorten: bool = False,
 ) -> Schedule:
     """The configured schedule over a run of `total_steps` optimizer steps; None for a run without a set end.
 
-    `steps_per_epoch` is None for data without length. Raises `UserError` if the schedule needs an unknown number.
+    `steps_per_epoch` is None for data without length. `shorten`: the run is cut short for debugging, so a warm-up that
+    does not fit into it is shortened. Raises `UserError` if the schedule needs an unknown number.
     """
     warmup = _warmup_steps(config, steps_per_epoch)
+    if shorten and config.tmax is None and total_steps is not None and warmup >= total_steps:
+        logger.warning("debug: the warm-up of {} steps is shortened, since this run has only {}", warmup, total_steps)
+        warmup = total_steps - 1
     target = SCHEDULE_REGISTRY.get(config.type)
     parameters = inspect.signature(target).parameters
-    arguments = {key: getattr(config, key) for key in SHARED_KEYS if key in parameters} | config.args
+    arguments = {key: getattr(config, key) for key in SHARED_KEYS if key in parameters}
+    arguments |= fit_arguments(target, config.args)
     if "milestones" in parameters:
         arguments["milestones"] = [_steps("lr_steps", each, steps_per_epoch) - warmup for each in config.lr_steps]
     if "steps" in parameters:

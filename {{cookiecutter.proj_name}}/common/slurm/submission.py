@@ -14,6 +14,7 @@ from typing import Any
 
 from common.base.errors import UserError
 from common.base.files import unused, write_text
+from common.checkpoint import weights_path
 from common.config import dump
 from common.distributed.devices import GpuIds
 from common.run.folder import check_stays
@@ -80,8 +81,9 @@ def frozen(values: Mapping[str, Any], run: RunPaths, project: Path, gpus: int) -
     Raises:
         UserError: a new run would start from weights of the run whose folder it takes.
     """
+    init_path = weights_path(values["init_from"]["path"], project)
     if values["progress"]["start_epoch"] == 0 or not run.contains(values["resume"]):
-        check_stays({"resume": values["resume"], "init_from.path": values["init_from"]["path"]}, run)
+        check_stays({"resume": values["resume"], "init_from.path": init_path}, run)
     eval_dir = values["dir"]["eval_dir"]
     return {
         **values,
@@ -91,6 +93,7 @@ def frozen(values: Mapping[str, Any], run: RunPaths, project: Path, gpus: int) -
             "data_dir": str(data_dir(DirConfig(**values["dir"]), project)),
             "eval_dir": None if eval_dir is None else str(project / Path(eval_dir).expanduser()),
         },
+        "init_from": {**values["init_from"], "path": init_path},
         "gpu_ids": list(range(gpus)) if gpus else -1,
         "dist": {**values["dist"], "processes": None, "launcher": "auto"},  # srun starts them
     }

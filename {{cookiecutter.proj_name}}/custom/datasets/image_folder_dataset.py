@@ -1,8 +1,9 @@
 """Your own images: one folder per class."""
 
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
+from common.data.shared import SharedList
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises
 
 
 @DATASET_REGISTRY.register()
@@ -57,28 +60,13 @@ class ImageFolderDataset:
         self.channels = channels
         self.flip = flip
         self.random = flip
-        # Hidden folders (.ipynb_checkpoints) and files (._photo.jpg on a Mac) are not data.
-        self.classes = tuple(sorted(path.name for path in self.root.iterdir() if path.is_dir() and path.name[0] != "."))
-        if len(self.classes) < 2:
-            found = ", ".join(self.classes) or "none"
-            raise UserError(f"dataset.{mode}: {self.root} needs one sub-folder per class, at least two; found: {found}")
-        self.samples = self._scan(part)
+        self.classes = class_folders(self.root, f"dataset.{mode}")
+        self.samples: Sequence[tuple[str, int]] = scan_images(self.root, self.classes, part)
         if on_error == "skip":
             self._drop_unreadable()
+        self.samples = SharedList(self.samples)
         if not self.samples:
             raise UserError(f"dataset.{mode}: there are no images of part {part} below {self.root}")
-
-    def _scan(self, part: list[float]) -> list[tuple[Path, int]]:
-        extensions = set(Image.registered_extensions())
-        samples = []
-        for label, name in enumerate(self.classes):
-            for path in sorted((self.root / name).rglob("*")):
-                hidden = any(part.startswith(".") for part in path.relative_to(self.root).parts)
-                if not hidden and path.suffix.lower() in extensions and path.is_file():
-                    place = zlib.crc32(path.relative_to(self.root).as_posix().encode()) / 2**32
-                    if part[0] <= place < part[1]:
-                        samples.append((path, label))
-        return samples
 
     def _drop_unreadable(self) -> None:
         readable, problems = [], []
@@ -105,25 +93,55 @@ class ImageFolderDataset:
     def sample_ids(self) -> list[str]:
         """The files; train, val and eval should have none in common."""
         whole = str(self.root.resolve())
-        return [whole + str(path)[len(str(self.root)) :] for path, _ in self.samples]
+        return [whole + path[len(str(self.root)) :] for path, _ in self.samples]
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """`image` (C, H, W), float in 0..1, and `label`, int64 scalar."""
         path, label = self.samples[index]
         try:
-            with Image.open(path) as file:
-                # Cameras store the image unrotated, with its orientation as metadata.
-                picture = _eight_bits(ImageOps.exif_transpose(file)).convert(_MODES[self.channels])
-                picture = picture.resize((self.size[1], self.size[0]), Image.Resampling.BILINEAR)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            image = read_image(path, self.size, self.channels)
+        except UNREADABLE as error:
             raise UserError(
                 f"cannot read the image {path}: {error}; repair or delete it, or set on_error: skip"
             ) from error
-        pixels = np.asarray(picture, dtype=np.float32).reshape(*self.size, self.channels) / 255
-        image = torch.from_numpy(pixels).permute(2, 0, 1)
         if self.flip and torch.rand(()) < 0.5:
             image = image.flip(2)
         return {"image": image.contiguous(), "label": torch.tensor(label)}
+
+
+def class_folders(root: Path, where: str) -> tuple[str, ...]:
+    """The sub-folders of `root`, in alphabetical order. Raises `UserError` if there are fewer than two."""
+    # Hidden folders (.ipynb_checkpoints) and files (._photo.jpg on a Mac) are not data.
+    classes = tuple(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."))
+    if len(classes) < 2:
+        found = ", ".join(classes) or "none"
+        raise UserError(f"{where}: {root} needs one sub-folder per class, at least two; found: {found}")
+    return classes
+
+
+def scan_images(root: Path, classes: Sequence[str], part: list[float]) -> list[tuple[str, int]]:
+    """The images below `root/<class>/` as (path, number of the class), those whose hash is within `part`."""
+    extensions = set(Image.registered_extensions())
+    samples = []
+    for label, name in enumerate(classes):
+        for path in sorted((root / name).rglob("*")):
+            hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+            if not hidden and path.suffix.lower() in extensions and path.is_file():
+                place = zlib.crc32(path.relative_to(root).as_posix().encode()) / 2**32
+                if part[0] <= place < part[1]:
+                    samples.append((str(path), label))
+    return samples
+
+
+def read_image(source: str | Path | BinaryIO, size: list[int] | None, channels: int) -> Tensor:
+    """The image in a file as (C, H, W), float in 0..1; `size`: resized to (height, width). Raises one of UNREADABLE."""
+    with Image.open(source) as file:
+        # Cameras store the image unrotated, with its orientation as metadata.
+        picture = _eight_bits(ImageOps.exif_transpose(file)).convert(_MODES[channels])
+        if size is not None:
+            picture = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    pixels = np.asarray(picture, dtype=np.float32).reshape(picture.height, picture.width, channels) / 255
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def _eight_bits(picture: Image.Image) -> Image.Image:

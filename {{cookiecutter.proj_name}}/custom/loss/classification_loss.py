@@ -1,5 +1,7 @@
 """The example loss."""
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from common.config.registry import LOSS_REGISTRY
@@ -9,6 +11,8 @@ from common.config.registry import LOSS_REGISTRY
 class CrossEntropyLoss:
     """Cross entropy of `logits` (B, classes) against `label` (B,), mean over the batch.
 
+    If there is a `soft_label` (B, classes), as of mixed images, it is against that.
+
     Args:
         label_smoothing: part of the target that is spread over all classes, 0..1.
     """
@@ -17,4 +21,5 @@ class CrossEntropyLoss:
         self.function = nn.CrossEntropyLoss(label_smoothing=label_smoothing)
 
     def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-        return self.function(output["logits"], batch["label"])
+        name = "soft_label" if isinstance(batch, Mapping) and "soft_label" in batch else "label"
+        return self.function(output["logits"], batch[name])

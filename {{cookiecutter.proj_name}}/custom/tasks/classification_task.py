@@ -7,6 +7,7 @@ from torch import Tensor
 from common.config.registry import TASK_REGISTRY
 from common.monitor.pictures import Picture, labelled
 from common.task import Task
+from custom.datasets.sample_transform import original
 
 
 @TASK_REGISTRY.register()
@@ -29,7 +30,7 @@ class ClassificationTask(Task):
     def pictures(self, output: dict[str, Any], batch: dict[str, Tensor], limit: int) -> list[Picture]:
         """Each image with its label and prediction, framed in green if they agree and in red if not."""
         pictures = []
-        rows = zip(batch["image"][:limit].cpu(), batch["label"].tolist(), output["prediction"].tolist(), strict=False)
+        rows = zip(original(batch)[:limit].cpu(), batch["label"].tolist(), output["prediction"].tolist(), strict=False)
         for image, label, prediction in rows:
             text = f"{label} -> {prediction}"
             pictures.append(labelled(image.permute(1, 2, 0).numpy(), text, ok=label == prediction))

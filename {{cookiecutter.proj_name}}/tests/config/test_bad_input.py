@@ -106,7 +106,7 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
     text = " ".join(done.stderr.split())
     assert done.returncode == 2 and "Traceback" not in text
     for part in (
-        "10 problems",
+        "9 problems",
         "batch_size = 0 (mine.yaml:2) must be",
         "optim.args.momentm = 0.9 (mine.yaml:5)", "did you mean momentum?",
         "optim.args.dampning = 1 (mine.yaml:5)", "did you mean dampening?",
@@ -116,7 +116,7 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
         "best.metric = 'Acuracy' (mine.yaml:10)", "did you mean Accuracy?",
         "model.type = 'ConvModle' (mine.yaml:11)", "did you mean ConvModel?",
         "models/broken_model.py:2) cannot be imported: SyntaxError",
-        "models/half_model.py:1) cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'",
+        "models/half_model.py:1 needs no_such_thing, which is not installed, so the file is left out",
     ):  # fmt: skip
         assert part in text, (part, done.stderr)
 
@@ -286,7 +286,7 @@ def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, told: Told
             launched.setenv(name, value)
         text = told("--gpu_ids", "0,1,2")
     assert "3 device(s)" in text and "1 process(es)" in text and "start 3, or name 1 device(s)" in text
-    assert "there are 4" in told("--gpu_ids", "4")
+    assert "no device 4, only 4 (0 to 3)" in told("--gpu_ids", "4")
 
 
 def test_resume_without_checkpoints(told: Told, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_an_unknown_name_says_what_to_do(registry: Registry) -> None:
 def test_two_of_one_name_are_refused(registry: Registry) -> None:
     """R-16: the error names both places; in one file, too."""
     write("parts/twin_model.py", "from parts import REGISTRY\n\n@REGISTRY.register()\nclass Conv: ...\n")
-    with pytest.raises(UserError, match=r"Conv: parts/deep/conv_model.py:6 and parts/twin_model.py:3"):
+    with pytest.raises(UserError, match=r"Conv is used twice, at parts/deep/conv_model.py:6 and parts/twin_model.py:3"):
         look(registry, "twin_model")
     body = "@REGISTRY.register()\nclass Same: ...\n"
     write("parts/same_model.py", f"from parts import REGISTRY\n{body}{body}")
@@ -123,7 +123,9 @@ def test_importing_a_file_again_is_no_duplicate(registry: Registry) -> None:
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("import os\nimport no_such_thing\n", ["parts/bad_model.py:2", "no_such_thing"]),
+        ("import os\nimport parts.no_such_thing\n", ["parts/bad_model.py:2", "parts.no_such_thing"]),
+        ("import os\nfrom os import no_such_thing\n", ["parts/bad_model.py:2", "ImportError"]),
+        ("import json.no_such_thing\n", ["parts/bad_model.py:1", "json.no_such_thing"]),
         ("x = 1\ny = x / 0\n", ["parts/bad_model.py:2", "ZeroDivisionError"]),
         ("x = 1\ndef f(:\n", ["parts/bad_model.py:2", "SyntaxError"]),
     ],
@@ -134,6 +136,29 @@ def test_a_file_that_does_not_import_is_named(registry: Registry, text: str, pie
     with pytest.raises(UserError) as caught:
         look(registry, "bad_model")
     assert all(piece in str(caught.value) for piece in pieces), caught.value
+
+
+def test_a_file_that_needs_a_missing_package_is_left_out(registry: Registry) -> None:
+    """Others are found; what it registered before it failed is not; it is named once something is not found."""
+    entry = "from parts import REGISTRY\n@REGISTRY.register()\nclass {}: ...\n"
+    write("parts/a_model.py", "import parts.z_model\n" + entry.format("Half") + "from no_such_thing.deep import x\n")
+    write("parts/b_model.py", "import parts.helper\n")
+    write("parts/helper.py", "import also_missing\n")
+    write("parts/z_model.py", entry.format("Whole"))
+    look(registry, "_model")
+    assert registry.get("Whole").__name__ == "Whole"
+    assert registry.import_files() == []
+    listed = [
+        "parts/a_model.py:5 needs no_such_thing, which is not installed, so the file is left out",
+        "parts/b_model.py:1 needs also_missing, which is not installed, so the file is left out",
+    ]
+    assert registry.left_out == listed
+    assert [line.strip() for line in registry.table().splitlines()[-2:]] == listed
+    with pytest.raises(UserError) as caught:
+        registry.get("Half")
+    assert all(line in str(caught.value) for line in listed)
+    assert problems(registry, {"type": "Conv", "width": 1}) == []
+    assert listed[0] in problems(registry, {"type": "Half"})[0]
 
 
 def test_import_paths(registry: Registry) -> None:
@@ -170,7 +195,7 @@ CHECKS: list[tuple[Any, list[str]]] = [
     ({"type": "Conv", "width": 1, "depth": None}, []),
     ({"type": "short", "anything": 1, "loose": "x"}, []),
     ({"type": "Conv"}, ["model.width", "is required by Conv (parts/deep/conv_model.py:6)"]),
-    ({"type": "Conv", "widht": 1, "width": 1}, ["model.widht=1", "is no argument of Conv", "did you mean width?"]),
+    ({"type": "Conv", "widht": 1, "width": 1}, ["model.widht=1", "is not an argument of Conv", "did you mean width?"]),
     ({"type": "Conv", "zzz": 1, "width": 1}, ["valid arguments: width, rate, size, where, kind, name, extra, depth"]),
     ({"type": "Conv", "width": "1"}, ["model.width=1", "must be an integer: an argument of Conv"]),
     ({"type": "Conv", "width": True}, ["must be an integer"]),
@@ -184,7 +209,7 @@ CHECKS: list[tuple[Any, list[str]]] = [
     ({"type": 3}, ["model.type=3", "must name a model"]),
     ("Conv", ["model=Conv", "must be a section"]),
     ({"type": "nothing.at.all"}, ["model.type", "No module named 'nothing'"]),
-    ({"type": "json.JSONDecoder"}, ["must take the argument data_dir"]),
+    ({"type": "json.JSONDecoder"}, ["must accept the argument data_dir"]),
 ]
 
 

@@ -49,7 +49,7 @@ def test_torch(runs: Runs) -> None:
 def test_code(runs: Runs) -> None:
     """R-14: two copies of the project on two hosts, one of which was edited."""
     copy = copy_of_project(runs.root / "copy")
-    with (copy / "custom" / "task.py").open("a") as file:
+    with (copy / "custom" / "tasks" / "classification_task.py").open("a") as file:
         file.write("# edited\n")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

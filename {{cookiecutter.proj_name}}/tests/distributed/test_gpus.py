@@ -72,7 +72,7 @@ def test_one_process_for_each(runs: Runs, started: list[Any], ids: str, count: i
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--gpu_ids", "0,4"], "asks for device 4, but there are 4"),
+        (["--gpu_ids", "0,4"], "there is no device 4, only 4"),
         (["--gpu_ids", "0,0"], "different device numbers"),
         (["--gpu_ids", "0,1", "--dist.processes", "3"], "names 2 device.*dist.processes wants 3"),
     ],

@@ -443,7 +443,7 @@ def test_a_named_set_that_inherits_a_type(tmp_path: Path) -> None:
         resolve(Config, [file])
     told = str(caught.value)
     assert "dataset.eval.clean = " in told and "mine.yaml:4" in told
-    assert "is no argument of DigitsDataset" in told
+    assert "is not an argument of DigitsDataset" in told
 
 
 def test_classes_of_each_set_are_checked(runs: Runs, named: str) -> None:

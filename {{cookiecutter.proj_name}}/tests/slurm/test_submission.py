@@ -204,7 +204,8 @@ def test_folders_in_a_config_keep_their_meaning(tmp_path: Path) -> None:
         "expr_dir": f"{tmp_path}/runs/x", "data_dir": f"{tmp_path}/data", "eval_dir": f"{tmp_path}/out"
     }  # fmt: skip
     assert (found["name"], found["dist"]) == ("task_3", {"processes": None, "launcher": "auto"})
-    assert (found["resume"], found["init_from"]) == (values["resume"], values["init_from"])
+    assert found["resume"] == values["resume"]
+    assert found["init_from"] == {"path": f"{tmp_path}/experiments/old/checkpoints/best.pt"}
 
 
 def test_a_new_run_from_the_weights_of_its_own_folder(

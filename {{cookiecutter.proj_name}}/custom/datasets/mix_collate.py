@@ -1,0 +1,78 @@
+"""Batches of mixed images, for training: mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899).
+
+loader: {collate: {type: mixup, alpha: 0.2}}
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from common.base.errors import UserError
+from common.config.registry import COLLATE_REGISTRY
+from common.data.keyed import find_collate
+from common.data.view import kind_of
+
+
+class _Mix:
+    """Mixes the images of a batch in pairs, with a share drawn from Beta(alpha, alpha), the same for the whole batch.
+
+    `label` (B,) stays the label of the image with the larger share. `soft_label` (B, classes), float, has the shares of
+    both; the shipped `CrossEntropyLoss` trains on it, and other losses can: `inputs: {target: batch.soft_label, ...}`.
+
+    Args:
+        dataset: supplied by the program. Its samples have `image` (C, H, W), all of one size, and `label`.
+        alpha: how strongly, more than 0. Near 0, most batches are hardly mixed; 1: every share is equally likely.
+        classes: their number; by default that of the data set's `classes`.
+    """
+
+    training_only, random = True, True
+
+    def __init__(self, dataset: Any, alpha: float = 0.2, classes: int | None = None) -> None:
+        names = getattr(dataset, "classes", ())
+        if not alpha > 0:
+            raise UserError(f"loader.collate.alpha: is {alpha}, must be more than 0")
+        if not (classes or names):
+            raise UserError(f"loader.collate: {kind_of(dataset)} has no `classes`; give their number, classes: 10")
+        self.alpha, self.classes = alpha, classes or len(names)
+        self.collate = find_collate(dataset, None)
+
+    def __call__(self, items: list[Any]) -> dict[str, Any]:
+        batch = self.collate(items)
+        image, label = batch["image"], batch["label"]
+        order = torch.randperm(len(label))
+        mixed, share = self.mix(image, image[order], float(np.random.beta(self.alpha, self.alpha)))
+        first, second = one_hot(label, self.classes).float(), one_hot(label[order], self.classes).float()
+        larger = label if share >= 0.5 else label[order]
+        return {**batch, "image": mixed, "label": larger, "soft_label": share * first + (1 - share) * second}
+
+    def mix(self, first: Tensor, second: Tensor, share: float) -> tuple[Tensor, float]:
+        """Mixed images, and the part of `first` in them, which should be near `share`."""
+        raise NotImplementedError
+
+
+@COLLATE_REGISTRY.register("mixup")
+class Mixup(_Mix):
+    """Blends two images."""
+
+    def mix(self, first: Tensor, second: Tensor, share: float) -> tuple[Tensor, float]:
+        return share * first + (1 - share) * second, share
+
+
+@COLLATE_REGISTRY.register("cutmix")
+class CutMix(_Mix):
+    """Puts a rectangle of one image into the other; it has the same proportions, and may reach over the edge."""
+
+    def mix(self, first: Tensor, second: Tensor, share: float) -> tuple[Tensor, float]:
+        height, width = first.shape[-2:]
+        half = 0.5 * (1 - share) ** 0.5
+        y, x = np.random.rand(2)
+        top, bottom, left, right = (
+            round(min(max(value, 0.0), 1.0) * size)
+            for value, size in ((y - half, height), (y + half, height), (x - half, width), (x + half, width))
+        )
+        mixed = first.clone()
+        mixed[..., top:bottom, left:right] = second[..., top:bottom, left:right]
+        return mixed, 1 - (bottom - top) * (right - left) / (height * width)

@@ -1,0 +1,188 @@
+"""Where the first weights come from: a file of the project, of the working directory, or a web address; checksums."""
+
+import hashlib
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from common.failure.program import reported
+from tests.conftest import PROJECT, Runs, copy_of_project, load, run
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files`, by path; a file in `cut` is broken off in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.cut: set[str] = set()
+        self.asked: list[str] = []
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        body = self.server.files.get(self.path)
+        if body is None:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if self.path in self.server.cut else body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A web server, and an empty cache for what is downloaded."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    made = Server()
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+@pytest.fixture
+def source(runs: Runs) -> Path:
+    """A checkpoint."""
+    folder = runs.train("--progress.max_steps", "1", "--progress.epoch_val", "-1", name="source")
+    return folder / "checkpoints" / "latest.pt"
+
+
+WORDS = ["--optim.lr", "1e-30", "--progress.max_steps", "1", "--progress.epoch_val", "-1"]
+
+
+def start(runs: Runs, path: str, *words: str, name: str = "tuned") -> Path:
+    return runs.train("--init_from.path", path, *WORDS, *words, name=name)
+
+
+def starts_from(folder: Path, source: Path) -> bool:
+    """Whether a run that changed nothing by its rate of 1e-30 has the weights of `source`."""
+    name = "features.0.0.weight"
+    return torch.equal(load(folder)["model"][name], load(source.parents[1])["model"][name])
+
+
+def refused(runs: Runs, capsys: pytest.CaptureFixture[str], path: str, *words: str) -> str:
+    with pytest.raises(SystemExit) as ended, reported():
+        train.main(runs.words("--init_from.path", path, *WORDS, *words, name="refused"))
+    assert ended.value.code == 2
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    return text
+
+
+def cached(folder: Path) -> list[str]:
+    return [path.name for path in (folder / "cache").rglob("*") if path.is_file()]
+
+
+def test_downloaded_once_and_verified(runs: Runs, source: Path, server: Server, tmp_path: Path) -> None:
+    """The same weights as from the file; the log has the checksum, to be written into the config."""
+    server.files["/some/best.pt"] = source.read_bytes()
+    checksum = hashlib.sha256(source.read_bytes()).hexdigest()
+    first = start(runs, f"{server.address}/some/best.pt")
+    assert starts_from(first, source)
+    assert f"sha256 {checksum}" in (first / "train.log").read_text()
+    again = start(runs, f"{server.address}/some/best.pt", "--init_from.sha256", checksum.upper(), name="again")
+    assert starts_from(again, source)
+    assert server.asked == ["/some/best.pt"]
+    assert len(cached(tmp_path)) == 1
+
+
+def test_files_of_one_name_are_not_mixed_up(runs: Runs, source: Path, server: Server, tmp_path: Path) -> None:
+    server.files["/a/w.pt"] = source.read_bytes()
+    torch.save({"x": torch.ones(1)}, tmp_path / "other.pt")
+    server.files["/b/w.pt"] = (tmp_path / "other.pt").read_bytes()
+    start(runs, f"{server.address}/a/w.pt")
+    with pytest.raises(ValueError, match="no key of the file fits"):
+        start(runs, f"{server.address}/b/w.pt", name="other")
+    assert len(cached(tmp_path)) == 2
+
+
+def test_a_wrong_checksum(
+    runs: Runs, source: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both sums are shown. A cached file of another sum is downloaded again."""
+    server.files["/w.pt"] = source.read_bytes()
+    right = hashlib.sha256(source.read_bytes()).hexdigest()
+    for path in (f"{server.address}/w.pt", str(source)):
+        text = refused(runs, capsys, path, "--init_from.sha256", "0" * 64)
+        assert "init_from.sha256" in text and right in text and "0" * 64 in text and path in text
+    start(runs, str(source), "--init_from.sha256", right)
+    server.files["/w.pt"] = b"an older version"
+    text = refused(runs, capsys, f"{server.address}/w.pt", "--init_from.sha256", "0" * 64)
+    assert hashlib.sha256(b"an older version").hexdigest() in text
+    assert "is not a checkpoint" in refused(runs, capsys, f"{server.address}/w.pt")
+    server.files["/w.pt"] = source.read_bytes()
+    start(runs, f"{server.address}/w.pt", "--init_from.sha256", right, name="renewed")
+    assert server.asked == ["/w.pt"] * 3
+    text = refused(runs, capsys, str(source), "--init_from.sha256", "123")
+    assert "init_from.sha256 = '123'" in text and "64" in text
+
+
+def test_no_network_and_no_file(
+    runs: Runs, source: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.files["/cut.pt"] = source.read_bytes()
+    server.cut.add("/cut.pt")
+    assert "the connection was cut off" in refused(runs, capsys, f"{server.address}/cut.pt")
+    assert "404" in refused(runs, capsys, f"{server.address}/none.pt")
+    text = refused(runs, capsys, "http://127.0.0.1:1/w.pt")
+    assert "http://127.0.0.1:1/w.pt cannot be downloaded" in text and "set path to it" in text
+    assert "cannot be downloaded" in refused(runs, capsys, "https://no such host/w.pt")
+    (tmp_path / "cache" / "hub").rename(tmp_path / "cache" / "old")
+    (tmp_path / "cache" / "hub").write_text("in the way")
+    assert "cannot be downloaded" in refused(runs, capsys, f"{server.address}/cut.pt")
+    assert not any("cut.pt" in name for name in cached(tmp_path))
+
+
+@pytest.mark.slow
+def test_two_processes_download_once(runs: Runs, source: Path, server: Server, tmp_path: Path) -> None:
+    server.files["/w.pt"] = source.read_bytes()
+    checksum = hashlib.sha256(source.read_bytes()).hexdigest()
+    words = ["--init_from.path", f"{server.address}/w.pt", "--init_from.sha256", checksum, "--dist.processes", "2"]
+    folder = start(runs, words[1], *words[2:])
+    assert starts_from(folder, source)
+    assert server.asked == ["/w.pt"]
+
+
+def test_relative_to_the_project(runs: Runs, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for dir.*; a file that is only in the working directory is used too, with a warning."""
+    monkeypatch.chdir(tmp_path)
+    below = Path("../" * 40 + str(source).lstrip("/"))  # relative to any folder
+    folder = start(runs, str(below), name="first")
+    assert "the project has no" not in (folder / "train.log").read_text()
+    folder = start(runs, str(source.relative_to(tmp_path)), name="second")
+    assert re.search(r"WARNING .*init_from.path .*the project has no such file", (folder / "train.log").read_text())
+    with pytest.raises(ValueError, match=rf"there is no checkpoint {PROJECT}/none.pt"):
+        start(runs, "none.pt", name="third")
+
+
+@pytest.mark.slow
+def test_the_project_comes_before_the_working_directory(runs: Runs, source: Path, tmp_path: Path) -> None:
+    project = copy_of_project(tmp_path / "project")
+    (project / "w.pt").write_bytes(source.read_bytes())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "w.pt").write_text("not weights")
+    words = runs.words("--init_from.path", "w.pt", *WORDS, name="tuned")
+    done = run([sys.executable, str(project / "train.py"), *words], cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert starts_from(runs.root / "tuned", source)

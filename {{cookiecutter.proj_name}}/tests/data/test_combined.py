@@ -1,0 +1,167 @@
+"""Data sets that are made of other data sets, as the config nests them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import train
+from common.base.errors import UserError
+from common.data.loader import build_dataset
+from tests.config.test_bad_input import Told, told  # noqa: F401
+from tests.conftest import Runs, load, metrics, same
+from custom.datasets.digits_dataset import DigitsDataset
+
+DATA = Path(train.__file__).parent / "data"
+DIGITS = {"type": "DigitsDataset"}
+
+
+def build(section: dict[str, Any], mode: str = "train") -> Any:
+    return build_dataset(section, mode, DATA)
+
+
+class Labelled:
+    """Numbers, with all that a data set may have besides its items."""
+
+    classes = ("even", "odd")
+    random = False
+
+    def __init__(self, start: int, size: int = 4) -> None:
+        self.targets = torch.arange(start, start + size)
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return int(self.targets[index]), self.epoch
+
+    def sample_ids(self) -> list[str]:
+        return [f"number {target}" for target in self.targets]
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def labels(self) -> list[int]:
+        return self.targets.tolist()
+
+    def collate(self, items: list[Any]) -> Any:
+        return items
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch = state["epoch"]
+
+
+def numbers(start: int, **more: Any) -> dict[str, Any]:
+    return {"type": "tests.data.test_combined.Labelled", "start": start, **more}
+
+
+NESTED: dict[str, Any] = {
+    "type": "Concat",
+    "sets": [
+        {"type": "Repeat", "times": 2, "set": numbers(0)},
+        {"type": "Subset", "first": 2, "set": {"type": "Concat", "sets": [numbers(10, size=1), numbers(20)]}},
+    ],
+}
+ORDER = [0, 1, 2, 3, 0, 1, 2, 3, 10, 20]
+
+
+def test_all_that_belongs_to_a_sample_goes_with_it() -> None:
+    data = build(NESTED)
+    assert [data[index][0] for index in range(len(data))] == ORDER
+    assert data[-1][0] == 20
+    with pytest.raises(IndexError):
+        data[len(data)]
+    assert data.sample_ids() == [f"number {number}" for number in ORDER]
+    assert [int(target) for target in data.targets] == ORDER == [int(label) for label in data.labels()]
+    assert data.classes == ("even", "odd") and data.random is False
+    assert data.collate([1]) == [1]
+    data.set_epoch(3)
+    assert {data[index][1] for index in range(len(data))} == {3}
+    state = data.state_dict()
+    data.set_epoch(4)
+    data.load_state_dict(state)
+    assert data[9][1] == 3
+    assert not hasattr(data, "share")
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [({"indices": [3, 0]}, [3, 0]), ({"first": 2}, [0, 1]), ({"last": 3}, [1, 2, 3]), ({"last": 4}, [0, 1, 2, 3])],
+)
+def test_samples_are_chosen(choice: dict[str, Any], expected: list[int]) -> None:
+    data = build({"type": "Subset", "set": numbers(0), **choice})
+    assert [data[index][0] for index in range(len(data))] == expected
+
+
+def test_random_shares_are_disjoint_and_complete() -> None:
+    """Ranges of one random order: of another seed, another order, and of every process the same."""
+
+    def share(fraction: Any, seed: int = 0) -> list[int]:
+        data = build({"type": "Subset", "set": numbers(0, size=101), "fraction": fraction, "seed": seed})
+        return [data[index][0] for index in range(len(data))]
+
+    train_part, val_part = share([0, 0.8]), share([0.8, 1])
+    assert sorted(train_part + val_part) == list(range(101)) and len(val_part) == 20
+    assert train_part == sorted(train_part) == share(0.8)
+    assert share(0.8, seed=1) != train_part
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"type": "Concat", "sets": []}, "dataset.train.sets: is empty"),
+        ({"type": "Repeat", "set": DIGITS, "times": 0}, "dataset.train.times: is 0"),
+        ({"type": "Subset", "set": DIGITS}, "needs one of indices, first, last, fraction; there is none"),
+        ({"type": "Subset", "set": DIGITS, "first": 1, "last": 1}, "there is first and last"),
+        (
+            {"type": "Subset", "set": numbers(0), "indices": [4]},
+            "dataset.train.indices: there is no sample 4; the data",
+        ),
+        ({"type": "Subset", "set": numbers(0), "last": 5}, "dataset.train.last: there is no sample -1"),
+        ({"type": "Subset", "set": DIGITS, "fraction": [0.5, 0.2]}, "number or [from, to] within 0..1"),
+        ({"type": "Concat", "sets": [DIGITS, numbers(0)]}, "sets[1] has the classes even, odd, but sets[0] has 0, 1"),
+        (
+            {"type": "Repeat", "times": 2, "set": {"type": "tests.data.test_iterable.Stream"}},
+            "set is a tests.data.test_iterable.Stream, which can only be read in order",
+        ),
+    ],
+)
+def test_what_cannot_be_combined(section: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        build(section)
+    assert words in str(error.value)
+
+
+def test_mistakes_in_nested_sections_are_told_with_their_place(told: Told, tmp_path: Path) -> None:  # noqa: F811
+    """All at once, with the file and line, as those of any section."""
+    config = tmp_path / "mine.yaml"
+    config.write_text(
+        f"$BASE: {train.__file__.removesuffix('train.py')}tests/base.yaml\n"
+        "dataset:\n  train:\n    type: Concat\n    sets:\n"
+        "      - {type: DigitsDataset, shift: 1}\n"
+        "      - {type: DigitsDataset, shfit: 1}\n"
+        "      - type: Repeat\n        times: two\n        set: {type: DigitDataset, transforms: [{type: ToFlot}]}\n"
+    )
+    text = told("--config", str(config))
+    assert "4 problems" in text
+    assert "dataset.train.sets[1].shfit = 1" in text and "mine.yaml:7" in text and "did you mean shift?" in text
+    assert "dataset.train.sets[2].times = 'two'" in text and "mine.yaml:9" in text
+    assert "dataset.train.sets[2].set.type = 'DigitDataset'" in text and "did you mean DigitsDataset?" in text
+    assert "dataset.train.sets[2].set.transforms[0].type = 'ToFlot'" in text and "did you mean ToFloat?" in text
+
+
+def test_a_run_on_parts_is_a_run_on_the_whole(runs: Runs) -> None:
+    """Through the user's door: cut in two and put together again, the digits train to the same weights."""
+    size = len(DigitsDataset(DATA, "train"))
+    halves = ", ".join(f"{{type: Subset, {way}, set: {{type: DigitsDataset, shift: 1}}}}" for way in (
+        "indices: [0, 1, 2]", f"last: {size - 3}"))  # fmt: skip
+    whole = runs.train("--dataset.train", "{type: DigitsDataset, shift: 1}", name="whole")
+    parts = runs.train("--dataset.train", f"{{type: Concat, sets: [{halves}]}}", "--worker", "1", name="parts")
+    assert same(load(whole)["model"], load(parts)["model"])
+    assert metrics(whole, "val")[-1]["values"] == metrics(parts, "val")[-1]["values"]
+    assert "train data Concat" in (parts / "train.log").read_text()

@@ -1,0 +1,243 @@
+"""`transforms` in a data set's section, and batches of mixed images."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import train
+from common.base.errors import UserError
+from common.data.keyed import KeyedBatches, find_collate
+from common.data.loader import EvaluationLoader, LoaderConfig, build_dataset
+from common.distributed import Rank
+from tests.checkpoint.test_resume import cut, differing, final, words
+from tests.config.test_bad_input import Told, told  # noqa: F401
+from tests.conftest import Runs, metrics, same
+from custom.datasets.digits_dataset import DigitsDataset
+from custom.datasets.mix_collate import CutMix, Mixup
+from custom.datasets.sample_transform import ToFloat, original
+from custom.loss.classification_loss import CrossEntropyLoss
+
+DATA = Path(train.__file__).parent / "data"
+GREY = "{type: Normalize, mean: [-1.0], std: [2.0]}"  # black becomes grey
+
+
+class RandomScale(nn.Module):
+    """As the transforms of torchvision: a module, called with one value, that draws from the global generators."""
+
+    def __init__(self, limit: float = 0.1) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def forward(self, image: Tensor) -> Tensor:
+        return image * (1 + self.limit * (random.random() + float(np.random.rand()) + float(torch.rand(()))))
+
+
+def negative(image: Tensor, brightest: float = 1.0) -> Tensor:
+    """A transform that is a function."""
+    return brightest - image
+
+
+def doubled(sample: dict[str, Any]) -> dict[str, Any]:
+    """A transform of the whole sample."""
+    return {**sample, "image": sample["image"] * 2, "twice": sample["image"]}
+
+
+class Tuples:
+    """As the data sets of torchvision: neither `data_dir` nor `mode`, and samples of a picture and a number."""
+
+    def __init__(self, size: int, transform: Any = None) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return Image.fromarray(np.full((8, 8), index % 256, dtype=np.uint8)), index % 10
+
+
+class Items:
+    """Iterates over digits."""
+
+    random = False
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        self.digits = DigitsDataset(data_dir, mode)
+
+    def __iter__(self) -> Any:
+        return (self.digits[index] for index in range(96))
+
+
+def build(kind: str, *transforms: dict[str, Any], **more: Any) -> Any:
+    return build_dataset({"type": kind, "transforms": list(transforms), **more}, "train", DATA)
+
+
+def test_transforms_are_applied_in_turn() -> None:
+    """A class, a function with an argument, another key, the whole sample."""
+    plain = DigitsDataset(DATA, "train")[5]["image"]
+    here = "tests.data.test_transforms"
+    data = build(
+        "DigitsDataset",
+        {"type": f"{here}.negative", "brightest": 3},
+        {"type": f"{here}.doubled", "key": None},
+        {"type": f"{here}.negative", "key": "twice"},
+    )
+    assert torch.equal(data[5]["image"], (3 - plain) * 2) and torch.equal(data[5]["twice"], 1 - (3 - plain))
+    assert data.classes == DigitsDataset.classes and len(data) == 1200
+    assert data.random is True  # nothing says that `negative` does not draw
+    assert build("DigitsDataset", {"type": "Normalize", "mean": [0.5], "std": [1.0]}).random is False
+
+
+def test_a_data_set_made_for_no_project() -> None:
+    """By import path: it gets neither `data_dir` nor `mode`; its tuples become dicts of tensors."""
+    kind = "tests.data.test_transforms.Tuples"
+    data = build(kind, {"type": "Named", "names": ["image", "label"]}, {"type": "ToFloat"}, size=40)
+    assert set(data[30]) == {"image", "label"} and data[30]["label"] == 0
+    assert data[30]["image"].shape == (1, 8, 8) and float(data[30]["image"][0, 0, 0]) == pytest.approx(30 / 255)
+    colours = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    assert torch.equal(ToFloat()(Image.fromarray(colours))[1] * 255, torch.tensor(colours[..., 1]).float())
+
+
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        ({"type": "ToFloat"}, "ToFloat: gets a Tensor"),
+        ({"type": "ToFloat", "key": "picture"}, "transforms[0] (ToFloat).key: a sample has no 'picture'"),
+        ({"type": "Named", "names": ["a"]}, "Named: a sample has 2 parts"),
+        ({"type": "Normalize", "mean": [0, 0], "std": [1, 1]}, "Normalize: image has 1 channels, but mean has 2"),
+        ({"type": "Normalize", "mean": [0], "std": [1], "key": "x"}, "Normalize: a sample has no 'x'"),
+        ({"type": "Normalize", "mean": [0], "std": [0]}, "std more than 0"),
+    ],
+)
+def test_a_transform_that_does_not_fit(transform: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        build("DigitsDataset", transform)[0]
+    assert words in str(error.value)
+
+
+def test_an_error_in_a_transform_names_it_and_the_sample() -> None:
+    negative_ = {"type": "tests.data.test_transforms.negative", "brightest": 1, "key": None}
+    data = build_dataset({"type": "DigitsDataset", "transforms": [negative_]}, "train", DATA, limit=9)
+    where = r"sample 7 of DigitsDataset cannot be read: .*transforms\[0\] \(tests.*negative\): TypeError"
+    with pytest.raises(RuntimeError, match=where):
+        KeyedBatches(data, find_collate(data, None), seed=0).__getitems__((0, [7]))
+
+
+def test_mistakes_in_the_config_are_told_together(told: Told) -> None:  # noqa: F811
+    text = told(
+        "--dataset.train.transforms", "[{type: Normalise, mean: [0]}, {type: Normalize, mean: 0, std: [1], key: 3}]",
+        "--dataset.val.transforms", "Normalize", "--loader.collate", "{type: mixup, alhpa: 1}",
+    )  # fmt: skip
+    assert "5 problems" in text
+    assert "dataset.train.transforms[0].type = 'Normalise'" in text and "did you mean Normalize?" in text
+    assert "dataset.train.transforms[1].mean = 0" in text and "must be a list" in text
+    assert "dataset.train.transforms[1].key = 3" in text and "or null for all of it" in text
+    assert "dataset.val.transforms = 'Normalize'" in text and "must be a list of sections" in text
+    assert "loader.collate.alhpa = 1" in text and "did you mean alpha?" in text
+
+
+@pytest.mark.parametrize("kind", ["DigitsDataset", "tests.data.test_transforms.Items"])
+def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs, kind: str) -> None:
+    """Through the user's door: seeded like all that a data set draws, map-style or not."""
+    section = f"{{type: {kind}, transforms: [{{type: tests.data.test_transforms.RandomScale, limit: 0.5}}]}}"
+    more = words("plain", "--dataset.train", section)
+    alone = final(runs.train(*more, name="alone"))
+    assert differing(alone, final(runs.train(*more, "--worker", "2", name="workers"))) == []
+    cut(runs, "plain", 5, *more)
+    assert differing(alone, final(runs.train(*more, "--resume", "auto", name="cut"))) == []
+    without = final(runs.train(*words("plain", "--dataset.train", f"{{type: {kind}}}"), name="without"))
+    assert not same(alone["latest"]["model"], without["latest"]["model"])
+
+
+def test_pictures_show_the_colours_of_before(runs: Runs, evaluated: Any) -> None:
+    """`Normalize` is undone for pictures, in training and in evaluate.py; the model gets normalised images."""
+    batch = next(iter(EvaluationLoader(
+        build("DigitsDataset", {"type": "Normalize", "mean": [0.25], "std": [0.5]}),
+        LoaderConfig(), batch_size=3, worker=0, rank=Rank(), seed=0,
+    )))  # fmt: skip
+    plain = torch.stack([DigitsDataset(DATA, "train")[index]["image"] for index in range(3)])
+    torch.testing.assert_close(batch["image"], (plain - 0.25) / 0.5)
+    torch.testing.assert_close(original(batch), plain)
+    assert original({"image": plain}) is plain
+    pictures = {}
+    for name, transforms in (("plain", "[]"), ("normal", f"[{GREY}]")):
+        sections = "".join(f"{split}: {{transforms: {transforms}}}, " for split in ("train", "val", "eval"))
+        folder = runs.train(
+            "--dataset", f"{{{sections}}}", "--progress.local_progress", "true", "--progress.iter_save_progress", "3",
+            "--progress.epoch", "1", name=name,
+        )  # fmt: skip
+        evaluated(folder / "checkpoints" / "latest.pt")
+        pictures[name] = [path for part in ("progress/train", "progress/val", "eval")
+                          for path in sorted((folder / part).rglob("*.png"))]  # fmt: skip
+    assert len(pictures["plain"]) > 10
+    for one, other in zip(pictures["plain"], pictures["normal"], strict=True):
+        # Frame and text depend on the prediction, the digit does not.
+        first, second = (np.asarray(Image.open(path).convert("L")).astype(int) for path in (one, other))
+        assert first.shape == second.shape and np.mean(np.abs(first - second) > 2) < 0.4
+
+
+@pytest.mark.parametrize("name", ["mixup", "cutmix"])
+def test_mixed_batches(name: str) -> None:
+    """Images and labels are mixed in the same shares; a batch is a function of its seed."""
+    data = DigitsDataset(DATA, "train")
+    collate = find_collate(data, {"type": name, "alpha": 1.0}, training=True)
+    make = lambda key: KeyedBatches(data, collate, seed=3).__getitems__(key)  # noqa: E731
+    indices = list(range(8))
+    batch = make((0, indices))
+    assert same(batch, make((0, indices))) and not same(batch, make((1, indices)))
+    assert batch["image"].shape == (8, 1, 8, 8) and batch["soft_label"].shape == (8, 10)
+    torch.testing.assert_close(batch["soft_label"].sum(1), torch.ones(8))
+    assert torch.equal(batch["label"], batch["soft_label"].argmax(1))
+    plain = data.images[:8]
+    assert not torch.equal(batch["image"], plain) and batch["image"].max() <= 1
+    soft = batch["soft_label"]
+    logits = torch.randn(8, 10)
+    expected = -(soft * logits.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(CrossEntropyLoss()({"logits": logits}, batch), expected)
+    # The mean image is mixed from the same parts.
+    assert find_collate(data, {"type": name}) is torch.utils.data.default_collate  # evaluation: nothing is mixed
+
+
+def test_shares_of_mixed_images() -> None:
+    first, second = torch.zeros(2, 1, 10, 10), torch.ones(2, 1, 10, 10)
+    data = DigitsDataset(DATA, "train")
+    mixed, share = Mixup(data).mix(first, second, 0.3)
+    assert share == 0.3 and torch.allclose(mixed, torch.tensor(0.7))
+    for seed in range(20):
+        np.random.seed(seed)
+        mixed, share = CutMix(data).mix(first, second, 0.6)
+        assert share == pytest.approx(1 - float(mixed[0].mean())) and share >= 0.55
+        assert torch.equal(mixed[0], mixed[1])
+    assert first.sum() == 0
+
+
+def test_mixing_needs_classes(told: Told) -> None:  # noqa: F811
+    words_ = ["--dataset.train", "{type: tests.data.test_transforms.Tuples, size: 99}", "--loader.collate"]
+    assert "Tuples has no `classes`; give their number, classes: 10" in told(*words_, "mixup")
+    assert "loader.collate.alpha: is 0" in told("--loader.collate", "{type: mixup, alpha: 0}")
+
+
+def test_a_run_with_mixed_batches_resumes_and_evaluates_as_before(runs: Runs) -> None:
+    """Training only, the same with workers and after a resume, on a data set that draws nothing itself."""
+    losses = "{$REPLACE: true, CrossEntropyLoss: , ce: {type: tests.parts.Mortal}}"
+    base = words("plain", "--dataset.train", "{type: DigitsDataset}", "--loss", losses, "--optim.lr", "1e-99",
+ "--model", "{type: tests.parts.Plain}")  # fmt: skip
+    mixed = [*base, "--loader.collate", "{type: mixup, alpha: 0.4}"]
+    plain, alone = runs.train(*base, name="plain"), runs.train(*mixed, name="alone")
+    values = [final(folder)["latest"]["values"] for folder in (plain, alone)]
+    assert same(*values)  # with next to no rate, evaluations of both are alike
+    learning = [word if word != "1e-99" else "0.01" for word in mixed]
+    first = final(runs.train(*learning, name="first"))
+    assert differing(first, final(runs.train(*learning, "--worker", "2", name="second"))) == []
+    cut(runs, "plain", 5, *learning)
+    assert differing(first, final(runs.train(*learning, "--resume", "auto", name="cut"))) == []
+    entries = [[entry["values"] for entry in metrics(runs.root / name, "train")] for name in ("first", "plain")]
+    assert (
+        entries[0][0]["CrossEntropyLoss"] != entries[0][0]["ce"]
+        and entries[1][0]["CrossEntropyLoss"] == entries[1][0]["ce"]
+    )

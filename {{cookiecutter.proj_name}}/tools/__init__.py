@@ -1,0 +1,1 @@
+"""Programs to run by hand, `python -m tools.<name>`. Nothing imports them."""
