@@ -22,11 +22,12 @@ from common.monitor.pictures import Picture
 from common.monitor.show import Show
 from common.optim import OptimConfig
 from common.optim.gradients import DebugConfig
+from common.optim.groups import Group
 from common.optim.precision import Precision
 from common.progress import ProgressConfig
 from common.run.paths import DirConfig
 
-__all__ = ["EngineConfig", "Parts", "Place", "Task", "fixed"]
+__all__ = ["EngineConfig", "Group", "Parts", "Place", "Task", "fixed"]
 
 
 class Place(NamedTuple):
@@ -111,6 +112,10 @@ class Task(nn.Module, ABC):
             kind = type(self).__name__
             raise UserError(f"{kind}.updates: the model has no part called {update}; override {kind}.trained_by")
         return parts[update].parameters() if update in parts else self.parameters()
+
+    def groups(self) -> Iterable[Group]:
+        """Parameters with a learning rate or a weight decay of their own; the config divides all others."""
+        return ()
 
     def rate(self, group: str) -> float:
         """A factor of the learning rate of a parameter group in this step; 0: its parameters do not change at all."""

@@ -18,10 +18,11 @@ from common.data.whereabouts import whereabouts
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
-from common.evaluation.evaluator import EvaluationInterrupted, Evaluator, SplitResult, write_evaluation
+from common.evaluation.evaluator import EvaluationInterrupted, Evaluator, SetResult, SplitResult, write_evaluation
 from common.failure.signals import StopSignals, exit_code
 from common.model import prepare
 from common.optim import Clip, Ema, build_optimizer, build_schedule
+from common.optim.ema import OWN
 from common.optim.gradients import log_gradients
 from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
@@ -53,10 +54,10 @@ class Trainer:
         )
         steps_per_epoch = self.stream.steps_per_epoch
         self.total_steps = total_steps(config.progress, steps_per_epoch)
-        self.optimizer = build_optimizer(config.optim, self.task)
+        self.optimizer = build_optimizer(config.optim, self.task, self.task.groups())
         schedule, debug = config.optim.lr_scheduler, config.debug.debug_mode
         self.schedule = build_schedule(schedule, self.optimizer, self.total_steps, steps_per_epoch, debug)
-        self.ema = Ema(config.optim.ema, self.task)
+        self.ema = Ema(config.optim.ema, self.task, config.best.metric)
         keep_every = Interval.parse(config.checkpoint.keep_every, "step").in_steps(steps_per_epoch)
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep, keep_every)
         self.saver = Saver(folder, config.checkpoint, self.rank)
@@ -137,7 +138,7 @@ class Trainer:
         self.schedule.step(self.at.step, self.updates.rate)
         if self.updates.take(step, self.at):
             self.task.after_step()
-            self.ema.update(self.task)
+            self.ema.update(self.task, self.at)
         self.progress.at = step.global_batch.after
 
     def log(self, step: Step) -> None:
@@ -194,18 +195,23 @@ class Trainer:
                 write_evaluation(self.paths.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
     def run_evaluation(self, split: str, sets: Sequence[EvaluationLoader], max_pictures: int) -> SplitResult | None:
-        """Evaluate the averaged weights, or the weights themselves if averaging is off.
+        """Evaluate the averaged weights, or the weights themselves if averaging is off; or both.
 
         Returns None without data, and after an interruption by a signal: it then runs first after a resume.
         """
         if not sets:
             return None
         result, self.task.at = None, self.place
+        found: dict[str, SetResult] = {}
         try:
-            with self.ema.applied(self.task):
-                # Batch norm statistics differ between ranks, which see different samples: all evaluate with rank 0's.
-                share_buffers(self.task, self.rank)
-                result = self.evaluator.run(sets, max_pictures=max_pictures if self.rank.is_main else 0)
+            for prefix in ("", OWN) if self.config.optim.ema.evaluate == "both" else ("",):
+                with self.ema.applied(self.task, average=not prefix):
+                    # Batch norm statistics differ between ranks, which see different samples: all use rank 0's.
+                    share_buffers(self.task, self.rank)
+                    limit = max_pictures if self.rank.is_main and not prefix else 0
+                    measured = self.evaluator.run(sets, max_pictures=limit).sets
+                found |= {f"{prefix}{name}".removesuffix("."): one for name, one in measured.items()}
+            result = SplitResult(found)
         except EvaluationInterrupted as interrupted:
             self.progress.stop(signal=interrupted.number)
             self.progress.pending.add(split)

@@ -17,6 +17,7 @@ from common.model.freeze import Trainable
 from common.model.warm_up import warm_up_ddp
 from common.monitor.meter import Meter
 from common.optim import Clip, needs_closure
+from common.optim.groups import group_name
 from common.progress import Position
 from common.task import Task
 
@@ -141,7 +142,7 @@ class Updates:
             parameter.grad = None
         if self.rate is not None:
             for group in self.optimizer.param_groups:
-                if self.rate(group["name"]) == 0:
+                if self.rate(group_name(group)) == 0:
                     for parameter in group["params"]:
                         parameter.grad = None
 

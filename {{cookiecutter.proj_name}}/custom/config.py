@@ -5,7 +5,7 @@ checked, listed in `--help`, and can be set in YAML and on the command line like
 """
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -22,6 +22,7 @@ from common.evaluation.metric import MetricSections, check_names, which_are_bett
 from common.model import PrepareConfig
 from common.monitor import MonitorConfig
 from common.optim import OptimConfig
+from common.optim.ema import OWN
 from common.optim.gradients import DebugConfig
 from common.optim.precision import PrecisionConfig
 from common.progress import ProgressConfig
@@ -133,7 +134,10 @@ class Config:
     def best_mode(self) -> Mode:
         """Whether lower or higher values of `best.metric` are better."""
         losses = dict.fromkeys(measured_losses(self.loss), False)
-        return find_mode(self.best, {**losses, **which_are_better(self.metric)}, sets_of(self.dataset.val))
+        best = self.best
+        if self.optim.ema.evaluate == "both":
+            best = replace(best, metric=best.metric.removeprefix(OWN))
+        return find_mode(best, {**losses, **which_are_better(self.metric)}, sets_of(self.dataset.val))
 
 
 @section

@@ -86,6 +86,11 @@ class _Checker:
             self.places[key] = node.origin
             made = self.section(node.value, below, key, ABSENT)
             return default if made is ABSENT else made
+        item = child(annotation, 0)
+        if section_of(item) is not None and isinstance(node.value, list) and not node.problem:  # a list of sections
+            self.places[key] = node.origin
+            items = [self._field(one, item, f"{key}[{at}]", ABSENT) for at, one in enumerate(node.value)]
+            return default if ABSENT in items else items
         before = len(self.problems)
         plain = self._plain(node, annotation, key)
         if dataclasses.is_dataclass(bare(annotation)) and not isinstance(plain, dict):

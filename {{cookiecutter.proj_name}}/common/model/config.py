@@ -67,6 +67,9 @@ class PrepareConfig:
         list[str],
         Field(description='parameters that are not trained, by full name, as in "backbone.*" or "*.bias"'),
     ] = field(default_factory=list)
+    channels_last: Annotated[
+        bool, Field(description="4-D weights and inputs with channels last in memory: faster convolutions on GPUs")
+    ] = False
     activation_checkpointing: Annotated[
         list[str],
         Field(description="modules that compute their forward again in the backward pass: less memory, more time"),

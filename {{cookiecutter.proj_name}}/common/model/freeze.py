@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from common.base.errors import UserError
-from common.model.names import listed, matched
+from common.config.names import listed, matched
 
 KEY = "prepare.freeze"
 M = TypeVar("M", bound=nn.Module)

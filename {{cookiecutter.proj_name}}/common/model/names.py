@@ -1,29 +1,11 @@
-"""Parameters and modules chosen by patterns over their full dotted names."""
+"""Modules chosen by patterns over their full dotted names."""
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from torch import nn
 
 from common.base.errors import UserError
-from common.config import nearest
-
-
-def matched(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str]:
-    """The names that any of `patterns` matches, in their order.
-
-    Args:
-        key: config key, for the message.
-
-    Raises:
-        UserError: a pattern matches nothing.
-    """
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            near = nearest(pattern, names)
-            hint = f"did you mean {near}?" if near else "there is: " + listed(names)
-            raise UserError(f"{key}: {pattern} matches none of the model's {len(names)} names; {hint}")
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+from common.config.names import matched
 
 
 def matched_modules(task: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
@@ -50,9 +32,3 @@ def check_names(task: nn.Module) -> None:
     names += [name for name, _ in task.named_buffers(remove_duplicate=False)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"{type(task).__name__} and its model both have a tensor called {twice[0]}; rename one of them")
-
-
-def listed(names: Sequence[str], limit: int = 8) -> str:
-    """The first names, and how many more there are."""
-    more = [f"and {len(names) - limit} more"] if len(names) > limit else []
-    return ", ".join([*names[:limit], *more])

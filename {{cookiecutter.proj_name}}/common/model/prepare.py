@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 from loguru import logger
 from torch import nn
 
+from common.base.errors import UserError
+from common.config.names import matched
 from common.distributed import DistConfig, Rank
-from common.model.blocks import checkpoint_activations, compile_modules
+from common.model.blocks import checkpoint_activations, compile_modules, use_channels_last
 from common.model.config import PrepareConfig
 from common.model.freeze import KEY as FREEZE
 from common.model.freeze import freeze, parameter_names
-from common.model.names import matched, matched_modules
+from common.model.names import matched_modules
 from common.model.strategy import Replicated, Strategy
 from common.optim.precision import Precision
 
@@ -32,6 +34,10 @@ def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Pr
     precision.cast(task)
     if dist.sync_bn and not rank.is_alone:
         task.model = nn.SyncBatchNorm.convert_sync_batchnorm(task.model)
+    if config.channels_last and is_sharded:
+        raise UserError("prepare.channels_last: dist.strategy fsdp needs contiguous weights; turn it off, or use ddp")
+    if config.channels_last:
+        use_channels_last(task.model)
     freeze(task, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
     chosen = check_patterns(task, config)
     checkpoint_activations(chosen[_RECOMPUTED].values())
@@ -53,6 +59,7 @@ def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Pr
         strategy = Strategy(task.to(rank.device), precision)
     else:
         strategy = Replicated(task.to(rank.device), precision, dist)
+    strategy.about += ", channels last" if config.channels_last else ""
     strategy.about += ", compiled" if config.compile.enabled else ""
     return strategy
 

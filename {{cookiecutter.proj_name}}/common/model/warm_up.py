@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.base.errors import UserError
+from common.config.names import listed
 from common.distributed import Rank, gather_objects
 from common.distributed.seed import random_state, set_random_state
 from common.model.freeze import without_gradient
-from common.model.names import listed
 
 
 def warm_up_ddp(model: nn.Module, trained: Sequence[nn.Parameter], loss: Callable[[], Tensor], rank: Rank) -> None:

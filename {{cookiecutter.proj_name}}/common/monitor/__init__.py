@@ -22,7 +22,7 @@ from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.show import Show
 from common.monitor.writer import NullWriter, Writer
-from common.optim.optimizer import learning_rates
+from common.optim.groups import learning_rates
 from common.progress import Position
 from common.run.folder import OpenRun
 from common.run.status import State, write_status
@@ -134,9 +134,8 @@ class Monitor:
         """Write the log line of training and its scalars. Waits for the device; every process must call it."""
         losses = self.meter.read()
         norm = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
-        rates = {f"lr_{name}": rate for name, rate in learning_rates(optimizer).items()}
-        if len(set(rates.values())) == 1:
-            rates = {"lr": next(iter(rates.values()))}
+        found = learning_rates(optimizer)
+        rates = {"lr" if len(found) == 1 else f"lr_{name}": rate for name, rate in found.items()}
         timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
         memory = peak_memory(self._device)
         _log.info("{}", train_line(at, self._totals, rates, losses, {**metrics, **norm}, timing, memory))

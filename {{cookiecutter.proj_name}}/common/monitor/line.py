@@ -1,7 +1,7 @@
 """Format of the log lines. Widths are fixed where possible, so numbers stay in the same place from line to line."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 
 from common.monitor.clock import Timing
@@ -23,7 +23,7 @@ def train_line(
     Args:
         at: position after the step.
         totals: optimizer steps and epochs of the whole run, where known.
-        rates: learning rates of the parameter groups that differ.
+        rates: learning rates: `lr`, or `lr_<name>` of each group of parameters.
         more: metrics of the step, and the norm of the gradients, where known.
         memory: bytes.
     """
@@ -32,7 +32,7 @@ def train_line(
         shown = {"loss": shown["loss"]}
     columns = [
         f"epoch {counted(current_epoch(at), totals[1])} step {counted(at.step, totals[0])}",
-        f"lr {learning_rates(list(rates.values()))}",
+        f"lr {learning_rates(rates)}",
         "  ".join(shown.values()),
         "  ".join(f"{'grad' if name == 'grad_norm' else name} {number(value)}" for name, value in more.items()),
         f"{timing.step * 1000:6.1f} ms/step data {timing.data:4.0%} {timing.rate:6.0f}/s",
@@ -67,8 +67,8 @@ def number(value: float) -> str:
     return text.rjust(7)
 
 
-def learning_rates(rates: Sequence[float]) -> str:
-    """The rates of all groups, or the range where there are more than four."""
+def learning_rates(rates: Mapping[str, float]) -> str:
+    """The rate, or those of all groups by name, or their range where there are more than four."""
     if len(rates) > 4:
-        return f"{min(rates):.2e}..{max(rates):.2e} ({len(rates)} groups)"
-    return "/".join(f"{rate:.2e}" for rate in rates)
+        return f"{min(rates.values()):.2e}..{max(rates.values()):.2e} ({len(rates)} groups)"
+    return "  ".join(f"{name.removeprefix('lr').removeprefix('_')} {rate:.2e}".strip() for name, rate in rates.items())

@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.config import section
-from common.distributed.sharded import local
+from common.config import Problem, section
+from common.distributed.sharded import is_sharded, local
+from common.progress import EpochInterval, Interval, Position
+
+OWN = "weights."
+"""Before the names of values that were measured with the weights themselves, where both are measured."""
 
 
 @section
@@ -24,46 +28,81 @@ class EmaConfig:
         bool, Field(description="begin with (1 + n) / (10 + n) at update n, to forget the first weights sooner")
     ] = True
     every: Annotated[int, Field(ge=1, description="optimizer steps between updates")] = 1
+    start: Annotated[
+        EpochInterval, Field(description='the average begins here: epochs, or "100step"; until then it is the weights')
+    ] = 0
+    device: Annotated[
+        Literal["cpu"] | None, Field(description="cpu: keep it in host memory, where an update is slow; null: not")
+    ] = None
+    evaluate: Annotated[
+        Literal["average", "both"],
+        Field(description="both: measure the weights themselves too, as in weights.loss; best.metric can name either"),
+    ] = "average"
+
+    def problems(self) -> Iterator[Problem]:
+        """Both, without an average."""
+        if self.evaluate == "both" and not self.decay:
+            yield Problem("evaluate", self.evaluate, "needs a decay above 0", "without an average there is one result")
 
 
 class Ema:
     """The floating point tensors of `model.state_dict()`, averaged in at least 32 bits; others are not averaged.
 
     Pass models without wrappers (DDP). Each process averages its own part of sharded weights (FSDP). With `decay` 0
-    there is no average, and every method does nothing.
+    there is no average, and every method does nothing. Until `start`, the model keeps its own weights in `applied`.
+
+    Args:
+        metric: the one that chooses the best checkpoint; if it measures the weights themselves, these are what is used
+            of a checkpoint.
     """
 
-    def __init__(self, config: EmaConfig, model: nn.Module) -> None:
+    def __init__(self, config: EmaConfig, model: nn.Module, metric: str = "") -> None:
         self._config = config
+        self._is_used = not (config.evaluate == "both" and metric.startswith(OWN))
         self._steps = 0
         self._updates = 0
         self._is_applied = False
+        self._start = Interval.parse(config.start, "epoch")
+        self._waits = bool(config.decay and self._start)
         state = model.state_dict() if config.decay else {}
-        self._shadow = {name: _wide(value.clone()) for name, value in state.items() if _is_averaged(value)}
+        if config.device and any(is_sharded(value) for value in state.values()):
+            raise UserError("optim.ema.device cpu: with dist.strategy fsdp the average is sharded; set it to null")
+        self._shadow = {name: _wide(self._copied(value)) for name, value in state.items() if _is_averaged(value)}
         self._parts = [local(tensor) for tensor in self._shadow.values()]
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """Update the average with the model's weights. Call it after every optimizer step that was not skipped."""
+    def update(self, model: nn.Module, at: Position) -> None:
+        """Update the average with the model's weights. Call it after every optimizer step that was not skipped.
+
+        `at` is the position before that step. The first step at `start` or later gives the first average.
+        """
         self._steps += 1
+        if self._waits:
+            if not self._start or self._start.is_due(Position(), at):
+                self._waits = False
+                _copy(self._parts, self._weights(model))
+            return
         if not self._shadow or self._steps % self._config.every:
             return
         decay = self._config.decay
         if self._config.warmup:
             decay = min(decay, (1 + self._updates) / (10 + self._updates))
-        weights = [tensor.to(part.dtype) for part, tensor in zip(self._parts, self._weights(model), strict=True)]
+        weights = [tensor.to(part) for part, tensor in zip(self._parts, self._weights(model), strict=True)]
         torch._foreach_lerp_(self._parts, weights, 1.0 - decay)
         self._updates += 1
 
     @contextmanager
-    def applied(self, model: nn.Module) -> Iterator[None]:
-        """Within this context the model has the averaged weights; afterwards its own again, even after an error."""
+    def applied(self, model: nn.Module, *, average: bool = True) -> Iterator[None]:
+        """Within this context the model has the averaged weights; afterwards its own again, even after an error.
+
+        Without `average` it has its own, and they too are restored afterwards.
+        """
         weights = self._weights(model)
-        own = [tensor.clone() for tensor in weights]
+        own = [self._copied(tensor) for tensor in weights]
         self._is_applied = bool(self._shadow)
         try:
             # In place: references to this memory (compiled graphs, wrappers, the optimizer) stay valid.
-            _copy(weights, self._parts)
+            _copy(weights, self._parts if average and not self._waits else own)
             yield
         finally:
             _copy(weights, own)
@@ -73,12 +112,14 @@ class Ema:
     def reset(self, model: nn.Module) -> None:
         """Restart from the model's current weights. Needed if weights were loaded after the average was created."""
         self._steps = self._updates = 0
+        self._waits = bool(self._shadow and self._start)
         _copy(self._parts, self._weights(model))
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages (not copies) and the numbers of steps and updates so far; empty without an average."""
+        """The averages (not copies; none until `start`) and the numbers of steps and updates; empty if turned off."""
         self._refuse_while_applied()
-        return {"shadow": self._shadow, "steps": self._steps, "updates": self._updates} if self._shadow else {}
+        counts = {"steps": self._steps, "updates": self._updates, "is_used": self._is_used}
+        return {"shadow": {} if self._waits else self._shadow, **counts} if self._shadow else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state of the same model. Raises `UserError` if it holds no average."""
@@ -89,8 +130,13 @@ class Ema:
                 f"optim.ema.decay {self._config.decay}: the checkpoint holds no average of the weights; set it to 0, "
                 "or start a new run from the weights with progress.start_epoch 0"
             )
-        _copy(self._parts, [local(state["shadow"][name]) for name in self._shadow])
+        self._waits = not state["shadow"]
+        if not self._waits:
+            _copy(self._parts, [local(state["shadow"][name]) for name in self._shadow])
         self._steps, self._updates = state["steps"], state["updates"]
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._config.device or tensor.device, copy=True)
 
     def _weights(self, model: nn.Module) -> list[Tensor]:
         """The model's tensors in the order of `_parts`. Looked up each time, since a module may replace a buffer."""
@@ -119,8 +165,8 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def averaged_state_dict(model_state: Mapping[str, Any], ema_state: Mapping[str, Any]) -> dict[str, Any]:
-    """`model_state` with the averages of `ema_state` in the model's dtypes; unchanged if there are none."""
-    shadow = ema_state.get("shadow", {})
+    """`model_state` with the averages of `ema_state` in the model's dtypes; unchanged if there are none to be used."""
+    shadow = ema_state.get("shadow", {}) if ema_state.get("is_used", True) else {}
     return {
         name: shadow[name].to(value.dtype) if isinstance(value, Tensor) and name in shadow else value
         for name, value in model_state.items()

@@ -1,14 +1,13 @@
 """Any optimizer of `torch.optim` by name, others by import path, over the parameters that are trained."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 
 from common.base.errors import UserError
@@ -16,6 +15,7 @@ from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.registry import import_path
 from common.distributed.sharded import is_sharded, local
+from common.optim.groups import Group, GroupConfig, LayerDecayConfig, log_groups, parameter_groups
 
 # Arguments with config keys of their own (lr, weight_decay), and the parameters themselves.
 _PROVIDED = ("params", "lr", "weight_decay")
@@ -35,6 +35,15 @@ class OptimizerConfig:
     args: Annotated[dict[str, Any], Field(description="further keyword arguments of the optimizer")] = field(
         default_factory=dict
     )
+    no_decay: Annotated[
+        Literal["auto"] | list[str],
+        Field(description="no weight decay for these; auto: biases, norms, 1-D, and those of modules' no_decay()"),
+    ] = field(default_factory=list)
+    groups: Annotated[
+        list[GroupConfig],
+        Field(description="parameters with a rate or decay of their own: [{match: backbone.*, lr_mult: 0.1}]"),
+    ] = field(default_factory=list)
+    layer_decay: LayerDecayConfig = field(default_factory=LayerDecayConfig)
 
     def problems(self) -> Iterator[Problem]:
         """An unknown optimizer, or arguments that it rejects."""
@@ -44,8 +53,10 @@ class OptimizerConfig:
             yield Problem("optim_type", self.optim_type, str(error))
             return
         known = parameter_names(cls)
-        if self.weight_decay and "weight_decay" not in known:
-            yield Problem("weight_decay", self.weight_decay, f"optim_type {cls.__name__} has none", "set it to 0")
+        decays = {f"groups[{at}].weight_decay": group.weight_decay for at, group in enumerate(self.groups)}
+        for key, decay in {"weight_decay": self.weight_decay, **decays}.items():
+            if decay and "weight_decay" not in known:
+                yield Problem(key, decay, f"optim_type {cls.__name__} has none", "set it to 0")
         provided = tuple(name for name in _PROVIDED if name in known)
         wrong = list(check_arguments(cls, self.args, "args", lambda: f"optim_type {cls.__name__}", provided))
         yield from wrong
@@ -71,16 +82,18 @@ def optimizer_class(name: str) -> type[Optimizer]:
     return found
 
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
-    """The configured optimizer over `model`'s trainable parameters, in named groups.
+def build_optimizer(config: OptimizerConfig, model: nn.Module, own: Iterable[Group] = ()) -> Optimizer:
+    """The configured optimizer over `model`'s trainable parameters, in named groups: first those of `own`.
 
     Raises `UserError` when nothing is trainable, or when the optimizer cannot train these parameters.
     """
-    groups = parameter_groups(model)
     cls = optimizer_class(config.optim_type)
+    groups = parameter_groups(config, model, own)
+    if "weight_decay" not in parameter_names(cls):
+        groups = [{key: value for key, value in group.items() if key != "weight_decay"} for group in groups]
     named = [pair for group in groups for pair in group["params"]]
-    sparse = _sparse_names(model)
-    dense = [name for name, _ in named if name not in sparse]
+    sparse = _sparse(model)
+    dense = [name for name, parameter in named if parameter not in sparse]
     if issubclass(cls, SparseAdam) and dense:
         raise UserError(
             f"optim.optim_type SparseAdam takes sparse gradients only, and {dense[0]} has dense ones; choose another, "
@@ -93,36 +106,16 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
         raise UserError(f"optim.optim_type {config.optim_type} cannot train {type(model).__name__}: {error}") from error
     if needs_closure(optimizer) and any(is_sharded(parameter) for _, parameter in named):
         raise UserError(f"optim.optim_type {cls.__name__} needs the whole gradient in one place: use dist.strategy ddp")
+    if len(groups) > 1:
+        log_groups(optimizer.param_groups)
     optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
     return optimizer
-
-
-def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """Split the trainable parameters into named groups: one, "all". Change this for a rate or decay per group.
-
-    A group is {"name", "params": [(name, parameter), ...]} plus any optimizer argument with a value of its own.
-    Raises `UserError` when no parameter is trainable.
-    """
-    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if lazy := [name for name, parameter in trainable if is_lazy(parameter)]:
-        raise UserError(
-            f"{lazy[0]} has no shape before the model has seen data: give its layer the size (Linear, not LazyLinear)"
-        )
-    if not trainable:
-        total = sum(1 for _ in model.parameters())
-        raise UserError(f"{type(model).__name__}: none of its {total} parameters requires a gradient; unfreeze some")
-    return [{"name": "all", "params": trainable}]
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether `step` must be given a function that computes the loss again and returns it (LBFGS)."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
-
-
-def learning_rates(optimizer: Optimizer) -> dict[str, float]:
-    """The current learning rate of every group, by name."""
-    return {str(group.get("name", i)): float(group["lr"]) for i, group in enumerate(optimizer.param_groups)}
 
 
 def _construct(
@@ -161,34 +154,40 @@ def _fast_on_cpu(cls: type[Optimizer], args: dict[str, Any], parameters: list[Te
     return {"foreach": False, "fused": False} if cls is SGD else {}
 
 
-def _sparse_names(model: nn.Module) -> set[str]:
-    """Names of the parameters of modules that produce sparse gradients."""
-    return {
-        f"{module_name}.{name}" if module_name else name
-        for module_name, module in model.named_modules()
-        if getattr(module, "sparse", False) is True
-        for name, _ in module.named_parameters(recurse=False)
-    }
+def _sparse(model: nn.Module) -> set[nn.Parameter]:
+    """The parameters of modules that produce sparse gradients."""
+    modules = (module for module in model.modules() if getattr(module, "sparse", False) is True)
+    return {parameter for module in modules for parameter in module.parameters(recurse=False)}
 
 
 def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Refuse the state of other parameters, and keep this machine's implementation and memory layout.
+    """Match the state by parameter names, whatever its groups; keep this machine's implementation and memory layout.
 
     Torch matches loaded state by position alone, and takes over options and strides from the machine that saved it.
     """
-    groups, states = [], dict(state["state"])
-    for saved, live in zip(state["param_groups"], optimizer.param_groups, strict=False):  # torch compares the lengths
-        for theirs, ours in zip(saved.get("param_names", ()), live.get("param_names", ()), strict=False):
-            if theirs != ours:
-                raise UserError(
-                    f"the saved optimizer state holds {theirs} where this model has {ours}: its parameters or their "
-                    "order changed; start a new run from the weights with progress.start_epoch 0"
-                )
-        # The current config wins: weight decay, betas, the implementation. The learning rate is set by the schedule.
-        groups.append({**saved, **{name: value for name, value in live.items() if name not in ("params", "lr")}})
-        for index, parameter in zip(saved["params"], live["params"], strict=False):
-            if index in states:
-                states[index] = {key: _laid_out_like(parameter, value) for key, value in states[index].items()}
+    saved = {
+        name: (number, group)
+        for group in state["param_groups"]
+        for name, number in zip(group["param_names"], group["params"], strict=True)
+    }
+    groups = optimizer.state_dict()["param_groups"]
+    names = [name for group in groups for name in group["param_names"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if differing := sorted(saved.keys() ^ set(names)):
+        holds = "holds {}, which is not trained now" if differing[0] in saved else "does not hold {}"
+        raise UserError(
+            f"the saved optimizer state {holds.format(differing[0])} ({len(differing)} parameters differ); start a new "
+            "run from the weights with progress.start_epoch 0"
+        )
+    # The config's values win: rate, weight decay, betas, the implementation. Others are the optimizer's own.
+    configured = {"name", "params", "param_names", *parameter_names(type(optimizer))}
+    for group in groups:
+        _, before = saved[group["param_names"][0]]
+        group |= {key: value for key, value in before.items() if key in group and key not in configured}
+    states = {}
+    for number, (name, parameter) in enumerate(zip(names, parameters, strict=True)):
+        if values := state["state"].get(saved[name][0]):
+            states[number] = {key: _laid_out_like(parameter, value) for key, value in values.items()}
     return {**state, "state": states, "param_groups": groups}
 
 

@@ -15,6 +15,7 @@ from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.registry import SCHEDULE_REGISTRY, Registered
 from common.optim.factors import SHARED_KEYS, StatefulFactor
+from common.optim.groups import group_name
 from common.progress import EpochInterval, Interval
 
 _PROVIDED = ("step", "steps", "milestones", *SHARED_KEYS)  # arguments that do not come from `args`
@@ -115,10 +116,13 @@ class Schedule:
         return rise * self._factor(0)
 
     def step(self, step: int, rate: Callable[[str], float] | None = None) -> None:
-        """Set the rates for optimizer step `step`. Call it before that step; `rate`: a further factor, by group."""
+        """Set the rates for optimizer step `step`. Call it before that step.
+
+        `rate` returns a further factor for the name of a group; the part of a group without weight decay has its name.
+        """
         factor = self.factor(step)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
-            group["lr"] = base * factor if rate is None else base * factor * rate(group["name"])
+            group["lr"] = base * factor if rate is None else base * factor * rate(group_name(group))
 
     def after_validation(self, value: float | None) -> None:
         """Pass on a validation result, the same on every rank, to a schedule that depends on it."""

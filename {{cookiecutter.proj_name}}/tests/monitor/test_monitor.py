@@ -81,12 +81,12 @@ def test_the_training_line():
         **common,
     )
     assert first == (
-        "epoch  1/30 step   7/570 | lr 1.00e-03/1.00e-04 | "
+        "epoch  1/30 step   7/570 | lr a 1.00e-03  b 1.00e-04 | "
         "loss 12.3457 (12.0000)  ce 2.30258 (2.40000)  l2 1.0e-05 (1.3e-05) | grad 1.20000 | "
         "   3.1 ms/step data  12%  20645/s | ETA 0:01:22 | mem 410 MB"
     )
     assert second == (
-        "epoch  6/30 step 120/570 | lr 1.00e-03/1.00e-04 | "
+        "epoch  6/30 step 120/570 | lr a 1.00e-03  b 1.00e-04 | "
         "loss 0.00420 (0.12500)  ce 0.50000 (0.50000)  l2 1.0e-05 (1.0e-05) | grad 0.03457 | "
         "  11.7 ms/step data   0%    987/s | ETA 0:00:05 | mem 410 MB"
     )
@@ -113,8 +113,9 @@ def test_numbers_for_people():
     values = [0.0042, 1234.56, 3e-7, 123456.7, 0.99999999, 0.0, math.nan, -2.5]
     expected = ["0.00420", "1234.56", "3.0e-07", "1.2e+05", "1.00000", "0.00000", "    nan", "-2.50000"]
     assert [number(value) for value in values] == expected
-    assert learning_rates([1e-3, 1e-3, 1e-4]) == "1.00e-03/1.00e-03/1.00e-04"
-    assert learning_rates([0.1 / n for n in range(1, 7)]) == "1.67e-02..1.00e-01 (6 groups)"
+    assert learning_rates({"lr": 1e-3}) == "1.00e-03"
+    assert learning_rates({"lr_rest": 1e-3, "lr_head": 1e-3}) == "rest 1.00e-03  head 1.00e-03"
+    assert learning_rates({f"lr_{n}": 0.1 / n for n in range(1, 7)}) == "1.67e-02..1.00e-01 (6 groups)"
 
 
 def test_the_evaluation_line():

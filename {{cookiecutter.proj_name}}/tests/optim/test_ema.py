@@ -1,9 +1,10 @@
 """The moving average of the weights."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import torch
@@ -13,7 +14,11 @@ from torch import nn
 from common.base.errors import UserError
 from common.config import ConfigError, resolve, section
 from common.optim import Ema, OptimConfig, averaged_state_dict
+from common.progress import Position
+from tests.conftest import Runs, load, metrics, same
+from tests.ranks import refused
 
+Evaluated = Callable[..., dict[str, Any]]
 FIXED = "{decay: 0.9, warmup: false}"
 
 
@@ -64,10 +69,6 @@ def values(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.parametrize("warmup", [False, True])
 def test_the_average_is_the_weighted_sum_of_all_weights(build, warmup: bool) -> None:
     """D-50: closed form per update; running statistics averaged too, the count of batches is the model's own."""
@@ -76,7 +77,7 @@ def test_the_average_is_the_weighted_sum_of_all_weights(build, warmup: bool) -> 
     expected = {name: tensor.double() for name, tensor in values(model).items()}
     for n in range(30):
         moved(model, n)
-        ema.update(model)
+        ema.update(model, Position())
         decay = min(0.9, (1 + n) / (10 + n)) if warmup else 0.9
         for name, tensor in values(model).items():
             expected[name] = decay * expected[name] + (1 - decay) * tensor.double()
@@ -95,7 +96,7 @@ def test_half_precision_weights_are_averaged_in_32_bits(build) -> None:
     with torch.no_grad():
         model.narrow.fill_(2.0)
     for _ in range(3):
-        ema.update(model)
+        ema.update(model, Position())
     narrow = ema.state_dict()["shadow"]["narrow"]
     assert narrow.dtype == torch.float32
     assert narrow.tolist() == pytest.approx([2 - 0.999**3] * 2)
@@ -109,7 +110,7 @@ def test_evaluation_sees_the_average_and_training_its_own_weights(build) -> None
     model = Net()
     ema = build(FIXED, model)
     moved(model, 0)
-    ema.update(model)
+    ema.update(model, Position())
     own, averaged = values(model), averaged_state_dict(model.state_dict(), ema.state_dict())
     places = [tensor.data_ptr() for tensor in model.state_dict().values()]
     assert not same(own, averaged)
@@ -122,7 +123,7 @@ def test_evaluation_sees_the_average_and_training_its_own_weights(build) -> None
     assert same(values(model), own)
     assert places == [tensor.data_ptr() for tensor in model.state_dict().values()]
     moved(model, 1)  # and training goes on
-    ema.update(model)
+    ema.update(model, Position())
     model(torch.ones(4, 3)).sum().backward()
     assert model.layer.weight.grad is not None
 
@@ -132,7 +133,7 @@ def test_an_averaged_file_loads_as_the_average(build) -> None:
     model = Net()
     ema = build(FIXED, model)
     moved(model, 0)
-    ema.update(model)
+    ema.update(model, Position())
     other = Net()
     other.load_state_dict(averaged_state_dict(model.state_dict(), ema.state_dict()))
     with ema.applied(model):
@@ -148,7 +149,7 @@ def test_nothing_is_saved_or_changed_while_swapped_in(build) -> None:
     with ema.applied(model):
         for forbidden in (
             ema.state_dict,
-            lambda: ema.update(model),
+            lambda: ema.update(model, Position()),
             lambda: ema.reset(model),
             lambda: ema.applied(model).__enter__(),
         ):
@@ -166,10 +167,10 @@ def test_a_saved_average_continues_bit_for_bit(build, tmp_path: Path) -> None:
     uncut, first = build(text, uncut_model), build(text, cut_model)
     for n in range(11):
         moved(uncut_model, n)
-        uncut.update(uncut_model)
+        uncut.update(uncut_model, Position())
     for n in range(5):
         moved(cut_model, n)
-        first.update(cut_model)
+        first.update(cut_model, Position())
     torch.save({"model": cut_model.state_dict(), "ema": first.state_dict()}, tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     resumed_model = Net()
@@ -179,7 +180,7 @@ def test_a_saved_average_continues_bit_for_bit(build, tmp_path: Path) -> None:
     assert same(second.state_dict()["shadow"], first.state_dict()["shadow"])
     for n in range(5, 11):
         moved(resumed_model, n)
-        second.update(resumed_model)
+        second.update(resumed_model, Position())
     ended, expected = second.state_dict(), uncut.state_dict()
     assert (ended["updates"], ended["steps"]) == (expected["updates"], expected["steps"]) == (5, 11)
     assert same(ended["shadow"], expected["shadow"])
@@ -190,7 +191,7 @@ def test_off_is_an_object_with_the_same_methods(build) -> None:
     model = Net()
     ema = build("{}", model)
     own = values(model)
-    ema.update(model)
+    ema.update(model, Position())
     with ema.applied(model), ema.applied(model):
         assert same(values(model), own)
     assert ema.state_dict() == {}
@@ -209,7 +210,7 @@ def test_reset_begins_from_weights_loaded_later(build) -> None:
     """D-50: fine-tuning loads weights after the average was built; it must not remember random ones."""
     model = Net()
     ema = build("{decay: 0.9}", model)
-    ema.update(model)
+    ema.update(model, Position())
     moved(model, 0)
     ema.reset(model)
     state = ema.state_dict()
@@ -223,7 +224,7 @@ def test_a_buffer_that_its_module_replaces_is_followed(build) -> None:
     model.register_buffer("mean", torch.zeros(2))
     ema = build(FIXED, model)
     model.mean = torch.ones(2)
-    ema.update(model)
+    ema.update(model, Position())
     assert ema.state_dict()["shadow"]["mean"].tolist() == pytest.approx([0.1, 0.1])
     with ema.applied(model):
         assert model.mean.tolist() == pytest.approx([0.1, 0.1])
@@ -239,8 +240,77 @@ def test_the_average_does_not_share_memory_with_the_model(build) -> None:
     assert same(ema.state_dict()["shadow"], first)
 
 
-@pytest.mark.parametrize("text", ["{decay: 1.0}", "{decay: -0.1}", "{every: 0}", "{dcay: 0.9}"])
+def at_step(step: int) -> Position:
+    return Position(step, *divmod(step * 10, 50), 50)
+
+
+@pytest.mark.parametrize("start", ["8step", "1.6", "1.6epoch"])
+def test_the_average_begins_at_its_start(build, start: str) -> None:
+    """MM-59: until then the model's own weights count, in evaluation and in a checkpoint; then as from the start."""
+    model = Net()
+    ema, late = build(f"{{decay: 0.9, start: {start}}}", model), build("{decay: 0.9}", model)
+    for n in range(8):
+        moved(model, n)
+        ema.update(model, at_step(n))
+        own = values(model)
+        with ema.applied(model):
+            assert same(values(model), own)
+        assert same(averaged_state_dict(own, ema.state_dict()), own)
+    for n in range(8, 14):
+        moved(model, n)
+        ema.update(model, at_step(n))
+        if n == 8:
+            late.reset(model)
+        else:
+            late.update(model, at_step(n))
+        assert same(ema.state_dict()["shadow"], late.state_dict()["shadow"])
+    assert ema.state_dict()["updates"] == 5
+    ema.reset(model)
+    ema.update(model, Position())
+    assert ema.state_dict()["shadow"] == {}
+
+
+def test_a_run_that_averages_late_resumes_exactly(runs: Runs, evaluated: Evaluated) -> None:
+    """MM-59: stopped before the start, at it, and after it; evaluate.py reads each of these checkpoints."""
+    words = ["--optim.ema", "{decay: 0.9, start: 4step, every: 2}", "--progress.epoch_val", "1step"]
+    uncut = runs.train(*words, name="uncut")
+    plain = runs.train("--progress.epoch_val", "1step", name="plain")
+    first, second = (metrics(folder, "val") for folder in (uncut, plain))
+    assert [one["values"] == two["values"] for one, two in zip(first, second, strict=True)] == [True] * 5 + [False] * 5
+    for stop in ("3", "4", "5", "7"):
+        name = f"cut{stop}"
+        cut = runs.train(*words, "--progress.max_steps", stop, name=name)
+        assert (load(cut)["ema"]["shadow"] == {}) == (int(stop) < 5)
+        value = evaluated(cut / "checkpoints" / "latest.pt", "--split", "val")["values"]["loss"]
+        assert value == pytest.approx(metrics(cut, "val")[-1]["values"]["loss"])
+        runs.train(*words, "--resume", str(cut), name=name)
+        assert same(load(cut)["ema"], load(uncut)["ema"])
+        assert [row["values"] for row in metrics(cut, "val")] == [row["values"] for row in first]
+
+
+def test_the_start_may_be_taken_away(runs: Runs) -> None:
+    """MM-59: with allow_changes, the average of a run that has none yet begins at the resume."""
+    folder = runs.train("--optim.ema", "{decay: 0.9, start: 100step}", "--progress.epoch", "1")
+    words = ["--resume", "auto", "--allow_changes", "true"]
+    runs.train("--optim.ema", "{decay: 0.9}", "--progress.max_steps", "6", *words)
+    state = load(folder)
+    assert state["ema"]["updates"] == 0
+    assert same(averaged_state_dict(state["model"], state["ema"]), state["model"])
+
+
+def test_an_average_in_host_memory(runs: Runs) -> None:
+    """QQ-34: the same numbers; not for sharded weights, of which each process has its part already."""
+    words = ["--optim.ema", "{decay: 0.9}", "--progress.epoch", "1"]
+    here, host = runs.train(*words, name="here"), runs.train(*words, "--optim.ema.device", "cpu", name="host")
+    assert same(load(here)["ema"], load(host)["ema"])
+    told = refused(runs, 2, runs.words(*words, "--optim.ema.device", "cpu", "--dist.strategy", "fsdp", name="fsdp"))
+    assert "optim.ema.device cpu: with dist.strategy fsdp the average is sharded" in told
+
+
+@pytest.mark.parametrize(
+    "text", ["{start: soon}", "{device: gpu}", "{decay: 1.0}", "{decay: -0.1}", "{every: 0}", "{dcay: 0.9}"]
+)
 def test_mistakes_are_refused(build, text: str) -> None:
     """D-50: ranges and names are checked when the configuration is read."""
-    with pytest.raises(ConfigError, match=r"optim\.ema\.(decay|every|dcay)"):
+    with pytest.raises(ConfigError, match=r"optim\.ema\.(start|device|decay|every|dcay)"):
         build(text, nn.Linear(1, 1))

@@ -1,0 +1,207 @@
+"""Parameter groups: which parameters have which learning rate and weight decay, by the config or by the task."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from loguru import logger
+from pydantic import Field
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from common.base.errors import UserError
+from common.config import Problem, section
+from common.config.names import matched, parents
+
+if TYPE_CHECKING:
+    from common.optim.optimizer import OptimizerConfig
+
+_NO_DECAY = ".no_decay"  # ends the name of the part of a group that has no weight decay
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+class Group(NamedTuple):
+    """Parameters with a learning rate or a weight decay of their own.
+
+    `lr` is a factor of optim.lr; with `weight_decay` None, optim.weight_decay counts.
+    """
+
+    name: str
+    parameters: Iterable[nn.Parameter]
+    lr: float = 1.0
+    weight_decay: float | None = None
+
+
+@section
+class GroupConfig:
+    """Parameters with a learning rate or a weight decay of their own."""
+
+    match: Annotated[str | list[str], Field(min_length=1, description='parameters by full name, as in "backbone.*"')]
+    lr_mult: Annotated[float, Field(gt=0.0, description="factor of optim.lr")] = 1.0
+    weight_decay: Annotated[float | None, Field(ge=0.0, description="null: that of optim")] = None
+    name: Annotated[str | None, Field(min_length=1, description="for the log; null: made from match")] = None
+
+
+@section
+class LayerDecayConfig:
+    """Layer-wise decay of the learning rate: of n blocks, the last has lr, each one below it `factor` times the next.
+
+    Block i of n, counted from 0, has lr x factor^(n-1-i). Parameters before the first block have lr x factor^n, all
+    others lr.
+    """
+
+    blocks: Annotated[list[str], Field(description='modules, in the order of the model, as in "layers.*"')] = field(
+        default_factory=list
+    )
+    factor: Annotated[float, Field(gt=0.0, le=1.0, description="1 turns it off")] = 1.0
+
+    def problems(self) -> Iterator[Problem]:
+        """A factor without blocks."""
+        if self.factor != 1 and not self.blocks:
+            yield Problem("blocks", self.blocks, "names no block", 'write the blocks of the model, as in "layers.*"')
+
+
+def parameter_groups(config: "OptimizerConfig", task: nn.Module, own: Iterable[Group] = ()) -> list[dict[str, Any]]:
+    """The trainable parameters in named groups: those of `own` as given there, all others as configured.
+
+    A group is {"name", "params": [(name, parameter), ...], "lr", "weight_decay"}. Each parameter is in exactly one.
+
+    Raises:
+        UserError: no parameter is trainable, a pattern matches nothing, or it is not clear where one belongs.
+    """
+    names = dict(task.named_parameters(remove_duplicate=False))
+    given = _given(own, names)
+    inside = dict(getattr(task, "model", task).named_parameters(remove_duplicate=False))  # the same names, by design
+    sources = (_matched(config.groups, names), _layers(config.layer_decay, inside))
+    without_decay = _without_decay(config.no_decay, task, names)
+    rest = "rest" if given or any(sources) else "all"
+    groups: dict[str, dict[str, Any]] = {}
+    for name, parameter in _trainable(task):
+        parts = [given[parameter]] if parameter in given else [each[parameter] for each in sources if parameter in each]
+        label = _joined([part.name for part in parts]) or rest
+        decay = next((part.weight_decay for part in parts if part.weight_decay is not None), config.weight_decay)
+        if decay and parameter in without_decay:
+            label, decay = label + _NO_DECAY, 0.0
+        options = {"lr": config.lr * math.prod(part.lr for part in parts), "weight_decay": decay}
+        group = groups.setdefault(label, {"name": label, "params": [], **options})
+        if not group.items() >= options.items():
+            raise UserError(f"two groups of parameters are called {label}; give one of them another name")
+        group["params"].append((name, parameter))
+    return list(groups.values())
+
+
+def log_groups(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Log a table of an optimizer's groups."""
+    width = max(len(group["name"]) for group in groups)
+    rows = [f"  {'':<{width}}  parameters        numbers        lr  weight decay"]
+    for group in groups:
+        count, numbers = len(group["params"]), sum(parameter.numel() for parameter in group["params"])
+        decay = group.get("weight_decay", 0.0)
+        rows.append(f"  {group['name']:<{width}}  {count:>10,}  {numbers:>13,}  {group['lr']:.2e}  {decay:>12g}")
+    logger.info("{} groups of parameters:\n{}", len(groups), "\n".join(rows))
+
+
+def group_name(group: Mapping[str, Any]) -> str:
+    """The name of an optimizer's group, for the learning rate: parts with and without weight decay share one."""
+    return str(group.get("name", "all")).removesuffix(_NO_DECAY)
+
+
+def learning_rates(optimizer: Optimizer) -> dict[str, float]:
+    """The current learning rates by the group's name; in the course of a run the names stay the same."""
+    return {group_name(group): float(group["lr"]) for group in optimizer.param_groups}
+
+
+def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if lazy := [name for name, parameter in trainable if is_lazy(parameter)]:
+        raise UserError(
+            f"{lazy[0]} has no shape before the model has seen data: give its layer the size (Linear, not LazyLinear)"
+        )
+    if not trainable:
+        total = sum(1 for _ in model.parameters())
+        raise UserError(f"{type(model).__name__}: none of its {total} parameters requires a gradient; unfreeze some")
+    return trainable
+
+
+def _given(own: Iterable[Group], names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:
+    """The group of each parameter that the task lists."""
+    known = {parameter: name for name, parameter in names.items()}
+    found: dict[nn.Parameter, Group] = {}
+    for group, parameter in ((each, parameter) for each in own for parameter in each.parameters):
+        if parameter not in known:
+            shape = tuple(parameter.shape)
+            raise UserError(f"groups(): {group.name} has a parameter of shape {shape} that is not part of the task")
+        if parameter in found:
+            raise UserError(f"groups(): {known[parameter]} is in {found[parameter].name} and again in {group.name}")
+        found[parameter] = group
+    return found
+
+
+def _matched(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:
+    """The entry of each parameter: where several match it, the one that lies within all others."""
+    found: dict[nn.Parameter, Group] = {}
+    matches = []
+    for at, entry in enumerate(entries):
+        patterns = [entry.match] if isinstance(entry.match, str) else entry.match
+        label = entry.name or "+".join(pattern.strip("*.") for pattern in patterns) or "matched"
+        inside = {names[name] for name in matched(patterns, list(names), f"optim.groups[{at}].match")}
+        matches.append((inside, Group(label, inside, entry.lr_mult, entry.weight_decay), entry.match))
+    matches.sort(key=lambda each: len(each[0]))
+    for name, parameter in names.items():
+        mine = [each for each in matches if parameter in each[0]]
+        for other in mine[1:]:
+            if not mine[0][0] < other[0]:
+                raise UserError(
+                    f"optim.groups: {name} matches {mine[0][2]} and {other[2]}, and neither lies within the other: "
+                    "narrow one of them, or add an entry for the parameters that both match"
+                )
+        if mine:
+            found[parameter] = mine[0][1]
+    return found
+
+
+def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:
+    """The block of each of the model's parameters that is in one or before the first one."""
+    blocks: list[str] = []
+    found: dict[nn.Parameter, Group] = {}
+    if config.factor == 1:
+        return found
+    for name in matched(config.blocks, parents(names), "optim.layer_decay.blocks"):
+        if not name.startswith(tuple(f"{block}." for block in blocks)):
+            blocks.append(name)
+    if len(blocks) == 1:
+        raise UserError(f"optim.layer_decay.blocks: {blocks[0]} is one module; name those in it: {blocks[0]}.*")
+    started = False
+    for name, parameter in names.items():
+        at = next((at for at, block in enumerate(blocks) if name.startswith(f"{block}.")), -1)
+        started = started or at >= 0
+        if at >= 0 or not started:
+            label = blocks[at] if at >= 0 else "below_blocks"
+            found.setdefault(parameter, Group(label, (), config.factor ** (len(blocks) - 1 - at)))
+    return found
+
+
+def _without_decay(
+    patterns: str | Sequence[str], model: nn.Module, names: Mapping[str, nn.Parameter]
+) -> set[nn.Parameter]:
+    """The parameters without weight decay."""
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    listed = [pattern for pattern in patterns if pattern != "auto"]
+    found = {names[name] for name in matched(listed, list(names), "optim.no_decay")}
+    if "auto" not in patterns:
+        return found
+    found |= {parameter for parameter in names.values() if parameter.dim() < 2}
+    for module in model.modules():
+        inside = dict(module.named_parameters(remove_duplicate=False))
+        declared = getattr(module, "no_decay", None)
+        chosen = list(inside) if isinstance(module, _NORMS) else list(declared()) if callable(declared) else []
+        found |= {inside[name] for name in matched(chosen, list(inside), f"{type(module).__name__}.no_decay()")}
+    return found
+
+
+def _joined(names: Sequence[str]) -> str:
+    """The name of a group that has an entry and a block: `backbone` and `backbone.layers.0` are the latter."""
+    return names[-1] if len(names) == 2 and names[1].startswith(f"{names[0]}.") else ".".join(names)
