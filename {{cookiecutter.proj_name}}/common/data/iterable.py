@@ -16,6 +16,7 @@ from common.base.errors import UserError
 from common.data.keyed import find_collate, loop_streams_unchanged, seed_all, set_epoch
 from common.data.loader import BatchStream, LoaderConfig, Step, make_loader
 from common.data.plan import GlobalBatch
+from common.data.view import kind_of
 from common.data.workers import read
 from common.distributed import Rank, gather_objects, max_over_ranks
 from common.distributed.seed import mix
@@ -139,8 +140,7 @@ class IterableStream(BatchStream):
     ) -> None:
         self.dataset, self.rank, self.accumulate, self.batch_size = dataset, rank, accumulate, batch_size
         if (order := config.order["type"]) not in ("shuffle", "sequential"):
-            kind = type(dataset).__name__
-            raise UserError(f"loader.order: {kind} can only be read in its own order, so it cannot be {order}")
+            raise UserError(f"loader.order: {kind_of(dataset)} is read in its own order, so it cannot be {order}")
         self.samples_per_step = batch_size * accumulate * rank.world_size
         self.drop_last = config.drop_last
         self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0
@@ -176,7 +176,7 @@ class IterableStream(BatchStream):
 
     def _no_samples(self, epoch: int) -> UserError:
         return UserError(
-            f"dataset.train: {type(self.dataset).__name__} gave no sample in epoch {epoch + 1}; each call of its "
+            f"dataset.train: {kind_of(self.dataset)} gave no sample in epoch {epoch + 1}; each call of its "
             "__iter__ must start from the beginning, and every process must have something to read"
         )
 
@@ -260,7 +260,7 @@ class IterableStream(BatchStream):
             if all(each.get("ended") for each in states):  # between epochs: every share starts anew
                 return
             raise UserError(
-                f"dataset.train: {type(self.dataset).__name__} was shared by {len(states)} process(es) when the "
+                f"dataset.train: {kind_of(self.dataset)} was shared by {len(states)} process(es) when the "
                 f"checkpoint was saved inside an epoch, so it is resumed with as many, not {self.rank.world_size}"
             )
         self._restored = states[self.rank.rank if self._shares else 0]
