@@ -20,7 +20,7 @@ def test_no_step_that_something_is_due_at_is_missed(seed: int) -> None:
     triggers = Triggers(config, plan.samples_per_step)
     at = Position(epoch_size=plan.size)
     while not triggers.is_over(at):
-        for batch in plan.global_batches(at.epoch, at.step, at.sample):
+        for batch in plan.global_batches(at):
             before, at = at, batch.after
             due, is_last = triggers.due(before, at), triggers.is_over(at)
             assert due.is_last == is_last

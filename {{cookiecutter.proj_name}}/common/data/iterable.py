@@ -5,7 +5,7 @@ import sys
 import zlib
 from collections.abc import Generator, Iterator, Mapping
 from copy import deepcopy
-from itertools import chain, count, islice
+from itertools import chain, count, islice, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -36,19 +36,18 @@ class _MicroBatch(NamedTuple):
     batch: Any
     size: int  # samples that count; 0 if all of them are borrowed
     total: int  # samples over all ranks, if these read the same records
-    mark: int  # in a reader's first micro-batch, a checksum of the epoch's first record; else 0
+    mark: int  # a checksum of the epoch's first record, if the reader has read it; else 0
 
 
 class _Read(NamedTuple):
     """The data of one step: micro-batches, and samples over all ranks; 0 at the end of an epoch.
 
-    `state`: of the data set, after these micro-batches. `ended`: this process had none left.
+    `state`: after these micro-batches: of the data set, and whether it has `ended` on this process.
     """
 
     found: list[_MicroBatch]
     total: int
     state: dict[str, Any]
-    ended: bool
 
 
 class _Batches(IterableDataset[Any]):
@@ -91,12 +90,14 @@ class _Batches(IterableDataset[Any]):
                 # If only other ranks have samples left, this one borrows some, with weight 0, as `EpochPlan` does.
                 batch = self.collate(own or records[:2]) if records and is_own else None
             if not records:
+                if number == 0 and self.state is not None:  # of the end of an epoch, from which it cannot go on
+                    self.state = None
+                    yield from self
                 return
             if number == 0 and ranks * workers > 1:
                 mark = _mark(records[0])
             if is_own:
                 yield _MicroBatch(batch, len(own), len(records), mark)
-                mark = 0
 
     def _begin(self, reader: int) -> Iterator[Any]:
         """The records of the next pass. An order that `__iter__` draws at once is the same for all readers."""
@@ -151,10 +152,8 @@ class IterableStream(BatchStream):
             dataset.share(rank.rank, rank.world_size)  # workers call it themselves when they begin to read
         elif (readers := rank.world_size * max(1, worker)) > 1:
             logger.info("dataset.train: each of {} readers reads all records and keeps its share", readers)
-        set_epoch(dataset, 0)  # before that, a data set may have no state
-        self._initial = self._dataset_state()
         self._state: dict[str, Any] = {}  # after the step that was yielded last
-        self._restored: dict[str, Any] = {}  # for the next pass
+        self._start: dict[str, Any] = {}  # of the next pass; empty: as the data set is
         self._loader = make_loader(self._batches, config, worker, seed, rank.device, batch_size=None)
         self._first: _MicroBatch | None = None
         self._opened: Generator[_MicroBatch, None, None] | None = None  # the rest of the pass that `_first` was read in
@@ -168,6 +167,8 @@ class IterableStream(BatchStream):
     def sample_batch(self, *, full: bool) -> Any:
         """A copy of the first batch, always a full one, to try a model on. The first epoch goes on from there."""
         if self._first is None:
+            set_epoch(self.dataset, 0)  # before that, a data set may have no state
+            self._start = self._start or self._dataset_state()
             self._opened = read(self._loader)
             self._first = next(self._opened, None)
         if self._first is None:
@@ -182,70 +183,57 @@ class IterableStream(BatchStream):
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of the epoch. Raises `UserError` when there are none."""
-        again = 0 if self._restored else at.sample // self.samples_per_step
+        again, before = (at.sample - self._start.get("sample", 0)) // self.samples_per_step, at
         if again:
             logger.warning("the data set cannot restore its position: reading {} steps again to reach it", again)
-        steps = islice(self._steps(at), again, None)
-        ahead = next(steps, None)
-        if ahead is None or not ahead.total:
-            raise self._no_samples(at.epoch)
-        while ahead.total:
-            # One step is read ahead to detect the last one; a checkpoint holds the state from before that read.
-            current, ahead = ahead, next(steps)
-            self._state = {**(ahead if ahead.ended else current).state, "ended": ahead.ended}
+        # One step is read ahead to detect the last one; a checkpoint holds the state from before that read.
+        for current, ahead in pairwise(islice(self._steps(at), again, None)):
             at = Position(at.step + 1, at.epoch, at.sample + self.samples_per_step)
             if not ahead.total:
                 at = Position(at.step, at.epoch + 1)
+            self._state = {**(ahead if ahead.state["ended"] else current).state, "sample": at.sample}
             sizes = [each.size for each in current.found]
             weights = [size * self.rank.world_size / current.total for size in sizes]
             yield Step([each.batch for each in current.found], GlobalBatch([], weights, sizes, current.total, at))
+        if at == before:
+            raise self._no_samples(at.epoch)
 
     def _steps(self, at: Position) -> Iterator[_Read]:
         """The data of each step from `at` to the end of the epoch, and of a last one that has none."""
         batches, marks, total = self._pass(at), set(), 1
         while total:
             found = list(islice(batches, self.accumulate))
-            state, ended = self._dataset_state(), not found
+            state = {**self._dataset_state(), "ended": not found}
             if self._shares:
                 sizes = gather_objects([each.size for each in found], self.rank)
                 total = sum(map(sum, sizes))
-                for _ in range(max(map(len, sizes)) - len(found)):
-                    found.append(_MicroBatch(self.sample_batch(full=True), 0, 0, 0))
+                missing = max(map(len, sizes)) - len(found)
+                found += [_MicroBatch(self.sample_batch(full=True), 0, 0, 0) for _ in range(missing)]
             else:
                 total = sum(each.total for each in found)
-                marks |= {each.mark for each in found} - {0}
-                if len(marks) > 1:
-                    raise UserError(_DIFFERENT_RECORDS.format("workers"))
-                if (read_here := total + sum(marks)) != max_over_ranks(read_here, self.rank):
-                    raise UserError(_DIFFERENT_RECORDS.format("ranks"))
+                marks |= {each.mark for each in found}
+                seen_here = total + sum(marks)
+                if len(marks) > 1 or seen_here != max_over_ranks(seen_here, self.rank):
+                    raise UserError(_DIFFERENT_RECORDS.format("workers" if len(marks) > 1 else "ranks"))
             if total in (0, self.samples_per_step) or not self.drop_last:
-                yield _Read(found, total, state, ended)
+                yield _Read(found, total, state)
 
     def _pass(self, at: Position) -> Iterator[_MicroBatch]:
         """This process' micro-batches of the epoch, from `at` if its state was restored, else from the start."""
         opened, self._opened = self._opened, None
-        restored, self._restored = self._restored, {}
-        if opened is not None and not restored and at.epoch == 0:
+        start, self._start = self._start, {}
+        sample = start.get("sample", 0)
+        if opened is not None and at.epoch == sample == 0:
             assert self._first is not None
             return chain([self._first], opened)
-        done = at.sample // (self.batch_size * self.rank.world_size)
-        self._batches.epoch, self._batches.first = at.epoch, done if restored else 0
         if opened is not None:
             opened.close()
-            restored = restored or self._initial
-        self._batches.state = restored.get("dataset")
-        if at.sample and restored.get("ended"):
+        self._batches.epoch, self._batches.first = at.epoch, sample // (self.batch_size * self.rank.world_size)
+        self._batches.state = start.get("dataset")
+        if sample and start["ended"]:
             self.dataset.load_state_dict(self._batches.state)
             return iter(())
-        batches = read(self._loader)
-        if at.sample or not restored:
-            return batches
-        # At the start of an epoch, the state is that of the end of the one before: some data sets continue from it,
-        # others have nothing left and start anew with the next `__iter__`.
-        if (first := next(batches, None)) is None:
-            self._batches.state = self._initial["dataset"]
-            return read(self._loader)
-        return chain([first], batches)
+        return read(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's state after the last step; one per rank if it has `share`."""
@@ -263,4 +251,4 @@ class IterableStream(BatchStream):
                 f"dataset.train: {kind_of(self.dataset)} was shared by {len(states)} process(es) when the "
                 f"checkpoint was saved inside an epoch, so it is resumed with as many, not {self.rank.world_size}"
             )
-        self._restored = states[self.rank.rank if self._shares else 0]
+        self._start = states[self.rank.rank if self._shares else 0]

@@ -1,6 +1,5 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
@@ -18,7 +17,7 @@ from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import BatchKey, EpochPlan, GlobalBatch, evaluation_keys
-from common.data.view import View, build_set, check_set, is_map_style
+from common.data.view import SetSection, View, build_set, is_map_style, kind_of
 from common.data.workers import WorkerStart, end_workers, read
 from common.distributed import Rank
 from common.progress import Position
@@ -55,15 +54,15 @@ class LoaderConfig:
     timeout: Annotated[int, Field(ge=0, description="seconds to wait for a worker's batch; 0: no limit")] = 0
 
 
-class DatasetSection:
+class DatasetSection(SetSection):
     """Checks a section that describes one split: `{type: DigitsDataset, eval_batch_size: 256, shift: 1}`."""
 
-    ignore = OWN  # not arguments of the data set: they stay when `type` changes
+    ignore = OWN
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if value is None:
             return
-        yield from check_set(value, key, OWN)
+        yield from super().check(value, key)
         size = value.get("eval_batch_size", 1) if isinstance(value, Mapping) else 1
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             yield Problem(f"{key}.eval_batch_size", size, "must be a whole number, at least 1")
@@ -72,21 +71,16 @@ class DatasetSection:
 class _Keys:
     """The batch sampler: the key of each micro-batch of this process, from the position `at` to the end of its epoch.
 
-    Workers read ahead of the loop: `ahead` has the global batches whose micro-batches the loop has not seen yet.
+    Workers read ahead of the loop, so this is ahead of it too.
     """
 
     def __init__(self, plan: EpochPlan) -> None:
-        self.plan = plan
-        self.at = Position()
-        self.ahead: deque[GlobalBatch] = deque()
+        self.plan, self.at = plan, Position()
 
     def __iter__(self) -> Iterator[BatchKey]:
-        self.ahead.clear()
-        at = self.at
-        for global_batch in self.plan.global_batches(at.epoch, at.step, at.sample):
-            self.ahead.append(global_batch)
+        for global_batch in self.plan.global_batches(self.at):
             for indices in global_batch.indices:
-                yield at.epoch, indices
+                yield self.at.epoch, indices
 
 
 class Step(NamedTuple):
@@ -94,20 +88,6 @@ class Step(NamedTuple):
 
     batches: list[Any]
     global_batch: GlobalBatch
-
-
-class FirstSamples(View):
-    """The first samples of a data set, for a quick run; all other attributes are those of the whole set."""
-
-    def __init__(self, dataset: SizedDataset, limit: int) -> None:
-        super().__init__(dataset)
-        self._limit = limit
-
-    def __len__(self) -> int:
-        return min(self._limit, len(self.whole))
-
-    def __getitem__(self, index: int) -> Any:
-        return self.whole[index]
 
 
 def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:
@@ -119,13 +99,11 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
     dataset = build_set(part, mode, data_dir, OWN)
     if not is_map_style(dataset):
         if mode != "train":
-            raise UserError(
-                f"dataset.{mode}: {type(dataset).__name__} needs __len__ and __getitem__ to be evaluated on"
-            )
+            raise UserError(f"dataset.{mode}: {kind_of(dataset)} needs __len__ and __getitem__ to be evaluated on")
         return dataset
     if len(dataset) == 0:
-        raise UserError(f"dataset.{mode}: {type(dataset).__name__} has no samples")
-    return FirstSamples(dataset, limit) if limit else dataset
+        raise UserError(f"dataset.{mode}: {kind_of(dataset)} has no samples")
+    return View(dataset, limit=limit) if limit else dataset
 
 
 class BatchStream(Protocol):
@@ -193,7 +171,7 @@ class TrainStream(BatchStream):
         return self._batches.__getitems__((0, list(range(size))))
 
     def samples(self, at: Position) -> list[list[int]]:
-        found = next(self.plan.global_batches(at.epoch, at.step, at.sample)).indices
+        found = next(self.plan.global_batches(at)).indices
         return [[index % len(self.dataset) for index in indices] for indices in found]
 
     def state_dict(self) -> dict[str, Any]:
@@ -209,8 +187,8 @@ class TrainStream(BatchStream):
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
         self._keys.at = at
         batches = read(self._loader)
-        for first in batches:
-            global_batch = self._keys.ahead.popleft()
+        # In this order, the loader is read to its end, so that its workers stop at once.
+        for first, global_batch in zip(batches, self.plan.global_batches(at), strict=False):
             yield Step([first, *islice(batches, len(global_batch.sizes) - 1)], global_batch)
 
 

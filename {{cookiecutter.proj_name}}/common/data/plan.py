@@ -75,13 +75,13 @@ class EpochPlan:
         """Optimizer steps in a whole epoch."""
         return self.size // self.samples_per_step if self.drop_last else -(-self.size // self.samples_per_step)
 
-    def global_batches(self, epoch: int, step: int, sample: int) -> Iterator[GlobalBatch]:
-        """The global batches from `sample` to the end of the epoch; `step`: optimizer steps done before."""
-        order = self.order(epoch) if self.order else shuffled(self.size, self.seed, epoch)
+    def global_batches(self, at: Position) -> Iterator[GlobalBatch]:
+        """The global batches from `at` to the end of its epoch."""
+        order = self.order(at.epoch) if self.order else shuffled(self.size, self.seed, at.epoch)
         batch_size, stop = self.batch_size, self.size
         if self.drop_last:
             stop -= self.samples_per_step - 1
-        starts = range(sample, stop, self.samples_per_step)
+        starts = range(at.sample, stop, self.samples_per_step)
         borrowed = min(2, batch_size)  # samples: from one, batch norm cannot compute a variance
         for start in starts:
             window = order[start : start + self.samples_per_step]
@@ -92,10 +92,9 @@ class EpochPlan:
             own = [share[first : first + batch_size] for first in range(0, count * batch_size, batch_size)]
             weights = [len(each) * self.world_size / samples for each in own]
             indices = [each or window[:borrowed].tolist() for each in own]
-            step += 1
             is_last = start == starts[-1]
-            after = Position(step, epoch + is_last, 0 if is_last else start + samples, self.size)
-            yield GlobalBatch(indices, weights, [len(each) for each in indices], samples, after)
+            at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else start + samples, self.size)
+            yield GlobalBatch(indices, weights, [len(each) for each in indices], samples, at)
 
 
 @lru_cache(maxsize=1)  # error messages look it up again

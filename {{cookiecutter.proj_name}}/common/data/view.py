@@ -1,7 +1,8 @@
 """Data sets around other data sets: transforms of samples, and the sections that describe both."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,25 +13,6 @@ from common.config import Problem
 from common.config.registry import DATASET_REGISTRY, TRANSFORM_REGISTRY
 
 _KEY = "image"  # the part of a sample that is transformed unless the config says otherwise
-
-
-class View:
-    """A data set around another one, `whole`; attributes that it does not define are those of the inner one."""
-
-    def __init__(self, whole: Any) -> None:
-        self.whole = whole
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "whole":  # unpickling looks up attributes before any are set
-            raise AttributeError(name)
-        return getattr(self.whole, name)
-
-
-def kind_of(dataset: Any) -> str:
-    """The name of a data set's class, or of the one inside of its views."""
-    while isinstance(dataset, View):
-        dataset = dataset.whole
-    return type(dataset).__name__
 
 
 class Transform(NamedTuple):
@@ -57,15 +39,31 @@ class Transform(NamedTuple):
             raise RuntimeError(f"{self.where}: {type(error).__name__}: {error}") from error
 
 
-class Transformed(View):
-    """A data set whose samples go through `transforms`, in the process that reads them."""
+class View:
+    """A data set around another one, `whole`: all samples, or the first `limit`, go through `transforms` when read.
 
-    def __init__(self, whole: Any, transforms: Sequence[Transform]) -> None:
-        super().__init__(whole)
-        self._transforms = transforms
+    It is indexed or read in order, as the inner one is. Attributes that it does not define are those of the inner one.
+    """
+
+    def __init__(self, whole: Any, transforms: Sequence[Transform] = (), limit: int = sys.maxsize) -> None:
+        self.whole, self._transforms, self._limit = whole, transforms, limit
         # A data set that draws nothing need not be seeded, unless a transform draws.
         drawing = any(getattr(each.function, "random", True) for each in transforms)
         self.random = drawing or getattr(whole, "random", True)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "whole":  # unpickling looks up attributes before any are set
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+    def __len__(self) -> int:
+        return min(self._limit, len(self.whole))
+
+    def __getitem__(self, index: int) -> Any:
+        return self._apply(self.whole[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._apply, islice(iter(self.whole), self._limit))
 
     def _apply(self, sample: Any) -> Any:
         for transform in self._transforms:
@@ -73,43 +71,37 @@ class Transformed(View):
         return sample
 
 
-class TransformedItems(Transformed):
-    """A map-style data set with transforms."""
-
-    def __len__(self) -> int:
-        return len(self.whole)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._apply(self.whole[index])
+def _innermost(dataset: Any) -> Any:
+    while isinstance(dataset, View):
+        dataset = dataset.whole
+    return dataset
 
 
-class TransformedStream(Transformed):
-    """A data set that is read in order, with transforms."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self._apply, iter(self.whole))
+def kind_of(dataset: Any) -> str:
+    """The name of a data set's class, or of the one inside of its views."""
+    return type(_innermost(dataset)).__name__
 
 
-@dataclass(frozen=True)
-class NestedSet:
-    """Checks the section of a data set inside another one: `sets: list[Annotated[dict[str, Any], NestedSet()]]`."""
+class SetSection:
+    """Checks the section of a data set and its `transforms`: `sets: list[Annotated[dict[str, Any], SetSection()]]`.
+
+    `ignore`: keys of the section that are not arguments of the data set. They also survive a change of `type`.
+    """
+
+    ignore: tuple[str, ...] = ()
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
-        yield from check_set(value, key)
-
-
-def check_set(section: Any, key: str, ignore: tuple[str, ...] = ()) -> Iterator[Problem]:
-    """Problems of a data set's section and of its `transforms`; `ignore`: further keys that are no arguments."""
-    yield from DATASET_REGISTRY.check(section, key, ignore=(*ignore, "transforms"))
-    transforms = section.get("transforms") if isinstance(section, Mapping) else None
-    if transforms is not None and not isinstance(transforms, list):
-        yield Problem(f"{key}.transforms", transforms, "must be a list of sections: [{type: ..., arguments}, ...]")
-        return
-    for number, each in enumerate(transforms or ()):
-        below = f"{key}.transforms[{number}]"
-        yield from TRANSFORM_REGISTRY.check(each, below, ignore=("key",))
-        if isinstance(each, Mapping) and not isinstance(each.get("key"), str | None):
-            yield Problem(f"{below}.key", each["key"], "must be the name of a part of a sample, or null for all of it")
+        yield from DATASET_REGISTRY.check(value, key, ignore=(*self.ignore, "transforms"))
+        transforms = value.get("transforms") if isinstance(value, Mapping) else None
+        if transforms is not None and not isinstance(transforms, list):
+            yield Problem(f"{key}.transforms", transforms, "must be a list of sections: [{type: ..., arguments}, ...]")
+            return
+        for number, each in enumerate(transforms or ()):
+            below = f"{key}.transforms[{number}]"
+            yield from TRANSFORM_REGISTRY.check(each, below, ignore=("key",))
+            if isinstance(each, Mapping) and not isinstance(each.get("key"), str | None):
+                said = "must be the name of a part of a sample, or null for all of it"
+                yield Problem(f"{below}.key", each["key"], said)
 
 
 def build_set(section: Mapping[str, Any], mode: str, data_dir: Path, ignore: tuple[str, ...] = ()) -> Any:
@@ -123,13 +115,12 @@ def build_set(section: Mapping[str, Any], mode: str, data_dir: Path, ignore: tup
         )
         for number, each in enumerate(section.get("transforms") or ())
     ]
-    if not transforms:
-        return dataset
-    return TransformedItems(dataset, transforms) if is_map_style(dataset) else TransformedStream(dataset, transforms)
+    return View(dataset, transforms) if transforms else dataset
 
 
 def is_map_style(dataset: Any) -> bool:
     """Whether samples can be indexed, not only read one after the other."""
+    dataset = _innermost(dataset)
     # PyTorch's own class for iterables has a `__getitem__`, which only raises an error.
     is_iterable = isinstance(dataset, IterableDataset)
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not is_iterable

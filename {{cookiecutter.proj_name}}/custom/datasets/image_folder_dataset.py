@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
-from common.data.shared import SharedList
+from custom.datasets.shared_list import SharedList
 
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises

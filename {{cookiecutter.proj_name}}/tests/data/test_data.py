@@ -14,9 +14,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from common.base.errors import UserError
 from common.data.keyed import KeyedBatches
-from common.data.loader import EvaluationLoader, FirstSamples, LoaderConfig, TrainStream
-from common.data.move import Loaded, _copy_stream, map_tensors, to_device
+from common.data.loader import EvaluationLoader, LoaderConfig, TrainStream
+from common.data.move import Loaded, map_tensors, to_device
 from common.data.plan import EpochPlan, evaluation_keys
+from common.data.view import View
 from common.distributed import Rank
 from common.optim.precision import Precision
 from common.progress import Position
@@ -101,7 +102,7 @@ def test_every_sample_once_and_weighted_alike(size: int, batch: int, accumulate:
         for rank in range(world)
     ]
     used: list[int] = []
-    windows = [list(plan.global_batches(2, 0, 0)) for plan in plans]
+    windows = [list(plan.global_batches(Position(epoch=2))) for plan in plans]
     assert len({len(each) for each in windows}) == 1 == len({plan.steps_per_epoch for plan in plans})
     assert len(windows[0]) == plans[0].steps_per_epoch
     for number in range(len(windows[0])):
@@ -124,7 +125,12 @@ def test_resume_continues_with_the_samples_not_yet_seen_for_any_number_of_ranks(
     """R-60: the place in the data is one number, valid for any split."""
 
     def read(plan: EpochPlan, sample: int) -> list[int]:
-        return [index for each in plan.global_batches(0, 0, sample) for indices in each.indices for index in indices]
+        return [
+            index
+            for each in plan.global_batches(Position(sample=sample))
+            for indices in each.indices
+            for index in indices
+        ]
 
     whole = read(EpochPlan(50, batch_size=4, seed=1), 0)
     plans = [EpochPlan(50, batch_size=2, rank=rank, world_size=3, seed=1) for rank in range(3)]
@@ -135,11 +141,11 @@ def test_resume_continues_with_the_samples_not_yet_seen_for_any_number_of_ranks(
 def test_drop_last_leaves_out_the_last_window_only_when_not_full() -> None:
     dropped = EpochPlan(10, batch_size=4, drop_last=True)
     assert (
-        [window.samples for window in dropped.global_batches(0, 0, 0)]
+        [window.samples for window in dropped.global_batches(Position())]
         == [4, 4]
-        == [len(indices) for each in dropped.global_batches(0, 0, 0) for indices in each.indices]
+        == [len(indices) for each in dropped.global_batches(Position()) for indices in each.indices]
     )
-    assert list(dropped.global_batches(0, 0, 0))[-1].after.epoch == 1
+    assert list(dropped.global_batches(Position()))[-1].after.epoch == 1
     assert EpochPlan(8, batch_size=4, drop_last=True).steps_per_epoch == 2
     with pytest.raises(UserError, match="no optimizer step: 3 samples, but one step takes 4"):
         EpochPlan(3, batch_size=4, drop_last=True)
@@ -193,7 +199,7 @@ def test_collate_by_path_by_data_set_or_by_default() -> None:
     assert set(first(Noisy(), LoaderConfig())) == {"index", "noise"}
     assert first(Own(), LoaderConfig()) == 4
     assert first(Own(), LoaderConfig(collate="builtins:tuple"))[0]["index"] == 0
-    assert first(FirstSamples(Own(), 2), LoaderConfig()) == 2
+    assert first(View(Own(), limit=2), LoaderConfig()) == 2
 
 
 def test_batches_of_any_nesting_are_moved() -> None:
@@ -314,50 +320,6 @@ def test_batches_of_any_kind_in_double_precision(runs: Runs, collate: str) -> No
     usual = load(runs.train(*words, name="usual"))
     other = load(runs.train(*words, "--loader.collate", f"tests.parts:{collate}", name="other"))
     assert same(usual["model"], other["model"])
-
-
-def test_a_batch_is_copied_beside_the_computation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA: each tensor on the stream for copies; the computation waits for them, then keeps their memory."""
-    events: list[str] = []
-
-    class FakeStream:
-        def __init__(self, name: Any) -> None:
-            self.name = "computing" if name == "computing" else "copying"
-
-        def __enter__(self) -> None:
-            events.append(f"{self.name} is current")
-
-        def __exit__(self, *_: Any) -> None:
-            events.append(f"{self.name} is no longer current")
-
-        def wait_stream(self, other: "FakeStream") -> None:
-            events.append(f"{self.name} waits for {other.name}")
-
-    def to(tensor: Tensor, device: torch.device, non_blocking: bool = False) -> Tensor:
-        events.append(f"copy of {tensor.dtype} to {device}, {non_blocking=}")
-        return tensor.clone()
-
-    usual = FakeStream("computing")
-    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: usual)
-    monkeypatch.setattr(torch.Tensor, "to", to)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: events.append(f"kept for {stream.name}"))
-    device = torch.device("cuda:1")
-    _copy_stream.cache_clear()
-    for _ in range(2):
-        events.clear()
-        to_device([torch.ones(2), Graph(a=torch.ones(1, dtype=torch.int64))], device)
-        assert events == [
-            "copying is current",
-            "copy of torch.float32 to cuda:1, non_blocking=True",
-            "copying is no longer current",
-            "kept for computing",
-            "copy of torch.int64 to cuda:1, non_blocking=False",
-            "computing waits for copying",
-        ]
-    assert _copy_stream.cache_info().misses == 1
-    _copy_stream.cache_clear()
 
 
 def test_only_tensors_on_the_cpu_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.data.keyed import KeyedBatches
-from common.data.loader import FirstSamples
 from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
+from common.data.view import View
 from common.progress import Position
 from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project, load, run, same
@@ -93,7 +93,7 @@ def test_the_default_is_todays_order() -> None:
     """All samples, shuffled by (seed, epoch)."""
     shuffle, plan = order_of("shuffle"), EpochPlan(12, batch_size=12, seed=3)
     for epoch in (0, 5):
-        assert shuffle(epoch).tolist() == next(plan.global_batches(epoch, 0, 0)).indices[0]
+        assert shuffle(epoch).tolist() == next(plan.global_batches(Position(epoch=epoch))).indices[0]
     assert order_of("sequential")(4).tolist() == list(range(12))
 
 
@@ -150,12 +150,12 @@ def test_what_an_order_needs_of_the_data_set() -> None:
     with pytest.raises(UserError, match="weighted needs an attribute or method weights of Noisy"):
         order_of("weighted", Noisy())
     with pytest.raises(UserError, match="balanced needs an attribute or method targets or labels of Noisy"):
-        order_of("balanced", FirstSamples(Noisy(), 4))
+        order_of("balanced", View(Noisy(), limit=4))
     short = Labelled()
     short.size = 13
     with pytest.raises(UserError, match=r"targets of Labelled has the shape \(12,\), not \(13,\)"):
         order_of("balanced", short)
-    assert order_of("balanced", FirstSamples(Labelled(), 3))(0).max() < 3 * 3
+    assert order_of("balanced", View(Labelled(), limit=3))(0).max() < 3 * 3
 
 
 def test_global_generators_are_seeded() -> None:
