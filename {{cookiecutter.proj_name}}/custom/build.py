@@ -23,7 +23,7 @@ from common.data.iterable import IterableStream
 from common.data.loader import BatchStream, EvaluationLoader, TrainStream, build_dataset
 from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
-from common.data.sets import label, sets_of, warn_of_shared_samples
+from common.data.sets import label, sets_of
 from common.data.view import is_map_style
 from common.distributed import Rank, check_same
 from common.distributed.seed import set_seed
@@ -38,6 +38,7 @@ from common.run_context import RunContext
 from common.task import Parts, Task
 from common.trainer import Trainer
 from custom.config import Config
+from custom.datasets.shared_samples import warn_of_shared_samples
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -102,13 +103,11 @@ def build_stream(config: Config, rank: Rank, seed: int) -> BatchStream:
     order = EpochOrder(config.loader.order, dataset, seed)
     check_same({"its first samples": order(0)[:8].tolist()}, rank, "has another loader.order than rank 0")
     plan = EpochPlan(
-        order.size,
-        order=order,
+        order,
         batch_size=config.batch_size,
         accumulate=config.optim.accumulate,
         rank=rank.rank,
         world_size=rank.world_size,
-        seed=seed,
         drop_last=config.loader.drop_last,
     )
     return TrainStream(dataset, plan, config.loader, worker=config.worker, device=rank.device)

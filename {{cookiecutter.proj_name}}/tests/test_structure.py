@@ -33,7 +33,7 @@ BUDGET = {
     "progress": 185,
     "failure": 400,
     "run": 420,
-    "data": 865,
+    "data": 760,
     "optim": 905,
     "checkpoint": 745,
     "monitor": 550,

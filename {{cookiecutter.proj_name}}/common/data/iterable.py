@@ -147,8 +147,7 @@ class IterableStream(BatchStream):
         self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0
         collate = find_collate(dataset, config.collate, training=True)
         self._batches = _Batches(dataset, batch_size, collate, seed, rank, limit)
-        self._shares = self._batches.shares
-        if self._shares:
+        if self._batches.shares:
             dataset.share(rank.rank, rank.world_size)  # workers call it themselves when they begin to read
         elif (readers := rank.world_size * max(1, worker)) > 1:
             logger.info("dataset.train: each of {} readers reads all records and keeps its share", readers)
@@ -157,7 +156,7 @@ class IterableStream(BatchStream):
         self._loader = make_loader(self._batches, config, worker, seed, rank.device, batch_size=None)
         self._first: _MicroBatch | None = None
         self._opened: Generator[_MicroBatch, None, None] | None = None  # the rest of the pass that `_first` was read in
-        if self._shares and not rank.is_alone:
+        if self._batches.shares and not rank.is_alone:
             self.sample_batch(full=True)
 
     def _dataset_state(self) -> dict[str, Any]:
@@ -188,9 +187,8 @@ class IterableStream(BatchStream):
             logger.warning("the data set cannot restore its position: reading {} steps again to reach it", again)
         # One step is read ahead to detect the last one; a checkpoint holds the state from before that read.
         for current, ahead in pairwise(islice(self._steps(at), again, None)):
-            at = Position(at.step + 1, at.epoch, at.sample + self.samples_per_step)
-            if not ahead.total:
-                at = Position(at.step, at.epoch + 1)
+            is_last = not ahead.total
+            at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else at.sample + self.samples_per_step)
             self._state = {**(ahead if ahead.state["ended"] else current).state, "sample": at.sample}
             sizes = [each.size for each in current.found]
             weights = [size * self.rank.world_size / current.total for size in sizes]
@@ -204,7 +202,7 @@ class IterableStream(BatchStream):
         while total:
             found = list(islice(batches, self.accumulate))
             state = {**self._dataset_state(), "ended": not found}
-            if self._shares:
+            if self._batches.shares:
                 sizes = gather_objects([each.size for each in found], self.rank)
                 total = sum(map(sum, sizes))
                 missing = max(map(len, sizes)) - len(found)
@@ -223,10 +221,9 @@ class IterableStream(BatchStream):
         opened, self._opened = self._opened, None
         start, self._start = self._start, {}
         sample = start.get("sample", 0)
-        if opened is not None and at.epoch == sample == 0:
-            assert self._first is not None
-            return chain([self._first], opened)
-        if opened is not None:
+        if opened is not None and self._first is not None:
+            if at.epoch == sample == 0:
+                return chain([self._first], opened)
             opened.close()
         self._batches.epoch, self._batches.first = at.epoch, sample // (self.batch_size * self.rank.world_size)
         self._batches.state = start.get("dataset")
@@ -237,18 +234,18 @@ class IterableStream(BatchStream):
 
     def state_dict(self) -> dict[str, Any]:
         """The data set's state after the last step; one per rank if it has `share`."""
-        return {"states": gather_objects(self._state, self.rank) if self._shares else [self._state]}
+        return {"states": gather_objects(self._state, self.rank) if self._batches.shares else [self._state]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next pass at the saved position. Raises `UserError` if the number of shares differs inside one."""
         states = state["states"]
         if not all("dataset" in each for each in states) or not self.is_exactly_resumable:
             return
-        if self._shares and len(states) != self.rank.world_size:
+        if self._batches.shares and len(states) != self.rank.world_size:
             if all(each.get("ended") for each in states):  # between epochs: every share starts anew
                 return
             raise UserError(
                 f"dataset.train: {kind_of(self.dataset)} was shared by {len(states)} process(es) when the "
                 f"checkpoint was saved inside an epoch, so it is resumed with as many, not {self.rank.world_size}"
             )
-        self._start = states[self.rank.rank if self._shares else 0]
+        self._start = states[self.rank.rank if self._batches.shares else 0]

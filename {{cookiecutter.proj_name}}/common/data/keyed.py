@@ -16,10 +16,11 @@ from torch.utils.data import default_collate
 from common.base.errors import UserError
 from common.config.arguments import parameter_names
 from common.config.registry import COLLATE_REGISTRY
-from common.data.plan import BatchKey
 from common.data.view import kind_of
 from common.distributed.seed import mix
 
+# (epoch, sample indices) of a micro-batch. Together with the seed, it determines the randomness of the items.
+BatchKey = tuple[int, list[int]]
 Collate = Callable[[list[Any]], Any]
 _BATCH = 1  # distinguishes the key of a batch (collate functions may draw too) from the keys of its items
 

@@ -10,13 +10,12 @@ import torch
 from pydantic import Field
 from torch.utils.data import DataLoader
 
-import common.data.order  # noqa: F401 - fills its registry
 from common.base.errors import UserError
 from common.config import Problem, section
 from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
-from common.data.keyed import KeyedBatches, SizedDataset, find_collate
+from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
-from common.data.plan import BatchKey, EpochPlan, GlobalBatch, evaluation_keys
+from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
 from common.data.view import SetSection, View, build_set, is_map_style, kind_of
 from common.data.workers import WorkerStart, end_workers, read
 from common.distributed import Rank
@@ -159,15 +158,15 @@ class TrainStream(BatchStream):
     ) -> None:
         self.dataset = dataset
         self.plan = plan
-        self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.size
+        self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.order.size
         self.samples_per_step = plan.samples_per_step
         self._keys = _Keys(plan)
-        self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.seed)
-        self._loader = make_loader(self._batches, config, worker, plan.seed, device, batch_sampler=self._keys)
+        self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.order.seed)
+        self._loader = make_loader(self._batches, config, worker, plan.order.seed, device, batch_sampler=self._keys)
 
     def sample_batch(self, *, full: bool) -> Any:
         """A batch to try a model on; reading it leaves the random streams unchanged."""
-        size = min(self.plan.batch_size if full else 2, self.plan.size)
+        size = min(self.plan.batch_size if full else 2, self.epoch_size)
         return self._batches.__getitems__((0, list(range(size))))
 
     def samples(self, at: Position) -> list[list[int]]:

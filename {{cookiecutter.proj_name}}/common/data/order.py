@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from common.base.errors import UserError
 from common.config.registry import ORDER_REGISTRY
 from common.data.keyed import loop_streams_unchanged, seed_all, set_epoch
-from common.data.plan import shuffled
 from common.distributed.seed import mix
 
 
@@ -64,7 +64,8 @@ class EpochOrder:
 @ORDER_REGISTRY.register()
 def shuffle(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
     """Each sample once, in an order that is new in each epoch."""
-    return shuffled(size, seed, epoch)
+    generator = torch.Generator().manual_seed(mix(seed, epoch))
+    return torch.randperm(size, generator=generator).numpy()
 
 
 @ORDER_REGISTRY.register()

@@ -1,19 +1,13 @@
 """Which sample is used when: a function of (seed, epoch) alone, so a run can resume anywhere without replaying."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-import torch
-
 from common.base.errors import UserError
-from common.distributed.seed import mix
+from common.data.keyed import BatchKey
+from common.data.order import EpochOrder
 from common.progress import Position
-
-# (epoch, sample indices) of a micro-batch. Together with the seed, it determines the randomness of the items.
-BatchKey = tuple[int, list[int]]
 
 
 class GlobalBatch(NamedTuple):
@@ -40,29 +34,26 @@ class EpochPlan:
     """Cuts each epoch's order into global batches, these into shares of the ranks, and shares into micro-batches.
 
     Attributes:
-        size: samples of an epoch.
+        order: the samples of each epoch.
         batch_size: samples per micro-batch and process.
         accumulate: micro-batches per optimizer step.
         drop_last: leave out the last global batch of an epoch when it is not full.
-        order: the samples of an epoch, shape (size,); None: all of a data set, shuffled.
     """
 
-    size: int
+    order: EpochOrder
     _: KW_ONLY
     batch_size: int
     accumulate: int = 1
     rank: int = 0
     world_size: int = 1
-    seed: int = 0
     drop_last: bool = False
-    order: Callable[[int], np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         if self.steps_per_epoch == 0:
             raise UserError(
-                f"an epoch has no optimizer step: {self.size} samples, but one step takes {self.samples_per_step} "
-                f"({self.batch_size} x {self.accumulate} accumulated x {self.world_size} processes) and "
-                "loader.drop_last is true"
+                f"an epoch has no optimizer step: {self.order.size} samples, but one step takes "
+                f"{self.samples_per_step} ({self.batch_size} x {self.accumulate} accumulated x {self.world_size} "
+                "processes) and loader.drop_last is true"
             )
 
     @property
@@ -73,12 +64,14 @@ class EpochPlan:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in a whole epoch."""
-        return self.size // self.samples_per_step if self.drop_last else -(-self.size // self.samples_per_step)
+        return (
+            self.order.size // self.samples_per_step if self.drop_last else -(-self.order.size // self.samples_per_step)
+        )
 
     def global_batches(self, at: Position) -> Iterator[GlobalBatch]:
         """The global batches from `at` to the end of its epoch."""
-        order = self.order(at.epoch) if self.order else shuffled(self.size, self.seed, at.epoch)
-        batch_size, stop = self.batch_size, self.size
+        order = self.order(at.epoch)
+        batch_size, stop = self.batch_size, self.order.size
         if self.drop_last:
             stop -= self.samples_per_step - 1
         starts = range(at.sample, stop, self.samples_per_step)
@@ -93,15 +86,8 @@ class EpochPlan:
             weights = [len(each) * self.world_size / samples for each in own]
             indices = [each or window[:borrowed].tolist() for each in own]
             is_last = start == starts[-1]
-            at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else start + samples, self.size)
+            at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else start + samples, self.order.size)
             yield GlobalBatch(indices, weights, [len(each) for each in indices], samples, at)
-
-
-@lru_cache(maxsize=1)  # error messages look it up again
-def shuffled(size: int, seed: int, epoch: int) -> np.ndarray:
-    """All sample indices in the order of this epoch, shape (size,)."""
-    generator = torch.Generator().manual_seed(mix(seed, epoch))
-    return torch.randperm(size, generator=generator).numpy()
 
 
 def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:

@@ -2,15 +2,10 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import combinations, islice
 from typing import Any
-
-from loguru import logger
 
 from common.config import ABSENT, Problem
 from common.data.loader import DatasetSection
-from common.data.view import is_map_style
-from common.distributed import Rank
 
 Sections = dict[str, Mapping[str, Any]]
 
@@ -30,35 +25,6 @@ def _named(part: Mapping[str, Any]) -> Sections:
 def label(split: str, name: str) -> str:
     """The name of a set in messages: its split, or split.name."""
     return f"{split}.{name}" if name else split
-
-
-def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank) -> None:
-    """Warn of splits that have samples in common, with the count; only data sets with `sample_ids` are compared.
-
-    `sample_ids()` gives one hashable value per sample, the same for the same sample in any split, such as the full path
-    of a file.
-
-    Args:
-        data: data sets by `label`.
-    """
-    if not rank.is_main:
-        return
-    ids = {
-        name: set(islice(each.sample_ids(), len(each)))
-        for name, each in data.items()
-        if callable(getattr(each, "sample_ids", None)) and is_map_style(each)
-    }
-    for (first, one), (second, other) in combinations(ids.items(), 2):
-        if first.split(".")[0] != second.split(".")[0] and (shared := one & other):
-            logger.warning(
-                "dataset.{}: {} of {} samples are those of dataset.{} too, such as {}; numbers measured on them do not "
-                "show how the model does on new data",
-                second,
-                len(shared),
-                len(other),
-                first,
-                min(shared, key=str),
-            )
 
 
 class EvaluationSection(DatasetSection):

@@ -120,7 +120,6 @@ def build_set(section: Mapping[str, Any], mode: str, data_dir: Path, ignore: tup
 
 def is_map_style(dataset: Any) -> bool:
     """Whether samples can be indexed, not only read one after the other."""
-    dataset = _innermost(dataset)
+    inner = _innermost(dataset)
     # PyTorch's own class for iterables has a `__getitem__`, which only raises an error.
-    is_iterable = isinstance(dataset, IterableDataset)
-    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not is_iterable
+    return hasattr(inner, "__len__") and hasattr(inner, "__getitem__") and not isinstance(inner, IterableDataset)

@@ -16,6 +16,7 @@ from common.base.errors import UserError
 from common.data.keyed import KeyedBatches
 from common.data.loader import EvaluationLoader, LoaderConfig, TrainStream
 from common.data.move import Loaded, map_tensors, to_device
+from common.data.order import EpochOrder
 from common.data.plan import EpochPlan, evaluation_keys
 from common.data.view import View
 from common.distributed import Rank
@@ -25,6 +26,11 @@ from tests.conftest import Runs, load, same
 from tests.parts import Graph
 
 CPU = torch.device("cpu")
+
+
+def shuffled(size: int, seed: int = 0) -> EpochOrder:
+    """The usual order of a data set with `size` samples."""
+    return EpochOrder({"type": "shuffle"}, range(size), seed)
 
 
 class Noisy:
@@ -42,7 +48,7 @@ class Noisy:
 
 
 def stream_of(dataset: Any, *, worker: int = 0, batch_size: int = 3, accumulate: int = 1, seed: int = 7) -> TrainStream:
-    plan = EpochPlan(len(dataset), batch_size=batch_size, accumulate=accumulate, seed=seed)
+    plan = EpochPlan(shuffled(len(dataset), seed), batch_size=batch_size, accumulate=accumulate)
     return TrainStream(dataset, plan, LoaderConfig(), worker=worker, device=CPU)
 
 
@@ -98,7 +104,7 @@ Tensor = torch.Tensor
 def test_every_sample_once_and_weighted_alike(size: int, batch: int, accumulate: int, world: int) -> None:
     """QQ-23: whatever the ranks and windows, weights give the mean over the samples of each window, last included."""
     plans = [
-        EpochPlan(size, batch_size=batch, accumulate=accumulate, rank=rank, world_size=world, seed=5)
+        EpochPlan(shuffled(size, 5), batch_size=batch, accumulate=accumulate, rank=rank, world_size=world)
         for rank in range(world)
     ]
     used: list[int] = []
@@ -132,23 +138,23 @@ def test_resume_continues_with_the_samples_not_yet_seen_for_any_number_of_ranks(
             for index in indices
         ]
 
-    whole = read(EpochPlan(50, batch_size=4, seed=1), 0)
-    plans = [EpochPlan(50, batch_size=2, rank=rank, world_size=3, seed=1) for rank in range(3)]
+    whole = read(EpochPlan(shuffled(50, 1), batch_size=4), 0)
+    plans = [EpochPlan(shuffled(50, 1), batch_size=2, rank=rank, world_size=3) for rank in range(3)]
     rest = [index for plan in plans for index in read(plan, 20)]
     assert sorted(rest) == sorted(whole[20:])
 
 
 def test_drop_last_leaves_out_the_last_window_only_when_not_full() -> None:
-    dropped = EpochPlan(10, batch_size=4, drop_last=True)
+    dropped = EpochPlan(shuffled(10), batch_size=4, drop_last=True)
     assert (
         [window.samples for window in dropped.global_batches(Position())]
         == [4, 4]
         == [len(indices) for each in dropped.global_batches(Position()) for indices in each.indices]
     )
     assert list(dropped.global_batches(Position()))[-1].after.epoch == 1
-    assert EpochPlan(8, batch_size=4, drop_last=True).steps_per_epoch == 2
+    assert EpochPlan(shuffled(8), batch_size=4, drop_last=True).steps_per_epoch == 2
     with pytest.raises(UserError, match="no optimizer step: 3 samples, but one step takes 4"):
-        EpochPlan(3, batch_size=4, drop_last=True)
+        EpochPlan(shuffled(3), batch_size=4, drop_last=True)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
