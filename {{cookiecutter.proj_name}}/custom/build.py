@@ -97,8 +97,10 @@ def build_stream(config: Config, rank: Rank, seed: int) -> BatchStream:
             worker=config.worker,
             rank=rank,
             seed=seed,
+            limit=config.debug.max_samples,
         )
     order = EpochOrder(config.loader.order, dataset, seed)
+    check_same({"its first samples": order(0)[:8].tolist()}, rank, "has another loader.order than rank 0")
     plan = EpochPlan(
         order.size,
         order=order,

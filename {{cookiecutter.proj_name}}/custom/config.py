@@ -38,7 +38,8 @@ from custom.stages import StageConfig, stage_layers, stage_problems
 
 @section
 class SplitsConfig:
-    """The data. `type` names a data set (see --list); other keys are its arguments, except `eval_batch_size`.
+    """The data. `type` names a data set (see --list); other keys are its arguments, except `eval_batch_size` and
+    `transforms`, a list of steps for each sample: `[{type: ..., arguments}, ...]`.
 
     `val` and `eval` may hold several named data sets: `{clean: {type: ...}, shifted: {type: ...}}`.
     """

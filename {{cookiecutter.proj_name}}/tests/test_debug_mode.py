@@ -10,8 +10,11 @@ import yaml
 
 import train
 from common import distributed
+from common.config import resolve
+from common.config.check import by_key
 from common.distributed import DistConfig
 from tests.conftest import CONFIG, PROJECT, Runs
+from custom.config import Config
 
 BUSY = "gpu_ids: [0, 1]\ndist: {processes: 2}\nworker: 2\ncheckpoint: {background: true}\n"
 
@@ -66,7 +69,12 @@ def debugged(runs: Runs, config: Path, *words: str) -> Path:
 @pytest.mark.parametrize("config", SHIPPED, ids=str)
 def test_every_shipped_config(runs: Runs, config: Path) -> None:
     """D13: --debug runs to its end whatever a config sets."""
-    assert json.loads((debugged(runs, PROJECT / config) / "status.json").read_text())["state"] == "finished"
+    values, words = resolve(Config, [PROJECT / config]).values, []
+    if start := values["init_from"]["path"]:  # of a run that comes first
+        weights = runs.train("--model", "{type: ConvModel}", "--progress.max_steps", "1", name="first")
+        words = [f"--{key}={weights / 'checkpoints' / 'latest.pt'}" for key, value in by_key(values) if value == start]
+    folder = debugged(runs, PROJECT / config, *words)
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "WarmUpCosineLR"])

@@ -33,7 +33,7 @@ BUDGET = {
     "progress": 185,
     "failure": 400,
     "run": 420,
-    "data": 860,
+    "data": 865,
     "optim": 905,
     "checkpoint": 745,
     "monitor": 550,

@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-import common.optim.optimizer
 import train
 from common.config.registry import DATASET_REGISTRY
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
@@ -254,16 +252,11 @@ def test_optimizers_by_name(runs: Runs, name: str) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_rates_of_named_groups(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A project that gives its groups names and rates finds them under these names in every record."""
-
-    def groups(model: nn.Module) -> list[dict[str, Any]]:
-        named = list(model.named_parameters())
-        return [{"name": "body", "params": named[:-2], "lr": 0.01}, {"name": "head", "params": named[-2:], "lr": 0.1}]
-
-    monkeypatch.setattr(common.optim.optimizer, "parameter_groups", groups)
-    values = metrics(runs.train("--progress.epoch", "1"), "train")[-1]["values"]
-    assert (values["lr_body"], values["lr_head"]) == (0.01, 0.1)
+def test_rates_of_named_groups(runs: Runs) -> None:
+    """R-24: groups of the config have their names in every record."""
+    words = ["--optim.groups", "[{match: head.*, lr_mult: 100, name: top}]", "--progress.epoch", "1"]
+    values = metrics(runs.train(*words), "train")[-1]["values"]
+    assert (values["lr_rest"], values["lr_top"]) == (1e-3, 0.1)
     assert not {"lr", "lr_0", "lr_1"} & values.keys()
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 import common.checkpoint.state
 import common.data.keyed
 import common.data.loader
-import common.trainer
+import common.update
 import train
 from common.checkpoint import write_checkpoint
 from common.trainer import Trainer
@@ -412,7 +412,7 @@ def test_a_checkpoint_that_records_less(runs: Runs) -> None:
 
 def without_settling() -> None:
     """A trainer that skips the step for nothing."""
-    setattr(common.trainer, "warm_up_ddp", lambda model, loss, rank: None)  # noqa: B010 - not exported there
+    setattr(common.update, "warm_up_ddp", lambda model, trained, loss, rank: None)  # noqa: B010 - not exported there
 
 
 # Buckets so small that every layer has its own: their order is then what decides in which order gradients are added.
