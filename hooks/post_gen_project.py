@@ -33,7 +33,13 @@ EXAMPLES = (
     "segmentation", "self_supervised", "stages", "stream", "text",
 )  # fmt: skip
 EXAMPLE_FILES = ("__init__.py", "config.yaml", "data.py", "metric.py", "model.py", "next_word.yaml", "task.py")
-EXAMPLE_TESTS = ("__init__.py", "runs.py", "test_examples.py", *(f"test_{name}.py" for name in EXAMPLES))
+EXAMPLE_TESTS = (
+    "__init__.py",
+    "runs.py",
+    "test_examples.py",
+    "test_metrics.py",
+    *(f"test_{name}.py" for name in EXAMPLES),
+)
 
 TEXT_SUFFIXES = {"", ".cfg", ".ini", ".json", ".md", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 TEXT_SUFFIXES |= {".py", ".cpp", ".cu", ".cuh", ".h"}

@@ -81,19 +81,19 @@ class Trainer:
         """The position as the task knows it."""
         return Place(self.at.step, self.at.epoch, self.total_steps, self.stream.steps_per_epoch)
 
-    def begin_stage(self, before: Updates | None = None) -> None:
-        """Build everything that the settings of the stage decide; `before`: the updates of the stage before it."""
+    def begin_stage(self) -> None:
+        """Build everything that the settings of the stage decide."""
         config = self.stages.config
+        self.task.zero_grad()
+        vars(self).pop("updates", None)  # frees the wrappers of the stage before it
         self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
         self.task.at = self.place
         self.task.loss.weigh(config.loss)
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(config.optim, self.task, self.task.groups())
+        self.optimizer = build_optimizer(config.optim, self.task, self.task.groups(), getattr(self, "optimizer", None))
         self.schedule = self.stages.schedule(self.optimizer)
         self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
-        if before is not None:
-            before.end(self.optimizer)
         sample = partial(self.stream.sample_batch, full=config.prepare.compile.enabled)
         clip, meter = Clip(config.optim), self.monitor.meter
         self.updates = Updates(self.task, self.strategy, self.optimizer, clip, meter, self.rank, sample)
@@ -102,7 +102,7 @@ class Trainer:
         """Begin the stage that is due, if it is another one."""
         settings, stream = self.stages.config, self.stream
         if self.stages.advance(self.at):
-            self.begin_stage(self.updates)
+            self.begin_stage()
             if self.stream is not stream:
                 stream.close()
             changed = [change.arrow for change in changes(*map(to_jsonable_python, (settings, self.stages.config)))]
@@ -286,7 +286,7 @@ class Trainer:
         report = accept_changes(state, self.state, type(self.config)(), self.config.allow_changes, self.rank)
         if "stages" in state and self.config.stages:  # first: an optimizer loads the state of its own parameters
             self.stages.load_state_dict(state["stages"])
-            self.begin_stage(self.updates)
+            self.begin_stage()
         self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), path))
         self.progress.at = at = resumed_position(self.at, self.stream.epoch_size)
         self.saver.saved_step = at.step

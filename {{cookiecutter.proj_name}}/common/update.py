@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
@@ -19,7 +18,6 @@ from common.model.warm_up import warm_up_ddp
 from common.monitor.meter import Meter
 from common.optim import Clip, needs_closure
 from common.optim.groups import group_name
-from common.optim.optimizer import hand_over
 from common.progress import Position
 from common.task import Task
 
@@ -75,13 +73,6 @@ class Updates:
         self._has_counts = type(task).count is not Task.count
         self.by_name = {name: self._begin(name) for name in task.updates()}
         self._tried: set[str] = set()
-
-    def end(self, following: Optimizer) -> None:
-        """End these updates; `following` is the optimizer of those that come next."""
-        hand_over(self.optimizer, following)
-        for update in self.by_name.values():
-            if isinstance(update.model, DistributedDataParallel):
-                update.model._remove_autograd_hooks()  # they would exchange the next wrapper's gradients too
 
     def take(self, step: Step, at: Position) -> bool:
         """Every update of this step, at position `at`. False if one was skipped (see `Precision.step`)."""

@@ -214,6 +214,29 @@ def test_two_ranks_train_as_one(runs: Runs, stages: str) -> None:
 
 
 @pytest.mark.slow
+def test_sharded_ranks_in_stages(runs: Runs) -> None:
+    """R-51: FSDP with another optimizer, rate and weight per stage; cut at the start of a stage and resumed."""
+    stages = (
+        "[{until: 4step, optim: {lr: 0.01}}, {until: 7step}, {optim: {optim_type: SGD}, loss: {size: {weight: 2}}}]"
+    )
+    model = ["--model", "{type: tests.test_stages.Still}", "--loss", CE, "--stages", stages]
+    given = resumable("plain", *model, "--precision.mode", "fp64")
+    runs.train(*given, name="one")
+    sharded = [*given, "--batch_size", "16", "--dist.strategy", "fsdp"]
+    several(runs, 2, runs.words(*sharded, name="two"))
+    apart(load(runs.root / "one"), load(runs.root / "two"))
+    several(runs, 2, runs.words(*sharded, name="cut"), at=5)
+    several(runs, 2, runs.words(*sharded, "--resume", "auto", name="cut"))
+    assert differing(final(runs.root / "two"), final(runs.root / "cut")) == []
+
+
+def test_a_debug_run_has_no_later_stages(runs: Runs) -> None:
+    """It is shorter than its stages."""
+    folder = runs.train("--debug", "--stages", "[{until: 30epoch}, {optim: {lr: 1}}]", name="debug")
+    assert metrics(folder, "stage") == []
+
+
+@pytest.mark.slow
 def test_two_updates_on_two_ranks(runs: Runs) -> None:
     """R-51: a task with several updates, each of which is wrapped anew."""
     given = [*TURNS, *QUIET, "--stages", "[{until: 4step}, {optim: {lr: 0.01}}]", "--precision.mode", "fp64"]

@@ -44,7 +44,7 @@ BUDGET = {
     "task": 130,
     "debug": 35,
     "run_context": 217,
-    "update": 130,
+    "update": 120,
     "trainer": 250,
 }
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.

@@ -55,7 +55,8 @@ class NearestReal(GatheredMetric):
 
     - `recognised`: share of generated images whose nearest real image is of the class that was asked for, 0..1.
     - `coverage`: share of real images that have a generated image of their class within the distance of their fifth
-      nearest real one of that class, 0..1 (Naeem et al. 2020). Low if the generator repeats itself.
+      nearest real one of that class, 0..1 (Naeem et al. 2020). Low if the generator repeats itself. Not covered are
+      images of a class with fewer than six.
     """
 
     higher_is_better = True
@@ -69,6 +70,7 @@ class NearestReal(GatheredMetric):
         generated, real, label = results["generated"].double(), results["real"].double(), results["label"]
         recognised = label[torch.cdist(generated, real).argmin(dim=1)] == label
         other_class = torch.where(label[:, None] == label, 0.0, torch.inf)
-        radius = (torch.cdist(real, real) + other_class).kthvalue(6, dim=1).values  # the first is the image itself
-        covered = (torch.cdist(real, generated) + other_class).amin(dim=1) <= radius
+        neighbours = (torch.cdist(real, real) + other_class).sort(dim=1).values  # the first is the image itself
+        radius = neighbours[:, :6].amax(dim=1)
+        covered = ((torch.cdist(real, generated) + other_class).amin(dim=1) <= radius) & radius.isfinite()
         return {"recognised": float(recognised.double().mean()), "coverage": float(covered.double().mean())}
