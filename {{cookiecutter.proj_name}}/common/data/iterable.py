@@ -249,3 +249,8 @@ class IterableStream(BatchStream):
                 f"checkpoint was saved inside an epoch, so it is resumed with as many, not {self.rank.world_size}"
             )
         self._start = states[self.rank.rank if self._batches.shares else 0]
+        if "sample" not in self._start:
+            raise UserError(
+                "dataset.train: an earlier version of this project saved the checkpoint inside an epoch, and for a data "
+                "set that is read in order its place there is not known; take its weights: --progress.start_epoch 0"
+            )

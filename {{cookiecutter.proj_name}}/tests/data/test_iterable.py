@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import UserError
+from common.checkpoint import write_checkpoint
 from common.data.iterable import IterableStream
 from common.data.loader import LoaderConfig, Step
 from common.distributed import Rank
@@ -247,6 +248,17 @@ def test_a_stream_with_state_resumes_exactly(runs: Runs, name: str, at: int) -> 
 
 
 @pytest.mark.slow
+def test_a_state_of_an_earlier_version_is_refused(runs: Runs) -> None:
+    """It had no place of its own: that of the run was right then."""
+    cut(runs, "plain", 3, *stream("StatefulStream"))
+    file = runs.root / "cut" / "checkpoints" / "latest.pt"
+    state = load(runs.root / "cut")
+    state["data"] = {"states": [{"dataset": each["dataset"]} for each in state["data"]["states"]]}
+    write_checkpoint(state, file)
+    assert runs.fail(*stream("StatefulStream", "--resume", "auto"), name="cut") == 2
+    assert "take its weights: --progress.start_epoch 0" in (runs.root / "cut" / "train.log").read_text()
+
+
 @pytest.mark.parametrize(("saved", "resumed"), [("2", "0"), ("0", "2")])
 def test_a_stream_with_state_and_workers_is_read_again(runs: Runs, saved: str, resumed: str) -> None:
     """Only the main process knows where it stands; the trial batch of two ranks does not move it on."""
