@@ -8,17 +8,18 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from common.base.errors import UserError
 from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.registry import import_path
-from common.distributed.sharded import is_sharded, local
+from common.distributed.sharded import is_sharded
 from common.optim.groups import Group, GroupConfig, LayerDecayConfig, log_groups, parameter_groups
 
 # Arguments with config keys of their own (lr, weight_decay), and the parameters themselves.
 _PROVIDED = ("params", "lr", "weight_decay")
+_FUSED_FORMATS = (torch.float32, torch.float64)
 
 
 @section
@@ -93,12 +94,6 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, own: Iterable[Gro
         groups = [{key: value for key, value in group.items() if key != "weight_decay"} for group in groups]
     named = [pair for group in groups for pair in group["params"]]
     sparse = _sparse(model)
-    dense = [name for name, parameter in named if parameter not in sparse]
-    if issubclass(cls, SparseAdam) and dense:
-        raise UserError(
-            f"optim.optim_type SparseAdam takes sparse gradients only, and {dense[0]} has dense ones; choose another, "
-            "or make every trained module an Embedding(sparse=True)"
-        )
     choice = {} if sparse else _fast_on_cpu(cls, config.args, [parameter for _, parameter in named])
     try:
         optimizer = _construct(cls, config, groups, choice)
@@ -138,18 +133,13 @@ def _fast_on_cpu(cls: type[Optimizer], args: dict[str, Any], parameters: list[Te
     The fused CPU kernels walk raw memory and so silently give wrong results if a gradient or a state has another
     memory layout than its parameter. Gradients of contiguous parameters are contiguous, hence that condition.
     """
-    for parameter in parameters:
-        part = local(parameter.data)
-        plain = type(part) is Tensor and part.device.type == "cpu" and part.is_contiguous()
-        if not plain or parameter.dtype not in (torch.float32, torch.float64):
-            return {}
-    if {"fused", "foreach", "differentiable", "capturable"} & args.keys():
+    plain = all(
+        type(data) is Tensor and data.device.type == "cpu" and data.is_contiguous() and data.dtype in _FUSED_FORMATS
+        for data in (parameter.data for parameter in parameters)
+    )
+    if not plain or {"fused", "foreach", "differentiable", "capturable"} & args.keys():
         return {}
-    if cls in (Adam, AdamW):
-        return {"fused": True}
-    if any(is_sharded(parameter) for parameter in parameters):
-        return {}  # torch has no other fused update for sharded weights
-    if cls is Adagrad or (cls is SGD and args.get("momentum", 0)):
+    if cls in (Adam, AdamW, Adagrad) or (cls is SGD and args.get("momentum", 0)):
         return {"fused": True}
     return {"foreach": False, "fused": False} if cls is SGD else {}
 
