@@ -14,7 +14,7 @@ from common.base.errors import UserError
 from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.registry import import_path
-from common.distributed.sharded import is_sharded
+from common.distributed.sharded import is_sharded, local
 from common.optim.groups import Group, GroupConfig, LayerDecayConfig, log_groups, parameter_groups
 
 # Arguments with config keys of their own (lr, weight_decay), and the parameters themselves.
@@ -135,11 +135,15 @@ def _fast_on_cpu(cls: type[Optimizer], args: dict[str, Any], parameters: list[Te
     """
     plain = all(
         type(data) is Tensor and data.device.type == "cpu" and data.is_contiguous() and data.dtype in _FUSED_FORMATS
-        for data in (parameter.data for parameter in parameters)
+        for data in (local(parameter.data) for parameter in parameters)
     )
     if not plain or {"fused", "foreach", "differentiable", "capturable"} & args.keys():
         return {}
-    if cls in (Adam, AdamW, Adagrad) or (cls is SGD and args.get("momentum", 0)):
+    if cls in (Adam, AdamW):
+        return {"fused": True}
+    if any(is_sharded(parameter) for parameter in parameters):
+        return {}  # torch has no other fused update for sharded weights
+    if cls is Adagrad or (cls is SGD and args.get("momentum", 0)):
         return {"fused": True}
     return {"foreach": False, "fused": False} if cls is SGD else {}
 
