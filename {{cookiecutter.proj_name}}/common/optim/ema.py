@@ -80,7 +80,7 @@ class Ema:
         `at` is the position before that step. Before `start`, the weights become the average.
         """
         self._steps += 1
-        if self._start.elapsed(at) < self._start.amount:
+        if self._start and self._start.elapsed(at) < self._start.amount:
             _copy(self._parts, self._weights(model))
             return
         if not self._shadow or self._steps % self._config.every:
