@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import torch
-from torch import nn
 
 from common.base.context import error_context
 from common.base.errors import UserError
@@ -161,9 +160,15 @@ class Evaluator:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode without gradients, after which modules and random streams are as they were."""
-        with torch.no_grad(), evaluation_mode(self.task), random_state_unchanged(self.rank.device):
-            yield
+        """Evaluation mode without gradients; afterwards modules (frozen ones too) and random streams are as before."""
+        modes = {module: module.training for module in self.task.modules()}
+        with torch.no_grad(), random_state_unchanged(self.rank.device):
+            self.task.eval()
+            try:
+                yield
+            finally:
+                for module, training in modes.items():
+                    module.training = training
 
     def _measure(self, batch: Any) -> tuple[Any, Any, Losses]:
         """A loaded batch on the device, with its output and losses."""
@@ -204,18 +209,6 @@ def _where(loader: EvaluationLoader, done: int) -> str:
     return f"{where}, batch {batch} of {batches}, samples {indices[0]} to {indices[-1]}"
 
 
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put every module in evaluation mode; afterwards each is as it was (a frozen part stays frozen)."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
-
-
 def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
     """Write `metrics.json` (full precision) and one PNG per picture to `folder`; named sets get a folder each."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -230,6 +223,6 @@ def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
 
 def table(result: SetResult) -> str:
     """The values, one line each, with all their digits."""
-    width = max(map(len, ["samples", *result.values]))
-    rows = [f"  {name:<{width}}  {value!r}" for name, value in result.values.items()]
-    return "\n".join([f"  {'samples':<{width}}  {result.samples}", *rows])
+    rows = {"samples": result.samples, **result.values}
+    width = max(map(len, rows))
+    return "\n".join(f"  {name:<{width}}  {value!r}" for name, value in rows.items())

@@ -30,18 +30,15 @@ class SampleBuffer:
                     f"metric.{self._metric}: every result must have one entry per sample, but {name} has {len(value)} "
                     f"for {len(indices)} samples"
                 )
-        self._batches.append((indices[0], {name: map_tensors(value, _own_copy) for name, value in results.items()}))
+        # A copy on the CPU too: a worker's tensor keeps a file of shared memory open, and a view its whole base alive.
+        own = map_tensors(results, lambda tensor: tensor.detach().to("cpu", copy=True))
+        self._batches.append((indices[0], own))
 
     def gather(self, rank: Rank) -> Results:
         """The results of all processes, in the order of the data set, on the main process; nothing on the others."""
         gathered = chain.from_iterable(gather_to_main(self._batches, rank))
         batches = [results for _, results in sorted(gathered, key=lambda batch: batch[0])]
         return {name: _joined([results[name] for results in batches]) for name in batches[0]} if batches else {}
-
-
-def _own_copy(tensor: Tensor) -> Tensor:
-    # A copy on the CPU too: a worker's tensor keeps a file of shared memory open, a view keeps its whole base alive.
-    return tensor.detach().to("cpu", copy=True)
 
 
 def _joined(parts: list[Any]) -> Any:

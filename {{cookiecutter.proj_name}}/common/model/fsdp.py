@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,16 +58,12 @@ class Sharded(Strategy):
         policy = _policy(config, precision, model)
         offload = CPUOffloadPolicy(pin_memory=rank.device.type == "cuda") if config.cpu_offload else OffloadPolicy()
         holding = [block for block in blocks if any(True for _ in block.parameters())]
+        shard = partial(fully_shard, mesh=mesh, offload_policy=offload)
+        inner = replace(policy, output_dtype=None)
         for block in holding:
-            fully_shard(
-                block,
-                mesh=mesh,
-                mp_policy=replace(policy, output_dtype=None),
-                offload_policy=offload,
-                reshard_after_forward=config.reshard_after_forward,
-            )
-        fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=False)
-        fully_shard(task, mesh=mesh, offload_policy=offload)  # losses and all else compute in their own format
+            shard(block, mp_policy=inner, reshard_after_forward=config.reshard_after_forward)
+        shard(model, mp_policy=policy, reshard_after_forward=False)
+        shard(task)  # losses and all else compute in their own format
         super().__init__(task, Precision() if policy.param_dtype else precision, f"sharded, {len(holding)} blocks")
         task.register_forward_hook(self._reshard_without_gradient)
         if broadcast and any(True for _ in task.buffers()):

@@ -1,6 +1,7 @@
 """What a task shows of itself at a log line."""
 
 from collections.abc import Mapping
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,13 @@ class Show:
         """A text of any length, for the log and TensorBoard."""
         if isinstance(self._writer, Writer):
             logger.info("{}:\n{}", name, text)
-        self._writer.text(self._step, f"task/{name}", text)
+        self._writer.add("text", self._step, f"task/{name}", indent(text, "    "))  # in Markdown: shown as it is
 
     def histogram(self, name: str, values: Any) -> None:
         """The distribution of numbers, a tensor or array of any shape, for TensorBoard."""
         if isinstance(values, Tensor):
             values = values.detach().float().cpu().numpy()
-        self._writer.histogram(self._step, f"task/{name}", np.asarray(values))
+        self._writer.add("histogram", self._step, f"task/{name}", np.asarray(values))
 
     def image(self, name: str, image: ArrayLike) -> None:
         """A picture (H, W), (H, W, 1) or (H, W, 3), floats from 0 to 1 or whole numbers to 255, for TensorBoard."""

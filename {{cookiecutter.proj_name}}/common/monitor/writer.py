@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from loguru import logger
@@ -51,26 +51,18 @@ class Writer:
         self.record(event, step=step, **where, values=values)
 
         def write(board: Any) -> None:
-            from tensorboard.compat.proto.summary_pb2 import Summary
-
-            # As `add_scalar` does it, but all in one event.
-            tagged = [Summary.Value(tag=f"{event}/{name}", simple_value=value) for name, value in values.items()]
-            board.file_writer.add_summary(Summary(value=tagged), step)
+            for name, value in values.items():
+                board.add_scalar(f"{event}/{name}", value, step)
 
         self._to_board(write)
 
+    def add(self, kind: Literal["text", "histogram", "image"], step: int, tag: str, value: Any, **options: Any) -> None:
+        """Write a text (Markdown), an array of numbers or a picture to TensorBoard, by its method `add_<kind>`."""
+        self._to_board(lambda board: getattr(board, f"add_{kind}")(tag, value, step, **options))
+
     def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
         """Write a picture (H, W, 3), RGB, to TensorBoard."""
-        self._to_board(lambda board: board.add_image(tag, image, step, dataformats="HWC"))
-
-    def text(self, step: int, tag: str, text: str) -> None:
-        """Write a text to TensorBoard."""
-        indented = "    " + text.replace("\n", "\n    ")  # Markdown: as it is
-        self._to_board(lambda board: board.add_text(tag, indented, step))
-
-    def histogram(self, step: int, tag: str, values: NDArray[Any]) -> None:
-        """Write the distribution of numbers to TensorBoard."""
-        self._to_board(lambda board: board.add_histogram(tag, values, step))
+        self.add("image", step, tag, image, dataformats="HWC")
 
     def record(self, event: str, **fields: Any) -> None:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""

@@ -28,12 +28,9 @@ class OptimConfig(ClipConfig, OptimizerConfig):
     __renamed__: ClassVar[dict[str, str]] = {
         "type": "optim_type",
         "maxiters": "it is now args.max_iter",
-        "momentum": "it is now args.momentum",
         "beta1": "it is now the first number of args.betas",
         "beta2": "it is now the second number of args.betas",
-        "betas": "it is now args.betas",
-        "eps": "it is now args.eps",
-        "centered": "it is now args.centered",
+        **{key: f"it is now args.{key}" for key in ("momentum", "betas", "eps", "centered")},
     }
 
     def problems(self) -> Iterator[Problem]:

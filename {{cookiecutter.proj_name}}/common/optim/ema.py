@@ -49,7 +49,8 @@ class Ema:
     """The floating point tensors of `model.state_dict()`, averaged in at least 32 bits; others are not averaged.
 
     Pass models without wrappers (DDP). Each process averages its own part of sharded weights (FSDP). With `decay` 0
-    there is no average, and every method does nothing. Until `start`, the model keeps its own weights in `applied`.
+    there is no average, and every method does nothing.
+    Until `start` the average is the weights.
 
     Args:
         metric: the one that chooses the best checkpoint; if it measures the weights themselves, these are what is used
@@ -61,26 +62,26 @@ class Ema:
         self._is_used = not (config.evaluate == "both" and metric.startswith(OWN))
         self._steps = 0
         self._updates = 0
-        self._is_applied = False
         self._start = Interval.parse(config.start, "epoch")
-        self._waits = bool(config.decay and self._start)
         state = model.state_dict() if config.decay else {}
         if config.device and any(is_sharded(value) for value in state.values()):
             raise UserError("optim.ema.device cpu: with dist.strategy fsdp the average is sharded; set it to null")
-        self._shadow = {name: _wide(self._copied(value)) for name, value in state.items() if _is_averaged(value)}
+        self._shadow = {
+            name: _wide(self._copied(value))
+            for name, value in state.items()
+            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+        }
         self._parts = [local(tensor) for tensor in self._shadow.values()]
 
     @torch.no_grad()
     def update(self, model: nn.Module, at: Position) -> None:
         """Update the average with the model's weights. Call it after every optimizer step that was not skipped.
 
-        `at` is the position before that step. The first step at `start` or later gives the first average.
+        `at` is the position before that step. Before `start`, the weights become the average.
         """
         self._steps += 1
-        if self._waits:
-            if not self._start or self._start.is_due(Position(), at):
-                self._waits = False
-                _copy(self._parts, self._weights(model))
+        if self._start and self._start.elapsed(at) < self._start.amount:
+            _copy(self._parts, self._weights(model))
             return
         if not self._shadow or self._steps % self._config.every:
             return
@@ -99,27 +100,23 @@ class Ema:
         """
         weights = self._weights(model)
         own = [self._copied(tensor) for tensor in weights]
-        self._is_applied = bool(self._shadow)
         try:
             # In place: references to this memory (compiled graphs, wrappers, the optimizer) stay valid.
-            _copy(weights, self._parts if average and not self._waits else own)
+            _copy(weights, self._parts if average else own)
             yield
         finally:
             _copy(weights, own)
-            self._is_applied = False
 
     @torch.no_grad()
     def reset(self, model: nn.Module) -> None:
         """Restart from the model's current weights. Needed if weights were loaded after the average was created."""
         self._steps = self._updates = 0
-        self._waits = bool(self._shadow and self._start)
         _copy(self._parts, self._weights(model))
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages (not copies; none until `start`) and the numbers of steps and updates; empty if turned off."""
-        self._refuse_while_applied()
+        """The averages (not copies) and the numbers of steps and updates; empty if turned off."""
         counts = {"steps": self._steps, "updates": self._updates, "is_used": self._is_used}
-        return {"shadow": {} if self._waits else self._shadow, **counts} if self._shadow else {}
+        return {"shadow": self._shadow, **counts} if self._shadow else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state of the same model. Raises `UserError` if it holds no average."""
@@ -130,9 +127,7 @@ class Ema:
                 f"optim.ema.decay {self._config.decay}: the checkpoint holds no average of the weights; set it to 0, "
                 "or start a new run from the weights with progress.start_epoch 0"
             )
-        self._waits = not state["shadow"]
-        if not self._waits:
-            _copy(self._parts, [local(state["shadow"][name]) for name in self._shadow])
+        _copy(self._parts, [local(state["shadow"][name]) for name in self._shadow])
         self._steps, self._updates = state["steps"], state["updates"]
 
     def _copied(self, tensor: Tensor) -> Tensor:
@@ -140,17 +135,8 @@ class Ema:
 
     def _weights(self, model: nn.Module) -> list[Tensor]:
         """The model's tensors in the order of `_parts`. Looked up each time, since a module may replace a buffer."""
-        self._refuse_while_applied()
         state = model.state_dict()
         return [local(state[name]) for name in self._shadow]
-
-    def _refuse_while_applied(self) -> None:
-        if self._is_applied:
-            raise RuntimeError("the weight average was used inside its own `applied`: leave the context first")
-
-
-def _is_averaged(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 A schedule is a function of `step`, counted from the end of the warm-up: a resumed run needs no history. It can also
 take these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `milestones`
-(`lr_steps`, counted like `step`), and the keys of optim.lr_scheduler in `SHARED_KEYS`. All others come from
-`optim.lr_scheduler.args`. A schedule that depends on validation results is a `StatefulFactor`.
+(`lr_steps`, counted like `step`), and the keys of optim.lr_scheduler. All others come from `optim.lr_scheduler.args`.
+A schedule that depends on validation results is a `StatefulFactor`.
 """
 
 import math
@@ -14,11 +14,6 @@ from typing import Any
 
 from common.base.errors import UserError
 from common.config.registry import SCHEDULE_REGISTRY
-
-SHARED_KEYS = (
-    "lr_gamma", "min_factor", "power", "pct_start", "div_factor", "final_div_factor",
-    "patience", "threshold", "cooldown", "mode",
-)  # fmt: skip
 
 
 @SCHEDULE_REGISTRY.register()

@@ -3,17 +3,17 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from loguru import logger
 from pydantic import Field
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.config import Problem, section
+from common.config import section
 from common.config.names import matched, parents
 
 if TYPE_CHECKING:
@@ -58,11 +58,6 @@ class LayerDecayConfig:
     )
     factor: Annotated[float, Field(gt=0.0, le=1.0, description="1 turns it off")] = 1.0
 
-    def problems(self) -> Iterator[Problem]:
-        """A factor without blocks."""
-        if self.factor != 1 and not self.blocks:
-            yield Problem("blocks", self.blocks, "names no block", 'write the blocks of the model, as in "layers.*"')
-
 
 def parameter_groups(config: "OptimizerConfig", task: nn.Module, own: Iterable[Group] = ()) -> list[dict[str, Any]]:
     """The trainable parameters in named groups: those of `own` as given there, all others as configured.
@@ -73,15 +68,20 @@ def parameter_groups(config: "OptimizerConfig", task: nn.Module, own: Iterable[G
         UserError: no parameter is trainable, a pattern matches nothing, or it is not clear where one belongs.
     """
     names = dict(task.named_parameters(remove_duplicate=False))
-    given = _given(own, names)
+    given = _assigned(own, names, "groups()")
     inside = dict(getattr(task, "model", task).named_parameters(remove_duplicate=False))  # the same names, by design
-    sources = (_matched(config.groups, names), _layers(config.layer_decay, inside))
+    entries = _assigned(_entries(config.groups, names), names, "optim.groups")
+    sources = (entries, _layers(config.layer_decay, inside))
     without_decay = _without_decay(config.no_decay, task, names)
     rest = "rest" if given or any(sources) else "all"
     groups: dict[str, dict[str, Any]] = {}
-    for name, parameter in _trainable(task):
+    trainable = [(name, parameter) for name, parameter in task.named_parameters() if parameter.requires_grad]
+    if not trainable:
+        total = len(list(task.parameters()))
+        raise UserError(f"{type(task).__name__}: none of its {total} parameters requires a gradient; unfreeze some")
+    for name, parameter in trainable:
         parts = [given[parameter]] if parameter in given else [each[parameter] for each in sources if parameter in each]
-        label = _joined([part.name for part in parts]) or rest
+        label = ".".join(part.name for part in parts) or rest
         decay = next((part.weight_decay for part in parts if part.weight_decay is not None), config.weight_decay)
         if decay and parameter in without_decay:
             label, decay = label + _NO_DECAY, 0.0
@@ -114,73 +114,51 @@ def learning_rates(optimizer: Optimizer) -> dict[str, float]:
     return {group_name(group): float(group["lr"]) for group in optimizer.param_groups}
 
 
-def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if lazy := [name for name, parameter in trainable if is_lazy(parameter)]:
-        raise UserError(
-            f"{lazy[0]} has no shape before the model has seen data: give its layer the size (Linear, not LazyLinear)"
-        )
-    if not trainable:
-        total = sum(1 for _ in model.parameters())
-        raise UserError(f"{type(model).__name__}: none of its {total} parameters requires a gradient; unfreeze some")
-    return trainable
-
-
-def _given(own: Iterable[Group], names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:
-    """The group of each parameter that the task lists."""
-    known = {parameter: name for name, parameter in names.items()}
-    found: dict[nn.Parameter, Group] = {}
-    for group, parameter in ((each, parameter) for each in own for parameter in each.parameters):
-        if parameter not in known:
+def _assigned(groups: Iterable[Group], names: Mapping[str, nn.Parameter], where: str) -> dict[nn.Parameter, Group]:
+    """The group of each parameter: where several have it, the one that lies within all others."""
+    sets = sorted(((set(group.parameters), group) for group in groups), key=lambda each: len(each[0]))
+    for inside, group in sets:
+        for parameter in inside.difference(names.values()):
             shape = tuple(parameter.shape)
-            raise UserError(f"groups(): {group.name} has a parameter of shape {shape} that is not part of the task")
-        if parameter in found:
-            raise UserError(f"groups(): {known[parameter]} is in {found[parameter].name} and again in {group.name}")
-        found[parameter] = group
-    return found
-
-
-def _matched(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:
-    """The entry of each parameter: where several match it, the one that lies within all others."""
+            raise UserError(f"{where}: {group.name} has a parameter of shape {shape} that is not part of the task")
     found: dict[nn.Parameter, Group] = {}
-    matches = []
-    for at, entry in enumerate(entries):
-        patterns = [entry.match] if isinstance(entry.match, str) else entry.match
-        label = entry.name or "+".join(pattern.strip("*.") for pattern in patterns) or "matched"
-        inside = {names[name] for name in matched(patterns, list(names), f"optim.groups[{at}].match")}
-        matches.append((inside, Group(label, inside, entry.lr_mult, entry.weight_decay), entry.match))
-    matches.sort(key=lambda each: len(each[0]))
     for name, parameter in names.items():
-        mine = [each for each in matches if parameter in each[0]]
-        for other in mine[1:]:
-            if not mine[0][0] < other[0]:
+        mine = [each for each in sets if parameter in each[0]]
+        for inside, group in mine[1:]:
+            if not mine[0][0] < inside:
                 raise UserError(
-                    f"optim.groups: {name} matches {mine[0][2]} and {other[2]}, and neither lies within the other: "
-                    "narrow one of them, or add an entry for the parameters that both match"
+                    f"{where}: {name} is in {mine[0][1].name} and in {group.name}, and neither lies within the other: "
+                    "narrow one of them, or add a group for the parameters that are in both"
                 )
         if mine:
             found[parameter] = mine[0][1]
     return found
 
 
+def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) -> Iterator[Group]:
+    for at, entry in enumerate(entries):
+        patterns = [entry.match] if isinstance(entry.match, str) else entry.match
+        label = entry.name or "+".join(pattern.strip("*.") for pattern in patterns) or "matched"
+        inside = [names[name] for name in matched(patterns, list(names), f"optim.groups[{at}].match")]
+        yield Group(label, inside, entry.lr_mult, entry.weight_decay)
+
+
 def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:
     """The block of each of the model's parameters that is in one or before the first one."""
-    blocks: list[str] = []
-    found: dict[nn.Parameter, Group] = {}
     if config.factor == 1:
-        return found
+        return {}
+    blocks: list[str] = []  # with a dot at the end
     for name in matched(config.blocks, parents(names), "optim.layer_decay.blocks"):
-        if not name.startswith(tuple(f"{block}." for block in blocks)):
-            blocks.append(name)
-    if len(blocks) == 1:
-        raise UserError(f"optim.layer_decay.blocks: {blocks[0]} is one module; name those in it: {blocks[0]}.*")
-    started = False
-    for name, parameter in names.items():
-        at = next((at for at, block in enumerate(blocks) if name.startswith(f"{block}.")), -1)
-        started = started or at >= 0
-        if at >= 0 or not started:
-            label = blocks[at] if at >= 0 else "below_blocks"
-            found.setdefault(parameter, Group(label, (), config.factor ** (len(blocks) - 1 - at)))
+        if not name.startswith(tuple(blocks)):
+            blocks.append(f"{name}.")
+    if len(blocks) < 2:
+        hint = "".join(blocks) or "layers."
+        raise UserError(f"optim.layer_decay.blocks: {config.blocks} is no list of blocks; write {hint}*, for example")
+    below = list(takewhile(lambda name: not name.startswith(tuple(blocks)), names))
+    layers = {"below_blocks": below} | {block[:-1]: [n for n in names if n.startswith(block)] for block in blocks}
+    found: dict[nn.Parameter, Group] = {}
+    for height, (label, inside) in enumerate(reversed(layers.items())):  # a shared parameter is in the lowest
+        found |= {names[name]: Group(label, (), config.factor**height) for name in inside}
     return found
 
 
@@ -200,8 +178,3 @@ def _without_decay(
         chosen = list(inside) if isinstance(module, _NORMS) else list(declared()) if callable(declared) else []
         found |= {inside[name] for name in matched(chosen, list(inside), f"{type(module).__name__}.no_decay()")}
     return found
-
-
-def _joined(names: Sequence[str]) -> str:
-    """The name of a group that has an entry and a block: `backbone` and `backbone.layers.0` are the latter."""
-    return names[-1] if len(names) == 2 and names[1].startswith(f"{names[0]}.") else ".".join(names)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from common.base.errors import UserError
 from common.config import Problem, section
@@ -19,6 +19,7 @@ from common.optim.groups import Group, GroupConfig, LayerDecayConfig, log_groups
 
 # Arguments with config keys of their own (lr, weight_decay), and the parameters themselves.
 _PROVIDED = ("params", "lr", "weight_decay")
+_FUSED_FORMATS = (torch.float32, torch.float64)
 
 
 @section
@@ -96,12 +97,6 @@ def build_optimizer(
         groups = [{key: value for key, value in group.items() if key != "weight_decay"} for group in groups]
     named = [pair for group in groups for pair in group["params"]]
     sparse = _sparse(model)
-    dense = [name for name, parameter in named if parameter not in sparse]
-    if issubclass(cls, SparseAdam) and dense:
-        raise UserError(
-            f"optim.optim_type SparseAdam takes sparse gradients only, and {dense[0]} has dense ones; choose another, "
-            "or make every trained module an Embedding(sparse=True)"
-        )
     choice = {} if sparse else _fast_on_cpu(cls, config.args, [parameter for _, parameter in named])
     try:
         optimizer = _construct(cls, config, groups, choice)
@@ -145,12 +140,11 @@ def _fast_on_cpu(cls: type[Optimizer], args: dict[str, Any], parameters: list[Te
     The fused CPU kernels walk raw memory and so silently give wrong results if a gradient or a state has another
     memory layout than its parameter. Gradients of contiguous parameters are contiguous, hence that condition.
     """
-    for parameter in parameters:
-        part = local(parameter.data)
-        plain = type(part) is Tensor and part.device.type == "cpu" and part.is_contiguous()
-        if not plain or parameter.dtype not in (torch.float32, torch.float64):
-            return {}
-    if {"fused", "foreach", "differentiable", "capturable"} & args.keys():
+    plain = all(
+        type(data) is Tensor and data.device.type == "cpu" and data.is_contiguous() and data.dtype in _FUSED_FORMATS
+        for data in (local(parameter.data) for parameter in parameters)
+    )
+    if not plain or {"fused", "foreach", "differentiable", "capturable"} & args.keys():
         return {}
     if cls in (Adam, AdamW):
         return {"fused": True}

@@ -10,15 +10,14 @@ from loguru import logger
 from pydantic import Field
 from torch.optim import Optimizer
 
+from common.base.context import error_context
 from common.base.errors import UserError
 from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.registry import SCHEDULE_REGISTRY, Registered
-from common.optim.factors import SHARED_KEYS, StatefulFactor
+from common.optim.factors import StatefulFactor
 from common.optim.groups import group_name
 from common.progress import EpochInterval, Interval
-
-_PROVIDED = ("step", "steps", "milestones", *SHARED_KEYS)  # arguments that do not come from `args`
 
 
 @section
@@ -73,9 +72,9 @@ class LrSchedulerConfig:
     def problems(self) -> Iterator[Problem]:
         """Types that are not schedules, wrong arguments, and lengths of 0."""
         yield from self._type_problems()
-        if self.tmax is not None and not _period("tmax", self.tmax):
+        if self.tmax is not None and not Interval.parse(self.tmax, "epoch"):
             yield Problem("tmax", self.tmax, "must be above 0; null means the end of the run")
-        if not self.lr_steps or not all(_period("lr_steps", length) for length in self.lr_steps):
+        if not self.lr_steps or not all(Interval.parse(each, "epoch") for each in self.lr_steps):
             yield Problem("lr_steps", self.lr_steps, "needs at least one, and each above 0")
 
     def _type_problems(self) -> Iterator[Problem]:
@@ -89,7 +88,8 @@ class LrSchedulerConfig:
             )
             yield Problem("type", self.type, "is no function of the step", hint)
             return
-        provided = tuple(name for name in _PROVIDED if name in parameter_names(target))
+        ours = {"step", "steps", "milestones", *vars(self)}  # these do not come from `args`
+        provided = tuple(name for name in parameter_names(target) if name in ours)
         yield from check_arguments(
             target, self.args, "args", lambda: f"{self.type} ({SCHEDULE_REGISTRY.where(self.type)})", provided
         )
@@ -158,58 +158,35 @@ def build_schedule(
     `steps_per_epoch` is None for data without length. `shorten`: the run is cut short for debugging, so a warm-up that
     does not fit into it is shortened. Raises `UserError` if the schedule needs an unknown number.
     """
-    warmup = _warmup_steps(config, steps_per_epoch)
+    warmup = _steps("warmup", config.warmup, steps_per_epoch)
+    if config.type == "WarmUpCosineLR":
+        warmup = warmup or _steps("lr_steps", config.lr_steps[0], steps_per_epoch)
     if shorten and config.tmax is None and total_steps is not None and warmup >= total_steps:
         logger.warning("debug: the warm-up of {} steps is shortened, since this run has only {}", warmup, total_steps)
         warmup = total_steps - 1
     target = SCHEDULE_REGISTRY.get(config.type)
     parameters = inspect.signature(target).parameters
-    arguments = {key: getattr(config, key) for key in SHARED_KEYS if key in parameters}
+    arguments = {key: value for key, value in vars(config).items() if key in parameters}
     arguments |= fit_arguments(target, config.args)
     if "milestones" in parameters:
         arguments["milestones"] = [_steps("lr_steps", each, steps_per_epoch) - warmup for each in config.lr_steps]
     if "steps" in parameters:
-        arguments["steps"] = _steps_after_warmup(config, warmup, total_steps, steps_per_epoch)
+        end = _steps("tmax", config.tmax, steps_per_epoch) or total_steps
+        if end is None:
+            raise UserError(
+                f"optim.lr_scheduler.type {config.type} ends with the run, whose length is not known; "
+                'set optim.lr_scheduler.tmax in steps, as in "10000step", or give the run progress.max_steps'
+            )
+        if end <= warmup:
+            rule = f"{config.type} is reached at step {end}, in a warm-up of {warmup}"
+            raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")
+        arguments["steps"] = end - warmup
     factor = target(**arguments) if isinstance(target, type) else partial(target, **arguments)
     schedule = Schedule(optimizer, config.type, factor, warmup, config.warmup_factor)
     schedule.factor(0)  # rejects wrong arguments now, not in the first step
     return schedule
 
 
-def _warmup_steps(config: LrSchedulerConfig, steps_per_epoch: int | None) -> int:
-    if config.type == "WarmUpCosineLR" and not Interval.parse(config.warmup, "epoch"):
-        return _steps("lr_steps", config.lr_steps[0], steps_per_epoch)
-    return _steps("warmup", config.warmup, steps_per_epoch)
-
-
-def _steps_after_warmup(
-    config: LrSchedulerConfig, warmup: int, total_steps: int | None, steps_per_epoch: int | None
-) -> int:
-    if config.tmax is not None:
-        key, end = "tmax", _steps("tmax", config.tmax, steps_per_epoch)
-    elif total_steps is not None:
-        key, end = "tmax (the end of the run)", max(1, total_steps)
-    else:
-        raise UserError(
-            f"optim.lr_scheduler.type {config.type} ends with the run, whose length is not known; "
-            'set optim.lr_scheduler.tmax in steps, as in "10000step", or give the run progress.max_steps'
-        )
-    if end <= warmup:
-        raise UserError(
-            f"optim.lr_scheduler.{key} is reached at step {end}, in a warm-up of {warmup}; shorten the warm-up"
-        )
-    return end - warmup
-
-
-def _period(key: str, length: int | float | str | None) -> Interval:
-    try:
-        return Interval.parse(length, "epoch")
-    except UserError as error:
-        raise UserError(f"{key}: {error}") from error
-
-
 def _steps(key: str, length: int | float | str | None, steps_per_epoch: int | None) -> int:
-    try:
-        return _period(key, length).in_steps(steps_per_epoch)
-    except UserError as error:
-        raise UserError(f"optim.lr_scheduler.{key} {length}: {error}") from error
+    with error_context(lambda: f"in optim.lr_scheduler.{key} {length}"):
+        return Interval.parse(length, "epoch").in_steps(steps_per_epoch)

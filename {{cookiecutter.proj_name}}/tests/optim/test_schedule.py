@@ -302,7 +302,7 @@ def test_a_schedule_that_ends_needs_to_know_when(build, kind: str) -> None:
     """QQ-25, R-38: without a length of the run, `tmax` in steps is asked for, and then enough."""
     with pytest.raises(UserError, match=rf"{kind}.*lr_scheduler\.tmax in steps"):
         build(f"{{type: {kind}}}", total=None)
-    with pytest.raises(UserError, match=r"tmax 5.*no length"):
+    with pytest.raises(UserError, match=r"no length.*\n.*lr_scheduler\.tmax 5"):
         build(f"{{type: {kind}, tmax: 5}}", total=None, epoch=None)
     known = rates(build(f"{{type: {kind}, tmax: 60step}}", total=None, epoch=None))
     assert known == rates(build(f"{{type: {kind}}}"))
@@ -313,7 +313,7 @@ def test_the_others_run_without_end(build, kind: str) -> None:
     """QQ-25: an endless run over data without length, as long as lengths are in steps."""
     found = rates(build(f"{{type: {kind}, lr_steps: [5step], warmup: 3step}}", total=None, epoch=None))
     assert found[3] > 0
-    with pytest.raises(UserError, match=r"lr_scheduler\.warmup 3.*in steps"):
+    with pytest.raises(UserError, match=r"in steps.*\n.*lr_scheduler\.warmup 3"):
         build(f"{{type: {kind}, warmup: 3}}", total=None, epoch=None)
 
 
