@@ -1,7 +1,7 @@
 """Problems of a configuration, and where its values were written."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -101,6 +101,21 @@ def shorten(value: Any, width: int = 60) -> str:
     words = {None: "null", True: "true", False: "false"}
     text = words[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= width else f"{text[: width - 4]} ..."
+
+
+def join(key: str, part: str | int) -> str:
+    """The dotted key of the item at a key or index of the value at `key`."""
+    return f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}".removeprefix(".")
+
+
+def overlapping(keys: Collection[str], others: Collection[str]) -> list[str]:
+    """Those of `others` that lie in one of `keys`, or contain one. A list counts as a whole."""
+    whole = [key.partition("[")[0] for key in keys]
+    return [each for each in others if any(_is_within(each, key) or _is_within(key, each) for key in whole)]
+
+
+def _is_within(key: str, above: str) -> bool:
+    return key == above or key.startswith((f"{above}.", f"{above}["))
 
 
 def place(path: str | Path) -> str:
