@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, join, overlapping, rule_of
-from common.config.schema import bare, child, keys_of, run_checks, section_of, suggest
-from common.config.source import Node
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, overlapping, rule_of
+from common.config.schema import Key, bare, child, keys_of, run_checks, section_of, suggest
+from common.config.source import Node, by_key, plain
 
 T = TypeVar("T")
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -25,33 +25,34 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
 
     `problems`: those found earlier. Further problems of the same keys follow from them, and are left out.
     """
-    checker = _Checker(schema, problems)
+    checker = _Checker(schema, list(problems))
     config: T = checker.section(tree.value, schema, "")
     keys = [problem.key for problem in problems if problem.key]
-    found = [checker.placed(each) for each in checker.problems if each in problems or not overlapping([each.key], keys)]
+    places = {key: node.origin for key, node in by_key(tree) if key}
+    found = [
+        _placed(each, places) for each in checker.problems if each in problems or not overlapping([each.key], keys)
+    ]
     if found:
         raise ConfigError([problem for at, problem in enumerate(found) if problem not in found[:at]])
-    return config, checker.places
+    return config, places
 
 
+@dataclasses.dataclass
 class _Checker:
-    """Walks nodes and schema together; collects problems, and where each value was written."""
+    """Walks nodes and schema together, and collects problems."""
 
-    def __init__(self, root: type, problems: list[Problem]) -> None:
-        self.root = root
-        self.problems = list(problems)
-        self.places: dict[str, Origin] = {}
+    root: type
+    problems: list[Problem]
 
     def section(self, entries: Mapping[str, Node], schema: type, key: str) -> Any:
         """The section at `key`; ABSENT if a required key is missing."""
         prefix = f"{key}." if key else ""
         for name, node in entries.items():
             if name not in keys_of(schema):
-                self._report_unknown(schema, prefix, name, node)
-        values = {
-            name: self._field(entries.get(name), field.annotation, prefix + name, field.default)
-            for name, field in keys_of(schema).items()
-        }
+                hint = "it is only allowed at the top level of a file"
+                hint = hint if name == "$BASE" else suggest(self.root, schema, prefix, name)
+                self.problems.append(Problem(prefix + name, plain(node), "unknown key", hint, node.origin))
+        values = {name: self._field(entries.get(name), field, prefix + name) for name, field in keys_of(schema).items()}
         if ABSENT in values.values():
             return ABSENT
         known = [problem.key for problem in self.problems]
@@ -67,58 +68,38 @@ class _Checker:
             return ABSENT
         return made
 
-    def _field(self, node: Node | None, annotation: Any, key: str, default: Any) -> Any:
+    def _field(self, node: Node | None, field: Key, key: str) -> Any:
         """The value of one field; its default if it is missing or wrong."""
         if node is None:
-            self.problems += [Problem(key, ABSENT, "is required")] if default is ABSENT else []
-            return default
-        below, item = section_of(annotation), child(annotation, 0)
-        self.places[key] = node.origin
-        if below is not None and isinstance(node.value, dict) and not node.problem:
+            self.problems += [Problem(key, ABSENT, "is required")] if field.default is ABSENT else []
+            return field.default
+        below, item = section_of(field.annotation), child(field.annotation, 0)
+        if below is not None and isinstance(node.value, dict):
             made = self.section(node.value, below, key)
-            return default if made is ABSENT else made
-        if section_of(item) is not None and isinstance(node.value, list) and not node.problem:  # a list of sections
-            items = [self._field(one, item, f"{key}[{at}]", ABSENT) for at, one in enumerate(node.value)]
-            return default if ABSENT in items else items
-        before = len(self.problems)
-        plain = self._plain(node, key)
-        if dataclasses.is_dataclass(bare(annotation)) and not isinstance(plain, dict):
-            self.problems.append(Problem(key, plain, "must be a section"))
-        if len(self.problems) > before:
-            return default
+            return field.default if made is ABSENT else made
+        if section_of(item) is not None and isinstance(node.value, list):  # a list of sections
+            one = Key("", item, "", ABSENT)
+            items = [self._field(each, one, f"{key}[{at}]") for at, each in enumerate(node.value)]
+            return field.default if ABSENT in items else items
+        value = plain(node)
+        if dataclasses.is_dataclass(bare(field.annotation)):
+            self.problems.append(Problem(key, value, "must be a section"))
+            return field.default
         try:
-            value = TypeAdapter(annotation, config=_STRICT).validate_json(json.dumps(plain))
+            made = TypeAdapter(field.annotation, config=_STRICT).validate_json(json.dumps(value))
         except ValidationError as error:
-            self.problems += _problems_of(error, plain, key)
-            return default
-        self.problems += run_checks(annotation, plain, key)
-        return value
+            self.problems += _problems_of(error, value, key)
+            return field.default
+        self.problems += run_checks(field.annotation, value, key)
+        return made
 
-    def _plain(self, node: Node, key: str) -> Any:
-        """The node as plain data."""
-        self.places[key] = node.origin
-        if node.problem:
-            self.problems.append(Problem(key, _shown(node.value), node.problem))
-        if isinstance(node.value, list):
-            return [self._plain(item, join(key, at)) for at, item in enumerate(node.value)]
-        if isinstance(node.value, dict):
-            return {name: self._plain(item, join(key, name)) for name, item in node.value.items()}
-        return node.value
 
-    def _report_unknown(self, parent: type, prefix: str, name: str, node: Node) -> None:
-        hint = (
-            "it is only allowed at the top level of a file"
-            if name == "$BASE"
-            else suggest(self.root, parent, prefix, name)
-        )
-        self.problems.append(Problem(prefix + name, _shown(node.value), "unknown key", hint, node.origin))
-
-    def placed(self, problem: Problem) -> Problem:
-        """`problem` with the origin of its key, or of the nearest enclosing section that was written."""
-        key = problem.key
-        while key and self.places.get(key, DEFAULT) == DEFAULT:
-            key = key.rpartition("." if key[-1] != "]" else "[")[0]
-        return dataclasses.replace(problem, origin=problem.origin or self.places.get(key, DEFAULT))
+def _placed(problem: Problem, places: Mapping[str, Origin]) -> Problem:
+    """`problem` with the origin of its key, or of the nearest enclosing section that was written."""
+    key = problem.key
+    while key and places.get(key, DEFAULT) == DEFAULT:
+        key = key.rpartition("." if key[-1] != "]" else "[")[0]
+    return dataclasses.replace(problem, origin=problem.origin or places.get(key, DEFAULT))
 
 
 def _problems_of(error: ValidationError, plain: Any, key: str) -> Iterator[Problem]:
@@ -134,8 +115,4 @@ def _problems_of(error: ValidationError, plain: Any, key: str) -> Iterator[Probl
         found.setdefault(at, (value, []))[1].append(item)
     for at, (value, items) in found.items():
         if not any(other.startswith((f"{at}.", f"{at}[")) for other in found):
-            yield Problem(at, ABSENT if isinstance(value, dict) else value, rule_of(items))
-
-
-def _shown(value: Any) -> Any:
-    return ABSENT if isinstance(value, (dict, list)) else value
+            yield Problem(at, value, rule_of(items))

@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 
 from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, shorten
 from common.config.schema import child, keys_of, metadata, only_text, section_of
-from common.config.source import Node, list_items, read_file, scalar_node
+from common.config.source import Node, list_items, plain, read_file, scalar_node
 
 
 def flatten(paths: Sequence[Path]) -> list[Node]:
@@ -42,9 +42,7 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
         else:
             _visit(target, trail, done)
             continue
-        raise ConfigError(
-            [Problem("$BASE", base.value if isinstance(base.value, str) else ABSENT, rule, hint, base.origin)]
-        )
+        raise ConfigError([Problem("$BASE", plain(base), rule, hint, base.origin)])
     done[path.resolve()] = body
 
 

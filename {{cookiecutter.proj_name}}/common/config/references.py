@@ -7,7 +7,7 @@ from dataclasses import replace
 from common.config.layers import node_of
 from common.config.problem import ABSENT, Origin, Problem, join, overlapping, shorten
 from common.config.schema import nearest
-from common.config.source import Node, by_key, fill_in, references_in
+from common.config.source import Node, by_key, fill_in, plain, references_in
 
 
 class References:
@@ -27,7 +27,7 @@ class References:
 
         `trail`: keys of the references that led here.
         """
-        if node.refers or (node.problem and isinstance(node.value, str)):
+        if node.refers or node.problem:
             if key not in self._done:
                 made = self._followed(node, key, trail)
                 self.problems += [made] if isinstance(made, Problem) else []
@@ -47,9 +47,13 @@ class References:
         None if a target has a problem, which is reported by itself.
         """
         if node.problem:
-            return Problem(key, node.value, node.problem, origin=node.origin)
+            return Problem(key, plain(node), node.problem, origin=node.origin)
         if key in trail:
-            return self._loop(trail[trail.index(key) :])
+            loop = trail[trail.index(key) :]
+            first = loop.index(min(loop))
+            loop = (*loop[first:], *loop[: first + 1])
+            origin = self._nodes[loop[0]].origin
+            return Problem(loop[0], ABSENT, "the references form a loop", " -> ".join(loop), origin)
         places, texts = [str(node.origin)], {}
         for name in references_in(node.value):
             target = self._target(name, (*trail, key))
@@ -73,11 +77,6 @@ class References:
                 made = self.resolved(node, above, trail)
                 self._nodes |= by_key(made, above) if made else ()
         return self.resolved(self._nodes[name], name, trail) if name in self._nodes else None
-
-    def _loop(self, keys: tuple[str, ...]) -> Problem:
-        first = keys.index(min(keys))
-        keys = (*keys[first:], *keys[: first + 1])
-        return Problem(keys[0], ABSENT, "the references form a loop", " -> ".join(keys), self._nodes[keys[0]].origin)
 
 
 def _hint(name: str, known: Collection[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from typing_extensions import dataclass_transform  # in `typing` from Python 3.11 on
 
-from common.config.problem import ABSENT, RESERVED, Problem, SectionCheck, join
+from common.config.problem import ABSENT, RESERVED, Problem, join
 
 T = TypeVar("T")
 
@@ -60,6 +60,9 @@ def choices_of(annotation: Any) -> list[str]:
 
 
 def _meaning(annotation: Any) -> str:
+    """Of a section: the first paragraph of its docstring; of another field: its description."""
+    if section := section_of(annotation):
+        return " ".join((section.__doc__ or "").partition("\n\n")[0].split())
     described = (item.description for item in metadata(annotation) if isinstance(item, FieldInfo))
     return " ".join(" ".join(filter(None, described)).split())
 
@@ -105,9 +108,13 @@ def child(annotation: Any, part: str | int) -> Any:
 
 
 def run_checks(annotation: Any, value: Any, key: str) -> Iterator[Problem]:
-    """Problems found by the checks attached to a type, and to the item type of its list or mapping."""
+    """Problems of a plain value, by the rules attached to a type, and to the item type of its list or mapping.
+
+    Such a rule is about one field, and its type cannot express it: `Annotated[dict[str, Any], MyRule()]`, with a method
+    `check(value, key)` that yields problems and builds nothing.
+    """
     for item in metadata(annotation):
-        if isinstance(item, SectionCheck):
+        if hasattr(item, "check"):
             yield from item.check(value, key)
     if isinstance(value, (dict, list)):
         for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
@@ -128,10 +135,10 @@ def admits(annotation: Any, *wanted: Any) -> bool:
 def only_text(annotation: Any) -> bool:
     """Whether only text (or null) fits: then `007` and `true` stay text, as typed."""
     found = [member for member in members(annotation) if member is not type(None)]
-    words = [value for member in found if get_origin(member) is Literal for value in get_args(member)]
-    others = [member for member in found if get_origin(member) is not Literal]
-    return (
-        bool(found) and all(isinstance(word, str) for word in words) and all(_is(each, (str, Path)) for each in others)
+    return bool(found) and all(
+        _is(each, (str, Path))
+        or (get_origin(each) is Literal and all(isinstance(word, str) for word in get_args(each)))
+        for each in found
     )
 
 

@@ -46,6 +46,13 @@ def by_key(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:
             yield from by_key(inner, join(key, part))
 
 
+def plain(node: Node) -> Any:
+    """A node as plain data."""
+    if isinstance(node.value, dict):
+        return {name: plain(each) for name, each in node.value.items()}
+    return [plain(each) for each in node.value] if isinstance(node.value, list) else node.value
+
+
 # --- scalars -----------------------------------------------------------------------------------------------------
 
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
