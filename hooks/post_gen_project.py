@@ -27,6 +27,20 @@ OPS = {
     "tests/ops": ["__init__.py", "conftest.py", "test_build.py", "test_operators.py", "test_training.py"],
 }
 
+# The examples: the folders, and the files that each may have. Beside them may lie examples of the user's own.
+EXAMPLES = (
+    "boxes", "distillation", "gan", "language_model", "metric_learning", "model_from_string", "regression",
+    "segmentation", "self_supervised", "stages", "stream", "text",
+)  # fmt: skip
+EXAMPLE_FILES = ("__init__.py", "config.yaml", "data.py", "metric.py", "model.py", "next_word.yaml", "task.py")
+EXAMPLE_TESTS = (
+    "__init__.py",
+    "runs.py",
+    "test_examples.py",
+    "test_metrics.py",
+    *(f"test_{name}.py" for name in EXAMPLES),
+)
+
 TEXT_SUFFIXES = {"", ".cfg", ".ini", ".json", ".md", ".sh", ".toml", ".txt", ".yaml", ".yml"}
 TEXT_SUFFIXES |= {".py", ".cpp", ".cu", ".cuh", ".h"}
 
@@ -55,6 +69,14 @@ def drop_unwanted(root, answers):
         drop_empty(
             root / "custom" / "ops" / "src", root / "custom" / "ops", root / "common" / "ops", root / "tests" / "ops"
         )
+    if answers["examples"] == "none":
+        files = [f"{folder}/{name}" for folder in EXAMPLES for name in EXAMPLE_FILES]
+        for name in ("__init__.py", "digits.py", "README.md", *files):
+            (root / "examples" / name).unlink(missing_ok=True)
+        for name in EXAMPLE_TESTS:
+            (root / "tests" / "examples" / name).unlink(missing_ok=True)
+        folders = [root / "examples" / folder for folder in EXAMPLES]
+        drop_empty(*folders, root / "examples", root / "tests" / "examples")
     if answers["ci"] == "none":
         (root / ".github" / "workflows" / "ci.yml").unlink(missing_ok=True)
         drop_empty(root / ".github" / "workflows", root / ".github")

@@ -11,7 +11,9 @@ REPO = Path(__file__).resolve().parent.parent
 TEMPLATE = REPO / "{{cookiecutter.proj_name}}"
 RENDERED = {"README.md", "LICENSE", "pyproject.toml"}
 CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
-NON_DEFAULT = {"proj_name": "spin-lab", "custom_name": "spinlab", "license": "none", "ci": "none", "ops": "no"}
+NON_DEFAULT = {
+    "proj_name": "spin-lab", "custom_name": "spinlab", "license": "none", "ci": "none", "ops": "no", "examples": "all"
+}  # fmt: skip
 
 Render = Callable[..., Path]
 

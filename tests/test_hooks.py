@@ -101,6 +101,22 @@ def test_a_users_own_files_are_left_alone(tmp_path: Path, settings: Path) -> Non
     assert not (project / "custom").exists()
 
 
+def test_examples_of_ones_own_are_left_alone(tmp_path: Path, settings: Path) -> None:
+    """Rendered without the examples over a project that has some of its own, one of them beside a shipped one."""
+    project = fresh(tmp_path, settings, **NON_DEFAULT)
+    mine = {
+        "examples/mine/task.py": "MINE = 1\n",
+        "examples/gan/notes.md": "mine\n",
+        "tests/examples/test_mine.py": "\n",
+    }
+    for path, text in mine.items():
+        (project / path).parent.mkdir(exist_ok=True)
+        (project / path).write_text(text)
+    run_hook(project, {**NON_DEFAULT, "examples": "none"})
+    left = {path: text.decode() for path, text in contents(project).items() if "examples/" in path}
+    assert left == mine
+
+
 def test_leftovers_of_tools_are_dropped(post_gen: ModuleType, tmp_path: Path) -> None:
     """The template is tested in place, so caches may lie in it when somebody renders it."""
     for name in ("__pycache__", "common/__pycache__", ".ruff_cache/x", ".git/.mypy_cache"):

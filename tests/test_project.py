@@ -65,8 +65,11 @@ def test_types(copy: Render) -> None:
 
 @pytest.mark.slow
 def test_own_tests(copy: Render) -> None:
-    """D-09, D-10: the project's own tests pass under its own name."""
-    run(copy(**NON_DEFAULT), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS)
+    """D-09, D-10: the project's own tests pass under its own name; of the examples, which do not name it, the fast."""
+    project = copy(**NON_DEFAULT)
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS]
+    run(project, *pytest_, "--ignore", "tests/examples")
+    run(project, *pytest_, "tests/examples", "-m", "not slow")
 
 
 @pytest.mark.slow

@@ -36,8 +36,10 @@ def pyproject(project: Path) -> dict[str, dict[str, object]]:
 
 
 def test_default_answers_give_every_file_of_the_template(render: Render) -> None:
-    """CT-64, CT-65: nothing is lost, nothing is added."""
-    assert files(render()).keys() == files(TEMPLATE).keys()
+    """CT-64, CT-65: nothing but the examples is lost, nothing is added."""
+    project = render()
+    assert files(project).keys() == files(TEMPLATE).keys() - examples()
+    assert list(project.rglob("examples")) == []
 
 
 def test_other_answers_drop_and_rename_files(render: Render) -> None:
@@ -57,6 +59,22 @@ def operators() -> set[str]:
     return {path for path in files(TEMPLATE) if "/ops/" in path or path in whole}
 
 
+def examples() -> set[str]:
+    """Every file of the template that is there for the examples alone."""
+    found = {path for path in files(TEMPLATE) if path.startswith(("examples/", "tests/examples/"))}
+    assert len(found) > 60
+    return found
+
+
+def test_nothing_else_speaks_of_the_examples(render: Render) -> None:
+    """Without them, no file imports them or names one of their files."""
+    for path, file in files(render()).items():
+        left = re.search(rb"examples[/.]\w", file.read_bytes())
+        assert left is None, f"{path}: {left}"
+    readme = (render(examples="all") / "README.md").read_text(encoding="utf-8")
+    assert "examples/README.md" in readme
+
+
 def test_nothing_else_speaks_of_the_operators(render: Render) -> None:
     """XP-02: without them, no file imports them or names one of their files."""
     for path, file in files(render(ops="no")).items():
@@ -66,15 +84,17 @@ def test_nothing_else_speaks_of_the_operators(render: Render) -> None:
 
 
 def test_each_option_works_alone(render: Render) -> None:
-    assert files(TEMPLATE).keys() - files(render(license="none")).keys() == {"LICENSE"}
-    assert files(TEMPLATE).keys() - files(render(ci="none")).keys() == {".github/workflows/ci.yml"}
-    assert files(TEMPLATE).keys() - files(render(ops="no")).keys() == operators()
+    default = files(render()).keys()
+    assert default - files(render(license="none")).keys() == {"LICENSE"}
+    assert default - files(render(ci="none")).keys() == {".github/workflows/ci.yml"}
+    assert default - files(render(ops="no")).keys() == operators()
+    assert files(render(examples="all")).keys() - default == examples()
     assert (render(custom_name="spinlab") / "LICENSE").is_file()
 
 
 def test_code_is_copied_byte_for_byte(render: Render) -> None:
     """Only the named files are rendered; all others are the template's own, with their permissions."""
-    project = files(render())
+    project = files(render(examples="all"))
     for path, source in files(TEMPLATE).items():
         if path not in RENDERED:
             assert project[path].read_bytes() == source.read_bytes(), path

@@ -63,7 +63,8 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     task = build_task(config, seed, rank, first_weights=False)
     precision.cast(task).to(rank.device)
     load_weights(task, averaged_state_dict(task_state(state), state["ema"]), str(path))
-    task.at = Place(state["position"]["step"], state["position"]["epoch"])
+    task.at = Place(state["position"]["step"], state["position"]["epoch"], *state["about"].get("lengths", ()))
+    task.loss.weigh(config.in_stage(state.get("stages", {}).get("number", 0)).loss)
     loaders = build_evaluation(config, config.split, rank, seed)
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")

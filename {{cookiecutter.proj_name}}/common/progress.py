@@ -30,6 +30,18 @@ class Position(NamedTuple):
     epoch_size: int = 0
 
 
+class Place(NamedTuple):
+    """The position as a task knows it: optimizer steps done, epochs completed; of the run and of an epoch, the steps.
+
+    `total` and `steps_per_epoch` are None where unknown.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    total: int | None = None
+    steps_per_epoch: int | None = None
+
+
 def resumed_position(at: Position, epoch_size: int) -> Position:
     """The position for data of `epoch_size` samples. Raises `UserError` inside an epoch of another size."""
     if at.sample and at.epoch_size != epoch_size:

@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -24,18 +24,10 @@ from common.optim import OptimConfig
 from common.optim.gradients import DebugConfig
 from common.optim.groups import Group
 from common.optim.precision import Precision
-from common.progress import ProgressConfig
+from common.progress import Place, ProgressConfig
 from common.run.paths import DirConfig
 
 __all__ = ["EngineConfig", "Group", "Parts", "Place", "Task", "fixed"]
-
-
-class Place(NamedTuple):
-    """Where training is: optimizer steps done, epochs completed, and the steps of the whole run, where known."""
-
-    step: int = 0
-    epoch: int = 0
-    total: int | None = None
 
 
 class Task(nn.Module, ABC):
@@ -55,14 +47,21 @@ class Task(nn.Module, ABC):
         at: set before each step and each evaluation.
     """
 
-    at = Place()
-
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:
         """A subclass may take further keyword arguments: the keys of the config's section `task`."""
         super().__init__()
         self.model = model
         self.loss = loss
         self.metric = metric
+
+    @property
+    def at(self) -> Place:
+        """The position of the run, on which the weights of losses depend too."""
+        return self.loss.at
+
+    @at.setter
+    def at(self, place: Place) -> None:
+        self.loss.at = place
 
     @abstractmethod
     def output(self, batch: Any) -> Any:
@@ -153,6 +152,7 @@ class Parts:
         task: unwrapped, on the CPU; the trainer prepares it, see `common.model`.
         val: the validation sets, which choose the best checkpoint; usually one.
         evaluation: the evaluation sets, for the reported numbers.
+        stage_streams: training data of the stages, by number; of all others it is `stream`.
     """
 
     task: Task
@@ -160,6 +160,7 @@ class Parts:
     stream: BatchStream
     val: Sequence[EvaluationLoader]
     evaluation: Sequence[EvaluationLoader]
+    stage_streams: Mapping[int, BatchStream] = field(default_factory=dict)
 
 
 class EngineConfig(Protocol):
@@ -190,7 +191,15 @@ class EngineConfig(Protocol):
     def debug(self) -> DebugConfig: ...
 
     @property
+    def loss(self) -> dict[str, Any] | None: ...
+
+    @property
     def optim(self) -> OptimConfig: ...
+
+    @property
+    def stages(self) -> Sequence[Any]: ...
+
+    def in_stage(self, number: int) -> "EngineConfig": ...
 
     @property
     def prepare(self) -> PrepareConfig: ...

@@ -6,12 +6,13 @@ from functools import partial
 
 import torch
 from loguru import logger
+from pydantic_core import to_jsonable_python
 
 from common.base.context import error_context
 from common.base.files import warn_on_oserror
 from common.checkpoint import CheckpointFolder, Saver
 from common.checkpoint.finite import are_finite, bad_loss, not_finite
-from common.checkpoint.guarantee import accept_changes, fingerprint
+from common.checkpoint.guarantee import accept_changes, changes, fingerprint
 from common.checkpoint.state import RunState, task_state
 from common.data.loader import EvaluationLoader, Step
 from common.data.whereabouts import whereabouts
@@ -21,9 +22,10 @@ from common.evaluation.best import BestTracker
 from common.evaluation.evaluator import EvaluationInterrupted, Evaluator, SetResult, SplitResult, write_evaluation
 from common.failure.signals import StopSignals, exit_code
 from common.model import prepare
-from common.optim import Clip, Ema, build_optimizer, build_schedule
+from common.optim import Clip, Ema, build_optimizer
 from common.optim.ema import OWN
 from common.optim.gradients import log_gradients
+from common.optim.stages import Stages
 from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
 from common.task import EngineConfig, Parts, Place, Task
@@ -40,48 +42,33 @@ class Trainer:
 
     def __init__(self, config: EngineConfig, parts: Parts, run: RunContext) -> None:
         self.config, self.rank, self.paths, self.monitor = config, run.rank, run.paths, run.monitor
-        self.stream, self.val, self.evaluation = parts.stream, parts.val, parts.evaluation
+        self.parts, self.stream, self.val, self.evaluation = parts, parts.stream, parts.val, parts.evaluation
         self.best = BestTracker(config.best, config.early_stop, config.best_mode)
         self.triggers = Triggers(config.progress, self.stream.samples_per_step)
         self.stop_signals = StopSignals(self.rank)
-
-        self.task = parts.task
-        self.strategy = prepare(self.task, config.prepare, config.dist, parts.precision, self.rank)
-        self.precision = self.strategy.precision
-        self.parameters = [p for p in self.task.parameters() if p.requires_grad]
-        self.evaluator = Evaluator(
-            self.task, self.rank, self.precision, self.strategy.lockstep_forward, lambda: self.stop_signals.signal
-        )
         steps_per_epoch = self.stream.steps_per_epoch
         self.total_steps = total_steps(config.progress, steps_per_epoch)
-        self.optimizer = build_optimizer(config.optim, self.task, self.task.groups())
-        schedule, debug = config.optim.lr_scheduler, config.debug.debug_mode
-        self.schedule = build_schedule(schedule, self.optimizer, self.total_steps, steps_per_epoch, debug)
+        self.stages = Stages(config, self.total_steps, steps_per_epoch)
+        self.task = parts.task
+        self.strategy = prepare(self.task, self.stages.config.prepare, config.dist, parts.precision, self.rank)
+        precision, lockstep = self.strategy.precision, self.strategy.lockstep_forward
+        self.evaluator = Evaluator(self.task, self.rank, precision, lockstep, lambda: self.stop_signals.signal)
         self.ema = Ema(config.optim.ema, self.task, config.best.metric)
         keep_every = Interval.parse(config.checkpoint.keep_every, "step").in_steps(steps_per_epoch)
         folder = CheckpointFolder(self.paths.checkpoints, config.checkpoint.keep, keep_every)
         self.saver = Saver(folder, config.checkpoint, self.rank)
         self.progress = TrainState(Position(epoch_size=self.stream.epoch_size))
+        stages = {"stages": self.stages} if config.stages else {}
         self.state = RunState(
             self.task,
-            {
-                "ema": self.ema,
-                "optimizer": self.optimizer,
-                "schedule": self.schedule,
-                "precision": self.precision,
-                "best": self.best,
-                "data": self.stream,
-            },
+            {"ema": self.ema, "precision": precision, "best": self.best, **stages},
             rank=self.rank,
             fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about),
-            about={"config": run.values, "seed": run.seed},
+            about={"config": run.values, "seed": run.seed, "lengths": [self.total_steps, steps_per_epoch]},
         )
         self.register_state = self.state.register
         self.step: Step | None = None  # the latest step
-        self.task.at = self.place
-        sample = partial(self.stream.sample_batch, full=config.prepare.compile.enabled)
-        clip, meter = Clip(config.optim), self.monitor.meter
-        self.updates = Updates(self.task, self.strategy, self.optimizer, clip, meter, self.rank, sample)
+        self.begin_stage()
         set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)
 
     @property
@@ -92,7 +79,35 @@ class Trainer:
     @property
     def place(self) -> Place:
         """The position as the task knows it."""
-        return Place(self.at.step, self.at.epoch, self.total_steps)
+        return Place(self.at.step, self.at.epoch, self.total_steps, self.stream.steps_per_epoch)
+
+    def begin_stage(self) -> None:
+        """Build everything that the settings of the stage decide."""
+        config = self.stages.config
+        self.task.zero_grad()
+        vars(self).pop("updates", None)  # frees the wrappers of the stage before it
+        self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
+        self.task.at = self.place
+        self.task.loss.weigh(config.loss)
+        self.strategy.freeze(config.prepare.freeze)
+        self.parameters = [p for p in self.task.parameters() if p.requires_grad]
+        self.optimizer = build_optimizer(config.optim, self.task, self.task.groups(), getattr(self, "optimizer", None))
+        self.schedule = self.stages.schedule(self.optimizer)
+        self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
+        sample = partial(self.stream.sample_batch, full=config.prepare.compile.enabled)
+        clip, meter = Clip(config.optim), self.monitor.meter
+        self.updates = Updates(self.task, self.strategy, self.optimizer, clip, meter, self.rank, sample)
+
+    def next_stage(self) -> None:
+        """Begin the stage that is due, if it is another one."""
+        settings, stream = self.stages.config, self.stream
+        if self.stages.advance(self.at):
+            self.begin_stage()
+            if self.stream is not stream:
+                stream.close()
+            changed = [change.arrow for change in changes(*map(to_jsonable_python, (settings, self.stages.config)))]
+            logger.info("{} after step {}: {}", self.stages, self.at.step, "; ".join(changed) or "no change")
+            self.monitor.writer.record("stage", step=self.at.step + 1, stage=self.stages.number + 1, changed=changed)
 
     def train(self) -> Outcome:
         """Train from the current position to the end of the run, an early stop or a signal."""
@@ -110,6 +125,7 @@ class Trainer:
                 self.evaluate()
             self.run_pending()
             while not self.progress.is_over:
+                self.next_stage()
                 for step in self.stream.epoch(self.at):
                     self.monitor.batch_ready()
                     before = self.at
@@ -134,8 +150,9 @@ class Trainer:
     def train_step(self, step: Step) -> None:
         """The optimizer steps of all updates of the task, then what follows from the new weights."""
         self.step = step
+        self.next_stage()
         self.task.at = self.place
-        self.schedule.step(self.at.step, self.updates.rate)
+        self.schedule.step(self.at.step - self.stages.start, self.updates.rate)
         if self.updates.take(step, self.at):
             self.task.after_step()
             self.ema.update(self.task, self.at)
@@ -180,6 +197,7 @@ class Trainer:
         self.monitor.evaluation("val", self.at, result, best=is_best)
         value = result.values.get(self.best.config.metric)
         self.schedule.after_validation(value)
+        self.stages.after_validation(value)
         if reason := self.best.reason_to_stop(value):
             logger.info("stopping early: {}", reason)
             self.progress.stop(reason="early_stop")
@@ -266,6 +284,9 @@ class Trainer:
             logger.info("starting from the weights of {}", path)
             return
         report = accept_changes(state, self.state, type(self.config)(), self.config.allow_changes, self.rank)
+        if "stages" in state and self.config.stages:  # first: an optimizer loads the state of its own parameters
+            self.stages.load_state_dict(state["stages"])
+            self.begin_stage()
         self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), path))
         self.progress.at = at = resumed_position(self.at, self.stream.epoch_size)
         self.saver.saved_step = at.step

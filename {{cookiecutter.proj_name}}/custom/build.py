@@ -1,6 +1,7 @@
 """Builds the parts of a run from the config, for training and for evaluation."""
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,12 @@ def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
 
     Raises `UserError` if something does not exist, or if the classes of the data sets differ.
     """
+    stream = build_stream(config, rank, seed)
     parts = Parts(
         task=build_task(config, seed, rank),
         precision=build_precision(config.precision, rank.device),
-        stream=build_stream(config, rank, seed),
+        stream=stream,
+        stage_streams=build_stage_streams(config, rank, seed, stream),
         val=build_evaluation(config, "val", rank, seed),
         evaluation=build_evaluation(config, "eval", rank, seed),
     )
@@ -69,6 +72,12 @@ def build_task(config: Config, seed: int, rank: Rank, *, first_weights: bool = T
     task: Task = TASK_REGISTRY.build(config.task, model=model, loss=loss, metric=metric)
     check_names(task)
     check_patterns(task, config.prepare)
+    for number in range(len(config.stages)):
+        with error_context(lambda number=number: f"in stages[{number}].freeze"):  # type: ignore[misc]
+            check_patterns(task, frozen := config.in_stage(number).prepare)
+            trained = (name for name, parameter in task.named_parameters() if parameter.requires_grad)
+            if all(any(fnmatchcase(name, pattern) for pattern in frozen.freeze) for name in trained):
+                raise UserError("every parameter is frozen, so there is nothing to train")
     return task
 
 
@@ -88,8 +97,10 @@ def build_stream(config: Config, rank: Rank, seed: int) -> BatchStream:
             worker=config.worker,
             rank=rank,
             seed=seed,
+            limit=config.debug.max_samples,
         )
     order = EpochOrder(config.loader.order, dataset, seed)
+    check_same({"its first samples": order(0)[:8].tolist()}, rank, "has another loader.order than rank 0")
     plan = EpochPlan(
         order.size,
         order=order,
@@ -101,6 +112,20 @@ def build_stream(config: Config, rank: Rank, seed: int) -> BatchStream:
         drop_last=config.loader.drop_last,
     )
     return TrainStream(dataset, plan, config.loader, worker=config.worker, device=rank.device)
+
+
+def build_stage_streams(config: Config, rank: Rank, seed: int, usual: BatchStream) -> dict[int, BatchStream]:
+    """The training data of the stages that have their own, by number: as many samples as the `usual` ones."""
+    streams = {}
+    for number in [number for number, stage in enumerate(config.stages) if stage.dataset]:
+        with error_context(lambda number=number: f"in stages[{number}].dataset"):  # type: ignore[misc]
+            streams[number] = build_stream(config.in_stage(number), rank, seed)
+            if streams[number].epoch_size != usual.epoch_size:
+                raise UserError(
+                    f"dataset.train has {streams[number].epoch_size} samples in a stage, but {usual.epoch_size} for "
+                    "the run, which counts its epochs: every stage needs as many samples"
+                )
+    return streams
 
 
 def build_evaluation(config: Config, split: str, rank: Rank, seed: int) -> list[EvaluationLoader]:

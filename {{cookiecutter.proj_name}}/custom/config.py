@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from common.checkpoint import CheckpointConfig, InitConfig
-from common.config import ConfigError, Problem, section
+from common.config import ConfigError, Problem, overlaid, section
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
 from common.data.loader import DatasetSection, LoaderConfig
 from common.data.sets import EvaluationSection, sets_of
@@ -33,11 +33,13 @@ import custom.metric
 import custom.models
 import custom.schedules
 import custom.tasks  # noqa: F401 - importing the folders fills the registries
+from custom.stages import StageConfig, stage_layers, stage_problems
 
 
 @section
 class SplitsConfig:
-    """The data. `type` names a data set (see --list); other keys are its arguments, except `eval_batch_size`.
+    """The data. `type` names a data set (see --list); other keys are its arguments, except `eval_batch_size` and
+    `transforms`, a list of steps for each sample: `[{type: ..., arguments}, ...]`.
 
     `val` and `eval` may hold several named data sets: `{clean: {type: ...}, shifted: {type: ...}}`.
     """
@@ -104,6 +106,10 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
+    stages: Annotated[
+        list[StageConfig],
+        Field(description="[{until: 5epoch, freeze: [...], optim: {...}}, ...], see docs/stages.md; empty: one stage"),
+    ] = field(default_factory=list)
     progress: ProgressConfig = field(default_factory=ProgressConfig)
     best: BestConfig = field(default_factory=BestConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
@@ -116,6 +122,7 @@ class Config:
 
     def problems(self) -> Iterator[Problem]:
         """Rules that involve several sections; each section checks its own keys."""
+        yield from stage_problems(self)
         yield from check_names(self.metric, self.loss or {})
         if self.early_stop.patience and self.dataset.val is None:
             rule = "needs dataset.val: there is no validation to compare"
@@ -129,6 +136,10 @@ class Config:
         if scheduler.type == "plateau" and scheduler.mode != mode:
             rule = f"plateau follows best.metric, and the best value of {self.best.metric} is its {mode}"
             yield Problem("optim.lr_scheduler.mode", scheduler.mode, rule, f"set it to {mode}")
+
+    def in_stage(self, number: int) -> "Config":
+        """These settings in a stage, counted from 0. Raises `ConfigError`."""
+        return overlaid(type(self), *stage_layers(self, number)) if self.stages else self
 
     @property
     def best_mode(self) -> Mode:

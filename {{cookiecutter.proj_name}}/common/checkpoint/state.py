@@ -44,7 +44,7 @@ class RunState:
     """
 
     task: nn.Module
-    parts: Mapping[str, Stateful]
+    parts: dict[str, Stateful]
     rank: Rank
     fingerprint: Mapping[str, Any]
     about: Mapping[str, Any]

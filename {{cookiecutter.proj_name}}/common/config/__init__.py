@@ -8,7 +8,7 @@ against a signature, `show` and `reference` print, and `resolve` holds the entry
 from common.config.overrides import option_value
 from common.config.problem import ABSENT, ConfigError, Problem, place
 from common.config.reference import help_text, json_schema
-from common.config.resolve import Resolved, parse, resolve
+from common.config.resolve import Resolved, overlaid, parse, resolve
 from common.config.schema import nearest, section
 from common.config.show import dump
 
@@ -22,6 +22,7 @@ __all__ = [
     "json_schema",
     "nearest",
     "option_value",
+    "overlaid",
     "parse",
     "place",
     "resolve",

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
@@ -11,7 +11,7 @@ from pydantic_core import to_jsonable_python
 
 from common.base.errors import UserError
 from common.config.check import check
-from common.config.layers import complete, flatten, merge, not_a_file
+from common.config.layers import complete, flatten, merge, node_of, not_a_file
 from common.config.overrides import layer_of, read_options
 from common.config.problem import ABSENT, DEFAULT, RESERVED, ConfigError, Origin, Problem, place
 from common.config.reference import help_text
@@ -62,6 +62,14 @@ def resolve(
     tree = complete(references.resolved(tree) or tree, schema)
     config, origins = check(schema, tree, problems + references.problems)
     return Resolved(config, to_jsonable_python(config), origins)
+
+
+def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:
+    """A section from layers of plain values, each laid over the last. Raises `ConfigError`."""
+    tree = Node({}, DEFAULT)
+    for layer in layers:
+        tree = merge(tree, node_of(dict(layer), DEFAULT), schema)
+    return check(schema, complete(tree, schema), [])[0]
 
 
 def _existing(path: str | Path) -> Path:

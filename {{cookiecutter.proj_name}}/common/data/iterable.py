@@ -1,6 +1,7 @@
 """Training data that can only be read in sequence: streams, generated samples, data sets without a length."""
 
 import re
+import sys
 import zlib
 from collections.abc import Generator, Iterator, Mapping
 from copy import deepcopy
@@ -15,6 +16,7 @@ from common.base.errors import UserError
 from common.data.keyed import find_collate, loop_streams_unchanged, seed_all, set_epoch
 from common.data.loader import BatchStream, LoaderConfig, Step, make_loader
 from common.data.plan import GlobalBatch
+from common.data.view import kind_of
 from common.data.workers import read
 from common.distributed import Rank, gather_objects, max_over_ranks
 from common.distributed.seed import mix
@@ -57,8 +59,9 @@ class _Batches(IterableDataset[Any]):
     set with `share` gives each reader different records, and the reader keeps them all.
     """
 
-    def __init__(self, dataset: Any, batch_size: int, collate: Any, seed: int, rank: Rank) -> None:
+    def __init__(self, dataset: Any, batch_size: int, collate: Any, seed: int, rank: Rank, limit: int) -> None:
         self.dataset, self.batch_size, self.collate, self.seed = dataset, batch_size, collate, seed
+        self.limit = limit or sys.maxsize
         self.rank, self.ranks = rank.rank, rank.world_size
         self.shares = callable(getattr(dataset, "share", None))
         # Where the next pass begins: epoch, number of the micro-batch, and a state for the data set to continue from.
@@ -68,16 +71,16 @@ class _Batches(IterableDataset[Any]):
     def __iter__(self) -> Iterator[_MicroBatch]:
         info = torch.utils.data.get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        rank, ranks, reader = self.rank, self.ranks, 0
+        rank, ranks, reader, limit = self.rank, self.ranks, 0, self.limit
         if self.shares:
-            reader = rank * workers + worker
+            reader, limit = rank * workers + worker, -(-limit // (ranks * workers))
             if info:
                 self.dataset.share(reader, ranks * workers)
             rank, ranks, worker, workers = 0, 1, 0, 1  # each reader keeps all that it reads
         elif info:
             # A data set that shards itself by get_worker_info() would skip records; here every worker must read all.
             torch.utils.data._utils.worker._worker_info = None
-        source = self._begin(reader)
+        source = islice(self._begin(reader), max(limit - self.first * self.batch_size * ranks, 0))
         mark = 0
         for number in count(self.first):
             is_own = number % workers == worker
@@ -119,6 +122,8 @@ class IterableStream(BatchStream):
 
     If the data set has `state_dict` and `load_state_dict` and is read in the main process, a resumed run continues
     at exactly the next sample. Otherwise the epoch is read again up to there: exact if the data set repeats itself.
+
+    `limit`: records of an epoch at most, over all readers; with `share`, rounded up for each. 0: all.
     """
 
     def __init__(
@@ -131,15 +136,16 @@ class IterableStream(BatchStream):
         worker: int,
         rank: Rank,
         seed: int,
+        limit: int = 0,
     ) -> None:
         self.dataset, self.rank, self.accumulate, self.batch_size = dataset, rank, accumulate, batch_size
         if (order := config.order["type"]) not in ("shuffle", "sequential"):
-            kind = type(dataset).__name__
-            raise UserError(f"loader.order: {kind} can only be read in its own order, so it cannot be {order}")
+            raise UserError(f"loader.order: {kind_of(dataset)} is read in its own order, so it cannot be {order}")
         self.samples_per_step = batch_size * accumulate * rank.world_size
         self.drop_last = config.drop_last
         self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0
-        self._batches = _Batches(dataset, batch_size, find_collate(dataset, config.collate, training=True), seed, rank)
+        collate = find_collate(dataset, config.collate, training=True)
+        self._batches = _Batches(dataset, batch_size, collate, seed, rank, limit)
         self._shares = self._batches.shares
         if self._shares:
             dataset.share(rank.rank, rank.world_size)  # workers call it themselves when they begin to read
@@ -170,7 +176,7 @@ class IterableStream(BatchStream):
 
     def _no_samples(self, epoch: int) -> UserError:
         return UserError(
-            f"dataset.train: {type(self.dataset).__name__} gave no sample in epoch {epoch + 1}; each call of its "
+            f"dataset.train: {kind_of(self.dataset)} gave no sample in epoch {epoch + 1}; each call of its "
             "__iter__ must start from the beginning, and every process must have something to read"
         )
 
@@ -254,7 +260,7 @@ class IterableStream(BatchStream):
             if all(each.get("ended") for each in states):  # between epochs: every share starts anew
                 return
             raise UserError(
-                f"dataset.train: {type(self.dataset).__name__} was shared by {len(states)} process(es) when the "
+                f"dataset.train: {kind_of(self.dataset)} was shared by {len(states)} process(es) when the "
                 f"checkpoint was saved inside an epoch, so it is resumed with as many, not {self.rank.world_size}"
             )
         self._restored = states[self.rank.rank if self._shares else 0]

@@ -7,7 +7,7 @@ import numpy as np
 
 from common.base.errors import UserError
 from common.config.registry import ORDER_REGISTRY
-from common.data.keyed import loop_streams_unchanged, seed_all
+from common.data.keyed import loop_streams_unchanged, seed_all, set_epoch
 from common.data.plan import shuffled
 from common.distributed.seed import mix
 
@@ -41,6 +41,7 @@ class EpochOrder:
         size = len(self.dataset)
         with loop_streams_unchanged():
             seed_all(mix(self.seed, epoch))
+            set_epoch(self.dataset, epoch)
             order = np.asarray(self._function(size, self.seed, epoch, self.dataset))
         problem = ""
         if order.ndim != 1 or not len(order) or order.dtype.kind not in "iu":

@@ -11,7 +11,7 @@ import torch
 class SharedList(Sequence[Any]):
     """A list of picklable records that cannot be changed, held once for a process and all its loader workers.
 
-    Records are stored as bytes in one tensor, and unpickled when they are read (about 2 microseconds for a path and a
+    Records are stored as bytes in one tensor, and unpickled when they are read (some microseconds for a path and a
     label). An ordinary list is copied by every worker: with `fork` page by page, since reading an object changes its
     reference count; with `spawn` and `forkserver` at once. The tensor is not: forked workers never write to its pages,
     and PyTorch moves a tensor that it sends to a process into shared memory.

@@ -2,19 +2,22 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
 from torch import Tensor, nn
 
+from common.base.context import error_context
 from common.base.errors import UserError
-from common.config import Problem
+from common.config import ConfigError, Problem, overlaid
 from common.config.arguments import check_arguments
 from common.config.registry import LOSS_REGISTRY
 from common.distributed import Rank, gather_objects
 from common.evaluation.exact import ExactSum
+from common.evaluation.weight import WeightSchedule
 from common.monitor.meter import to_floats
+from common.progress import Place
 
 # Keys of a loss section that are read here; all others are arguments of the loss.
 _OWN = ("weight", "inputs")
@@ -38,6 +41,11 @@ class LossSections:
                 yield Problem(below, section, "is the name of the weighted sum; choose another one, with a type")
             section = {} if section is None else section
             own = {word: section[word] for word in _OWN if word in section} if isinstance(section, Mapping) else {}
+            if isinstance(own.get("weight"), Mapping):
+                try:
+                    overlaid(WeightSchedule, own.pop("weight"))
+                except ConfigError as error:
+                    yield from (replace(each, key=f"{below}.weight.{each.key}", origin=None) for each in error.problems)
             mapped = tuple(own["inputs"]) if isinstance(own.get("inputs"), Mapping) else ()
             yield from LOSS_REGISTRY.check(section, below, ignore=_OWN, default_type=name, mapped=mapped)
             yield from check_arguments(_Term, own, below, lambda: "every loss", provided=("name", "function"))
@@ -92,15 +100,16 @@ class LossFactory(nn.Module):
 
     def __init__(self, sections: Mapping[str, Any] | None) -> None:
         super().__init__()
+        self.at = Place()
         self.terms: list[_Term] = []
+        self._weights: dict[str, float | WeightSchedule] = {}
         sections = sections or {}
         for name, section in sections.items():
             section = section or {}
-            function = LOSS_REGISTRY.build({"type": name, **section}, ignore=_OWN)
-            term = _Term(name, function, **{word: section[word] for word in _OWN if word in section})
-            if term.weight == 0:
+            if section.get("weight") == 0:
                 continue
-            self.terms.append(term)
+            function = LOSS_REGISTRY.build({"type": name, **section}, ignore=_OWN)
+            self.terms.append(_Term(name, function, inputs=section.get("inputs")))
             if isinstance(function, nn.Module):
                 self.add_module(name.replace(".", "_"), function)
             elif _has_weights(function):
@@ -108,14 +117,28 @@ class LossFactory(nn.Module):
                 raise UserError(f"loss.{name}: its weights would not be trained; derive {kind} from nn.Module")
         if sections and not self.terms:
             raise UserError("loss: every weight is 0, so there is nothing to minimise; give one loss a weight")
+        self.weigh(sections)
+
+    def weigh(self, sections: Mapping[str, Any] | None) -> None:
+        """Take the weights from sections of these losses."""
+        for name, section in (sections or {}).items():
+            weight = (section or {}).get("weight", 1.0)
+            self._weights[name] = overlaid(WeightSchedule, weight) if isinstance(weight, Mapping) else weight
+
+    def weight(self, name: str) -> float:
+        """The weight of a loss at the position `at`."""
+        weight = self._weights[name]
+        with error_context(lambda: f"in loss.{name}.weight"):
+            return weight(self.at) if isinstance(weight, WeightSchedule) else weight
 
     def forward(self, output: Any, batch: Any) -> Losses:
         """`loss` and its parts; nothing if no loss is configured."""
         losses: Losses = {}
         total: Tensor | None = None
         for term in self.terms:
+            weight = self.weight(term.name)
             for name, value in by_part(term.name, term(output, batch)).items():
-                weighted = value if term.weight == 1.0 else value * term.weight
+                weighted = value if weight == 1.0 else value * weight
                 total = weighted if total is None else total + weighted
                 losses[name] = value
         return {} if total is None else {"loss": total, **losses}

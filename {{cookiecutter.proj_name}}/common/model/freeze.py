@@ -1,6 +1,7 @@
 """Parts of a model that are not trained."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import MethodType
 from typing import TypeVar
 
@@ -22,8 +23,8 @@ def fixed(module: M) -> M:
     return module
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Freeze the parameters that any of `patterns` matches, and log their names.
+def freeze(model: nn.Module, patterns: Sequence[str]) -> Callable[[], None]:
+    """Freeze the parameters that any of `patterns` matches, and log their names. Returns a function that undoes it.
 
     A fully frozen batch norm (any layer with running statistics) stays in evaluation mode: otherwise its
     statistics would change with every batch, and with them the frozen part.
@@ -32,20 +33,24 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         UserError: a pattern matches nothing.
     """
     if not patterns:
-        return
+        return partial(_thaw, [], [])
     names = parameter_names(model)
     chosen = matched(patterns, names, KEY)
     frozen = set(chosen)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name in frozen:
-            parameter.requires_grad_(False)
-    norms = 0
-    for name, module in model.named_modules():
-        if isinstance(module, _NormBase) and _is_frozen(name, module, names, frozen):
-            _keep_in_evaluation(module)
-            norms += 1
+    parameters = [each for name, each in model.named_parameters(remove_duplicate=False) if name in frozen]
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    norms = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, _NormBase) and _is_frozen(name, module, names, frozen) and "train" not in vars(module)
+    ]
+    for norm in norms:
+        _keep_in_evaluation(norm)
     text = "frozen: {} of {} parameters, {} norms in evaluation mode: {}"
-    logger.info(text, len(frozen), len(names), norms, listed(chosen))
+    logger.info(text, len(frozen), len(names), len(norms), listed(chosen))
+    return partial(_thaw, trained, norms)
 
 
 def parameter_names(model: nn.Module) -> list[str]:
@@ -77,7 +82,7 @@ class Trainable:
                 raise UserError(
                     f"{name} was {'unfrozen' if parameter.requires_grad else 'frozen'} after the model was prepared: "
                     f"the optimizer and the exchange of gradients do not know of it. Use {KEY}, or do it in the "
-                    "model's __init__. To change it in the course of training, start a second run with init_from"
+                    "model's __init__. To change it in the course of training, use stages"
                 )
 
 
@@ -98,6 +103,14 @@ def _keep_in_evaluation(module: nn.Module) -> None:
     """Make `module.train()` do nothing, also when a parent module calls it, and in a copy of the module."""
     module.eval()
     setattr(module, "train", MethodType(_unchanged, module))  # noqa: B010 - the type checker takes a method as fixed
+
+
+def _thaw(parameters: Iterable[nn.Parameter], norms: Iterable[nn.Module]) -> None:
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    for norm in norms:
+        del norm.train
+        norm.train()
 
 
 def _unchanged(module: M, mode: bool = True) -> M:

@@ -38,7 +38,7 @@ def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Pr
         raise UserError("prepare.channels_last: dist.strategy fsdp needs contiguous weights; turn it off, or use ddp")
     if config.channels_last:
         use_channels_last(task.model)
-    freeze(task, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
+    thaw = freeze(task, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
     chosen = check_patterns(task, config)
     checkpoint_activations(chosen[_RECOMPUTED].values())
     if config.compile.enabled:
@@ -59,6 +59,7 @@ def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Pr
         strategy = Strategy(task.to(rank.device), precision)
     else:
         strategy = Replicated(task.to(rank.device), precision, dist)
+    strategy.frozen = config.freeze, thaw
     strategy.about += ", channels last" if config.channels_last else ""
     strategy.about += ", compiled" if config.compile.enabled else ""
     return strategy

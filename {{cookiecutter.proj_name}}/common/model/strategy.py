@@ -1,6 +1,6 @@
 """How processes train one model together: a single process, or replicas that average their gradients (DDP)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.distributed import DistConfig
+from common.model.freeze import freeze
 from common.optim.precision import Precision
 
 _NOTHING = nullcontext()
@@ -20,6 +21,7 @@ class Strategy:
         about: how it was prepared, in a few words for the log and the checkpoint.
         task: without wrappers, so names have no prefix.
         precision: number format of the forward pass.
+        frozen: the patterns of frozen parameters, and a function that unfreezes these.
         lockstep_forward: whether each forward pass needs all processes, so that all must make the same number of them.
     """
 
@@ -29,6 +31,14 @@ class Strategy:
         self.about = about
         self.task = task
         self.precision = precision
+        self.frozen: tuple[Sequence[str], Callable[[], None]] = [], lambda: None
+
+    def freeze(self, patterns: Sequence[str]) -> None:
+        """Freeze the parameters that any of `patterns` matches, and no longer those that were frozen so far."""
+        before, thaw = self.frozen
+        if patterns != before:
+            thaw()
+            self.frozen = patterns, freeze(self.task, patterns)
 
     def wrap(self, trained: Sequence[nn.Parameter]) -> nn.Module:
         """What an update that trains these parameters calls: the task or a wrapper. Every process must call this."""

@@ -82,9 +82,12 @@ def optimizer_class(name: str) -> type[Optimizer]:
     return found
 
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module, own: Iterable[Group] = ()) -> Optimizer:
+def build_optimizer(
+    config: OptimizerConfig, model: nn.Module, own: Iterable[Group] = (), before: Optimizer | None = None
+) -> Optimizer:
     """The configured optimizer over `model`'s trainable parameters, in named groups: first those of `own`.
 
+    It takes over the state of the optimizer `before` it if that is the same but for rate and decay.
     Raises `UserError` when nothing is trainable, or when the optimizer cannot train these parameters.
     """
     cls = optimizer_class(config.optim_type)
@@ -109,6 +112,10 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, own: Iterable[Gro
     if len(groups) > 1:
         log_groups(optimizer.param_groups)
     optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
+    varied = {"lr": None, "weight_decay": None}
+    same = type(before) is cls and before.defaults | varied == optimizer.defaults | varied
+    if before is not None and same and not needs_closure(optimizer):
+        optimizer.state.update({each: before.state[each] for _, each in named if each in before.state})
     return optimizer
 
 

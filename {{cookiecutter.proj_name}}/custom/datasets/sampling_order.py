@@ -11,6 +11,7 @@ from pydantic import PositiveInt
 
 from common.base.errors import UserError
 from common.config.registry import ORDER_REGISTRY
+from common.data.view import kind_of
 
 
 @ORDER_REGISTRY.register()
@@ -46,7 +47,7 @@ def balanced(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveIn
 
 def _of_each_sample(dataset: Any, order: str, *names: str) -> np.ndarray:
     """A value per sample: the first of the attributes or methods `names` that the data set has."""
-    kind = type(getattr(dataset, "whole", dataset)).__name__
+    kind = kind_of(dataset)
     for name in names:
         if (found := getattr(dataset, name, None)) is not None:
             values = np.asarray(found() if callable(found) else found)

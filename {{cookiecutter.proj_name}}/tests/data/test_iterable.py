@@ -202,6 +202,19 @@ def test_epochs_end_where_the_data_ends(runs: Runs) -> None:
     assert [entry["step"] for entry in metrics(folder, "val")] == [4, 8]
 
 
+@pytest.mark.parametrize("name", ["GoesOn", "Sharing"])
+def test_a_short_run_on_a_stream(runs: Runs, name: str) -> None:
+    """debug.max_samples: 40 of 100 records, also after a resume inside the epoch, by any number of readers."""
+    words = stream(name, "--debug.max_samples", "40", "--batch_size", "8")
+    uncut = final(runs.train(*words, name="uncut"))
+    assert uncut["latest"]["position"]["step"] == 2 * 5
+    cut(runs, "plain", 3, *words)
+    cut(runs, "plain", 6, *words, "--resume", "auto")
+    assert differing(uncut, final(runs.train(*words, "--resume", "auto", name="cut"))) == []
+    shared = final(runs.train(*words, "--worker", "2", "--progress.epoch", "1", name="shared"))
+    assert shared["latest"]["position"]["step"] == (5 if name == "GoesOn" else 6)  # shares of 20: 8 + 8 + 4
+
+
 def test_a_stream_with_a_length(runs: Runs) -> None:
     folder = runs.train(*stream("WithLength", "--progress.epoch", "1"))
     assert load(folder)["position"]["step"] == 4
@@ -309,6 +322,7 @@ def test_a_data_set_that_shares_by_itself(runs: Runs, world: int, worker: int, s
     """Each reader gets a share of its own, and all that it gives is used."""
     seen = runs.root / "seen"
     words = stream(name, "--batch_size", "5", "--worker", str(worker), "--progress.epoch", "1")
+    words += ["--debug.max_samples", "0"]
     ended = start_ranks(runs.root, world, runs.words(*words), environment={"SEEN": str(seen)})
     assert set(ended.codes) == {0}, "\n".join(ended.texts)
     assert load(runs.root / "run")["position"]["step"] == steps

@@ -1,5 +1,6 @@
 """The order of an epoch's samples, by `loader.order`."""
 
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,9 +18,9 @@ from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
 from common.progress import Position
 from tests.checkpoint.test_resume import cut, differing, final, words
-from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project, load, run
+from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project, load, run, same
 from tests.data.test_data import Noisy, seen, stream_of
-from tests.ranks import several
+from tests.ranks import refused, several
 from custom.datasets.digits_dataset import DigitsDataset
 
 HERE = "tests.data.test_order"
@@ -59,6 +60,21 @@ def pk(size: int, seed: int, epoch: int, dataset: Any, classes: int = 4, samples
 
 def unseeded(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
     return np.random.permutation(size)
+
+
+class Curriculum(WeightedDigits):
+    """Draws other samples in each epoch: the easy ones first."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    @property
+    def weights(self) -> Tensor:
+        return (self.labels <= 3 * (self.epoch + 1)).float()
+
+
+def of_this_process(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
+    return np.random.default_rng(os.getpid()).permutation(size)
 
 
 def repeated(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
@@ -152,6 +168,24 @@ def test_global_generators_are_seeded() -> None:
     assert np.random.get_state()[1].tolist() == expected
 
 
+def test_weights_of_the_epoch(runs: Runs) -> None:
+    """The order sees the data set as it is in that epoch, also if only workers read."""
+    data = ["--dataset.train", f"{{type: {HERE}.Curriculum}}", "--loader.order", "{type: weighted, samples: 64}"]
+    alone = final(runs.train(*words("plain", *data), name="alone"))
+    shared = final(runs.train(*words("plain", *data, "--worker", "2"), name="shared"))
+    assert same(alone["latest"]["model"], shared["latest"]["model"])
+    digits = Curriculum(PROJECT / "data", "train")
+    weighted = order_of("weighted", digits)
+    for epoch in (0, 1):
+        assert digits.labels[weighted(epoch) % len(digits)].max() == 3 * (epoch + 1)
+
+
+@pytest.mark.slow
+def test_ranks_with_other_orders_are_refused(runs: Runs) -> None:
+    told = refused(runs, 2, runs.words(*words("plain", "--loader.order", f"{{type: {HERE}.of_this_process}}")))
+    assert "rank 1 has another loader.order than rank 0" in told
+
+
 ORDERS = {
     "sequential": ["--loader.order.type", "sequential"],
     "balanced": ["--loader.order", "{type: balanced, samples: 150}", "--loader.drop_last", "true"],
@@ -195,7 +229,7 @@ def test_an_order_that_is_not_there(runs: Runs) -> None:
     with pytest.raises(UserError, match=r"loader\.order\.samples = 0"):
         runs.train("--loader.order", "{type: weighted, samples: 0}")
     stream = "{type: tests.data.test_iterable.Stream}"
-    with pytest.raises(UserError, match="Stream can only be read in its own order, so it cannot be balanced"):
+    with pytest.raises(UserError, match="Stream is read in its own order, so it cannot be balanced"):
         runs.train("--loader.order.type", "balanced", "--dataset.train", stream)
     runs.train("--loader.order.type", "sequential", "--dataset.train", stream, "--progress.max_steps", "1")
 

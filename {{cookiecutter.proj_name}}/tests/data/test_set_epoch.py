@@ -86,6 +86,17 @@ def test_a_resume_inside_a_later_epoch(runs: Runs, name: str, worker: int) -> No
     assert "this resume is bit-exact" in (folder / "train.log").read_text()
 
 
+def test_the_epoch_goes_through_data_sets_around_others(runs: Runs) -> None:
+    """Transforms, several sets in one, and the first samples of both; with an order that needs the classes."""
+    one = f"{{type: {HERE}.Brighter}}"
+    data = f"{{type: Concat, sets: [{one}, {one}], transforms: [{{type: Normalize, mean: [0.5], std: [0.5]}}]}}"
+    more = words("plain", "--dataset.train", data, "--loader.order", "{type: balanced, samples: 100}")
+    alone = final(runs.train(*more, name="alone"))
+    assert alone["latest"]["position"]["step"] == 2 * 4
+    shared = final(runs.train(*more, "--worker", "2", name="shared"))
+    assert same(alone["latest"]["model"], shared["latest"]["model"])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Brighter", "BrighterStream", "BrighterWithState"])
 def test_ranks_know_the_epoch(runs: Runs, name: str) -> None:

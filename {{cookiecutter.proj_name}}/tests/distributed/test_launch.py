@@ -214,12 +214,12 @@ def test_devices(gpus: Any) -> None:
     [
         (4, [0, 1, 2], ["3 device(s)", "2 process(es)", "start 3, or name 2 device(s)"]),
         (1, [0], ["1 device(s)", "2 process(es)", "start 1, or name 2 device(s)"]),
-        (2, [0, 5], ["device 5, but there are 2 (0 to 1)"]),
+        (2, [0, 5], ["there is no device 5, only 2 (0 to 1)"]),
         (2, [0, 0], ["different device numbers"]),
         (2, [0, -1], ["different device numbers"]),
         (2, [], ["different device numbers"]),
-        (0, [0, 1], ["PyTorch sees none", "--gpu_ids -1"]),
-        (0, "all", ["PyTorch sees none", "--gpu_ids -1"]),
+        (0, [0, 1], ["PyTorch finds no CUDA device", "--gpu_ids -1"]),
+        (0, "all", ["PyTorch finds no CUDA device", "--gpu_ids -1"]),
     ],
 )
 def test_devices_that_cannot_be(gpus: Any, seen: int, wanted: Any, told: list[str]) -> None:

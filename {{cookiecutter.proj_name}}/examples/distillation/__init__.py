@@ -1,0 +1,1 @@
+"""A small model learns from a large one that was trained before."""

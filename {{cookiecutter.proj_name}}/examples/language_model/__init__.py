@@ -1,0 +1,1 @@
+"""A small GPT that learns to write, character by character."""

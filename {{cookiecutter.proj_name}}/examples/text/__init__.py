@@ -1,0 +1,1 @@
+"""Sentences of different lengths: what they mean, and which word comes next."""

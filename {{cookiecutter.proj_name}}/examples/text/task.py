@@ -1,0 +1,32 @@
+"""The two tasks. Padding counts in neither: not in a sentence's mean, nor in the mean loss over words."""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from common.task import Task
+from examples.text.data import Sentences
+
+
+class SentenceTask(Task):
+    """Predicts the class of each sentence. The loss and the metric are named in config.yaml."""
+
+    def output(self, batch: Sentences) -> dict[str, Tensor]:
+        """Returns `logits` (B, classes)."""
+        return {"logits": self.model(batch["words"], batch["mask"])}
+
+
+class NextWordTask(Task):
+    """Predicts each word from those before it; the loss is the mean over words, in nats."""
+
+    def output(self, batch: Sentences) -> Tensor:
+        """Logits (B, T, vocabulary)."""
+        return self.model(batch["words"], batch["mask"])
+
+    def losses(self, output: Tensor, batch: Sentences) -> dict[str, Tensor]:
+        """The mean cross entropy of the words after the first one of each sentence."""
+        real = batch["mask"][:, 1:]
+        return {"loss": F.cross_entropy(output[:, :-1][real], batch["words"][:, 1:][real])}
+
+    def count(self, batch: Sentences) -> int:
+        """The words to predict. So each counts equally, whichever sentences share a batch or a process with it."""
+        return int(batch["mask"][:, 1:].sum())
