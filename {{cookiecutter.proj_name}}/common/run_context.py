@@ -88,7 +88,7 @@ class RunContext:
         paths: RunPaths,
     ) -> None:
         self.config, self.argv, self.project = config, argv, project
-        self.values, self.references = resolved.values, resolved.references
+        self.values = resolved.values
         self.rank, self.paths = rank, paths
         self._resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
         self._folder: OpenRun | None = None  # only in the main process
@@ -149,7 +149,6 @@ class RunContext:
             self.paths,
             resume=self._resumed is not None,
             resolved_values=self.values,
-            references=self.references,
             argv=self.argv,
             seed=self.seed,
             rank=self.rank,

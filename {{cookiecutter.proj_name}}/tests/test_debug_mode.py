@@ -11,7 +11,9 @@ import yaml
 import train
 from common import distributed
 from common.config import resolve
-from common.config.check import by_key
+from common.config.layers import node_of
+from common.config.problem import DEFAULT
+from common.config.source import by_key
 from common.distributed import DistConfig
 from tests.conftest import CONFIG, PROJECT, Runs
 from custom.config import Config
@@ -72,7 +74,8 @@ def test_every_shipped_config(runs: Runs, config: Path) -> None:
     values, words = resolve(Config, [PROJECT / config]).values, []
     if start := values["init_from"]["path"]:  # of a run that comes first
         weights = runs.train("--model", "{type: ConvModel}", "--progress.max_steps", "1", name="first")
-        words = [f"--{key}={weights / 'checkpoints' / 'latest.pt'}" for key, value in by_key(values) if value == start]
+        keys = [key for key, node in by_key(node_of(values, DEFAULT)) if node.value == start]
+        words = [f"--{key}={weights / 'checkpoints' / 'latest.pt'}" for key in keys]
     folder = debugged(runs, PROJECT / config, *words)
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"
 

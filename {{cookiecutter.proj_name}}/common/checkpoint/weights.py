@@ -2,8 +2,7 @@
 
 import hashlib
 import re
-import shutil
-import urllib.request
+import zipfile
 from collections.abc import Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
@@ -17,7 +16,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.base.files import atomic_file
 from common.checkpoint.file import CheckpointError, is_checkpoint, load_archive
 from common.config import section
 from common.distributed import Rank, main_first
@@ -114,7 +112,6 @@ def _fetched(config: InitConfig, project: Path, rank: Rank) -> Path:
         with main_first(rank):
             if not path.exists() or (rank.is_main and expected and _checksum(path) != expected):
                 _download(given, path)
-                logger.info("init_from: {} is now {}, sha256 {}", given, path, _checksum(path))
     elif path != project / Path(given).expanduser():
         logger.warning("init_from.path {}: {} is used, since the project has no such file", given, path)
     if expected and path.is_file() and (found := _checksum(path)) != expected:
@@ -123,16 +120,16 @@ def _fetched(config: InitConfig, project: Path, rank: Rank) -> Path:
 
 
 def _download(address: str, path: Path) -> None:
-    request = urllib.request.Request(address, headers={"User-Agent": "torch.hub"})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(request, timeout=60) as source, atomic_file(path) as file:
-            shutil.copyfileobj(source, file)
-            if source.length:  # bytes that are missing
-                raise OSError("the connection was cut off")
+        torch.hub.download_url_to_file(address, str(path), progress=False)  # it accepts a part of the file
+        if not zipfile.is_zipfile(path):
+            path.unlink()
+            raise OSError("it is not a checkpoint, or the connection was cut off")
     except (OSError, HTTPException) as error:
         hint = "if you have the file, set path to it"
         raise CheckpointError(f"init_from.path {address} cannot be downloaded: {error}; {hint}") from error
+    logger.info("init_from: {} is now {}, sha256 {}", address, path, _checksum(path))
 
 
 def _checksum(path: Path) -> str:

@@ -10,9 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, shorten
-from common.config.schema import child, keys_of, metadata, section_of
-from common.config.source import Node, read_file
+from common.config.schema import child, keys_of, metadata, only_text, section_of
+from common.config.source import Node, list_items, plain, read_file, scalar_node
 
 
 def flatten(paths: Sequence[Path]) -> list[Node]:
@@ -40,9 +42,7 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
         else:
             _visit(target, trail, done)
             continue
-        raise ConfigError(
-            [Problem("$BASE", base.value if isinstance(base.value, str) else ABSENT, rule, hint, base.origin)]
-        )
+        raise ConfigError([Problem("$BASE", plain(base), rule, hint, base.origin)])
     done[path.resolve()] = body
 
 
@@ -53,15 +53,12 @@ def not_a_file(path: Path) -> str:
     return "is a folder, not a file" if os.path.isdir(path) else "does not exist"
 
 
-def merge(base: Node, over: Node, annotation: Any, fill: bool = False) -> Node:
+def merge(base: Node, over: Node, annotation: Any) -> Node:
     """Lay `over` on `base`: mappings are merged, anything else is replaced.
 
     A new `type` drops the other keys of a free section, which were the old type's arguments. A section with a schema
     keeps its values, since each key means the same under every type. Also kept are keys that are not arguments: those
     in `ignore` of a check on the field (such as a registry's).
-
-    `fill`: a free section missing from `base` starts from the schema's default. So `--model.width 3` changes the
-    default model, and does not define a model without a type.
     """
     if isinstance(over.value, dict) and base.refers and not over.replace:
         rule = f"changes a part of {base.value} ({base.origin}); change the section it refers to, or write all of it"
@@ -74,24 +71,38 @@ def merge(base: Node, over: Node, annotation: Any, fill: bool = False) -> Node:
         kept = {name for item in metadata(annotation) for name in getattr(item, "ignore", ())}
         entries = {name: node for name, node in entries.items() if name in kept}
     for name, node in over.value.items():
-        below = entries.get(name)
-        if below is None and fill:
-            below = _default_node(annotation, name)
-        entries[name] = node if below is None else merge(below, node, child(annotation, name), fill)
+        entries[name] = merge(entries[name], node, child(annotation, name)) if name in entries else node
     return replace(over, value=entries, problem=over.problem or base.problem)
 
 
-def _default_node(annotation: Any, name: str) -> Node | None:
-    """The node that values under a key start from: an empty section, or the default of a free one."""
-    parent = section_of(annotation)
-    key = keys_of(parent).get(name) if parent is not None else None
-    if key is not None and section_of(key.annotation) is not None:
-        return Node({}, DEFAULT)
-    return node_of(key.default, DEFAULT) if key is not None and isinstance(key.default, dict) else None
+def complete(node: Node, annotation: Any) -> Node:
+    """`node` in the form that suits the type: sections with the default of each missing key, text for a text field, a
+    list for `0,1,2`."""
+    value = node.value
+    if node.problem or node.refers or value is None:
+        return node
+    if isinstance(value, str) and (items := list_items(node.text or value, annotation, quoted=node.text is None)):
+        value = [scalar_node(item, False, node.origin) for item in items]
+    if isinstance(value, list):
+        return replace(node, value=[complete(each, child(annotation, at)) for at, each in enumerate(value)])
+    if not isinstance(value, dict):
+        return replace(node, value=node.text) if node.text is not None and only_text(annotation) else node
+    keys = keys_of(schema) if (schema := section_of(annotation)) else {}
+    defaults = {
+        key.name: node_of(to_jsonable_python(key.default), DEFAULT)
+        for key in keys.values()
+        if key.default is not ABSENT
+    }
+    return replace(
+        node, value={name: complete(each, child(annotation, name)) for name, each in {**defaults, **value}.items()}
+    )
 
 
 def node_of(value: Any, origin: Origin) -> Node:
-    """Plain Python data as nodes, all with the same origin."""
+    """Plain data as nodes, all with the same origin; nodes get it too."""
+    if isinstance(value, Node):
+        inner = node_of(value.value, origin)
+        return replace(inner, text=value.text, problem=value.problem)
     if isinstance(value, dict):
         return Node({name: node_of(item, origin) for name, item in value.items()}, origin)
     if isinstance(value, (list, tuple)):

@@ -12,7 +12,7 @@ from common.config.source import Node, read_text, scalar_node
 
 SWITCHES = ("--help", "--print-config", "--debug")  # reserved options that take no value
 _OTHER_NAMES = {"--configs": "--config", "-c": "--config", "-h": "--help"}
-_NUMBER = re.compile(r"-(\.?[0-9]|\.?inf\b)")
+_VALUE = re.compile(r"[^-]|-\.?([0-9]|inf\b)|$", re.DOTALL)
 
 
 class Option(NamedTuple):
@@ -36,7 +36,7 @@ def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]
             problems.append(Problem("", ABSENT, f"unexpected argument {word!r}", hint, origin))
             continue
         option = Option(value if equals else None, origin)
-        if not equals and name not in SWITCHES and rest and _is_value(rest[0]):
+        if not equals and name not in SWITCHES and rest and (rest[0] == "-" or _VALUE.match(rest[0])):
             option = Option(rest[0], Origin(f"{origin} {rest.pop(0)}"))
         if equals and name in SWITCHES:
             problems.append(Problem(name, value, "takes no value", origin=origin))
@@ -44,10 +44,6 @@ def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]
             problems.append(Problem(name, ABSENT, "is given more than once", "keep one", option.origin))
         options.setdefault(name, option)
     return options, problems
-
-
-def _is_value(word: str) -> bool:
-    return not word.startswith("-") or word == "-" or _NUMBER.match(word) is not None
 
 
 def option_value(argv: Sequence[str], option: str) -> str | None:

@@ -1,10 +1,10 @@
 """Problems of a configuration, and where its values were written."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from pydantic_core import ErrorDetails
 
@@ -34,8 +34,8 @@ DEFAULT = Origin("default")
 
 @dataclass(frozen=True)
 class Problem:
-    """One broken rule. `key` is the full dotted key, or in a section's `problems`, relative to it. The loader fills in
-    `origin`."""
+    """One broken rule. `key` is the full dotted key, or in a section's `problems`, relative to it. A section as `value`
+    is not shown. The loader fills in `origin`."""
 
     key: str
     value: Any
@@ -44,19 +44,11 @@ class Problem:
     origin: Origin | None = None
 
     def __str__(self) -> str:
-        head = self.key if self.value is ABSENT else f"{self.key} = {shorten(self.value)}".removeprefix(" = ")
+        is_shown = self.value is not ABSENT and not isinstance(self.value, dict)
+        head = f"{self.key} = {shorten(self.value)}".removeprefix(" = ") if is_shown else self.key
         where = f"({self.origin})" if self.origin else ""
         rule = f"{self.rule}; {self.hint}" if self.hint else self.rule
         return f"  {'  '.join(filter(None, (head, where)))}\n      {rule}"
-
-
-@runtime_checkable
-class SectionCheck(Protocol):
-    """A rule about one field that its type cannot express, attached to it: `Annotated[dict[str, Any], MyCheck()]`."""
-
-    def check(self, value: Any, key: str) -> Iterator[Problem]:
-        """Every problem of the plain `value` at the dotted `key`; builds nothing."""
-        ...
 
 
 class ConfigError(UserError):
@@ -101,6 +93,21 @@ def shorten(value: Any, width: int = 60) -> str:
     words = {None: "null", True: "true", False: "false"}
     text = words[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= width else f"{text[: width - 4]} ..."
+
+
+def join(key: str, part: str | int) -> str:
+    """The dotted key of the item at a key or index of the value at `key`."""
+    return f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}".removeprefix(".")
+
+
+def overlapping(keys: Collection[str], others: Collection[str]) -> list[str]:
+    """Those of `others` that lie in one of `keys`, or contain one. A list counts as a whole."""
+    whole = [key.partition("[")[0] for key in keys]
+    return [each for each in others if any(_is_within(each, key) or _is_within(key, each) for key in whole)]
+
+
+def _is_within(key: str, above: str) -> bool:
+    return key == above or key.startswith((f"{above}.", f"{above}["))
 
 
 def place(path: str | Path) -> str:

@@ -9,7 +9,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import to_jsonable_python
 
 from common.config.problem import ABSENT
-from common.config.schema import Key, choices_of, section_of, walk
+from common.config.schema import choices_of, section_of, walk
 from common.config.show import dump, rows
 
 _WIDTH = 120
@@ -21,7 +21,7 @@ def commented_yaml(schema: type, defaults: Any, header: str) -> str:
     lines = [*(f"# {line}" for line in header.splitlines()), ""]
     keys = dict(walk(schema))
     for dotted, line, is_section in rows(to_jsonable_python(defaults)):
-        meaning = _meaning(keys[dotted]) if dotted in keys else ""
+        meaning = keys[dotted].meaning if dotted in keys else ""
         if not is_section:
             lines += _beside(line, meaning)
             continue
@@ -66,7 +66,7 @@ def help_text(
     lines += [*_EXAMPLES.format(prog=prog).splitlines(), ""]
     for dotted, key in walk(schema):
         if section_of(key.annotation):
-            lines += ["", *textwrap.wrap(f"{dotted}: {_meaning(key)}", width)]
+            lines += ["", *textwrap.wrap(f"{dotted}: {key.meaning}", width)]
             continue
         value = "(required)" if key.default is ABSENT else dump(to_jsonable_python(key.default), flow=True)
         choices = f" ({' | '.join(choices_of(key.annotation))})" if choices_of(key.annotation) else ""
@@ -74,12 +74,6 @@ def help_text(
         beside = len(line) < _COLUMN - 1
         lines += [*([] if beside else [line]), *_beside(line if beside else "", key.meaning + choices, width)]
     return "\n".join(lines)
-
-
-def _meaning(key: Key) -> str:
-    """A key's meaning: the first paragraph of its section's docstring, or its own description."""
-    section = section_of(key.annotation)
-    return key.meaning if section is None else " ".join((section.__doc__ or "").partition("\n\n")[0].split())
 
 
 _PATHS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}

@@ -10,12 +10,12 @@ from typing import Any, Generic, NoReturn, TypeVar
 from pydantic_core import to_jsonable_python
 
 from common.base.errors import UserError
-from common.config.check import by_key, check
-from common.config.layers import flatten, merge, node_of, not_a_file
+from common.config.check import check
+from common.config.layers import complete, flatten, merge, node_of, not_a_file
 from common.config.overrides import layer_of, read_options
 from common.config.problem import ABSENT, DEFAULT, RESERVED, ConfigError, Origin, Problem, place
 from common.config.reference import help_text
-from common.config.references import resolve_references
+from common.config.references import References
 from common.config.registry import Registry
 from common.config.schema import nearest
 from common.config.show import with_origins
@@ -28,14 +28,13 @@ T = TypeVar("T")
 class Resolved(Generic[T]):
     """A checked configuration.
 
-    `values` is all of it as plain data, including defaults; `origins` is where each value was written, by dotted key;
-    `references` are the values that were written as references. `str()` gives YAML with the origins as comments.
+    `values` is all of it as plain data, including defaults; `origins` is where each value was written, by dotted key.
+    `str()` gives YAML with the origins as comments.
     """
 
     config: T
     values: dict[str, Any]
     origins: dict[str, Origin]
-    references: dict[str, str]
 
     def __str__(self) -> str:
         return with_origins(self.values, self.origins)
@@ -53,16 +52,16 @@ def resolve(
     tree = Node({}, DEFAULT)
     for body in flatten([_existing(path) for path in files]):
         tree = merge(tree, body, schema)
+    tree = complete(tree, schema)  # so `--model.width 3` changes the default model, not a model without a type
     if overlay is not None:  # its own values only: the configuration below it already has bases
         body = read_file(_existing(overlay))
         body.value.pop("$BASE", None)
-        tree = merge(tree, body, schema, fill=True)
-    tree = merge(tree, layer_of(keys, schema, tree), schema, fill=True)
-    tree, references = resolve_references(schema, tree, problems)
-    config, places = check(schema, tree, problems)
-    values = to_jsonable_python(config)
-    leaves = [key for key, value in by_key(values) if "[" not in key and not (isinstance(value, dict) and value)]
-    return Resolved(config, values, {key: places.get(key, DEFAULT) for key in leaves}, references)
+        tree = complete(merge(tree, body, schema), schema)
+    tree = complete(merge(tree, layer_of(keys, schema, tree), schema), schema)
+    references = References(tree)
+    tree = complete(references.resolved(tree) or tree, schema)
+    config, origins = check(schema, tree, problems + references.problems)
+    return Resolved(config, to_jsonable_python(config), origins)
 
 
 def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:
@@ -70,7 +69,7 @@ def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:
     tree = Node({}, DEFAULT)
     for layer in layers:
         tree = merge(tree, node_of(dict(layer), DEFAULT), schema)
-    return check(schema, tree, [])[0]
+    return check(schema, complete(tree, schema), [])[0]
 
 
 def _existing(path: str | Path) -> Path:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from typing_extensions import dataclass_transform  # in `typing` from Python 3.11 on
 
-from common.config.problem import ABSENT, RESERVED, Problem, SectionCheck
+from common.config.problem import ABSENT, RESERVED, Problem, join
 
 T = TypeVar("T")
 
@@ -53,13 +53,16 @@ def keys_of(schema: type) -> dict[str, Key]:
 
 def choices_of(annotation: Any) -> list[str]:
     """The choices of a field that accepts only fixed words (or null); [] for any other."""
-    found = [bare(member) for member in members(annotation) if bare(member) is not type(None)]
+    found = [member for member in members(annotation) if member is not type(None)]
     if not all(get_origin(member) is Literal for member in found):
         return []
     return [str(value) for member in found for value in get_args(member)]
 
 
 def _meaning(annotation: Any) -> str:
+    """Of a section: the first paragraph of its docstring; of another field: its description."""
+    if section := section_of(annotation):
+        return " ".join((section.__doc__ or "").partition("\n\n")[0].split())
     described = (item.description for item in metadata(annotation) if isinstance(item, FieldInfo))
     return " ".join(" ".join(filter(None, described)).split())
 
@@ -77,16 +80,16 @@ def metadata(annotation: Any) -> tuple[Any, ...]:
 
 
 def members(annotation: Any) -> list[Any]:
-    """The alternatives of a union, or the type itself."""
+    """The alternatives of a union, or the type itself, each `bare`."""
     plain = bare(annotation)
     if get_origin(plain) in (Union, types.UnionType):
         return [inner for member in get_args(plain) for inner in members(member)]
-    return [annotation]
+    return [plain]
 
 
 def section_of(annotation: Any) -> type | None:
     """The section class among the alternatives of a type, if there is exactly one."""
-    found = [bare(member) for member in members(annotation) if dataclasses.is_dataclass(bare(member))]
+    found: list[Any] = [member for member in members(annotation) if dataclasses.is_dataclass(member)]
     return found[0] if len(found) == 1 else None
 
 
@@ -95,7 +98,7 @@ def child(annotation: Any, part: str | int) -> Any:
     found = section_of(annotation)
     if found is not None and part in keys_of(found):
         return keys_of(found)[str(part)].annotation
-    for member in map(bare, members(annotation)):
+    for member in members(annotation):
         kind, inner = get_origin(member) or member, get_args(member)
         if _is(kind, Mapping) and isinstance(part, str):
             return inner[1] if len(inner) == 2 else Any
@@ -105,42 +108,42 @@ def child(annotation: Any, part: str | int) -> Any:
 
 
 def run_checks(annotation: Any, value: Any, key: str) -> Iterator[Problem]:
-    """Problems found by the checks attached to a type, and to the item type of its list or mapping."""
+    """Problems of a plain value, by the rules attached to a type, and to the item type of its list or mapping.
+
+    Such a rule is about one field, and its type cannot express it: `Annotated[dict[str, Any], MyRule()]`, with a method
+    `check(value, key)` that yields problems and builds nothing.
+    """
     for item in metadata(annotation):
-        if isinstance(item, SectionCheck):
+        if hasattr(item, "check"):
             yield from item.check(value, key)
     if isinstance(value, (dict, list)):
         for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            at = f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}"
-            yield from run_checks(child(annotation, part), inner, at)
+            yield from run_checks(child(annotation, part), inner, join(key, part))
 
 
 def is_list(member: Any) -> bool:
     """Whether a YAML list fits this type (text, also a sequence in Python, does not count)."""
     kind = get_origin(member) or member
-    return _is(kind, Collection) and not _is(kind, Mapping) and not _is(kind, str) and not _is(kind, bytes)
+    return _is(kind, Collection) and not _is(kind, (Mapping, str, bytes))
 
 
 def admits(annotation: Any, *wanted: Any) -> bool:
     """Whether one alternative of this type is one of `wanted`; `list` means any type that a YAML list fits."""
-    found = [bare(member) for member in members(annotation)]
-    return any(member in wanted or (list in wanted and is_list(member)) for member in found)
+    return any(member in wanted or (list in wanted and is_list(member)) for member in members(annotation))
 
 
 def only_text(annotation: Any) -> bool:
     """Whether only text (or null) fits: then `007` and `true` stay text, as typed."""
-    found = [bare(member) for member in members(annotation) if bare(member) is not type(None)]
-    return bool(found) and all(_is_text(member) for member in found)
+    found = [member for member in members(annotation) if member is not type(None)]
+    return bool(found) and all(
+        _is(each, (str, Path))
+        or (get_origin(each) is Literal and all(isinstance(word, str) for word in get_args(each)))
+        for each in found
+    )
 
 
-def _is_text(member: Any) -> bool:
-    if get_origin(member) is Literal:
-        return all(isinstance(value, str) for value in get_args(member))
-    return _is(member, str) or _is(member, Path)
-
-
-def _is(kind: Any, parent: type) -> bool:
-    return isinstance(kind, type) and issubclass(kind, parent)
+def _is(kind: Any, parents: type | tuple[type, ...]) -> bool:
+    return isinstance(kind, type) and issubclass(kind, parents)
 
 
 def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:

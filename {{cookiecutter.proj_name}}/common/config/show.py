@@ -31,9 +31,9 @@ _Dumper.add_representer(str, _text)
 _Dumper.add_representer(list, _list)
 
 
-def dump(values: Any, flow: bool = False, references: Mapping[str, str] | None = None) -> str:
-    """YAML text that loads back to equal values. `flow`: on one line. `references`: texts to write for some keys."""
-    return _write(_escaped(values, references or {}), flow)
+def dump(values: Any, flow: bool = False) -> str:
+    """YAML text that loads back to equal values. `flow`: on one line."""
+    return _write(_escaped(values), flow)
 
 
 def _write(values: Any, flow: bool) -> str:
@@ -43,14 +43,12 @@ def _write(values: Any, flow: bool) -> str:
     return text.removesuffix("\n").removesuffix("\n...") if flow else text
 
 
-def _escaped(values: Any, references: Mapping[str, str], key: str = "") -> Any:
+def _escaped(values: Any) -> Any:
     """`values` with each dollar doubled, since `${key}` would be read as a reference; not in keys."""
-    if key in references:
-        return references[key]
     if isinstance(values, dict):
-        return {name: _escaped(value, references, f"{key}.{name}".removeprefix(".")) for name, value in values.items()}
+        return {name: _escaped(value) for name, value in values.items()}
     if isinstance(values, list):
-        return [_escaped(value, references, f"{key}[{at}]") for at, value in enumerate(values)]
+        return [_escaped(value) for value in values]
     return values.replace("$", "$$") if isinstance(values, str) else values
 
 

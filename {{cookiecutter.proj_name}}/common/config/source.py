@@ -6,14 +6,14 @@ Environment variables are expanded here.
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from common.config.problem import ABSENT, ConfigError, Origin, Problem, place
+from common.config.problem import ABSENT, ConfigError, Origin, Problem, join, place
 from common.config.schema import admits
 
 
@@ -36,6 +36,21 @@ class Node:
     replace: bool = False
     problem: str = ""
     refers: bool = False
+
+
+def by_key(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:
+    """A node and all that it contains, by dotted key."""
+    yield key, node
+    if isinstance(node.value, (dict, list)):
+        for part, inner in node.value.items() if isinstance(node.value, dict) else enumerate(node.value):
+            yield from by_key(inner, join(key, part))
+
+
+def plain(node: Node) -> Any:
+    """A node as plain data."""
+    if isinstance(node.value, dict):
+        return {name: plain(each) for name, each in node.value.items()}
+    return [plain(each) for each in node.value] if isinstance(node.value, list) else node.value
 
 
 # --- scalars -----------------------------------------------------------------------------------------------------

@@ -106,7 +106,6 @@ def open_run(
     seed: int,
     rank: Rank,
     project: Path,
-    references: Mapping[str, str] | None = None,
 ) -> OpenRun:
     """Lock the folder and record how the run was started. For the main process only.
 
@@ -123,10 +122,7 @@ def open_run(
         lock = FolderLock.take(folder.lock_file)
         git = git_state(project)
         attempt = describe(project, argv, seed, rank, git)
-        # Not where the run lies: it stays there when a resume changes what its name was made of.
-        kept = {key: text for key, text in (references or {}).items() if not re.match(r"name$|dir\b", key)}
-        config = dump(dict(resolved_values), references=kept)
-        _write_record(folder, attempt, resolved_values, config, git.patch(), project)
+        _write_record(folder, attempt, resolved_values, git.patch(), project)
         return OpenRun(folder, lock, attempt["attempt"], f"{folder.name}_{_first_start(folder)}", attempt, earlier)
     except OSError as error:
         place = f"the run's folder {folder.root} cannot be written"
@@ -197,12 +193,9 @@ def _first_start(folder: RunPaths) -> str:
 
 
 def _write_record(
-    folder: RunPaths, attempt: dict[str, Any], values: Mapping[str, Any], config: str, patch: str, project: Path
+    folder: RunPaths, attempt: dict[str, Any], values: Mapping[str, Any], patch: str, project: Path
 ) -> None:
-    """Write the files that record how the run was started. Adds number and config file name to `attempt`.
-
-    `config` is the text of the config file, and `values` is its contents.
-    """
+    """Write the files that record how the run was started. Adds number and config file name to `attempt`."""
     attempts = [*_attempts(folder), attempt]
     number, suffix = 1, ""
     while (config_file := folder.root / f"config{suffix}.yaml").exists():
@@ -210,7 +203,7 @@ def _write_record(
     folder.checkpoints.mkdir(exist_ok=True)
     attempt |= {"attempt": number, "config": config_file.name}
     header = f"# Complete configuration of the run {folder.name!r}, attempt {number}, {attempt['time']}.\n"
-    write_text(config_file, header + config)
+    write_text(config_file, header + dump(dict(values)))
     write_text(folder.root / f"git{suffix}.diff", patch)
     if not folder.job_file.exists():
         gpus = values.get("gpu_ids", -1) not in (-1, [-1])

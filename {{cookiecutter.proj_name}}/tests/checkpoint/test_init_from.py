@@ -126,10 +126,11 @@ def test_a_wrong_checksum(
         text = refused(runs, capsys, path, "--init_from.sha256", "0" * 64)
         assert "init_from.sha256" in text and right in text and "0" * 64 in text and path in text
     start(runs, str(source), "--init_from.sha256", right)
-    server.files["/w.pt"] = b"an older version"
+    torch.save({"x": torch.ones(1)}, tmp_path / "older.pt")
+    server.files["/w.pt"] = (tmp_path / "older.pt").read_bytes()
     text = refused(runs, capsys, f"{server.address}/w.pt", "--init_from.sha256", "0" * 64)
-    assert hashlib.sha256(b"an older version").hexdigest() in text
-    assert "is not a checkpoint" in refused(runs, capsys, f"{server.address}/w.pt")
+    assert hashlib.sha256(server.files["/w.pt"]).hexdigest() in text
+    assert "no key of the file fits" in refused(runs, capsys, f"{server.address}/w.pt")
     server.files["/w.pt"] = source.read_bytes()
     start(runs, f"{server.address}/w.pt", "--init_from.sha256", right, name="renewed")
     assert server.asked == ["/w.pt"] * 3
@@ -143,6 +144,8 @@ def test_no_network_and_no_file(
     server.files["/cut.pt"] = source.read_bytes()
     server.cut.add("/cut.pt")
     assert "the connection was cut off" in refused(runs, capsys, f"{server.address}/cut.pt")
+    server.files["/page.pt"] = b"<html>not found</html>"
+    assert "it is not a checkpoint" in refused(runs, capsys, f"{server.address}/page.pt")
     assert "404" in refused(runs, capsys, f"{server.address}/none.pt")
     text = refused(runs, capsys, "http://127.0.0.1:1/w.pt")
     assert "http://127.0.0.1:1/w.pt cannot be downloaded" in text and "set path to it" in text
@@ -150,7 +153,7 @@ def test_no_network_and_no_file(
     (tmp_path / "cache" / "hub").rename(tmp_path / "cache" / "old")
     (tmp_path / "cache" / "hub").write_text("in the way")
     assert "cannot be downloaded" in refused(runs, capsys, f"{server.address}/cut.pt")
-    assert not any("cut.pt" in name for name in cached(tmp_path))
+    assert not any("cut.pt" in name or "page.pt" in name for name in cached(tmp_path))
 
 
 @pytest.mark.slow
