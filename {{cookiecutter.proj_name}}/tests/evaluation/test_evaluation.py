@@ -442,7 +442,7 @@ def test_a_named_set_that_inherits_a_type(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         resolve(Config, [file])
     told = str(caught.value)
-    assert "dataset.eval.clean = " in told and "mine.yaml:4" in told
+    assert "  dataset.eval.clean  (" in told and "mine.yaml:4" in told
     assert "is not an argument of DigitsDataset" in told
 
 
