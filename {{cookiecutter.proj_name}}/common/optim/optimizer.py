@@ -180,8 +180,9 @@ def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
             f"the saved optimizer state {holds.format(differing[0])} ({len(differing)} parameters differ); start a new "
             "run from the weights with progress.start_epoch 0"
         )
-    # The config's values win: rate, weight decay, betas, the implementation. Others are the optimizer's own.
-    configured = {"name", "params", "param_names", *parameter_names(type(optimizer))}
+    # The config's values win: weight decay, betas, the implementation. Others are the optimizer's own; the rate, which
+    # the schedule sets before each step, is that of the last one.
+    configured = {"name", "params", "param_names", *parameter_names(type(optimizer))} - {"lr"}
     for group in groups:
         _, before = saved[group["param_names"][0]]
         group |= {key: value for key, value in before.items() if key in group and key not in configured}

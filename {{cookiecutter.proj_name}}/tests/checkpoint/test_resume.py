@@ -140,10 +140,11 @@ def measured(folder: Path) -> list[Any]:
 @pytest.mark.parametrize(
     ("call", "step", "owed"),
     [
-        (8, 4, ["val"]),  # the third batch of the second validation
-        (13, 5, ["eval"]),  # of the evaluation at the end of the first epoch
-        (28, 10, ["eval", "val"]),  # after the last step
-        (30, 10, ["eval", "val"]),  # the last batch of that
+        # The first two calls try a batch of each set.
+        (10, 4, ["val"]),  # the third batch of the second validation
+        (15, 5, ["eval"]),  # of the evaluation at the end of the first epoch
+        (30, 10, ["eval", "val"]),  # after the last step
+        (32, 10, ["eval", "val"]),  # the last batch of that
     ],
 )
 def test_stopped_in_an_evaluation(
