@@ -356,7 +356,7 @@ def test_an_array_with_a_task_that_fails(project: Project) -> None:
         project.ends("array", state)
     states = [project.final(f"array/task_{task}") for task in (1, 3)]
     assert differing(states[0]["model"], states[1]["model"])
-    assert project.status("array/task_2")["reason"].startswith("RuntimeError: this task is to fail (in trying a batch of val")
+    assert "this task is to fail (in trying a batch of val" in project.status("array/task_2")["reason"]
     assert sorted(path.name for path in project.run("array").iterdir()) == ["task_1", "task_2", "task_3"]
 
 
