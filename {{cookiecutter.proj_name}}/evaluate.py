@@ -64,7 +64,10 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     precision.cast(task).to(rank.device)
     load_weights(task, averaged_state_dict(task_state(state), state["ema"]), str(path))
     task.at = Place(state["position"]["step"], state["position"]["epoch"], *state["about"].get("lengths", ()))
-    task.loss.weigh(config.in_stage(state.get("stages", {}).get("number", 0)).loss)
+    stage = state.get("stages", {}).get("number", 0)
+    if stage and stage >= len(config.stages):
+        raise UserError(f"the checkpoint is in stage {stage + 1}, but the config has {len(config.stages)} stages")
+    task.loss.weigh(config.in_stage(stage).loss)
     loaders = build_evaluation(config, config.split, rank, seed)
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import evaluate
 import train
 from common.base.context import with_notes
 from common.base.errors import UserError
@@ -368,3 +369,11 @@ class Scaled(DigitsDataset):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         item = super().__getitem__(index)
         return {**item, "image": item["image"] * self.scale}
+
+
+def test_an_evaluation_with_fewer_stages_is_refused(runs: Runs) -> None:
+    """The config of another run: the weights of the checkpoint's losses are not known."""
+    folder = runs.train("--stages", "[{until: 2step}, {loss: {CrossEntropyLoss: {weight: 0.5}}}]")
+    model = str(folder / "checkpoints" / "latest.pt")
+    with pytest.raises(UserError, match="in stage 2, but the config has 0 stages"):
+        evaluate.main(["--model_pt", model, "--stages", "[]"])

@@ -164,7 +164,7 @@ class IterableStream(BatchStream):
         return {"dataset": deepcopy(self.dataset.state_dict())} if self.is_exactly_resumable else {}
 
     def sample_batch(self, *, full: bool) -> Any:
-        """A copy of the first batch, always a full one, to try a model on. The first epoch goes on from there."""
+        """A copy of the first batch, always a full one, to try a model on. The first epoch continues after it."""
         if self._first is None:
             set_epoch(self.dataset, 0)  # before that, a data set may have no state
             self._start = self._start or self._dataset_state()

@@ -45,7 +45,7 @@ class KeyedBatches:
         self.collate = collate
         self.seed = seed
         self.random = bool(getattr(dataset, "random", True) or getattr(collate, "random", False))
-        self.epoch: int | None = None  # that this process' data set was told last
+        self.epoch: int | None = None  # last passed to this process' data set
 
     def __getitems__(self, key: BatchKey) -> Any:
         epoch, indices = key

@@ -1,5 +1,6 @@
 """Data sets made of other data sets: Concat, Repeat and Subset. Their sections nest in the config."""
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
@@ -15,19 +16,19 @@ Section = Annotated[dict[str, Any], SetSection()]
 _PER_SAMPLE = ("sample_ids", "targets", "labels", "weights")  # they have one value per sample
 
 
-class _Combined:
+class _Combined(ABC):
     """Samples of several data sets, in an order of its own. Subclasses define `__len__` and `locate`."""
 
     def __init__(self, sets: list[Any]) -> None:
         self.sets = sets
         self.random = any(getattr(each, "random", True) for each in sets)
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def __len__(self) -> int: ...
 
+    @abstractmethod
     def locate(self, index: int) -> tuple[int, int]:
         """The number of a data set, and an index in it."""
-        raise NotImplementedError
 
     def __getitem__(self, index: int) -> Any:
         number, inner = self.locate(range(len(self))[index])

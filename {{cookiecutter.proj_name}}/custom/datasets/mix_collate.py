@@ -3,6 +3,7 @@
 loader: {collate: {type: mixup, alpha: 0.2}}
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from common.data.keyed import find_collate
 from common.data.view import kind_of
 
 
-class _Mix:
+class _Mix(ABC):
     """Mixes the images of a batch in pairs, with a share drawn from Beta(alpha, alpha), the same for the whole batch.
 
     `label` (B,) stays the label of the image with the larger share. `soft_label` (B, classes), float, has the shares of
@@ -48,9 +49,9 @@ class _Mix:
         larger = label if share >= 0.5 else label[order]
         return {**batch, "image": mixed, "label": larger, "soft_label": share * first + (1 - share) * second}
 
+    @abstractmethod
     def mix(self, first: Tensor, second: Tensor, share: float) -> tuple[Tensor, float]:
         """Mixed images, and the part of `first` in them, which should be near `share`."""
-        raise NotImplementedError
 
 
 @COLLATE_REGISTRY.register("mixup")
