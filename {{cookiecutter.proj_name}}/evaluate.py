@@ -24,6 +24,7 @@ from common.run_context import managed_evaluation
 from common.task import Place
 from custom.build import PROJECT, build_evaluation, build_task
 from custom.config import EvalConfig
+from custom.summary import shown_path
 
 
 def main(argv: list[str]) -> int:
@@ -102,7 +103,7 @@ def which_checkpoint() -> NoReturn:
 def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, position: dict[str, int]) -> None:
     """Print the numbers, and write them and the pictures to `folder`."""
     about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
-    logger.info("{} of {}, epoch {epoch}, step {step}", config.split, path, **position)
+    logger.info("{} of {}, epoch {epoch}, step {step}", config.split, shown_path(path), **position)
     for name, one in result.sets.items():
         print(f"{name}:\n{table(one)}" if name else table(one), flush=True)
     try:
@@ -110,7 +111,7 @@ def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, po
     except OSError as error:
         raise UserError(f"the evaluation's folder {folder} cannot be written: {error}; see --dir.eval_dir") from error
     pictures = sum(len(one.pictures) for one in result.sets.values())
-    logger.info("metrics.json and {} pictures are in {}", pictures, folder)
+    logger.info("metrics.json and {} pictures are in {}", pictures, shown_path(folder))
 
 
 if __name__ == "__main__":

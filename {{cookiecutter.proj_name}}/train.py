@@ -39,7 +39,11 @@ def main(argv: list[str]) -> int:
             import_path(name)(trainer)
         trainer.restore(run)
         log_start(config, trainer, run)
-        outcome = trainer.train()
+        try:
+            outcome = trainer.train()
+        except KeyboardInterrupt:
+            log_end(trainer, None)
+            raise
         run.end(outcome)
         log_end(trainer, outcome)
     return outcome.exit_code

@@ -39,6 +39,7 @@ from common.task import Parts, Task
 from common.trainer import Trainer
 from custom.config import Config
 from custom.datasets.shared_samples import warn_of_shared_samples
+from custom.summary import summary
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -216,16 +217,7 @@ def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
     logger.info("{} data {} {} ({})", name, kind, DATASET_REGISTRY.where(kind), count)
 
 
-def log_end(trainer: Trainer, outcome: Outcome) -> None:
-    """Log the result of the run and the next command."""
-    if not trainer.rank.is_main:
-        return
-    best = trainer.best.best
-    if best is not None:
-        values = "  ".join(f"{name} {value:.6g}" for name, value in best.values.items())
-        logger.info("best validation: step {} | {}", best.step, values)
-    if outcome.exit_code:
-        logger.warning("stopped by {}; continue with --resume auto, or --resume {}", outcome.reason, outcome.checkpoint)
-    else:
-        shown = trainer.saver.folder.best if best is not None else outcome.checkpoint
-        logger.info("to evaluate: python evaluate.py --model_pt {}", shown)
+def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
+    """Log what the run has reached, where it is, and the next commands. `outcome`: None after a second Ctrl-C."""
+    if trainer.rank.is_main:
+        logger.info("{}", summary(trainer, outcome))

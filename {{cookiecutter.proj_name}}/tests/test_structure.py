@@ -27,16 +27,16 @@ FLOORS = (
 # Source lines of each room: without blank lines, comments and docstrings. To raise one is a decision: say why in the
 # commit, and ask first what the new lines could replace.
 BUDGET = {
-    "base": 80,
+    "base": 85,
     "config": 1145,
     "distributed": 630,
     "progress": 185,
-    "failure": 400,
+    "failure": 432,
     "run": 420,
     "data": 765,
     "optim": 845,
     "checkpoint": 742,
-    "monitor": 550,
+    "monitor": 613,
     "model": 460,
     "evaluation": 540,
     "slurm": 236,
@@ -86,7 +86,7 @@ def test_every_room_keeps_to_its_budget() -> None:
             used[room(dotted(file))] += source_lines(file.read_text(encoding="utf-8"))
     over = {name: lines for name, lines in used.items() if lines > BUDGET[name]}
     assert not over, f"over budget: {over}"
-    assert sum(BUDGET.values()) <= 8050
+    assert sum(BUDGET.values()) <= 8150
 
 
 def test_files_and_functions_are_short() -> None:

@@ -204,7 +204,7 @@ def file_of(target: Any) -> str:
     """Where a class or function is defined, "custom/models/conv_model.py:6"; its module if it has no source."""
     try:
         file, (_, line) = inspect.getsourcefile(target), inspect.getsourcelines(target)
-        return f"{place(file or '?')}:{line}"
+        return f"{place(file or '?').rpartition('/site-packages/')[2]}:{line}"
     except (OSError, TypeError):
         return f"module {getattr(target, '__module__', '?')}"
 

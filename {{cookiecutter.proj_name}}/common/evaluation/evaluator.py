@@ -36,11 +36,18 @@ class SetResult:
         values: `loss` (the weighted sum), each loss part and each metric by name; the same on every process.
         samples: samples seen, over all processes.
         pictures: of this process' first samples.
+        single: the name of the only loss, if `loss` is the same number.
     """
 
     values: dict[str, float]
     samples: int
     pictures: list[Picture] = field(default_factory=list)
+    single: str = ""
+
+    @property
+    def shown(self) -> dict[str, float]:
+        """The values, each once."""
+        return {name: value for name, value in self.values.items() if name != self.single}
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,8 @@ class Evaluator:
             if number := max_over_ranks(self.stop_signal(), self.rank):
                 raise EvaluationInterrupted(number)
             values, samples = seen.losses.means(self.rank)
-            return SetResult(values | seen.metrics.compute(self.rank), samples, seen.pictures)
+            single = list(values)[1] if list(values.values())[1:] == [values.get("loss")] else ""
+            return SetResult(values | seen.metrics.compute(self.rank), samples, seen.pictures, single)
 
     def rehearse(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
         """Try a batch of each set, so that a mistake in evaluation shows before training and not an epoch later.
@@ -222,7 +230,7 @@ def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
 
 
 def table(result: SetResult) -> str:
-    """The values, one line each, with all their digits."""
-    rows = {"samples": result.samples, **result.values}
+    """The values, one line each, with six digits; `metrics.json` has all of them."""
+    rows = {"samples": f"{result.samples}"} | {name: f"{value:.6g}" for name, value in result.shown.items()}
     width = max(map(len, rows))
-    return "\n".join(f"  {name:<{width}}  {value!r}" for name, value in rows.items())
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())

@@ -15,6 +15,7 @@ from textwrap import shorten
 
 from common.base.context import with_notes
 from common.base.errors import UserError
+from common.base.process import terminal_width
 from common.distributed import Rank
 
 EXIT_ERROR = 1
@@ -93,7 +94,9 @@ class Failure:
         rows += [("process", self.process), ("hint", hint), ("details", str(details or ""))]
         head = " failed " if self.world_size == 1 else f" rank {self.rank} failed "
         title = [f"  {line}" for line in self.title.splitlines()[:12]]
-        return "\n".join([f"{head:=^100}", *title, *(f"  {name:<8} {text}" for name, text in rows if text), "=" * 100])
+        width = min(terminal_width(), 100)
+        lines = [*title, *(f"  {name:<8} {text}" for name, text in rows if text)]
+        return "\n".join([f"{head:=^{width}}", *lines, "=" * width])
 
     def text(self, details: Path | None = None) -> str:
         """Everything: the traceback, then the summary."""

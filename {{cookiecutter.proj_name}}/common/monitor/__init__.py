@@ -17,7 +17,7 @@ from common.config import section
 from common.data.sets import label
 from common.distributed import Rank, sum_over_ranks
 from common.monitor.clock import Clock, peak_memory
-from common.monitor.line import current_epoch, evaluation_line, train_line
+from common.monitor.line import current_epoch, evaluation_line, number, position, train_line
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.show import Show
@@ -91,6 +91,7 @@ class Monitor:
         # tqdm's `disable`: None shows the bar on a terminal only.
         self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar] if run is not None else True
         self.bar: tqdm[Any] = tqdm(disable=True)
+        self._bar_values: dict[str, str] = {}
         self.writer: Writer | NullWriter = NullWriter()
         if run is not None:
             event = run.folder.event if config.tensorboard else None
@@ -105,7 +106,14 @@ class Monitor:
         self.start = self.step = at.step
         self._status("running", at.step)
         self.bar = tqdm(
-            total=total_steps, initial=at.step, unit="step", dynamic_ncols=True, leave=False, disable=self._hides_bar
+            total=total_steps,
+            initial=at.step,
+            desc=position(at, self._totals),
+            unit="",
+            bar_format="{desc} |{bar}| {unit}ETA {remaining}" if total_steps else "{desc} | {unit}{elapsed}",
+            dynamic_ncols=True,
+            leave=False,
+            disable=self._hides_bar,
         )
         self.clock.start()
         try:
@@ -118,6 +126,7 @@ class Monitor:
         """An optimizer step on `samples` samples, of all processes, is done."""
         self.clock.step_done(samples)
         self.step = at.step
+        self.bar.desc = position(at, self._totals)
         self.bar.update()
 
     def show(self, at: Position) -> Show:
@@ -138,7 +147,9 @@ class Monitor:
         rates = {"lr" if len(found) == 1 else f"lr_{name}": rate for name, rate in found.items()}
         timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
         memory = peak_memory(self._device)
-        _log.info("{}", train_line(at, self._totals, rates, losses, {**metrics, **norm}, timing, memory))
+        line = train_line(at, self._totals, rates, losses, {**metrics, **norm}, timing, memory)
+        _log.bind(short=line.fitted).info("{}", line.full)
+        self._show_on_bar("loss", losses.raw.get("loss"))
         if advice := self.clock.advice(timing, *self._sharing):
             _log.warning("{}", advice)
         self.writer.scalars("train", at.step, losses.raw | dict(metrics) | norm | rates, epoch=current_epoch(at))
@@ -147,12 +158,25 @@ class Monitor:
         self.writer.scalars("speed", at.step, speed | {"memory_bytes": memory}, epoch=current_epoch(at))
         self.reset_timer()
 
-    def evaluation(self, split: str, at: Position, result: "SplitResult", *, best: bool = False) -> None:
-        """Write a line for each set of the `split` data, the scalars of all sets, and pictures."""
+    def evaluation(self, split: str, at: Position, result: "SplitResult", key: str = "", *, best: bool = False) -> None:
+        """Write a line for each set of the `split` data, the scalars of all sets, and pictures.
+
+        Args:
+            key: the value that decides about the best checkpoint.
+        """
         for name, one in result.sets.items():
-            _log.info("{}", evaluation_line(label(split, name), at, one.values, one.samples, best=best))
+            own = key.removeprefix(f"{name}.")
+            line = evaluation_line(label(split, name), at, one.shown, one.samples, own, best=best)
+            _log.bind(short=line.fitted, best=best).info("{}", line.full)
             self.pictures(f"{split}/{name}" if name else split, at, one.pictures)
+        if split == "val":
+            self._show_on_bar(f"val {key}", result.values.get(key))
         self.writer.scalars(split, at.step, result.values, epoch=current_epoch(at), samples=result.samples)
+
+    def _show_on_bar(self, name: str, value: float | None) -> None:
+        if value is not None:
+            self._bar_values[name] = f"{name} {number(value).strip()} | "
+            self.bar.unit = "".join(text for _, text in sorted(self._bar_values.items()))
 
     def pictures(self, split: str, at: Position, pictures: Sequence[Picture]) -> None:
         """Write pictures of the `split` (or split/set) data. An index replaces missing, extends repeated names."""

@@ -51,7 +51,8 @@ class Clock:
     def start(self) -> None:
         """Start the clock, when training begins."""
         self._first: Timing | None = None
-        self._begin_interval(perf_counter())
+        self.started = perf_counter()
+        self._begin_interval(self.started)
 
     def _begin_interval(self, now: float) -> None:
         self._begin = self._mark = now

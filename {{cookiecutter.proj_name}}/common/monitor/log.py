@@ -1,11 +1,12 @@
-"""The log: short lines for the terminal, full ones in a file, each with its source location."""
+"""The log: lines that fit the terminal, and full ones with their source location in a file."""
 
 import logging
 import os
 import sys
+import textwrap
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,14 @@ from loguru import logger as logger  # train.py imports it from here: `common` r
 from tqdm import tqdm
 
 from common.base.files import Appender
+from common.base.process import terminal_width
 
 if TYPE_CHECKING:
     from loguru import Record
 
 _PROJECT = Path(__file__).resolve().parents[2]
-_CONSOLE = "<green>{time:HH:mm:ss}</green> <level>{level: <7}</level> <cyan>{extra[at]: <26}</cyan> {message}"
+_INDENT = len("00:00:00 INFO ")
+_NARROWEST = 40  # columns; on a narrower terminal lines may wrap
 _FILE = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} {extra[at]: <26} {message}"
 # Lines logged before the run folder exists; they belong in the run's file too. Empty once a file is open.
 _early: deque[str] = deque(maxlen=1000)
@@ -38,6 +41,9 @@ def setup_log(
     to the file. The file is appended to; if it is not empty, a line with `banner` separates old from new.
     Ranks above 0 send only errors to the terminal; give each of them its own file.
 
+    A record may bind `short`, a function of the number of columns that returns the text for the terminal, and `best`,
+    which highlights it. The terminal shows source locations if a level is DEBUG or lower.
+
     Args:
         level: the lowest level shown, one of loguru's names.
         levels: other levels for some modules and their submodules, as in `{"common.trainer": "DEBUG"}`.
@@ -52,7 +58,7 @@ def setup_log(
     logger.add(
         _to_console,
         level=lowest if rank == 0 else "ERROR",
-        format=_CONSOLE if rank == 0 else _CONSOLE.replace("{message}", f"rank {rank}: {{message}}"),
+        format=_console_format(logger.level(lowest).no <= logger.level("DEBUG").no, rank),
         colorize=sys.stderr.isatty() and "NO_COLOR" not in os.environ,
         **options,
     )
@@ -83,6 +89,39 @@ def _to_console(message: str) -> None:
         tqdm.write(message, file=sys.stderr, end="")
     else:
         sys.stderr.write(message)
+
+
+def _console_format(shows_place: bool, rank: int) -> Callable[["Record"], str]:
+    """The format of a record that fits the terminal."""
+
+    def choose(record: "Record") -> str:
+        extra, indent, place = record["extra"], _INDENT, ""
+        if shows_place:
+            indent, place = indent + max(len(extra["at"]), 26) + 1, "<cyan>{extra[at]: <26}</cyan> "
+        room = max(terminal_width() - indent, _NARROWEST)
+        text = f"rank {rank}: {record['message']}" if rank else record["message"]
+        if "short" in extra:
+            text = extra["short"](room).replace("\n", "\n" + " " * indent)
+        elif sys.stderr.isatty() and record["level"].no < logger.level("CRITICAL").no:
+            text = _wrapped(text, indent, indent + room)
+        extra["text"] = text
+        message = "<bold><green>{extra[text]}</green></bold>" if extra.get("best") else "{extra[text]}"
+        return f"<green>{{time:HH:mm:ss}}</green> <level>{{level:.4}}</level> {place}{message}\n{{exception}}"
+
+    return choose
+
+
+def _wrapped(text: str, indent: int, width: int) -> str:
+    """`text`, whose first line starts at column `indent`, broken between words into lines of `width` columns.
+
+    Long words are kept: a path that is in two lines cannot be copied.
+    """
+    rows: list[str] = []
+    for row in (" " * indent + text).split("\n"):
+        hanging = " " * (len(row) - len(row.lstrip()) + 2)
+        wrap = textwrap.TextWrapper(width, "", hanging, break_long_words=False, break_on_hyphens=False)
+        rows += wrap.wrap(row) if len(row) > width else [row]
+    return "\n".join(rows)[indent:]
 
 
 def _add_place(record: "Record") -> None:

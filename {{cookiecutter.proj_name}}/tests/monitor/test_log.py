@@ -1,10 +1,6 @@
 """The log and the progress bar: who said it, where it is kept, who sees it."""
 
 import logging
-import os
-import pty
-import struct
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -13,9 +9,7 @@ import pytest
 from loguru import logger
 
 from common.monitor.log import setup_log
-
-PROJECT = Path(__file__).parents[2]
-
+from tests.monitor.pseudo_terminal import in_terminal
 
 pytestmark = pytest.mark.usefixtures("restored_log")
 
@@ -26,7 +20,7 @@ def here() -> str:
 
 
 def test_every_record_names_its_true_caller(tmp_path, capsys):
-    """CT-55, D-28, R-12, MM-25, QQ-50: loguru, `logging` (through a wrapper too), `warnings`; in file and terminal."""
+    """CT-55, D-28, R-12, MM-25, QQ-50: loguru, `logging` (through a wrapper too), `warnings`; the terminal shows none."""
 
     def wrapper(text: str) -> None:
         logging.getLogger("some.library").info(text, stacklevel=2)
@@ -39,8 +33,9 @@ def test_every_record_names_its_true_caller(tmp_path, capsys):
     third = here()
     warnings.warn("four", stacklevel=1)
     fourth = here()
-    text = file.read_text()
-    for line in (*text.splitlines(), *capsys.readouterr().err.splitlines()):
+    text, shown = file.read_text(), capsys.readouterr().err
+    assert Path(__file__).name not in shown
+    for line in text.splitlines():
         expected = {"three": third, "UserWarning: four": fourth}
         place = next((place for word, place in expected.items() if word in line), first)
         name, _, row = place.partition(":")
@@ -138,31 +133,8 @@ def test_a_bar_is_not_torn(tmp_path):
         "    monitor.step_done(Position(step=1), 4); logger.info('a line')\n"
         "run.release()"
     )
-    shown = in_terminal(code)
+    shown = in_terminal([sys.executable, "-c", code], 120).raw
     before, _, after = shown.partition("a line")
     assert "0/10" in before
     assert before.rsplit("\r", 1)[-1].startswith("\x1b[32m")  # the line starts where the bar was cleared
     assert "/10" in after
-
-
-def in_terminal(code: str) -> str:
-    """What a Python program writes to a terminal of 120 columns."""
-    import fcntl
-    import termios
-
-    parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "SLURM_JOB_ID")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stderr=child, stdout=child, env={**environment, "PYTHONPATH": str(PROJECT)}
-    )
-    os.close(child)
-    shown = b""
-    try:
-        while block := os.read(parent, 4096):
-            shown += block
-    except OSError:  # Linux reports the closed end so
-        pass
-    os.close(parent)
-    assert process.wait() == 0
-    return shown.decode()
