@@ -20,7 +20,7 @@ def here() -> str:
 
 
 def test_every_record_names_its_true_caller(tmp_path, capsys):
-    """CT-55, D-28, R-12, MM-25, QQ-50: loguru, `logging` (through a wrapper too), `warnings`; the terminal shows none."""
+    """CT-55, D-28, R-12, MM-25, QQ-50: loguru, `logging` (wrapped too), `warnings`; the terminal shows none."""
 
     def wrapper(text: str) -> None:
         logging.getLogger("some.library").info(text, stacklevel=2)
