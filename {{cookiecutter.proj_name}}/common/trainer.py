@@ -50,6 +50,7 @@ class Trainer:
         self.total_steps = total_steps(config.progress, steps_per_epoch)
         self.stages = Stages(config, self.total_steps, steps_per_epoch)
         self.task = parts.task
+        self.task.loss.position = lambda: self.place
         self.strategy = prepare(self.task, self.stages.config.prepare, config.dist, parts.precision, self.rank)
         precision, lockstep = self.strategy.precision, self.strategy.lockstep_forward
         self.evaluator = Evaluator(self.task, self.rank, precision, lockstep, lambda: self.stop_signals.signal)
@@ -87,7 +88,6 @@ class Trainer:
         self.task.zero_grad()
         vars(self).pop("updates", None)  # frees the wrappers of the stage before it
         self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
-        self.task.at = self.place
         self.task.loss.weigh(config.loss)
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
@@ -151,7 +151,6 @@ class Trainer:
         """The optimizer steps of all updates of the task, then what follows from the new weights."""
         self.step = step
         self.next_stage()
-        self.task.at = self.place
         self.schedule.step(self.at.step - self.stages.start, self.updates.rate)
         if self.updates.take(step, self.at):
             self.task.after_step()
@@ -219,7 +218,7 @@ class Trainer:
         """
         if not sets:
             return None
-        result, self.task.at = None, self.place
+        result = None
         found: dict[str, SetResult] = {}
         try:
             for prefix in ("", OWN) if self.config.optim.ema.evaluate == "both" else ("",):
