@@ -150,7 +150,8 @@ class Trainer:
     def train_step(self, step: Step) -> None:
         """The optimizer steps of all updates of the task, then what follows from the new weights."""
         self.step = step
-        self.next_stage()
+        if self.config.stages:
+            self.next_stage()
         self.schedule.step(self.at.step - self.stages.start, self.updates.rate)
         if self.updates.take(step, self.at):
             self.task.after_step()
@@ -172,7 +173,7 @@ class Trainer:
     def check_losses(self) -> None:
         """Raise an error if a loss was NaN or infinite, before it is saved. Every process must call this."""
         if bad := max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank):
-            raise bad_loss(bad, self.monitor.meter.bad_here == bad, self.stream, self.saver.folder, self.rank)
+            raise bad_loss(bad, self.monitor.meter.bad_here == bad, self.stream, self.saver, self.rank)
 
     def log_pictures(self, step: Step) -> None:
         """Log pictures of the batch just trained on, with the model's present output."""
@@ -249,7 +250,7 @@ class Trainer:
         """Save `latest.pt`, and `best.pt` / `step_*.pt` if requested. Every process must call this."""
         self.check_losses()
         if max_over_ranks(int(not are_finite(self.parameters)), self.rank):  # a finite loss can have a NaN gradient
-            raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver.folder)
+            raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver)
         state = self.state.state_dict(self.at, self.progress.values, self.progress.pending)
         if self.rank.is_main:  # metrics reach the disk before the checkpoint
             self.monitor.saving(self.at, best=best, numbered=numbered)

@@ -77,7 +77,8 @@ class Updates:
     def take(self, step: Step, at: Position) -> bool:
         """Every update of this step, at position `at`. False if one was skipped (see `Precision.step`)."""
         weights = self._weights(step)
-        return all([self._take(name, step, weights, at) for name in self.task.updates()])
+        taken = [self._take(name, step, weights, at) for name in self.task.updates()]
+        return all(taken)
 
     def _take(self, name: str, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> bool:
         if name not in self.by_name:
