@@ -309,7 +309,7 @@ def test_spawn_for_evaluation(runs: Runs, alone: Path) -> None:
     command = [sys.executable, "evaluate.py", "--model_pt", str(alone / "checkpoints" / "latest.pt")]
     done = run([*command, "--dist.processes", "2"])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Accuracy") == 1 and "samples           90" in done.stdout
+    assert done.stdout.count("Accuracy") == 1 and "samples   90" in done.stdout
 
 
 def two_agents(

@@ -369,8 +369,8 @@ def test_named_sets_from_the_config_to_the_files(
     assert measured["values"]["clean.loss"] != measured["values"]["shifted.loss"]
     printed = capsys.readouterr().out
     for name in ("clean", "shifted"):
-        _, _, below = printed.partition(f"{name}:\n  samples           160\n")
-        assert f"  Accuracy          {measured['values'][f'{name}.Accuracy']!r}\n" in below
+        _, _, below = printed.partition(f"{name}:\n  samples   160\n")
+        assert f"  Accuracy  {measured['values'][f'{name}.Accuracy']:.6g}\n" in below
     # What is evaluated may change in a resume.
     again = ["--resume", str(folder), "--config", str(folder / "config.yaml"), "--progress.epoch", "3"]
     runs.train(*again, "--dataset.val.shifted.shift", "1")
