@@ -24,6 +24,7 @@ from common.update import Updates
 
 PROJECT = f"{Path(__file__).resolve().parents[1]}/"
 
+_UNEQUAL = "equal size|not resizable"  # torch's errors in joining samples, in the main process and in a worker
 # Patterns of an error's type and message, and what to do; the first match is used. {forward} and {output} are the
 # places of the model's forward and the task's output.
 ADVICE = {
@@ -52,7 +53,7 @@ ADVICE = {
         "the model does not fit the batch above (images: samples, channels, height, width): change model.* or what the "
         "data set returns"
     ),
-    r"equal size": "give all samples the same size, or write a loader.collate that joins them",
+    _UNEQUAL: "give all samples the same size, or write a loader.collate that joins them",
     r"default_collate": (
         "a batch is made of tensors, arrays and numbers: does the data set's __getitem__ return a sample?"
     ),
@@ -61,7 +62,7 @@ ADVICE = {
         "which"
     ),
 }
-_WITHOUT_TASK = ("equal size", "default_collate")  # in reading a batch
+_WITHOUT_TASK = (_UNEQUAL, "default_collate")  # in reading a batch
 
 
 @contextmanager
@@ -98,12 +99,18 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
         for name in ("batch", "output"):
             if (value := _local(frames, name)) is not None:
                 yield f"with the {name}: {described(value)}"
-    text = f"{type(error).__name__}: {error}"
+    text = _text(error)
     for pattern, advice in ADVICE.items():
         if re.search(pattern, text) and (task or pattern in _WITHOUT_TASK):
             model = None if task is None else task.model
             yield HINT + advice.format(forward=_place(model, "forward"), output=_place(task, "output"))
             return
+
+
+def _text(error: Exception) -> str:
+    """Type and message; of an error in a worker, whose message is a traceback, only its last line."""
+    lines = str(error).strip().splitlines() or [""]
+    return lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {error}"
 
 
 def described(value: Any) -> str:
@@ -147,17 +154,19 @@ def _updates(frames: Sequence[FrameType]) -> Updates | None:
 
 
 def _place(owner: Any, method: str) -> str:
-    """`Class.method (file:line)`, with the file relative to the project."""
-    function = inspect.unwrap(getattr(type(owner), method, None) or type(owner))
-    name = f"{type(owner).__name__}.{method}"
+    """`Class.method (file:line)`, or `function (file:line)`, with the file relative to the project."""
+    if inspect.isfunction(owner):
+        name, function = owner.__name__, inspect.unwrap(owner)
+    else:
+        name, function = f"{type(owner).__name__}.{method}", inspect.unwrap(getattr(type(owner), method, type(owner)))
     code = getattr(function, "__code__", None)
     return f"{name} ({code.co_filename.removeprefix(PROJECT)}:{code.co_firstlineno})" if code else name
 
 
 def _unequal_samples(error: Exception, frames: Sequence[FrameType]) -> str:
     """For samples that cannot be joined to a batch: two that differ, found by reading them again; otherwise ""."""
-    text = str(error)
-    if "equal size" not in text and not (isinstance(error, KeyError) and "collate" in frames[-1].f_code.co_filename):
+    trace = f"{error} {frames[-1].f_code.co_filename}"  # a worker's error holds its traceback as text
+    if not re.search(_UNEQUAL, _text(error)) and not (isinstance(error, KeyError) and "_utils/collate.py" in trace):
         return ""
     if (loader := _loader(frames)) is not None:
         dataset, of = loader.dataset, f"dataset.{label(loader.split, loader.name)}"
