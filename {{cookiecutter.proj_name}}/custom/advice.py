@@ -57,6 +57,9 @@ ADVICE = {
     r"default_collate": (
         "a batch is made of tensors, arrays and numbers: does the data set's __getitem__ return a sample?"
     ),
+    r"does not require grad": (
+        "the result of the model or of the loss is cut off from the weights: detach, item, no_grad or argmax"
+    ),
     r"inplace operation": (
         "a value that the gradient needs was changed in place (x += y, x[i] = y, relu_): make a new one; --debug shows "
         "which"
@@ -125,9 +128,14 @@ def described(value: Any) -> str:
     return "None" if value is None else "text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
+def _is_own(path: str) -> bool:
+    """Whether a file is the project's own, not one of a library."""
+    return path.startswith(PROJECT) and "site-packages" not in path
+
+
 def _local(frames: Sequence[FrameType], name: str) -> Any:
     """The value of a local variable in the innermost frame of the project that has it; None if none has."""
-    own = (frame.f_locals for frame in reversed(frames) if frame.f_code.co_filename.startswith(PROJECT))
+    own = (frame.f_locals for frame in reversed(frames) if _is_own(frame.f_code.co_filename))
     return next((each[name] for each in own if each.get(name) is not None), None)
 
 
@@ -151,6 +159,13 @@ def _loader(frames: Sequence[FrameType]) -> EvaluationLoader | None:
 def _updates(frames: Sequence[FrameType]) -> Updates | None:
     """What takes the step; None in an evaluation."""
     return next((each for each in _objects(frames) if isinstance(each, Updates)), None)
+
+
+def _batch(updates: Updates, frames: Sequence[FrameType]) -> Any:
+    """The batch of the step, on the device; a sample batch if the error was raised in preparing the step."""
+    batch = _local(frames, "batch")
+    batch = updates.sample() if batch is None else batch
+    return updates.task.prepare_batch(updates.precision.cast_batch(batch), updates.rank.device)
 
 
 def _place(owner: Any, method: str) -> str:
@@ -221,21 +236,21 @@ def _samples(frames: Sequence[FrameType]) -> tuple[Sequence[int], str]:
 
 def _no_gradient(error: Exception, frames: Sequence[FrameType]) -> str:
     """For a loss without a gradient: the forward that cuts it off, found by running the model again; otherwise ""."""
-    updates, batch = _updates(frames), _local(frames, "batch")
-    if "does not require grad" not in str(error) or updates is None:
+    updates = _updates(frames)
+    if "does not require grad" not in str(error) or updates is None or updates.strategy.lockstep_forward:
         return ""
     task = updates.task
     found: list[nn.Module] = []
 
     def note(module: nn.Module, _: Any, output: Any) -> None:
-        is_own = inspect.unwrap(type(module).forward).__code__.co_filename.startswith(PROJECT)
+        is_own = _is_own(inspect.unwrap(type(module).forward).__code__.co_filename)
         has_weights = any(each.requires_grad for each in module.parameters())
         if is_own and has_weights and not any(each.requires_grad for each in _tensors(output)):
             found.append(module)
 
     handles = [module.register_forward_hook(note) for module in task.model.modules()]
     try:
-        output = task.output(task.prepare_batch(updates.precision.cast_batch(batch), updates.rank.device))
+        output = task.output(_batch(updates, frames))
     finally:
         for handle in handles:
             handle.remove()
@@ -262,17 +277,17 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _changed_in_place(error: Exception, frames: Sequence[FrameType]) -> str:
     """For a value changed in place: the line that computed it, found by running the step again; otherwise ""."""
-    updates, update, batch = _updates(frames), _local(frames, "update"), _local(frames, "batch")
+    updates, update = _updates(frames), _local(frames, "update")
     if "inplace operation" not in str(error) or updates is None or updates.strategy.lockstep_forward:
         return ""
-    batch = updates.task.prepare_batch(updates.precision.cast_batch(batch), updates.rank.device)
+    batch = _batch(updates, frames)
     with torch.autograd.set_detect_anomaly(True), warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         with suppress(RuntimeError):
             updates.task("update", update.name, batch)["loss"].backward()
     text = "\n".join(str(each.message) for each in found)
     lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n +(.+)', text)
-    own = [line for line in lines if line[0].startswith(PROJECT) and not line[0].startswith(f"{PROJECT}common/")]
+    own = [line for line in lines if _is_own(line[0]) and not line[0].startswith(f"{PROJECT}common/")]
     if not own:
         return ""
     path, number, function, code = own[-1]

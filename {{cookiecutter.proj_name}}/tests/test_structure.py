@@ -28,7 +28,7 @@ FLOORS = (
 # commit, and ask first what the new lines could replace.
 BUDGET = {
     "base": 80,
-    "config": 1151,
+    "config": 1152,
     "distributed": 630,
     "progress": 185,
     "failure": 400,

@@ -203,9 +203,10 @@ def read_text(text: str, start: Origin) -> Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else 0
-        hint = next((text for part, text in _CAUSES.items() if re.search(part, str(error.problem))), "")
+        cause = ", ".join(filter(None, (error.context, error.problem)))
+        hint = next((text for part, text in _CAUSES.items() if re.search(part, cause)), "the lines there are")
         shown = [f"\n      {at:>4} | {each}" for at, each in enumerate(text.splitlines(), 1) if 0 <= line + 1 - at <= 1]
-        raise _refused(f"invalid YAML: {error.problem}", start, line, "".join([hint, *shown])) from error
+        raise _refused(f"invalid YAML: {cause}", start, line, "".join([hint, *shown])) from error
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
         raise _refused("the file contains a control character; remove it", start, line) from error
