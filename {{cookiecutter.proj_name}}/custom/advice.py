@@ -36,7 +36,7 @@ ADVICE = {
         "a sample is a dict: return {{'image': image, 'label': label}} from the data set's __getitem__, not (image, "
         "label); or begin its transforms with {{type: Named, names: [image, label]}}; or change {output}"
     ),
-    r"^KeyError: ": (
+    r"^KeyError: .* at .*(batch|output)": (
         "the keys are listed above; rename one in the data set's __getitem__, in {output}, or where it is read"
     ),
     r"expected target dtype|expected scalar type Long|not implemented for '(Int|Short|Char|Bool)'": (
@@ -53,6 +53,7 @@ ADVICE = {
         "the model does not fit the batch above (images: samples, channels, height, width): change model.* or what the "
         "data set returns"
     ),
+    r"index out of range in self": "a number of the batch is too large for an embedding: see its size in the model",
     _UNEQUAL: "give all samples the same size, or write a loader.collate that joins them",
     r"default_collate": (
         "a batch is made of tensors, arrays and numbers: does the data set's __getitem__ return a sample?"
@@ -85,14 +86,15 @@ def _explain(error: Exception) -> TrainingError | None:
     """An error to raise instead, if the cause is known; otherwise adds notes to `error`."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     notes = getattr(error, "__notes__", [])
-    with suppress(Exception):  # the error matters more than one in explaining it
-        for explain in (_unequal_samples, _bad_label, _no_gradient, _changed_in_place):
+    for explain in (_unequal_samples, _bad_label, _no_gradient, _changed_in_place):
+        with suppress(Exception):  # the error matters more than one in explaining it
             if text := explain(error, frames):
                 explanation: Any = TrainingError(text)
                 explanation.__notes__ = notes
                 return explanation
-        explained: Any = error
-        explained.__notes__ = [*notes, *_notes(error, frames)]
+    noted: Any = error
+    with suppress(Exception):
+        noted.__notes__ = [*notes, *_notes(error, frames)]
     return None
 
 
@@ -102,7 +104,8 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
         for name in ("batch", "output"):
             if (value := _local(frames, name)) is not None:
                 yield f"with the {name}: {described(value)}"
-    text = _text(error)
+    line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+    text = f"{_text(error)} at {line}"
     for pattern, advice in ADVICE.items():
         if re.search(pattern, text) and (task or pattern in _WITHOUT_TASK):
             model = None if task is None else task.model
