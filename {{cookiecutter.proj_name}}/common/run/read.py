@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.config.source import by_key, plain, read_file
+from common.config.source import Node, by_key, plain, read_file
 from common.run.lock import is_held
 from common.run.paths import RunPaths
 
@@ -55,10 +55,7 @@ def read_run(folder: Path) -> RunFiles:
     with _noting(run, paths.record_file):
         run.attempts = [dict(attempt) for attempt in json.loads(paths.record_file.read_text())["attempts"]]
     with _noting(run, file := folder / (run.attempts[-1]["config"] if run.attempts else paths.config_file.name)):
-        leaves = [
-            each for each in by_key(read_file(file)) if each[1].value == {} or not isinstance(each[1].value, dict)
-        ]
-        run.config = {key: plain(node) for key, node in leaves if "[" not in key}
+        run.config = leaves(read_file(file))
     with _noting(run, paths.metrics_file):
         for line in paths.metrics_file.read_text(errors="replace").split("\n")[:-1]:  # a kill may cut the last one off
             with _noting(run, paths.metrics_file):
@@ -73,6 +70,12 @@ def read_run(folder: Path) -> RunFiles:
         run.state, run.reason = "running", ""
     run.step = max([run.step, *(each["step"] for each in run.records)])
     return run
+
+
+def leaves(config: Node) -> dict[str, Any]:
+    """The values of a config by dotted key. Lists and empty sections are values."""
+    nodes = [(key, node) for key, node in by_key(config) if "[" not in key]  # a list counts as a whole
+    return {key: plain(node) for key, node in nodes if node.value == {} or not isinstance(node.value, dict)}
 
 
 @contextmanager
