@@ -39,6 +39,7 @@ from common.task import Parts, Task
 from common.trainer import Trainer
 from custom.config import Config
 from custom.datasets.shared_samples import warn_of_shared_samples
+from custom.report import write_report
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -217,7 +218,7 @@ def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
 
 
 def log_end(trainer: Trainer, outcome: Outcome) -> None:
-    """Log the result of the run and the next command."""
+    """Log the result of the run and the next command, and write the report of a run that is complete."""
     if not trainer.rank.is_main:
         return
     best = trainer.best.best
@@ -229,3 +230,5 @@ def log_end(trainer: Trainer, outcome: Outcome) -> None:
     else:
         shown = trainer.saver.folder.best if best is not None else outcome.checkpoint
         logger.info("to evaluate: python evaluate.py --model_pt {}", shown)
+    if not outcome.exit_code:  # a job that was stopped has no time for it
+        write_report(trainer.paths.root)
