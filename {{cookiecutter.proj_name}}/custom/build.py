@@ -221,6 +221,8 @@ def log_end(trainer: Trainer, outcome: Outcome) -> None:
     """Log the result of the run and the next command, and write the report of a run that is complete."""
     if not trainer.rank.is_main:
         return
+    if not outcome.exit_code:  # a job that was stopped has no time for it
+        write_report(trainer.paths.root)
     best = trainer.best.best
     if best is not None:
         values = "  ".join(f"{name} {value:.6g}" for name, value in best.values.items())
@@ -230,5 +232,3 @@ def log_end(trainer: Trainer, outcome: Outcome) -> None:
     else:
         shown = trainer.saver.folder.best if best is not None else outcome.checkpoint
         logger.info("to evaluate: python evaluate.py --model_pt {}", shown)
-    if not outcome.exit_code:  # a job that was stopped has no time for it
-        write_report(trainer.paths.root)

@@ -48,7 +48,7 @@ def smooth(points: Sequence[Point]) -> list[Point]:
 
 
 def chart(title: str, curves: Sequence[Curve], best: Point | None = None, *, log: bool = True) -> Html:
-    """A figure with axes, ticks, a legend and the curves. Empty without a finite value.
+    """A figure with axes, ticks, a legend and the curves. Empty if no curve has two finite values.
 
     Args:
         best: a point to mark.
@@ -56,7 +56,7 @@ def chart(title: str, curves: Sequence[Curve], best: Point | None = None, *, log
     """
     curves = [Curve(c.name, [p for p in c.points if math.isfinite(p[1])], c.colour, c.kind) for c in curves]
     curves = [curve for curve in curves if curve.points]
-    if not curves:
+    if max((len(curve.points) for curve in curves), default=0) < 2:
         return Html("")
     values = [y for curve in curves for _, y in curve.points]
     is_log = log and min(values) > 0 and max(values) / min(values) >= _LOG_FROM
