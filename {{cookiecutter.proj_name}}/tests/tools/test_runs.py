@@ -16,6 +16,11 @@ from tests.conftest import Runs, metrics
 from tools import runs as tool
 
 
+@pytest.fixture(autouse=True)
+def _of_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="module")
 def experiments(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two trained runs in a sweep's folder, one run that was ranked by another metric, and a damaged one."""
