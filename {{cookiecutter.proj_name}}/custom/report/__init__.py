@@ -12,7 +12,7 @@ from common.base.files import write_text
 from common.run.read import RunFiles, read_run
 from custom import compare
 from custom.report.charts import smooth
-from custom.report.curves import curves, curves_of_all, points_of, twins
+from custom.report.curves import curves, curves_of_all, series, twins
 from custom.report.page import Html, joined, number, page, tag
 from custom.report.pictures import pictures
 from custom.report.tables import (
@@ -118,12 +118,13 @@ def _cards(run: RunFiles) -> Html:
     best, found = run.best, list[tuple[str, float, str]]()
     if best:
         found.append((f"best val {best['metric']}", best["value"], f"step {best['step']:,}"))
+    same = twins(run)
     notes = {"val": f"at step {best['step']:,}" if best else "last validation", "eval": "last evaluation"}
     for name, value in sorted(compare.results(run).items(), key=lambda each: _is_loss(each[0])):
         split, _, metric = name.partition(".")
-        if metric not in twins(run) and not (best and name == f"val.{best['metric']}"):
+        if metric not in same and not (best and name == f"val.{best['metric']}"):
             found.append((f"{split} {metric}", value, notes[split]))
-    if train := smooth(points_of(run, "train", "loss")):
+    if train := smooth(series(run, "train").get("loss", [])):
         found.append(("train loss", train[-1][1], "at the end"))
     cards = [
         tag(

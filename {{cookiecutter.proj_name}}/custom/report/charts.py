@@ -11,7 +11,7 @@ Point = tuple[float, float]
 Kind = Literal["line", "faint", "dots"]
 
 _WIDTH, _HEIGHT = 560, 300  # of a chart, in its own units; it is scaled to the page
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 12, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 22, 12, 44
 _MOST_POINTS = 500  # drawn of a curve: more cannot be told apart on a screen
 _LOG_FROM = 50.0  # times the lowest value: a higher one makes the axis logarithmic
 
@@ -33,11 +33,11 @@ class Curve:
 
 
 def smooth(points: Sequence[Point]) -> list[Point]:
-    """An exponential moving average over about a thirtieth of the points, without the bias of its start.
+    """An exponential moving average over about a fiftieth of the points, without the bias of its start.
 
     Few points stay as they are: an average over several of them would come too late.
     """
-    keep = max(0.0, 1 - 30 / max(1, len(points)))
+    keep = max(0.0, 1 - 50 / max(1, len(points)))
     total = weight = 0.0
     found = []
     for step, value in points:
@@ -92,14 +92,14 @@ class _Axis:
         return self._start + (value - self._low) / (self._high - self._low) * (self._end - self._start)
 
     def ticks(self) -> list[float]:
-        """About five round values."""
+        """Three to seven round values."""
         if self._is_log:
             decades = range(math.floor(self._low), math.ceil(self._high) + 1)
             factors = (1, 2, 5) if self._high - self._low < 2 else (1,)
             every = max(1, round(len(decades) / 6))
             found = [factor * 10.0**decade for decade in decades[::every] for factor in factors]
             return [value for value in found if self._low <= math.log10(value) <= self._high]
-        rough = (self._high - self._low) / 5
+        rough = (self._high - self._low) / 6
         power = 10.0 ** math.floor(math.log10(rough))
         size = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
         first, last = math.ceil(self._low / size - 1e-9), math.floor(self._high / size + 1e-9)

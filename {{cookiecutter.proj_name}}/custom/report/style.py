@@ -69,6 +69,7 @@ svg circle.best { fill: none; stroke: var(--ink); stroke-width: 2; }
 .c0 { --colour: var(--c0); } .c1 { --colour: var(--c1); } .c2 { --colour: var(--c2); } .c3 { --colour: var(--c3); }
 .c4 { --colour: var(--c4); } .c5 { --colour: var(--c5); } .c6 { --colour: var(--c6); } .c7 { --colour: var(--c7); }
 .scroll { overflow-x: auto; }
+.scroll + .scroll { margin-top: 12px; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th, td { padding: 7px 14px; text-align: left; vertical-align: top; border-top: 1px solid var(--line); }
 thead th { border-top: 0; color: var(--soft); font-weight: 600; font-size: 13px; white-space: nowrap; }

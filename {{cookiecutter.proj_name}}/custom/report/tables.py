@@ -10,11 +10,10 @@ from common.config.show import dump
 from common.run.paths import RunPaths
 from common.run.read import RunFiles
 from custom import compare
-from custom.report.curves import RATE, twins
+from custom.report.curves import COLOURS, is_setting, twins_of_all
 from custom.report.page import Html, details, joined, number, table, tag
 
 _MOST_WARNINGS = 30
-_COLOURS = 8
 _WARNING = re.compile(r"^\d{4}-\d\d-\d\d \S+ (?:WARNING|ERROR|CRITICAL) .*", re.MULTILINE)
 
 
@@ -35,14 +34,14 @@ def when(attempt: Mapping[str, Any]) -> str:
 def results(run: RunFiles) -> Html:
     """Every value: last of training, best and last of validation, last of evaluation, and those of evaluate.py."""
     columns: dict[str, Mapping[str, float]] = {}
-    if "train" in run.last:
-        rates = {name for name in run.last["train"] if RATE.fullmatch(name) or name == "grad_norm"}
-        columns["train, last"] = {name: value for name, value in run.last["train"].items() if name not in rates}
+    last = run.last
+    if "train" in last:
+        columns["train, last"] = {name: value for name, value in last["train"].items() if not is_setting(name)}
     if run.best:
         columns[f"val, best (step {run.best['step']:,})"] = run.measured("val")[run.best["step"]]
     for event in ("val", "eval"):
-        if event in run.last:
-            columns[f"{event}, last (step {max(run.measured(event)):,})"] = run.last[event]
+        if event in last:
+            columns[f"{event}, last (step {max(run.measured(event)):,})"] = last[event]
     columns |= compare.evaluations(run)
     names = dict.fromkeys(name for values in columns.values() for name in values)
     rows = [[name, *(value_of(values.get(name)) for values in columns.values())] for name in names]
@@ -64,7 +63,7 @@ def table_of_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> Html:
             value = value_of(run.best["value"])
             best = joined([f"{run.best['metric']} ", tag("b", value) if run in first else value])
         rest = [f"{run.step:,}", compare.duration(compare.seconds(run)), *(each[at] for each in where.values())]
-        rows.append([tag("span", name, class_=f"dot c{at % _COLOURS}"), state(run), best, *rest])
+        rows.append([tag("span", name, class_=f"dot c{at % COLOURS}"), state(run), best, *rest])
     return table(["run", "state", "best validation", "steps", "time", *where], rows, class_="attempts")
 
 
@@ -81,10 +80,10 @@ def _last_attempt(run: RunFiles) -> dict[str, Any]:
 
 def results_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> Html:
     """A row for each value, a column for each run, the best of a row in bold."""
-    results = [compare.results(run) for run in runs]
+    results, same = [compare.results(run) for run in runs], twins_of_all(runs)
     rows = []
     for name in dict.fromkeys(name for each in results for name in each):
-        if all(name.partition(".")[2] in twins(run) for run in runs):
+        if name.partition(".")[2] in same:
             continue
         values = [each.get(name) for each in results]
         known = [value for value in values if value is not None and value == value]
