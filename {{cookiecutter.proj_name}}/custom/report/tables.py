@@ -96,10 +96,13 @@ def results_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> Html:
 
 
 def changes(run: RunFiles) -> Html:
+    """The keys that differ from configs/default.yaml; nothing without that file."""
+    if not run.config or not compare.defaults():
+        return Html("")
     rows = [[tag("code", key), "–" if old is ABSENT else compare.shown(old), compare.shown(new)]
             for key, old, new in compare.changed(run)]  # fmt: skip
     if not rows:
-        return tag("p", "Every key has the value of configs/default.yaml.", class_="about") if run.config else Html("")
+        return tag("p", "Every key has the value of configs/default.yaml.", class_="about")
     return table(["key", "configs/default.yaml", "this run"], rows)
 
 
