@@ -186,13 +186,7 @@ def _unequal_samples(error: Exception, frames: Sequence[FrameType]) -> str:
     trace = f"{error} {frames[-1].f_code.co_filename}"  # a worker's error holds its traceback as text
     if not re.search(_UNEQUAL, _text(error)) and not (isinstance(error, KeyError) and "_utils/collate.py" in trace):
         return ""
-    if (loader := _loader(frames)) is not None:
-        dataset, of = loader.dataset, f"dataset.{label(loader.split, loader.name)}"
-        numbers = loader.keys[_local(frames, "seen").batches][1]
-    else:
-        trainer = next(each for each in _objects(frames) if hasattr(each, "stream"))
-        dataset, of = trainer.stream.dataset, "dataset.train"
-        numbers = list(chain(*trainer.stream.samples(trainer.at)))
+    dataset, numbers, of = _samples(frames)
     first: dict[Any, str] = {}
     for number in numbers:
         sample = dataset[number]
@@ -213,11 +207,10 @@ def _bad_label(error: Exception, frames: Sequence[FrameType]) -> str:
     """For a label that is not one of the classes: the samples that have it; otherwise "". Also after a CUDA assert."""
     if not re.search("out of bounds|device-side assert", str(error)):
         return ""
-    # The outermost batch: it has not been moved to a device, which is unusable after an assert.
-    batch = next(frame.f_locals["batch"] for frame in frames if "batch" in frame.f_locals)
-    labels, classes = batch["label"], _local(frames, "output")["logits"].shape[1]
-    numbers, of = _samples(frames)
-    wrong = [at for at, each in enumerate(labels.tolist()) if not 0 <= each < classes and each != -100]
+    # Read again, since the batch may be on a device, which is unusable after an assert.
+    (dataset, numbers, of), classes = _samples(frames), _local(frames, "output")["logits"].shape[1]
+    labels = [int(dataset[number]["label"]) for number in numbers]
+    wrong = [at for at, each in enumerate(labels) if not 0 <= each < classes and each != -100]
     shown = ", ".join(f"{labels[at]} in sample {numbers[at]}" for at in wrong[:5])
     more = f" and {len(wrong) - 5} more of this batch" if len(wrong) > 5 else ""
     if not wrong:
@@ -228,13 +221,13 @@ def _bad_label(error: Exception, frames: Sequence[FrameType]) -> str:
     )
 
 
-def _samples(frames: Sequence[FrameType]) -> tuple[Sequence[int], str]:
-    """The numbers of the batch's samples, and the name of their data set: of an evaluation, else of training."""
+def _samples(frames: Sequence[FrameType]) -> tuple[Any, list[int], str]:
+    """The data set that was read, the numbers of the samples in the batch or step, and the name of the split."""
     if (loader := _loader(frames)) is not None:
-        return _local(frames, "indices"), f"dataset.{label(loader.split, loader.name)}"
-    indices = _local(frames, "step").global_batch.indices[_local(frames, "number")]
-    dataset = next(each.stream.dataset for each in _objects(frames) if hasattr(each, "stream"))
-    return [index % len(dataset) for index in indices], "dataset.train"
+        numbers = loader.keys[_local(frames, "seen").batches][1]
+        return loader.dataset, numbers, f"dataset.{label(loader.split, loader.name)}"
+    trainer = next(each for each in _objects(frames) if hasattr(each, "stream"))
+    return trainer.stream.dataset, list(chain(*trainer.stream.samples(trainer.at))), "dataset.train"
 
 
 def _no_gradient(error: Exception, frames: Sequence[FrameType]) -> str:
