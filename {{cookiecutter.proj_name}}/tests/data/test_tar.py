@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from common.base.errors import UserError
 from tests.checkpoint.test_resume import cut, differing, final, words
-from tests.config.test_bad_input import ErrorOf, images, error_of  # noqa: F401
+from tests.config.test_bad_input import ErrorOf, error_of, images  # noqa: F401
 from tests.conftest import Runs, load, run
 from tests.ranks import several
 from tools.pack import main as pack
