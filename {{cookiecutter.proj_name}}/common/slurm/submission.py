@@ -60,10 +60,10 @@ def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
     Raises:
         UserError: the two contradict each other on the command line, or neither gives a number.
     """
-    if gpu_ids == "all":
+    if isinstance(gpu_ids, str):  # all, mps
         if not asked:
             raise UserError(
-                "gpu_ids: all does not say how many GPUs to ask Slurm for; add --slurm.gpus N, for each node"
+                f"gpu_ids: {gpu_ids} does not say how many GPUs to ask Slurm for; add --slurm.gpus N, for each node"
             )
         return asked
     wanted = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
