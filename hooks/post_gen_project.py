@@ -69,6 +69,7 @@ def drop_unwanted(root, answers):
         drop_empty(
             root / "custom" / "ops" / "src", root / "custom" / "ops", root / "common" / "ops", root / "tests" / "ops"
         )
+        drop_from_schema(root / "configs" / "schema.json", "SaturatingModel")
     if answers["examples"] == "none":
         files = [f"{folder}/{name}" for folder in EXAMPLES for name in EXAMPLE_FILES]
         for name in ("__init__.py", "digits.py", "README.md", *files):
@@ -80,6 +81,22 @@ def drop_unwanted(root, answers):
     if answers["ci"] == "none":
         (root / ".github" / "workflows" / "ci.yml").unlink(missing_ok=True)
         drop_empty(root / ".github" / "workflows", root / ".github")
+
+
+def drop_from_schema(path, name):
+    """Removes a registered class from the schema for editors: its name, and the rule of its arguments."""
+    rule = {"properties": {"type": {"const": name}}}
+
+    def is_about_it(item):
+        return item == name or (isinstance(item, dict) and item.get("if") == rule)
+
+    def without(node):
+        if isinstance(node, dict):
+            return {key: without(item) for key, item in node.items()}
+        return [without(item) for item in node if not is_about_it(item)] if isinstance(node, list) else node
+
+    if path.is_file():
+        path.write_text(json.dumps(without(json.loads(path.read_text())), indent=2) + "\n")
 
 
 def drop_empty(*folders):
