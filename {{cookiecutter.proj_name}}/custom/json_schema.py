@@ -15,6 +15,7 @@ Rule = dict[str, Any]
 _PATHS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _BASE = {**_PATHS, "description": "file or files this one is laid over, relative to this file"}
 _REPLACE = {"type": "boolean", "description": "true: replace the base's section instead of merging with it"}
+_REFERENCE = {"type": "string", "pattern": r"\$\{"}
 _IMPORT_PATH = {"type": "string", "pattern": r"[.:]|\$\{"}  # or a reference to another key
 
 
@@ -55,8 +56,21 @@ def _linked(node: Any, own: dict[Registry, Rule]) -> Any:
         if isinstance(registry := node.get("registry"), Registry):
             own.setdefault(registry, {}).update(_linked(node["own"], own))
             return {"$ref": f"#/$defs/{registry.kind}"}
-        return {name: _linked(item, own) for name, item in node.items()}
+        node = {name: _linked(item, own) for name, item in node.items()}
+        if isinstance(keys := node.get("properties"), Mapping):
+            node["properties"] = {name: _or_reference(rule) for name, rule in keys.items()}
+        return node
     return [_linked(item, own) for item in node] if isinstance(node, list) else node
+
+
+def _or_reference(rule: Rule) -> Rule:
+    """The rule of a key; where no text fits, it also accepts a reference to another key, `${optim.lr}`."""
+    kinds = rule.get("anyOf", [rule])
+    if "array" in rule.values() or any(kind.get("type") in (None, "object", "string") for kind in kinds):
+        return rule
+    about = {name: rule[name] for name in ("default", "description") if name in rule}
+    kinds = [{name: item for name, item in kind.items() if name not in about} for kind in kinds]
+    return {"anyOf": [*kinds, _REFERENCE], **about}
 
 
 def _arguments(registry: Registry, target: Callable[..., Any]) -> Rule:

@@ -142,17 +142,6 @@ def test_the_schema_is_for_editing() -> None:
     assert all("required" not in rule for rule in SCHEMA["$defs"].values())
 
 
-def test_every_config_in_the_readme_is_right(tmp_path: Path) -> None:
-    """R-09: what the README shows can be copied."""
-    shown = re.findall(r"^```yaml\n(.*?)^```$", (PROJECT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
-    assert len(shown) >= 3
-    (tmp_path / "default.yaml").write_text(CONFIG.read_text())
-    for number, text in enumerate(shown):
-        file = tmp_path / f"{number}.yaml"
-        file.write_text(text if "$BASE" in text else f"$BASE: default.yaml\n{text}")
-        resolve(Config, [file])
-
-
 KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "integer": (int,), "number": (int, float),
     "boolean": (bool,), "null": (type(None),),
