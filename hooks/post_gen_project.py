@@ -1,4 +1,4 @@
-"""Drops what was not asked for, renames the user's package, and prints the next commands.
+"""Removes the files that were not chosen, renames the user's package, and prints the next commands.
 
 Rendered and run by cookiecutter in the new project. Safe to run again: the update tool does so in a temporary folder,
 and `cookiecutter -f` in a folder that is in use. No prompt, no network, no git.
@@ -156,6 +156,10 @@ def print_next_steps(answers):
   python -m pip install -r requirements.txt
   python train.py --config configs/default.yaml
   python evaluate.py --model_pt experiments/default/checkpoints/best.pt
+
+With git, each run records its commit, and pre-commit can check your changes:
+
+  git init && git add -A && git commit -m "Start"
 """)
 
 

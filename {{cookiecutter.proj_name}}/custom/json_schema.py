@@ -66,11 +66,15 @@ def _linked(node: Any, own: dict[Registry, Rule]) -> Any:
 def _or_reference(rule: Rule) -> Rule:
     """The rule of a key; where no text fits, it also accepts a reference to another key, `${optim.lr}`."""
     kinds = rule.get("anyOf", [rule])
-    if "array" in rule.values() or any(kind.get("type") in (None, "object", "string") for kind in kinds):
+    if "array" in rule.values() or any(_takes_text(kind) for kind in kinds):
         return rule
-    about = {name: rule[name] for name in ("default", "description") if name in rule}
+    about: Rule = {name: rule[name] for name in ("default", "description") if name in rule}
     kinds = [{name: item for name, item in kind.items() if name not in about} for kind in kinds]
     return {"anyOf": [*kinds, _REFERENCE], **about}
+
+
+def _takes_text(kind: Rule) -> bool:
+    return kind.get("type") in (None, "object", "string") and "enum" not in kind
 
 
 def _arguments(registry: Registry, target: Callable[..., Any]) -> Rule:
