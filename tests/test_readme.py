@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from PIL import Image
@@ -60,6 +61,22 @@ def test_every_config_of_a_page_is_complete(page: str) -> None:
         found = HEADER.match(text)
         assert found, f"{page}:\n{text}"
         assert page == "docs/config.md" or found[1] == found[2], f"{page}: {found[1]}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, "../README.md"])
+def test_every_link_of_a_page_leads_to_a_file(page: str) -> None:
+    """And to a heading, where it names one."""
+    text = (TEMPLATE / page).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if link.startswith("http"):
+            continue
+        file, _, heading = unquote(link).partition("#")
+        target = (TEMPLATE / page).parent / file if file else TEMPLATE / page
+        assert target.exists(), f"{page}: {link}"
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+            assert heading in slugs, f"{page}: {link}"
 
 
 @pytest.mark.slow
