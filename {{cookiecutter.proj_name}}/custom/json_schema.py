@@ -13,7 +13,7 @@ from common.config.registry import Registry
 Rule = dict[str, Any]
 
 _PATHS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-_BASE = {**_PATHS, "description": "file or files this one is laid over, relative to this file"}
+_BASE = {**_PATHS, "description": "file or files that this one is based on, relative to this file"}
 _REPLACE = {"type": "boolean", "description": "true: replace the base's section instead of merging with it"}
 _REFERENCE = {"type": "string", "pattern": r"\$\{"}
 _IMPORT_PATH = {"type": "string", "pattern": r"[.:]|\$\{"}  # or a reference to another key

@@ -54,7 +54,7 @@ def help_text(
         "--config FILE": f"the configuration{f' (default {default})' * bool(default)}; also --configs FILE, -c FILE",
         "--print-config": "print every value with the place it came from, and stop",
         "--list [KIND]": f"print what is registered, with file:line and arguments, and stop; KIND: {', '.join(kinds)}",
-        "--debug": "lay the debug settings over the configuration",
+        "--debug": "apply the debug settings on top of the configuration",
         "--help, -h": "print this, and stop",
     }
     about = " ".join((description or schema.__doc__ or "").split())

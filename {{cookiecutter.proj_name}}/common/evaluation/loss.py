@@ -92,7 +92,7 @@ class _Term:
                     value = getattr(value, name) if hasattr(value, name) else value[int(name)]
         except (LookupError, TypeError, ValueError) as error:
             known = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
-            raise UserError(f"loss.{self.name}.inputs: {path} does not exist; there is: {known}") from error
+            raise UserError(f"loss.{self.name}.inputs: {path} does not exist; available: {known}") from error
         return value
 
 

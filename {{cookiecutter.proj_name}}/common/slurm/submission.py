@@ -36,7 +36,7 @@ def array_tasks(text: str) -> list[int]:
     for part in re.sub(r"%[1-9]\d*$", "", text).split(","):
         match = _TASK.fullmatch(part.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise UserError(f"--slurm.array: {text!r} is no list of tasks; write 0-4, 1,3,5 or 0-99%4 (four at a time)")
+            raise UserError(f"--slurm.array: {text!r} is not a list of tasks; write 0-4, 1,3,5 or 0-99%4 (4 at a time)")
         numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
     return sorted(numbers)
 

@@ -102,7 +102,7 @@ def test_a_damaged_newest_falls_back(runs: Runs, how: str) -> None:
     damage(folder / "checkpoints" / "latest.pt", how)
     runs.train(*words, "--resume", "auto")
     log = (folder / "train.log").read_text()
-    assert "latest.pt" in log and "looking for the one before" in log and "previous.pt, step 3" in log
+    assert "latest.pt" in log and "trying the one before it" in log and "previous.pt, step 3" in log
     assert same(uncut["model"], load(folder)["model"])
 
 
