@@ -41,7 +41,7 @@ EXAMPLE_TESTS = (
     *(f"test_{name}.py" for name in EXAMPLES),
 )
 
-TEXT_SUFFIXES = {"", ".cfg", ".ini", ".json", ".md", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+TEXT_SUFFIXES = {"", ".cfg", ".ini", ".json", ".md", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
 TEXT_SUFFIXES |= {".py", ".cpp", ".cu", ".cuh", ".h"}
 
 # The places where "custom" is the package and not an English word. Each leaves customise, custom_name, my_custom,

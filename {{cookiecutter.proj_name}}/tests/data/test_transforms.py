@@ -106,7 +106,7 @@ def test_a_data_set_made_for_no_project() -> None:
 @pytest.mark.parametrize(
     ("transform", "words"),
     [
-        ({"type": "ToFloat"}, "ToFloat: gets a Tensor"),
+        ({"type": "ToFloat"}, "ToFloat: got a Tensor"),
         ({"type": "ToFloat", "key": "picture"}, "transforms[0] (ToFloat).key: a sample has no 'picture'"),
         ({"type": "Named", "names": ["a"]}, "Named: a sample has 2 parts"),
         ({"type": "Normalize", "mean": [0, 0], "std": [1, 1]}, "Normalize: image has 1 channels, but mean has 2"),
