@@ -127,7 +127,7 @@ class Config:
 
 def follow_the_readme(project: Path, yours: Path) -> None:
     """Do each kind of thing that the project's README invites to."""
-    readme = (project / "README.md").read_text()
+    readme = (project / "README.md").read_text() + (project / "docs" / "evaluation.md").read_text()
     for path in ("models/wide_model.py", "metric/median_metric.py", "photos.yaml", "shifted.yaml", "long.yaml"):
         path = f"configs/{path}" if path.endswith(".yaml") else f"{yours.name}/{path}"
         shown = re.search(rf"^```\w+\n(# {re.escape(path)}.*?)^```$", readme, re.MULTILINE | re.DOTALL)
@@ -144,7 +144,8 @@ def follow_the_readme(project: Path, yours: Path) -> None:
         ('{"Accuracy": {"k": 1}}', '{"Accuracy": {"k": 1}, "top2": {"type": "Accuracy", "k": 2}}'),
     )
     run(project, sys.executable, "-m", f"{yours.name}.reference")
-    edit(yours / "tasks" / "classification_task.py", ('f"{label} -> {prediction}"', 'f"is {label}, seen as {prediction}"'))
+    caption = ('f"{label} -> {prediction}"', 'f"is {label}, seen as {prediction}"')
+    edit(yours / "tasks" / "classification_task.py", caption)
     best = (
         ("  metric: loss ", "  metric: top2 "),
         ("  mode: auto                        # whether", "  mode: max  # whether"),

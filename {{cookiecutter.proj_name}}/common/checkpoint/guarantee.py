@@ -79,7 +79,7 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str) -> dict[st
         "numpy": np.__version__,
         "cuda": torch.version.cuda or "none",
         "cudnn": torch.backends.cudnn.version() if on_gpu else "not used",
-        "device": torch.cuda.get_device_name(rank.device) if on_gpu else f"cpu ({platform.machine()})",
+        "device": torch.cuda.get_device_name(rank.device) if on_gpu else f"{rank.device.type} ({platform.machine()})",
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "ranks": rank.world_size,
         "model": model,

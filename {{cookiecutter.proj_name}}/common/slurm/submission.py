@@ -36,7 +36,7 @@ def array_tasks(text: str) -> list[int]:
     for part in re.sub(r"%[1-9]\d*$", "", text).split(","):
         match = _TASK.fullmatch(part.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise UserError(f"--slurm.array: {text!r} is no list of tasks; write 0-4, 1,3,5 or 0-99%4 (four at a time)")
+            raise UserError(f"--slurm.array: {text!r} is not a list of tasks; write 0-4, 1,3,5 or 0-99%4 (4 at a time)")
         numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
     return sorted(numbers)
 
@@ -60,10 +60,10 @@ def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
     Raises:
         UserError: the two contradict each other on the command line, or neither gives a number.
     """
-    if gpu_ids == "all":
+    if isinstance(gpu_ids, str):  # all, mps
         if not asked:
             raise UserError(
-                "gpu_ids: all does not say how many GPUs to ask Slurm for; add --slurm.gpus N, for each node"
+                f"gpu_ids: {gpu_ids} does not say how many GPUs to ask Slurm for; add --slurm.gpus N, for each node"
             )
         return asked
     wanted = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
