@@ -98,7 +98,7 @@ def excerpt(log: str) -> list[str]:
     first = [line for line in lines if re.sub(r"^\S+ \w+ +", "", line).startswith(chosen)][:3]
     train, val, evaluation = ([line for line in lines if re.search(rf"\b{word}\b", line)] for word in (
         r"epoch +\d+/\d+", "val +epoch", "eval +epoch"))  # fmt: skip
-    end = [line for line in lines if "best validation" in line or "to evaluate" in line]
+    end = [line for line in lines if re.match(r"  (best|evaluate) ", line)]
     shown = [*first, *val[:1], *train[:1], "...", *train[-1:], *val[-1:], *evaluation[-1:], *end]
     return [f"$ python {' '.join(TRAIN[:3])}", *dict.fromkeys(shown)]
 
