@@ -60,6 +60,8 @@ def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
     measured = {label(each.split, each.name): each.dataset for each in (*parts.val, *parts.evaluation)}
     check_same_classes({"train": parts.stream.dataset, **measured})
     warn_of_shared_samples({"train": parts.stream.dataset, **measured}, rank)
+    named = (getattr(each, "classes", ()) for each in (parts.stream.dataset, *measured.values()))
+    parts.task.classes = next(filter(None, named), ())
     return parts
 
 
