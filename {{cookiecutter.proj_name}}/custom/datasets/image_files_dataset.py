@@ -62,11 +62,11 @@ class ImageFiles:
     def __getitem__(self, index: int) -> dict[str, Any]:
         """`image` (C, H, W), float in 0..1, and `name`, the file."""
         file = self.files[index]
-        name = getattr(file, "name", "") if hasattr(file, "read") else str(file)
+        name = "" if hasattr(file, "read") else str(file)
         try:
             image = read_image(file, self.size, self.channels)
         except UNREADABLE as error:
-            raise UserError(f"cannot read the image {name}: {error}") from error
+            raise UserError(f"cannot read the image{name and f' {name}'}: {error}") from error
         return {"image": self.prepared(image).contiguous(), "name": name}
 
     def prepared(self, image: Tensor) -> Tensor:
