@@ -43,9 +43,12 @@ class Task(nn.Module, ABC):
     Parameters, modules and tensors of the model have the model's own names, without `model.`: in checkpoints, patterns
     and logs.
 
+<<<<<<< HEAD
     Attributes:
         at: set before each step and each evaluation.
         classes: names of the classes, in the order of their numbers; empty if the data set names none.
+=======
+>>>>>>> main
     """
 
     classes: Sequence[str] = ()
@@ -59,12 +62,8 @@ class Task(nn.Module, ABC):
 
     @property
     def at(self) -> Place:
-        """The position of the run, on which the weights of losses depend too."""
-        return self.loss.at
-
-    @at.setter
-    def at(self, place: Place) -> None:
-        self.loss.at = place
+        """The optimizer steps and epochs done so far, on which the weights of losses depend too."""
+        return self.loss.position()
 
     @abstractmethod
     def output(self, batch: Any) -> Any:
