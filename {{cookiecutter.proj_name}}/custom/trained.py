@@ -78,7 +78,8 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
     task = build_task(config, seed, rank, first_weights=False)
     precision.cast(task).to(rank.device).eval()
     load_weights(task, averaged_state_dict(task_state(state), state["ema"]), str(path))
-    task.at = Place(state["position"]["step"], state["position"]["epoch"], *about.get("lengths", ()))
+    place = Place(state["position"]["step"], state["position"]["epoch"], *about.get("lengths", ()))
+    task.loss.position = lambda: place
     task.loss.weigh(config.in_stage(state.get("stages", {}).get("number", 0)).loss)
     task.classes = about.get("classes", ())
     return Trained(path, config, task, rank, precision, seed, state["position"])

@@ -41,7 +41,7 @@ BUDGET = {
     "evaluation": 540,
     "slurm": 236,
     "ops": 290,
-    "task": 139,
+    "task": 136,
     "debug": 35,
     "run_context": 216,
     "update": 120,
