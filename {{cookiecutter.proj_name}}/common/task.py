@@ -43,12 +43,8 @@ class Task(nn.Module, ABC):
     Parameters, modules and tensors of the model have the model's own names, without `model.`: in checkpoints, patterns
     and logs.
 
-<<<<<<< HEAD
     Attributes:
-        at: set before each step and each evaluation.
         classes: names of the classes, in the order of their numbers; empty if the data set names none.
-=======
->>>>>>> main
     """
 
     classes: Sequence[str] = ()

@@ -126,9 +126,7 @@ def compare(model: Model, run: Callable[[Tensors], Tensors], tolerance: float) -
             difference = float((found[name].double() - expected.double()).abs().max()) / scale
             worst[name] = max(worst[name], difference if difference == difference else float("inf"))
     for name, difference in worst.items():
-        print(
-            f"  {name}: largest difference from the model {difference:.2g}, of {', '.join(map(str, BATCHES))} samples"
-        )
+        print(f"  {name}: differs by up to {difference:.2g} from the model, in batches of {BATCHES}")
     largest = max(worst.values())
     if largest > tolerance:
         raise UserError(f"the program differs from the model by {largest:.2g}, more than --tolerance {tolerance}")
