@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import atomic_file
 from common.failure.program import leave, reported
@@ -74,7 +75,8 @@ class Predictor:
         if len(rows) != len(files):
             raise UserError(f"{type(task).__name__}.describe gives {len(rows)} rows for {len(files)} samples")
         named = [{"file": file, **row} for file, row in zip(files, rows, strict=True)]
-        return named, task.pictures(output, batch, len(files)) if pictures else []
+        with error_context(lambda: f"in {type(task).__name__}.pictures: the batches of predict.py have no labels"):
+            return named, task.pictures(output, batch, len(files)) if pictures else []
 
 
 def main(argv: list[str]) -> int:

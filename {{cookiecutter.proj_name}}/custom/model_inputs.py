@@ -1,7 +1,7 @@
 """The model of a trained task as a function of tensors: what the task gives it, and what it returns, by name."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,16 +44,24 @@ class Model:
     def plain(self) -> Plain:
         return Plain(self.module, list(self.inputs)).eval()
 
-    @property
-    def raw_output(self) -> Any:
-        """What the model returns for the inputs, in the form in which it does."""
-        with torch.no_grad():
-            return self.module(**self.inputs)
-
     def outputs(self, inputs: Tensors) -> Tensors:
         """What the model itself computes."""
         with torch.no_grad():
             return flat(self.module(**inputs))
+
+    def replace(self, run: Callable[[Tensors], Tensors]) -> None:
+        """From now on, the task computes with `run` in place of its model: inputs by name -> outputs by name."""
+        with torch.no_grad():
+            example = self.module(**self.inputs)
+
+        def replaced(*given: Tensor, **named: Tensor) -> Any:
+            found = run(dict(zip(self.inputs, given, strict=False)) | named)
+            found = {name: value.to(self.trained.rank.device) for name, value in found.items()}
+            if isinstance(example, Tensor):
+                return found["output"]
+            return found if isinstance(example, Mapping) else tuple(found.values())
+
+        setattr(self.module, "forward", replaced)  # noqa: B010 - mypy rejects an assignment
 
 
 def flat(output: Any) -> Tensors:
@@ -64,13 +72,6 @@ def flat(output: Any) -> Tensors:
     if not named or not all(isinstance(value, Tensor) for value in named.values()):
         raise UserError("the model returns something other than tensors, or tensors inside of each other's lists")
     return dict(named)
-
-
-def restored(tensors: Tensors, example: Any) -> Any:
-    """The inverse of `flat`: the tensors in the form of an example."""
-    if isinstance(example, Tensor):
-        return tensors["output"]
-    return tensors if isinstance(example, Mapping) else tuple(tensors.values())
 
 
 def inputs_of(trained: Trained, batch: Any) -> tuple[Tensors, dict[str, str | None]]:

@@ -31,7 +31,7 @@ from common.monitor.writer import plain
 from common.progress import Position
 from common.run.paths import RunPaths
 from custom.build import build_evaluation, build_stream
-from custom.model_inputs import Model, Tensors, flat, inputs_of, read_model, restored
+from custom.model_inputs import Model, Tensors, flat, inputs_of, read_model
 from custom.trained import load_trained
 
 FORMS = {
@@ -123,7 +123,7 @@ def compare(model: Model, run: Callable[[Tensors], Tensors], tolerance: float) -
         found = run(inputs)
         for name, expected in model.outputs(inputs).items():
             scale = max(1.0, float(expected.double().abs().max()))
-            difference = float((found[name].double() - expected.double()).abs().max()) / scale
+            difference = float((found[name].cpu().double() - expected.cpu().double()).abs().max()) / scale
             worst[name] = max(worst[name], difference if difference == difference else float("inf"))
     for name, difference in worst.items():
         print(f"  {name}: differs by up to {difference:.2g} from the model, in batches of {BATCHES}")
@@ -147,7 +147,7 @@ def quantize(model: Model, path: Path) -> None:
     class Reader:
         def get_next(self) -> Any:
             inputs = next(batches, None)
-            return inputs and {name: value.numpy() for name, value in inputs.items()}
+            return inputs and {name: value.cpu().numpy() for name, value in inputs.items()}
 
     write(model, "onnx", path.with_suffix(".float"))
     quant_pre_process(str(path.with_suffix(".float")), str(path.with_suffix(".prepared")))
@@ -158,11 +158,11 @@ def quantize(model: Model, path: Path) -> None:
 
 def measure(model: Model, run: Callable[[Tensors], Tensors]) -> dict[str, list[float]]:
     """Each loss and metric on the data of validation: of the model itself, and of a program in its place."""
-    trained, module, example, names = model.trained, model.module, model.raw_output, list(model.inputs)
+    trained = model.trained
     config, split = replace(trained.config, worker=0), (trained.config.dataset.val and "val") or "eval"
     sets = build_evaluation(config, split, trained.rank, trained.seed)
     before = Evaluator(trained.task, trained.rank, trained.precision).run(sets).values
-    module.forward = lambda *given, **named: restored(run(dict(zip(names, given, strict=False)) | named), example)
+    model.replace(run)
     after = Evaluator(trained.task, trained.rank, trained.precision).run(sets).values
     for name, value in before.items():
         print(f"  {name} on {split}: {value:.6g}, and {after[name]:.6g} with 8 bits ({after[name] - value:+.3g})")
