@@ -8,7 +8,7 @@ from typing import Any
 
 from common.base.context import error_context
 from common.base.errors import UserError
-from common.checkpoint import load_weights, read_checkpoint
+from common.checkpoint import best_in, load_weights, read_checkpoint
 from common.checkpoint.state import task_state
 from common.config import dump, option_value, resolve
 from common.data.sets import label, sets_of
@@ -67,7 +67,7 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
     Raises:
         UserError: there is no checkpoint, or an option is wrong.
     """
-    path = find_checkpoint(Path(model_pt).expanduser())
+    path = best_in(Path(model_pt).expanduser())
     state = read_checkpoint(path)
     about = state["about"]
     config = stored_settings(path, about["config"], options)
@@ -85,20 +85,12 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
     return Trained(path, config, task, rank, precision, seed, state["position"])
 
 
-def find_checkpoint(path: Path) -> Path:
-    """A checkpoint file as it is; of the folder of a run the best checkpoint, or without validation the latest."""
-    if not path.is_dir():
-        return path
-    names = [folder / name for name in ("best.pt", "latest.pt") for folder in (path / "checkpoints", path)]
-    for file in names:
-        if file.is_file():
-            return file
-    raise UserError(f"there is no best.pt or latest.pt in {path} or {path / 'checkpoints'}")
-
-
 def stored_settings(path: Path, values: Mapping[str, Any], options: Sequence[str]) -> Config:
-    """The settings of a checkpoint, changed by the words of a command line."""
-    with tempfile.TemporaryDirectory() as folder, error_context(lambda: f"in the config of {path}"):
+    """The settings of a checkpoint, or of the file that `--config` names; changed by the words of a command line."""
+    if given := option_value(options, "--config"):
+        return resolve(Config, [given], options).config
+    advice = f"in the config of {path}; another one: --config FILE"
+    with tempfile.TemporaryDirectory() as folder, error_context(lambda: advice):
         file = Path(folder, "config.yaml")
         file.write_text(dump(values), encoding="utf-8")
         return resolve(Config, [file], options).config
