@@ -80,7 +80,10 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
     load_weights(task, averaged_state_dict(task_state(state), state["ema"]), str(path))
     place = Place(state["position"]["step"], state["position"]["epoch"], *about.get("lengths", ()))
     task.loss.position = lambda: place
-    task.loss.weigh(config.in_stage(state.get("stages", {}).get("number", 0)).loss)
+    stage = state.get("stages", {}).get("number", 0)
+    if stage and stage >= len(config.stages):
+        raise UserError(f"the checkpoint is in stage {stage + 1}, but the config has {len(config.stages)} stages")
+    task.loss.weigh(config.in_stage(stage).loss)
     task.classes = about.get("classes", ())
     return Trained(path, config, task, rank, precision, seed, state["position"])
 
