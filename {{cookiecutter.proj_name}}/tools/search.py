@@ -192,18 +192,18 @@ def main(argv: list[str]) -> int:
     root = RunPaths.for_run(base.config.dir, options.name or f"{base.config.name}_search", PROJECT).root
     command = shlex.join(["python", "-m", "tools.search", *argv])
     about = {**plain_space(space), "metric": base.config.best.metric}
-    folder = SweepFolder(root, about, base.values, command)
-    study = open_study(folder, base.config.best_mode, options)
-    search = Search(study, folder, space, base.config, options.trials)
-    slots = devices(base.config.gpu_ids, options.jobs)
-    words = [f"--config={options.config}", *without(words, "--dir.expr_dir", *(["--gpu_ids"] if slots[0] else []))]
-    print(f"search {root}: {options.trials} trials, {search.metric} should be {search.mode}imal", flush=True)
-    if not run_trials(folder, search.take, slots, words, watch=search.watch, ended=search.ended):
-        return 130
-    code = folder.show("")
-    if any(each.value is not None for each in study.get_trials(deepcopy=False)):
-        best = study.best_trial
-        print(f"best: {best.user_attrs['run']}  {search.metric} {best.value:.6g}")
+    with SweepFolder(root, about, base.values, command) as folder:
+        study = open_study(folder, base.config.best_mode, options)
+        search = Search(study, folder, space, base.config, options.trials)
+        slots = devices(base.config.gpu_ids, options.jobs)
+        words = [f"--config={options.config}", *without(words, "--dir.expr_dir", *(["--gpu_ids"] if slots[0] else []))]
+        print(f"search {root}: {options.trials} trials, {search.metric} should be {search.mode}imal", flush=True)
+        if not run_trials(folder, search.take, slots, words, watch=search.watch, ended=search.ended):
+            return 130
+        code = folder.show("")
+        if any(each.value is not None for each in study.get_trials(deepcopy=False)):
+            best = study.best_trial
+            print(f"best: {best.user_attrs['run']}  {search.metric} {best.value:.6g}")
     return code
 
 

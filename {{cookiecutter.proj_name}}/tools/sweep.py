@@ -141,17 +141,17 @@ def main(argv: list[str]) -> int:
     setup_log("WARNING")
     plan = read_command(argv)
     folder, config = open_sweep(plan, shlex.join(["python", "-m", "tools.sweep", *argv]))
-    waiting = [trial for trial in folder.trials if trial.state != "finished"]
-    print(f"sweep {folder.root}: {len(folder.trials)} runs, {len(folder.trials) - len(waiting)} of them finished")
-    if plan.slurm is not None:
-        return submit(plan, folder, waiting) if waiting else folder.show()
-    print(f"follow a run:  tail -f {folder.root}/<run>/train.log", flush=True)
-    queue = iter(waiting)
-    slots = devices(config.gpu_ids, plan.jobs)
-    words = [f"--config={plan.config}", *without(plan.words, "--dir.expr_dir", *(["--gpu_ids"] if slots[0] else []))]
-    if not run_trials(folder, lambda: next(queue, None), slots, words):
-        return 130
-    return folder.show()
+    with folder:
+        waiting = [trial for trial in folder.trials if trial.state != "finished"]
+        print(f"sweep {folder.root}: {len(folder.trials)} runs, {len(folder.trials) - len(waiting)} of them finished")
+        if plan.slurm is not None:
+            return submit(plan, folder, waiting) if waiting else folder.show()
+        print(f"follow a run:  tail -f {folder.root}/<run>/train.log", flush=True)
+        queue, slots = iter(waiting), devices(config.gpu_ids, plan.jobs)
+        settings = without(plan.words, "--dir.expr_dir", *(["--gpu_ids"] if slots[0] else []))
+        if not run_trials(folder, lambda: next(queue, None), slots, [f"--config={plan.config}", *settings]):
+            return 130
+        return folder.show()
 
 
 if __name__ == "__main__":

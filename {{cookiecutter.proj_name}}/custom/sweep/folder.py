@@ -13,7 +13,7 @@ from typing import Any
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.checkpoint.guarantee import changes
-from common.config import ConfigError, Problem, Resolved, parse
+from common.config import ConfigError, Problem, Resolved, option_value, parse
 from common.config.registry import REGISTRIES
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
@@ -25,8 +25,9 @@ from custom.sweep.space import SPEC, Trial
 FILE = "sweep.json"
 # Settings that may change while a sweep is under way: its runs stay comparable.
 _FREE = (
-    "name", "allow_changes", "gpu_ids", "worker", "dir.*", "monitor.*", "checkpoint.*", "loader.pin_memory",
-    "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method", "dist.timeout", "dist.launcher",
+    "name", "allow_changes", "gpu_ids", "worker", "dir.*", "monitor.*", "profile.*", "checkpoint.*", "dist.timeout",
+    "dist.launcher", "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout",
+    "loader.start_method",
 )  # fmt: skip
 
 
@@ -38,6 +39,9 @@ def config_of(config: str, words: Sequence[str]) -> Resolved[Config]:
 
 def check_trials(config: str, words: Sequence[str], trials: Sequence[Trial]) -> None:
     """Read the config of every trial. Raises `ConfigError` with the problems of all of them, each once."""
+    for key in trials[0].values:
+        if (value := option_value(words, f"--{key}")) is not None:
+            raise UserError(f"{key} is among the values to try, and also set for all runs (--{key} {value}); keep one")
     problems: dict[str, Problem] = {}
     for trial in trials:
         try:
@@ -80,7 +84,13 @@ class SweepFolder:
             self._check_same(stored)
             self.trials = [Trial(**trial) for trial in stored["trials"]]
         root.mkdir(parents=True, exist_ok=True)
-        self.lock = FolderLock.take(root / "sweep.lock")
+        self._lock = FolderLock.take(root / "sweep.lock")
+
+    def __enter__(self) -> "SweepFolder":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
     def _check_same(self, stored: Mapping[str, Any]) -> None:
         old, new = stored["space"], self._about["space"]
@@ -115,7 +125,7 @@ class SweepFolder:
     def refresh(self, trial: Trial) -> None:
         """Take the state of a trial that ended without its sweep, or that Slurm ran, from its run's folder."""
         status = read_status(self.run(trial)) or {"state": "waiting", "reason": ""}
-        if trial.state not in ("pruned", "finished"):
+        if trial.state != "pruned":
             trial.state, trial.reason = status["state"], status["reason"]
 
     def clear(self, trial: Trial) -> None:
