@@ -234,7 +234,7 @@ def test_a_stopped_or_killed_sweep_continues(tmp_path: Path, plugin: Path) -> No
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=100)
     assert process.returncode == 130, output
-    assert f"continue with:\n  python -m tools.sweep --config={SMALL['--config']}" in output
+    assert "continue with:\n  python -m tools.sweep " in output
     assert states(folder)[first] == "stopped"
     assert (folder / first / "run.lock").exists() is False
     with started(line, environment) as process:
