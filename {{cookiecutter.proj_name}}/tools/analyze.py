@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -32,7 +32,12 @@ from custom.build import PROJECT, build_stream, build_task
 from custom.config import Config
 from custom.cost import Subject, measure, module_rows
 
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+DTYPES: dict[str, Literal["fp32", "bf16", "fp16", "fp64"]] = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float64": "fp64",
+}
 _PROFILE_WAIT = 10
 
 
@@ -61,7 +66,8 @@ def build(config: Config, size: int, dtype: str) -> Subject:
 
 def analyze(config: Config, sizes: Sequence[int], dtypes: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     """The numbers of every batch size and format, and of the modules for the first of them."""
-    batches, modules = [], []
+    batches: list[dict[str, Any]] = []
+    modules: list[dict[str, Any]] = []
     for dtype in dtypes:
         for size in sizes:
             subject = build(config, size, dtype)
