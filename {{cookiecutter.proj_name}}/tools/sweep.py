@@ -115,7 +115,8 @@ def submit(plan: Plan, folder: SweepFolder, waiting: Sequence[Trial]) -> int:
         number = trial.name.removeprefix("task_")
         if not number.isdigit():
             raise UserError(f"{folder.root} was begun without --slurm; continue it so, or give another --name")
-        folder.clear(trial)
+        if trial.state != "running":
+            folder.clear(trial)
         resolved = config_of(plan.config, [*plan.words, *trial.words])
         path = folder.root / "trials" / f"{number}.yaml"
         path.parent.mkdir(exist_ok=True)

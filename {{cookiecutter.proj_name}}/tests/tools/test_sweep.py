@@ -15,7 +15,7 @@ import pytest
 from common.base.errors import UserError
 from common.config import dump
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, run
-from tools import sweep
+from tools import search, sweep
 import custom.sweep.space as space_module
 from custom.sweep.space import corners, draw, read_space, run_name, short_names
 from custom.sweep.training import devices
@@ -70,6 +70,25 @@ def test_a_mistake_is_found_before_the_first_run(tmp_path: Path, name: str) -> N
     with pytest.raises(UserError, match=message):
         sweep.main(words(tmp_path, *given))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--random", "optim.lr=log:1e-3:1"], "how many trials"),
+        (["--grid", "optim.lr=1,2", "--trials", "3"], "which values"),
+        (["--space", "grid.yaml", "--trials", "3"], "write random: instead of grid:"),
+        (["--random", "optim.lrr=log:1e-3:1", "--trials", "3"], "did you mean optim.lr"),
+        (["--random", "optim.lr=log:1e-3:1", "--trials", "3", "--dataset.val", "null"], "dataset.val is null"),
+        (["--random", "model.type=ConvModel,Missing", "--trials", "3"], "model.type = 'Missing'"),
+    ],
+)
+def test_a_search_checks_its_command_before_the_first_run(tmp_path: Path, given: list[str], message: str) -> None:
+    (tmp_path / "grid.yaml").write_text("grid: {optim.lr: [1, 2]}\n")
+    given = [str(tmp_path / word) if word == "grid.yaml" else word for word in given]
+    with pytest.raises(UserError, match=message):
+        search.main(words(tmp_path / "experiments", *given))
+    assert not (tmp_path / "experiments").exists()
 
 
 def test_names_are_short_and_safe() -> None:
