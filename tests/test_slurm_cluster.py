@@ -475,20 +475,8 @@ def test_the_time_limit_itself(project: Project, out_of_time: Path) -> None:
 
 def test_a_sweep_is_an_array(project: Project) -> None:
     """tools.sweep --slurm: a task for each combination; the same command queues those that have not finished."""
-    words = [
-        *SMALL,
-        "--batch_size",
-        "32",
-        "--name",
-        "swept",
-        "--grid",
-        "loss.hold.task=1,2",
-        "model.width=4,8",
-        "--slurm",
-        "--jobs",
-        "3",
-    ]
-    sweep = [sys.executable, "-m", "tools.sweep", *words, "--slurm.time", "5"]
+    words = [*SMALL, "--batch_size", "32", "--name", "swept", "--slurm", "--jobs", "3", "--slurm.time", "5"]
+    sweep = [sys.executable, "-m", "tools.sweep", *words, "--grid", "loss.hold.task=1,2", "model.width=4,8"]
     for starts, tasks in enumerate(("0,1,2,3%3", "2,3%3")):
         done = project.call(*sweep)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -499,9 +487,9 @@ def test_a_sweep_is_an_array(project: Project) -> None:
         for task in re.findall(r"\d", tasks.partition("%")[0]):
             project.jobs["swept"] = f"{job}_{task}"
             project.ends("swept", "COMPLETED" if task in "01" else "FAILED")
-    states = [project.status(f"swept/task_{task}")["state"] for task in range(4)]
-    assert states == ["finished", "finished", "failed", "failed"]
-    widths = [project.final(f"swept/task_{task}")["model"]["head.2.weight"].shape[1] for task in (0, 1)]
+    names = [f"swept/task={task}_width={width}" for task in (1, 2) for width in (4, 8)]
+    assert [project.status(name)["state"] for name in names] == ["finished", "finished", "failed", "failed"]
+    widths = [project.final(name)["model"]["head.2.weight"].shape[1] for name in names[:2]]
     assert widths == [32, 64]
     shown = project.call(sys.executable, "-m", "tools.runs", str(project.run("swept")))
     assert "this task is to fail" in shown.stdout

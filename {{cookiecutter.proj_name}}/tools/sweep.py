@@ -3,6 +3,7 @@
 The runs lie in experiments/<name>/. The same command continues a sweep that was stopped or killed.
 """
 
+import json
 import os
 import shlex
 import subprocess
@@ -92,9 +93,9 @@ def open_sweep(plan: Plan, command: str) -> tuple[SweepFolder, Config]:
     """Check every trial, then open the folder, with the state of the trials that it holds already."""
     base = config_of(plan.config, plan.words)
     trials: list[Trial] = []
-    for number, values in enumerate(plan.values):
+    for values in plan.values:
         taken = [trial.name for trial in trials]
-        trials.append(Trial(run_name(values, taken) if plan.slurm is None else f"task_{number}", values))
+        trials.append(Trial(run_name(values, taken), values))
     check_trials(plan.config, plan.words, trials)
     name = plan.name or f"{base.config.name}_sweep"
     root = RunPaths.for_run(base.config.dir, name, PROJECT).root
@@ -110,22 +111,18 @@ def open_sweep(plan: Plan, command: str) -> tuple[SweepFolder, Config]:
 
 def submit(plan: Plan, folder: SweepFolder, waiting: Sequence[Trial]) -> int:
     """Queue one array with a task for each waiting trial. Returns the exit code."""
-    numbers = []
-    for trial in waiting:
-        number = trial.name.removeprefix("task_")
-        if not number.isdigit():
-            raise UserError(f"{folder.root} was begun without --slurm; continue it so, or give another --name")
+    numbers = {str(folder.trials.index(trial)): trial.name for trial in waiting}
+    trials = folder.root / "trials"
+    trials.mkdir(exist_ok=True)
+    for number, trial in zip(numbers, waiting, strict=True):
         if trial.state != "running":
             folder.clear(trial)
-        resolved = config_of(plan.config, [*plan.words, *trial.words])
-        path = folder.root / "trials" / f"{number}.yaml"
-        path.parent.mkdir(exist_ok=True)
-        write_text(path, dump(resolved.values))
-        numbers.append(number)
+        write_text(trials / f"{number}.yaml", dump(config_of(plan.config, [*plan.words, *trial.words]).values))
+    write_text(trials / "names.json", json.dumps(numbers))
     array = ",".join(numbers) + (f"%{plan.jobs}" if plan.jobs > 1 else "")
-    words = [f"--config={folder.root / 'trials'}/%a.yaml", f"--name={folder.root.name}", "--resume=auto"]
-    words += [f"--dir.expr_dir={folder.root.parent}"]
-    script = ["sh", str(PROJECT / "scripts" / "slurm.sh"), f"--slurm.array={array}", *(plan.slurm or []), *words]
+    words = [f"--slurm.names={trials}/names.json", f"--slurm.array={array}", *(plan.slurm or [])]
+    words += [f"--config={trials}/%a.yaml", f"--name={folder.root.name}", f"--dir.expr_dir={folder.root.parent}"]
+    script = ["sh", str(PROJECT / "scripts" / "slurm.sh"), *words, "--resume=auto"]
     code = subprocess.run(script, env={**os.environ, "PYTHON": sys.executable}, check=False).returncode
     if code == 0:
         print(
