@@ -39,7 +39,7 @@ BUDGET = {
     "monitor": 550,
     "model": 460,
     "evaluation": 540,
-    "slurm": 240,
+    "slurm": 238,
     "ops": 290,
     "task": 130,
     "debug": 35,
