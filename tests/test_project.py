@@ -144,7 +144,8 @@ def follow_the_readme(project: Path, yours: Path) -> None:
         ('{"Accuracy": {"k": 1}}', '{"Accuracy": {"k": 1}, "top2": {"type": "Accuracy", "k": 2}}'),
     )
     run(project, sys.executable, "-m", f"{yours.name}.reference")
-    edit(yours / "tasks" / "classification_task.py", ('f"{label} -> {prediction}"', 'f"is {label}, seen as {prediction}"'))
+    caption = ('f"{label} -> {prediction}"', 'f"is {label}, seen as {prediction}"')
+    edit(yours / "tasks" / "classification_task.py", caption)
     best = (
         ("  metric: loss ", "  metric: top2 "),
         ("  mode: auto                        # whether", "  mode: max  # whether"),

@@ -3,6 +3,7 @@
 Imports no PyTorch, so that a table of runs appears at once.
 """
 
+import json
 import math
 import os
 import re
@@ -59,6 +60,18 @@ def results(run: RunFiles) -> dict[str, float]:
         "eval": evaluation[max(evaluation)] if evaluation else {},
     }
     return {f"{split}.{name}": value for split, values in found.items() for name, value in values.items()}
+
+
+def evaluations(run: RunFiles) -> dict[str, dict[str, float]]:
+    """The values that evaluate.py has written to the run's eval folder, by the name of the checkpoint and split."""
+    found = {}
+    for file in sorted(RunPaths(run.path).eval.glob("*/metrics.json")):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            about = json.loads(file.read_text())
+            if "checkpoint" in about:
+                values = {name: float(value) for name, value in about["values"].items()}
+                found[f"evaluate.py, {file.parent.name}"] = values
+    return found
 
 
 def epoch(run: RunFiles) -> float:
@@ -151,13 +164,13 @@ def _value(config: dict[str, Any], key: str, usual: dict[str, Any]) -> Any:
 def changed(run: RunFiles) -> list[tuple[str, Any, Any]]:
     """Each key of the run that differs from configs/default.yaml: key, value there, value of the run.
 
-    A section of another `type` has other keys, which have no value there; a key that the run lacks is left out.
+    A section of another `type` has other keys, which are ABSENT there; a key that the run lacks is left out.
     """
     usual = defaults()
     return [
-        (key, usual.get(key), value)
+        (key, usual.get(key, ABSENT), value)
         for key, value in run.config.items()
-        if not _NOT_COMPARED.fullmatch(key) and (key not in usual or usual[key] != value)
+        if not _NOT_COMPARED.fullmatch(key) and usual.get(key, ABSENT) != value
     ]
 
 

@@ -32,7 +32,7 @@ BUDGET = {
     "distributed": 630,
     "progress": 185,
     "failure": 400,
-    "run": 481,
+    "run": 483,
     "data": 792,
     "optim": 845,
     "checkpoint": 743,

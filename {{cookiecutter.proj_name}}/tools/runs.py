@@ -31,7 +31,7 @@ class Row:
         name: its path below the folder that was searched.
         metric: what its best checkpoint is chosen by.
         config: the keys that differ among the runs, as far as this one has them.
-        values: every column by name, in their order; missing where the run has none.
+        values: the columns by name; missing where the run has none.
     """
 
     def __init__(self, run: RunFiles, name: str, keys: Sequence[str]) -> None:
@@ -67,6 +67,14 @@ def _name(run: RunFiles, folder: Path, folders: int) -> str:
     return run.name if run.path == folder else str(run.path.relative_to(folder))
 
 
+def columns(rows: Sequence[Row]) -> list[str]:
+    """The columns that the rows have: keys before results, those of validation before those of evaluation."""
+    keys = [key for row in rows for key in row.config]
+    results = [name for split in ("val.", "eval.") for row in rows for name in row.results if name.startswith(split)]
+    names = dict.fromkeys(["run", "state", "best", "at", *keys, *results, "step", "epoch", "time", "remark"])
+    return [name for name in names if any(name in row.values for row in rows)]
+
+
 def ordered(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Row]:
     """The rows sorted by a column: results with the best one first, all else rising; rows without a value last.
 
@@ -75,7 +83,7 @@ def ordered(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Ro
     Raises:
         UserError: there is no such column.
     """
-    names = list(dict.fromkeys(name for row in rows for name in row.values))
+    names = columns(rows)
     found = [name for name in names if by in (name, name.rpartition(".")[2])]
     if by not in found and len(found) != 1:
         raise UserError(f"--sort {by}: {'this is one of' if found else 'choose one of'}: {', '.join(found or names)}")
@@ -108,7 +116,7 @@ def table(rows: Sequence[Row], width: int | None = None, *, colour: bool = False
     first = best_rows(rows)
     cells = [_cells(row, with_metric=len(first) > 1, limit=_WIDEST if width else None) for row in rows]
     repeated = _repeated(rows, [row.metric for row in first])
-    names = [name for name in dict.fromkeys(name for row in rows for name in row.values) if name not in repeated]
+    names = [name for name in columns(rows) if name not in repeated]
     titles = _titles(names, [row.metric for row in first])
     widths = {name: max(len(titles[name]), *(len(row.get(name, "-")) for row in cells)) for name in names}
     left_out: list[str] = []
@@ -161,16 +169,21 @@ def _titles(names: Sequence[str], metrics: Sequence[str]) -> dict[str, str]:
 
 
 def _least_important(names: Sequence[str]) -> int:
-    """The position of the column to leave out first; keys that differ come last, then the columns of `_ALWAYS`."""
-    ranks = {name: 5 + name.endswith("loss") for name in names if name.startswith(("val.", "eval."))}
+    """The position of the column to leave out first; never one of `_ALWAYS` while there is another."""
+    ranks = {
+        name: 5 + name.endswith("loss") - 2 * name.startswith("val.")
+        for name in names
+        if name.startswith(("val.", "eval."))
+    }
     ranks |= {"remark": 8, "epoch": 7, "at": 4, "step": 3, "time": 2, **dict.fromkeys(_ALWAYS, -1)}
-    return max(range(len(names)), key=lambda at: (ranks.get(names[at], 0), at))
+    keys = [name for name in names if name not in ranks]
+    ranks |= {key: 4 if at >= 4 else 0 for at, key in enumerate(keys)}  # beside many keys, a metric is worth more
+    return max(range(len(names)), key=lambda at: (ranks[names[at]], at))
 
 
 def write_csv(rows: Sequence[Row]) -> None:
     """All columns in full precision, to the standard output."""
-    names = dict.fromkeys(name for row in rows for name in row.values)
-    writer = csv.DictWriter(sys.stdout, [*names, "metric"], lineterminator="\n")
+    writer = csv.DictWriter(sys.stdout, [*columns(rows), "metric"], lineterminator="\n")
     writer.writeheader()
     for row in rows:
         config = {

@@ -20,7 +20,7 @@ class RunFiles:
         config: configuration of the last attempt, by dotted key; a list is a value.
         attempts: entries of run.json, one for each start or resume.
         records: lines of metrics.jsonl; `values` are numbers, NaN and infinite ones too.
-        state: running, stopped, failed, finished; or killed, if it ended without recording its end.
+        state: running, stopped, failed, finished; or killed, if it ended without recording that.
         reason: why it ended, such as finished, early_stop, SIGTERM, or an error.
         step: of the last measurement, or of the status if that is later.
         problems: files that are missing or damaged.
@@ -31,7 +31,7 @@ class RunFiles:
     config: dict[str, Any] = field(default_factory=dict)
     attempts: list[dict[str, Any]] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
-    state: str = "killed"
+    state: str = "running"
     reason: str = ""
     step: int = 0
     problems: list[str] = field(default_factory=list)
@@ -39,6 +39,11 @@ class RunFiles:
     def measured(self, event: str) -> dict[int, dict[str, float]]:
         """The values of train, speed, val or eval by optimizer step, in the order of the steps."""
         return {each["step"]: each["values"] for each in self.records if each["event"] == event}
+
+    @property
+    def last(self) -> dict[str, dict[str, float]]:
+        """The last values of train, val and eval; those that were never measured are missing."""
+        return {each["event"]: each["values"] for each in self.records if each["event"] in ("train", "val", "eval")}
 
     @property
     def best(self) -> dict[str, Any] | None:
@@ -64,10 +69,9 @@ def read_run(folder: Path) -> RunFiles:
                 run.records.append({"event": "", "step": 0, **record, "values": values})
     with _noting(run, paths.status_file):
         status = json.loads(paths.status_file.read_text())
-        run.step = status["step"] or 0
-        run.state, run.reason = ("killed", "") if status["state"] == "running" else (status["state"], status["reason"])
-    if is_held(paths.lock_file):
-        run.state, run.reason = "running", ""
+        run.state, run.step, run.reason = status["state"], status["step"] or 0, status["reason"]
+    if run.state == "running" and not is_held(paths.lock_file):
+        run.state = "killed"
     run.step = max([run.step, *(each["step"] for each in run.records)])
     return run
 
