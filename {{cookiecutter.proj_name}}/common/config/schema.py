@@ -178,7 +178,7 @@ def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     if renamed:
         if " " in renamed:
             return str(renamed)
-        return f"it is now called {prefix + renamed if renamed in keys_of(parent) else renamed}"
+        return f"it is called {prefix + renamed if renamed in keys_of(parent) else renamed}"
     elsewhere = {option.removeprefix("--"): [option] for option in RESERVED}
     for dotted, key in walk(root):
         elsewhere.setdefault(key.name, []).append(dotted)

@@ -292,7 +292,7 @@ def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, told: Told
 def test_resume_without_checkpoints(told: Told, tmp_path: Path) -> None:
     """D-30: a folder with nothing in it, and a file that is not there."""
     (tmp_path / "empty").mkdir()
-    assert f"resume: {tmp_path / 'empty'} has no checkpoints" in told("--resume", str(tmp_path / "empty"))
+    assert f"there is no checkpoint in {tmp_path / 'empty'}" in told("--resume", str(tmp_path / "empty"))
     assert "there is no checkpoint" in told("--resume", str(tmp_path / "none.pt"))
 
 
