@@ -39,7 +39,7 @@ BUDGET = {
     "monitor": 550,
     "model": 460,
     "evaluation": 554,
-    "slurm": 236,
+    "slurm": 240,
     "ops": 290,
     "task": 130,
     "debug": 35,
