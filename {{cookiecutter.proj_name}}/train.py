@@ -13,6 +13,7 @@ from common.trainer import Trainer
 from custom.advice import explained
 from custom.build import PROJECT, build_parts, log_end, log_start
 from custom.config import Config
+from custom.profile import profiled
 
 
 def main(argv: list[str]) -> int:
@@ -40,7 +41,8 @@ def main(argv: list[str]) -> int:
             import_path(name)(trainer)
         trainer.restore(run)
         log_start(config, trainer, run)
-        outcome = trainer.train()
+        with profiled(config.profile, run):
+            outcome = trainer.train()
         run.end(outcome)
         log_end(trainer, outcome)
     return outcome.exit_code

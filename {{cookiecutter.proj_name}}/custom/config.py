@@ -33,6 +33,7 @@ import custom.metric
 import custom.models
 import custom.schedules
 import custom.tasks  # noqa: F401 - importing the folders fills the registries
+from custom.profile import ProfileConfig
 from custom.stages import StageConfig, stage_layers, stage_problems
 
 
@@ -73,8 +74,8 @@ class Config:
         bool, Field(description="with resume: accept changes of keys that affect what is trained")
     ] = False
     gpu_ids: Annotated[
-        int | list[int] | Literal["all"],
-        Field(description="-1: CPU; otherwise one or more CUDA devices, or all; one process per device"),
+        int | list[int] | Literal["all", "mps"],
+        Field(description="-1: CPU; one or more CUDA devices, or all: one process each; mps: the GPU of a Mac"),
     ] = -1
     batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
     worker: Annotated[int, Field(ge=0, description="loader workers per process; 0: read without workers")] = 0
@@ -119,6 +120,7 @@ class Config:
         list[str], Field(description="module:function, each called with the trainer before training starts")
     ] = field(default_factory=list)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
 
     def problems(self) -> Iterator[Problem]:
         """Rules that involve several sections; each section checks its own keys."""

@@ -119,7 +119,7 @@ class CheckpointFolder:
             try:
                 found = LoadedCheckpoint(path, read_checkpoint(path))
             except CheckpointError as error:
-                logger.warning("{}; looking for the one before", error)
+                logger.warning("{}; trying the one before it", error)
                 continue
             if path != self.latest:
                 logger.warning("using {}, step {}", path, found.step)

@@ -98,7 +98,7 @@ class BestTracker:
         """Record one validation; True if it is the best so far. Raises `UserError` if it lacks the metric."""
         value = values.get(self.config.metric)
         if value is None:
-            raise UserError(f"best.metric: {self.config.metric} was not measured; there is: {', '.join(values)}")
+            raise UserError(f"best.metric: {self.config.metric} was not measured; available: {', '.join(values)}")
         self._warn_of_constant(values)
         sign = 1 if self.mode == "max" else -1
         if not math.isfinite(value):

@@ -1,7 +1,6 @@
 """The configuration through its door: YAML files and command lines in, a checked configuration or one message out."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import field
@@ -11,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import Field, TypeAdapter
 
-from common.config import ConfigError, Problem, Resolved, dump, help_text, json_schema, parse, resolve, section
+from common.config import ConfigError, Problem, Resolved, dump, help_text, parse, resolve, section
 
 
 class EvenWidth:
@@ -451,19 +450,6 @@ def test_list_prints_registries(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out.strip() == expected
     with pytest.raises(ValueError, match="the kinds are model, loss"):
         parse(Config, ["--list", "x"], registries=tables)
-
-
-def test_json_schema_is_for_editing() -> None:
-    """QQ-04, D-42: closed sections, free ones open, nothing required, $BASE and $REPLACE known."""
-    found = json_schema(Config)
-    json.dumps(found, allow_nan=False)
-    assert {"$BASE", "$REPLACE", "name", "optim"} <= set(found["properties"])
-    assert found["additionalProperties"] is False
-    assert found["properties"]["model"]["additionalProperties"] is True
-    optim = found["$defs"]["Optim"]
-    assert optim["properties"]["lr"]["description"] == "learning rate"
-    assert "$REPLACE" in optim["properties"]
-    assert '"required"' not in json.dumps(found)
 
 
 def test_sections_are_plain_dataclasses() -> None:

@@ -149,7 +149,7 @@ def test_warnings_of_what_does_not_fail(runs: Runs, has_mistakes: bool) -> None:
     log = (runs.train(*words, "--progress.epoch", "6") / "train.log").read_text()
     counts = [
         log.count("model.classes is 12, but the data have 10; if that is not intended, use --model.classes 10"),
-        log.count("2 parameters got no gradient in the first step, though they are to be trained: unused.weight"),
+        log.count("2 parameters got no gradient in the first step, although they should be trained: unused.weight"),
         log.count("`logits` are probabilities already (each row sums to 1)"),
         log.count("the first 5 validations gave exactly the same loss 2.48491"),
     ]
