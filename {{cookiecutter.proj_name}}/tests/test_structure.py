@@ -33,7 +33,7 @@ BUDGET = {
     "progress": 187,
     "failure": 400,
     "run": 483,
-    "data": 802,
+    "data": 803,
     "optim": 848,
     "checkpoint": 753,
     "monitor": 550,
