@@ -13,6 +13,7 @@ from common.trainer import Trainer
 from custom.advice import explained
 from custom.build import PROJECT, build_parts, log_end, log_start
 from custom.config import Config
+from custom.profile import profiled
 
 
 def main(argv: list[str]) -> int:
@@ -41,7 +42,8 @@ def main(argv: list[str]) -> int:
         trainer.restore(run)
         log_start(config, trainer, run)
         try:
-            outcome = trainer.train()
+            with profiled(config.profile, run):
+                outcome = trainer.train()
         except KeyboardInterrupt:
             log_end(trainer, None)
             raise

@@ -64,6 +64,7 @@ def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
     check_same_classes(data)
     warn_of_unused_classes(config, data)
     warn_of_shared_samples(data, rank)
+    parts.task.classes = next((each.classes for each in data.values() if getattr(each, "classes", None)), ())
     return parts
 
 

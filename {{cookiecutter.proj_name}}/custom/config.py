@@ -33,6 +33,7 @@ import custom.metric
 import custom.models
 import custom.schedules
 import custom.tasks  # noqa: F401 - importing the folders fills the registries
+from custom.profile import ProfileConfig
 from custom.stages import StageConfig, stage_layers, stage_problems
 
 
@@ -119,6 +120,7 @@ class Config:
         list[str], Field(description="module:function, each called with the trainer before training starts")
     ] = field(default_factory=list)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
 
     def problems(self) -> Iterator[Problem]:
         """Rules that involve several sections; each section checks its own keys."""

@@ -32,7 +32,7 @@ def summary(trainer: Trainer, outcome: Outcome | None) -> str:
     if saved:
         shown = folder.best if best is not None else folder.latest
         rows.append(("evaluate", command("evaluate.py", "--model_pt", shown)))
-    if trainer.config.monitor.tensorboard:
+    if trainer.paths.event.exists():
         rows.append(("curves", command("-m tensorboard.main", "--logdir", trainer.paths.root)))
     head = f"{shown_path(trainer.paths.root)}, trained for {time}"
     return "\n".join([head, *(f"  {name:<8} {text}" for name, text in rows)])
