@@ -36,7 +36,7 @@ BUDGET = {
     "data": 803,
     "optim": 848,
     "checkpoint": 753,
-    "monitor": 613,
+    "monitor": 616,
     "model": 460,
     "evaluation": 559,
     "slurm": 240,
