@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
@@ -95,8 +95,8 @@ class ImageFolderDataset:
         whole = str(self.root.resolve())
         return [whole + path[len(str(self.root)) :] for path, _ in self.samples]
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """`image` (C, H, W), float in 0..1, and `label`, int64 scalar."""
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """`image` (C, H, W), float in 0..1, `label`, int64 scalar, and `name`, the path below the folder."""
         path, label = self.samples[index]
         try:
             image = read_image(path, self.size, self.channels)
@@ -106,7 +106,8 @@ class ImageFolderDataset:
             ) from error
         if self.flip and torch.rand(()) < 0.5:
             image = image.flip(2)
-        return {"image": image.contiguous(), "label": torch.tensor(label)}
+        name = path[len(str(self.root)) + 1 :]
+        return {"image": image.contiguous(), "label": torch.tensor(label), "name": name}
 
 
 def class_folders(root: Path, where: str) -> tuple[str, ...]:
