@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from common.data.loader import BatchStream, EvaluationLoader
 from common.data.move import to_device
 from common.distributed import DistConfig
 from common.evaluation.best import BestConfig, EarlyStopConfig, Mode
-from common.evaluation.chosen import SampleError
+from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import PrepareConfig, fixed
@@ -28,7 +28,7 @@ from common.optim.precision import Precision
 from common.progress import Place, ProgressConfig
 from common.run.paths import DirConfig
 
-__all__ = ["EngineConfig", "Group", "Parts", "Place", "SampleError", "Task", "fixed"]
+__all__ = ["EngineConfig", "Group", "Parts", "Place", "Task", "fixed"]
 
 
 class Task(nn.Module, ABC):
@@ -46,9 +46,11 @@ class Task(nn.Module, ABC):
 
     Attributes:
         at: set before each step and each evaluation.
+        gallery: chooses the samples of an evaluation that `pictures` draws; by default the first ones.
         classes: their names, if the data set has them; for pictures and figures.
     """
 
+    gallery: ClassVar[type[Gallery]] = Gallery
     classes: Sequence[str] = ()
 
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:
@@ -85,14 +87,6 @@ class Task(nn.Module, ABC):
     def pictures(self, output: Any, batch: Any, limit: int) -> list[Picture]:
         """Up to `limit` pictures of a batch after `post_process`; may be empty."""
         return []
-
-    def sample_errors(self, output: Any, batch: Any) -> Sequence[SampleError] | None:
-        """How wrong each sample of a batch is, after `post_process`; decides which ones `pictures` draws.
-
-        Those of an evaluation are then the worst of the whole set, and those of validation the same samples each time;
-        both take turns among the groups. None: the first samples.
-        """
-        return None
 
     def prepare_batch(self, batch: Any, device: torch.device) -> Any:
         """Move a loaded batch to the device. Override it for work that is faster there, such as normalising."""

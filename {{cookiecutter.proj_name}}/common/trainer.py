@@ -105,9 +105,9 @@ class Trainer:
             self.begin_stage()
             if self.stream is not stream:
                 stream.close()
-            changed = [change.arrow for change in changes(*map(to_jsonable_python, (settings, self.stages.config)))]
-            logger.info("{} after step {}: {}", self.stages, self.at.step, "; ".join(changed) or "no change")
-            self.monitor.recorder.record("stage", step=self.at.step + 1, stage=self.stages.number + 1, changed=changed)
+            news = [change.arrow for change in changes(*map(to_jsonable_python, (settings, self.stages.config)))]
+            logger.info("{} after step {}: {}", self.stages, self.at.step, "; ".join(news) or "no change")
+            self.monitor.recorder.record("stage", step=self.at.step + 1, stage=self.stages.number + 1, changed=news)
 
     def train(self) -> Outcome:
         """Train from the current position to the end of the run, an early stop or a signal."""
@@ -167,7 +167,6 @@ class Trainer:
         self.monitor.train(self.at, self.optimizer, self.updates.grad_norm, metrics)
         if type(self.task).inspect is not Task.inspect:
             self.evaluator.inspect(self.monitor.show(self.at))
-        self.monitor.histograms(self.at, self.task)
         if self.config.debug.debug_mode:
             log_gradients(self.task, every=self.config.debug.print_all_grad)
 
@@ -227,9 +226,8 @@ class Trainer:
                 with self.ema.applied(self.task, average=not prefix):
                     # Batch norm statistics differ between ranks, which see different samples: all use rank 0's.
                     share_buffers(self.task, self.rank)
-                    measured = self.evaluator.run(
-                        sets, max_pictures=0 if prefix else pictures, fixed=split == "val"
-                    ).sets
+                    limit = 0 if prefix else pictures
+                    measured = self.evaluator.run(sets, max_pictures=limit, fixed=split == "val").sets
                 found |= {f"{prefix}{name}".removesuffix("."): one for name, one in measured.items()}
             result = SplitResult(found)
         except EvaluationInterrupted as interrupted:

@@ -17,7 +17,7 @@ from common.data.loader import EvaluationLoader, Step
 from common.data.sets import label
 from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
-from common.evaluation.chosen import ChosenSamples
+from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossSums
 from common.evaluation.metric import MetricDict
 from common.monitor.pictures import Picture, Pixels, save_png
@@ -36,7 +36,7 @@ class SetResult:
     Attributes:
         values: `loss` (the weighted sum), each loss part and each metric by name; the same on every process.
         samples: samples seen, over all processes.
-        pictures: of the samples that the task chooses, or of the first ones; in the main process only.
+        pictures: of the samples that the task's gallery chooses; in the main process only.
         figures: (H, W, 3), RGB, of metrics by name; in the main process only.
     """
 
@@ -98,7 +98,7 @@ class Evaluator:
         """Evaluate on the sets of a split, one after the other. Every process must call this.
 
         Args:
-            max_pictures: of each set. The worst samples; if `fixed`, the same each time.
+            max_pictures: of each set; see `Gallery` for `fixed`.
         """
         return SplitResult({loader.name: self.run_one(loader, max_pictures, fixed) for loader in loaders})
 
@@ -108,7 +108,8 @@ class Evaluator:
         Raises:
             EvaluationInterrupted: a process received a stop signal.
         """
-        seen = _Pass(LossSums(), self.task.metric.start(), ChosenSamples(max_pictures, fixed))
+        gallery = self.task.gallery(self.task, self.rank, max_pictures, fixed=fixed)
+        seen = _Pass(LossSums(), self.task.metric.start(), gallery)
         # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
         idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.lockstep_forward else 0
         with self._evaluating(), error_context(lambda: _where(loader, seen.batches)):
@@ -123,8 +124,7 @@ class Evaluator:
                 raise EvaluationInterrupted(number)
             values, samples = seen.losses.means(self.rank)
             values |= seen.metrics.compute(self.rank, self.task.classes if max_pictures else None)
-            pictures = seen.pictures + (seen.chosen.gather(self.task, self.rank) if max_pictures else [])
-            return SetResult(values, samples, pictures, seen.metrics.figures)
+            return SetResult(values, samples, seen.gallery.finish() if max_pictures else [], seen.metrics.figures)
 
     def rehearse(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
         """Try a batch of each set, so that a mistake in evaluation shows before training and not an epoch later.
@@ -133,13 +133,13 @@ class Evaluator:
             UserError: with `needs_loss`, the task gives no loss.
         """
         for loader in loaders:
-            seen = _Pass(LossSums(), self.task.metric.start(), ChosenSamples(1, fixed=False))
+            seen = _Pass(LossSums(), self.task.metric.start(), self.task.gallery(self.task, Rank(), 1))
             where = f"in trying a batch of {label(loader.split, loader.name)} before training"
             with self._evaluating(), error_context(lambda where=where: where):  # type: ignore[misc]
                 batch = next(iter(loader), None)  # as it will be read, so workers start here
                 if batch is not None:
                     losses = self._add(seen, batch, loader.keys[0][1])
-                    seen.chosen.draw(self.task)
+                    seen.gallery.finish()
                     if needs_loss and "loss" not in losses:
                         raise UserError("best.metric is loss, but the task gives no loss in validation; name a metric")
                 elif self.lockstep_forward:
@@ -147,7 +147,10 @@ class Evaluator:
 
     def metrics(self, step: Step) -> dict[str, float]:
         """The metrics over the samples of a training step, of all processes. Every process must call this."""
-        seen, plan = _Pass(LossSums(), self.task.metric.start(), ChosenSamples(0, fixed=True)), step.global_batch
+        seen, plan = (
+            _Pass(LossSums(), self.task.metric.start(), self.task.gallery(self.task, Rank(), 0)),
+            step.global_batch,
+        )
         with self._evaluating():
             for number, batch in enumerate(step.batches):
                 indices = plan.indices[number] if plan.indices else range(plan.sizes[number])
@@ -161,11 +164,9 @@ class Evaluator:
         """Up to `limit` pictures of a loaded batch."""
         with self._evaluating():
             batch, output, _ = self._measure(batch)
-            output, chosen = self.task.post_process(output, batch), ChosenSamples(limit, fixed=False)
-            if (errors := self.task.sample_errors(output, batch)) is None:
-                return self.task.pictures(output, batch, limit)
-            chosen.add(errors, output, batch, range(len(errors)))
-            return chosen.draw(self.task)
+            gallery = self.task.gallery(self.task, Rank(), limit)
+            gallery.add(self.task.post_process(output, batch), batch)
+            return gallery.finish()
 
     def inspect(self, show: Show) -> None:
         """Let the task show what it wants to. Every process must call this."""
@@ -197,11 +198,8 @@ class Evaluator:
         seen.losses.add(losses, len(indices), len(indices) if count is None else int(count))
         output = self.task.post_process(output, batch)
         seen.metrics.update(output, batch, indices)
-        if limit := seen.chosen.limit:
-            if (errors := self.task.sample_errors(output, batch)) is not None:
-                seen.chosen.add(errors, output, batch, indices)
-            elif self.rank.is_main and len(seen.pictures) < limit:
-                seen.pictures += self.task.pictures(output, batch, limit - len(seen.pictures))
+        if seen.gallery.limit:
+            seen.gallery.add(output, batch, indices)
         seen.batches += 1
         return losses
 
@@ -212,8 +210,7 @@ class _Pass:
 
     losses: LossSums
     metrics: MetricDict
-    chosen: ChosenSamples
-    pictures: list[Picture] = field(default_factory=list)
+    gallery: Gallery
     batches: int = 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import torch
 from loguru import logger
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from common.base.files import warn_on_oserror
@@ -20,7 +20,7 @@ from common.distributed.sharded import local
 from common.monitor.clock import Clock, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, train_line
 from common.monitor.meter import Meter
-from common.monitor.pictures import Picture, mosaic, progress_path, save_png
+from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.show import Show
 from common.monitor.writer import NullRecorder, Recorder, WriterRun, WriterSections, without_twins
 from common.optim.groups import learning_rates
@@ -85,7 +85,7 @@ class Monitor:
         resume_step: int | None = None,
         local_pictures: bool = False,
         workers: int = 0,
-        values: Mapping[str, Any] = _NO_METRICS,
+        values: dict[str, Any] | None = None,
     ) -> None:
         self.meter = Meter(config.smooth, None if rank.is_alone else lambda table: sum_over_ranks(table, rank))
         self.clock = Clock()
@@ -105,20 +105,21 @@ class Monitor:
         self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar] if run is not None else True
         self.bar: tqdm[Any] = tqdm(disable=True)
         self._histograms = Interval.parse(config.histograms, "epoch")
-        self._histograms_at = Position()  # of the log line before
+        self._logged = Position()  # the position of the last log line
         self.recorder: Recorder | NullRecorder = NullRecorder()
         if run is not None:
+            values = values or {}
             about = WriterRun(run.folder.root, run.folder.name, run.id, values, resume_step)
-            texts = {"run/config": dump(dict(values)), "run/environment": environment_text(run.record)}
-            file, writers = run.folder.metrics_file, config.writers
-            self.recorder = Recorder(file, about, writers, attempt=run.attempt, texts=texts)
+            self.recorder = Recorder(run.folder.metrics_file, about, config.writers, attempt=run.attempt)
+            self.recorder.begin_with("run/config", dump(values))
+            self.recorder.begin_with("run/environment", environment_text(run.record))
 
     @contextmanager
     def training(self, at: Position, total_steps: int | None, epochs: int | None = None) -> Iterator[None]:
         """Wraps the training loop: starts the clock, shows the progress bar. Unknown totals are None."""
         self._totals = total_steps, epochs
         self.start = self.step = at.step
-        self._histograms_at = at
+        self._logged = at
         self._status("running", at.step)
         self.bar = tqdm(
             total=total_steps, initial=at.step, unit="step", dynamic_ncols=True, leave=False, disable=self._hides_bar
@@ -162,9 +163,12 @@ class Monitor:
         # Separate from the others, since these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
         self.recorder.record("speed", **where, values=speed | {"memory_bytes": memory})
-        self.recorder.plot("train", at.step, without_twins(losses.raw) | others)
-        self.recorder.plot("lr", at.step, found if len(found) > 1 else rates)
-        self.recorder.plot("speed", at.step, speed | {"memory_GB": memory / 1e9})
+        self.recorder.write("scalars", "train", at.step, without_twins(losses.raw) | others)
+        self.recorder.write("scalars", "lr", at.step, found if len(found) > 1 else rates)
+        self.recorder.write("scalars", "speed", at.step, speed | {"memory_GB": memory / 1e9})
+        if self._histograms.is_due(self._logged, at) and isinstance(self.recorder, Recorder):
+            self._write_histograms(at, optimizer)
+        self._logged = at
         self.reset_timer()
 
     def evaluation(self, split: str, at: Position, result: "SplitResult", *, best: bool = False) -> None:
@@ -174,33 +178,24 @@ class Monitor:
             place = f"{split}/{name}" if name else split
             self.pictures(place, at, one.pictures)
             for metric, figure in one.figures.items():
-                self.recorder.image(at.step, f"view/{place}/{metric}", figure)
+                self.recorder.write("images", at.step, f"view/{place}/{metric}", [figure])
         where = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}
         self.recorder.record(split, **where, values=result.values)
-        self.recorder.plot(split, at.step, without_twins(result.values))
+        self.recorder.write("scalars", split, at.step, without_twins(result.values))
 
     def pictures(self, split: str, at: Position, pictures: Sequence[Picture]) -> None:
         """Write pictures of the `split` (or split/set) data. An index replaces missing, extends repeated names.
 
-        Writers get one picture of all of them. Its group, "view", comes after those of the curves.
+        Writers show them together. Their group, "view", comes after those of the curves.
         """
         if pictures:
-            self.recorder.image(at.step, f"view/{split}", mosaic([picture.image for picture in pictures]))
+            self.recorder.write("images", at.step, f"view/{split}", [picture.image for picture in pictures])
         names = [picture.name or f"{index:02}" for index, picture in enumerate(pictures)]
-        for index, (name, picture) in enumerate(zip(names, pictures, strict=True) if self._pictures else ()):
+        for index, (name, picture) in enumerate(zip(names, pictures, strict=True)):
             own = f"{name}_{index:02}" if name in names[:index] else name
-            with warn_on_oserror("a picture"):
-                save_png(progress_path(self._pictures, split, own, current_epoch(at), at.step), picture.image)
-
-    def histograms(self, at: Position, task: nn.Module) -> None:
-        """Write the distributions of weights and gradients, if that is due. Of sharded ones, this process' part."""
-        before, self._histograms_at = self._histograms_at, at
-        if isinstance(self.recorder, NullRecorder) or not self._histograms.is_due(before, at):
-            return
-        for name, parameter in task.named_parameters():
-            for tag, tensor in ((f"weights/{name}", parameter), (f"weights/{name}.grad", parameter.grad)):
-                if tensor is not None:
-                    self.recorder.histogram(at.step, tag, local(tensor.detach()).float().cpu().numpy())
+            if self._pictures is not None:
+                with warn_on_oserror("a picture"):
+                    save_png(progress_path(self._pictures, split, own, current_epoch(at), at.step), picture.image)
 
     def saving(self, at: Position, *, best: bool, numbered: bool) -> None:
         """Called before a checkpoint is written: flush everything that was measured up to it to disk."""
@@ -224,6 +219,14 @@ class Monitor:
         """Flush and close all files. Safe to call twice."""
         self.bar.close()
         self.recorder.close()
+
+    def _write_histograms(self, at: Position, optimizer: torch.optim.Optimizer) -> None:
+        """Write the distributions of what is trained and of its gradients; of sharded weights, this process' part."""
+        for group in optimizer.param_groups:
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
+                for tag, tensor in ((f"weights/{name}", parameter), (f"weights/{name}.grad", parameter.grad)):
+                    if tensor is not None:
+                        self.recorder.write("histogram", at.step, tag, local(tensor.detach()).float().cpu().numpy())
 
     def _status(self, state: State, step: int | None, reason: str = "") -> None:
         with self._recording, warn_on_oserror("status.json"):

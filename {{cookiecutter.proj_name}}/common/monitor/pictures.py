@@ -3,7 +3,6 @@
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,19 +70,6 @@ def labelled(image: ArrayLike, text: str, ok: bool | None = None, scale: int | N
     at, ink = (canvas.width / 2, body.height + _PAD), _INK if ok is None else colour
     ImageDraw.Draw(canvas).multiline_text(at, text, fill=ink, font=font, anchor="ma", align="center")
     return Picture(name, np.asarray(canvas))
-
-
-def mosaic(images: Sequence[Pixels]) -> Pixels:
-    """One picture (H, W, 3) of all images, in rows from the left, each in the middle of a cell of one size."""
-    columns = math.ceil(math.sqrt(1.6 * len(images)))  # a little wider than high, as a screen is
-    rows = -(-len(images) // columns)
-    height, width = (max(image.shape[side] for image in images) + 2 * _PAD for side in (0, 1))
-    paper = np.full((rows * height, columns * width, 3), _PAPER, np.uint8)
-    for number, image in enumerate(images):
-        top = number // columns * height + (height - image.shape[0]) // 2
-        left = number % columns * width + (width - image.shape[1]) // 2
-        paper[top : top + image.shape[0], left : left + image.shape[1]] = image
-    return paper
 
 
 def save_png(path: Path, image: ArrayLike) -> None:

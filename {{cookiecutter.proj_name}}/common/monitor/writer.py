@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from common.base.files import Appender, atomic_file
 from common.config import Problem
 from common.config.registry import WRITER_REGISTRY
 
-_MOST_FAILURES = 3  # after as many, a writer is given up: each try may wait for a server
+_MOST_FAILURES = 3  # in a row; then a writer is given up, since each try may wait for a server
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ class Writer(ABC):
         """Numbers by name at optimizer step `step`. `event`: their group, such as train, val, eval, lr or speed."""
 
     @abstractmethod
-    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
-        """A picture (H, W, 3), RGB. `tag` is a name with slashes, as in view/val."""
+    def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
+        """Pictures (H, W, 3), RGB, that belong together. `tag` is a name with slashes, as in view/val."""
 
     @abstractmethod
     def text(self, step: int, tag: str, text: str) -> None:
@@ -92,9 +91,10 @@ class WriterSections:
 class _Channel:
     """The way to one writer, which is built at the first entry. After an error it rests until the next flush."""
 
-    def __init__(self, section: Mapping[str, Any], run: WriterRun, texts: Mapping[str, str]) -> None:
-        self._section, self._run, self._texts = section, run, texts
-        self._failures, self._rests = 0, False
+    def __init__(self, section: Any, run: WriterRun, texts: Mapping[str, str]) -> None:
+        self._section = {"type": section} if isinstance(section, str) else section
+        self._run, self._texts = run, texts
+        self._failures, self._rests, self._has_warned = 0, False, False
         self.writer: Writer | None = None
 
     def __call__(self, method: str, *arguments: Any) -> None:
@@ -107,17 +107,18 @@ class _Channel:
                     self.writer.text(self._run.resume_step or 0, tag, text)
                 self._run = replace(self._run, resume_step=None)  # what it said is done
             getattr(self.writer, method)(*arguments)
+            self._failures = 0
         except Exception as error:  # noqa: BLE001 - a user's class and a server can raise anything
             self._failures, self._rests, self.writer = self._failures + 1, True, None
-            if self._failures == 1:
-                name = self._section["type"]
-                reason = f"{type(error).__name__}: {error}"
-                logger.warning("{} cannot be written: {}; metrics.jsonl will have the numbers", name, reason)
+            if not self._has_warned:
+                said = f"{self._section['type']} cannot be written: {type(error).__name__}: {error}"
+                logger.warning("{}; metrics.jsonl will have the numbers", said)
+            self._has_warned = True
 
-    def flush(self) -> None:
+    def if_built(self, method: str, *arguments: Any) -> None:
         self._rests = self._failures >= _MOST_FAILURES
         if self.writer is not None:
-            self("flush")
+            self(method, *arguments)
 
 
 class Recorder:
@@ -130,25 +131,14 @@ class Recorder:
 
     Args:
         writers: names or sections, as in the config.
-        texts: what the writers begin with, by tag.
     """
 
-    def __init__(
-        self,
-        metrics_file: Path,
-        run: WriterRun,
-        writers: Sequence[str | Mapping[str, Any]] = (),
-        *,
-        attempt: int = 1,
-        texts: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, metrics_file: Path, run: WriterRun, writers: Sequence[Any] = (), *, attempt: int = 1) -> None:
         if run.resume_step is not None:
             _drop_after(metrics_file, run.resume_step)
         self._file = Appender(metrics_file)
-        self._texts = dict(texts or {})
-        self._channels = [
-            _Channel({"type": each} if isinstance(each, str) else each, run, self._texts) for each in writers
-        ]
+        self._texts: dict[str, str] = {}
+        self._channels = [_Channel(each, run, self._texts) for each in writers]
         self._state = "running"
         self.record("run", schema=1, run=run.id, attempt=attempt, resume_step=run.resume_step)
 
@@ -160,27 +150,16 @@ class Recorder:
             where: further fields, such as `epoch=2`; for `metrics.jsonl` only.
         """
         self.record(event, step=step, **where, values=values)
-        self.plot(event, step, values)
+        self.write("scalars", event, step, values)
 
     def begin_with(self, tag: str, text: str) -> None:
         """Add to the texts that the writers begin with, before their first entry."""
         self._texts[tag] = text
 
-    def plot(self, event: str, step: int, values: Mapping[str, float]) -> None:
-        """Numbers for the writers only."""
-        self._write("scalars", event, step, values)
-
-    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
-        """A picture (H, W, 3), RGB, for the writers."""
-        self._write("image", step, tag, image)
-
-    def text(self, step: int, tag: str, text: str) -> None:
-        """A text for the writers."""
-        self._write("text", step, tag, text)
-
-    def histogram(self, step: int, tag: str, values: NDArray[Any]) -> None:
-        """The distribution of numbers for the writers, as far as they have histograms."""
-        self._write("histogram", step, tag, values)
+    def write(self, method: str, *arguments: Any) -> None:
+        """Call a method of each writer, see `Writer`: nothing of it is in `metrics.jsonl`."""
+        for channel in self._channels:
+            channel(method, *arguments)
 
     def record(self, event: str, **fields: Any) -> None:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""
@@ -192,19 +171,14 @@ class Recorder:
         """Flush everything written so far. Call it with every checkpoint."""
         self._file.write("")
         for channel in self._channels:
-            channel.flush()
+            channel.if_built("flush")
 
     def close(self) -> None:
         """Flush and close; nothing can be written afterwards. Safe to call twice."""
         self._file.close()
         channels, self._channels = self._channels, []
         for channel in channels:
-            if channel.writer is not None:
-                channel("close", self._state)
-
-    def _write(self, method: str, *arguments: Any) -> None:
-        for channel in self._channels:
-            channel(method, *arguments)
+            channel.if_built("close", self._state)
 
 
 class NullRecorder:
@@ -216,9 +190,9 @@ class NullRecorder:
 
 def without_twins(values: Mapping[str, float]) -> dict[str, float]:
     """`values` without a single loss that equals `loss`, of which it is the only part; also `name.loss` of a set."""
-    names = list(values)
+    before = dict(zip(list(values)[1:], values, strict=False))
     twins = {
-        name for total, name in pairwise(names) if total.rpartition(".")[2] == "loss" and values[total] == values[name]
+        name for name, sum_ in before.items() if sum_.rpartition(".")[2] == "loss" and values[name] == values[sum_]
     }
     return {name: value for name, value in values.items() if name not in twins}
 

@@ -1,5 +1,6 @@
 """Image classification: connects model, losses, metrics and pictures."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -7,8 +8,9 @@ from torch.nn.functional import cross_entropy
 
 from common.config.registry import TASK_REGISTRY
 from common.monitor.pictures import Picture, labelled
-from common.task import SampleError, Task
+from common.task import Task
 from custom.datasets.sample_transform import original
+from custom.tasks.worst_first import SampleError, WorstFirst
 
 _LONGEST_NAME = 24  # characters of a sample's name below its picture
 
@@ -19,6 +21,8 @@ class ClassificationTask(Task):
 
     A batch is a dict with `image` (B, C, H, W), float in 0..1, `label` (B,), int64, and if known, `name`, B texts.
     """
+
+    gallery = WorstFirst
 
     def output(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Returns `logits` (B, classes)."""
@@ -40,13 +44,14 @@ class ClassificationTask(Task):
         """Each image with its label, the prediction if it is another, the probability of the predicted class, and the
         sample's name; framed in green if the prediction is right and in red if not."""
         pictures = []
-        images, names = original(batch)[:limit].cpu(), batch.get("name") or [""] * limit
+        names = (batch.get("name") if isinstance(batch, Mapping) else None) or [""] * limit
+        images = original(batch)[:limit].cpu()
         columns = (batch["label"], output["prediction"], output["probability"])
         for image, name, (label, prediction, probability) in zip(
             images, names, zip(*(column[:limit].tolist() for column in columns), strict=True), strict=False
         ):
             ok, shown = label == prediction, self.class_name(label)
-            text = f"{shown if ok else f'{shown} -> {self.class_name(prediction)}'} {probability:.0%}"
+            text = f"{shown if ok else f'{shown} -> {self.class_name(prediction)}'} ({probability:.0%})"
             below = f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}" if name else ""
             pictures.append(labelled(image.permute(1, 2, 0).numpy(), text + below, ok=ok))
         return pictures

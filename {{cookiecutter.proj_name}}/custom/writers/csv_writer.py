@@ -51,7 +51,7 @@ class CsvWriter(Writer):
         with path.open("a", newline="") as file:
             csv.DictWriter(file, columns).writerow(row)
 
-    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
+    def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
         """Nothing: a table has no pictures."""
 
     def text(self, step: int, tag: str, text: str) -> None:

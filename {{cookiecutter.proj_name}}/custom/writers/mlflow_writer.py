@@ -1,14 +1,14 @@
 """MLflow: a database on the disk, or a server."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.config.registry import WRITER_REGISTRY
 from common.monitor.writer import Writer, WriterRun
-from custom.writers import flat
+from custom.writers import flat, mosaic
 
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _LONGEST = 6000  # characters of a parameter
@@ -62,8 +62,8 @@ class MlflowWriter(Writer):
         if new := [point for point in points if step > self.known.get(point.key, -1)]:
             self.client.log_batch(self.id, metrics=new)
 
-    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
-        self.client.log_image(self.id, image, key=tag, step=step)
+    def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
+        self.client.log_image(self.id, mosaic(images), key=tag, step=step)
 
     def text(self, step: int, tag: str, text: str) -> None:
         self.client.log_text(self.id, text, f"{tag}.txt")

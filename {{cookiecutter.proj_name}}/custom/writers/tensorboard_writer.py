@@ -1,6 +1,6 @@
 """TensorBoard's files."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from textwrap import indent
 from typing import Any
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from common.config.registry import WRITER_REGISTRY
 from common.monitor.writer import Writer, WriterRun
-from custom.writers import flat
+from custom.writers import flat, mosaic
 
 
 @WRITER_REGISTRY.register("tensorboard")
@@ -31,17 +31,17 @@ class TensorBoardWriter(Writer):
         # The run's row in HPARAMS, at the start: a run that is killed has one too. Without the summary that lists the
         # metrics, TensorBoard offers every curve as a column, with its last value.
         settings = {
-            key: each if isinstance(each, (int, float, str)) else str(each) for key, each in flat(run.config).items()
+            key: each if type(each) in (int, float, str) else str(each) for key, each in flat(run.config).items()
         }
         _, start, self.hparams_end = hparams(settings, {})
-        self.board.file_writer.add_summary(start)
+        self.board._get_file_writer().add_summary(start)
 
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self.board.add_scalar(f"{event}/{name}", value, step)
 
-    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
-        self.board.add_image(tag, image, step, dataformats="HWC")
+    def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
+        self.board.add_image(tag, mosaic(images), step, dataformats="HWC")
 
     def text(self, step: int, tag: str, text: str) -> None:
         self.board.add_text(tag, indent(text, "    "), step)  # in Markdown: shown as it is
@@ -55,5 +55,5 @@ class TensorBoardWriter(Writer):
 
     def close(self, state: str) -> None:
         if state == "finished":
-            self.board.file_writer.add_summary(self.hparams_end)
+            self.board._get_file_writer().add_summary(self.hparams_end)
         self.board.close()
