@@ -363,7 +363,7 @@ def test_a_task_shows_what_it_wants(runs: Runs) -> None:
     assert "poem:\nat step 1\nnothing rhymes" in log(folder)
     assert re.search(r"loss \S+ \(\S+\)  entropy \S+ \(\S+\)", log(folder))
     board = EventAccumulator(str(folder)).Reload().Tags()
-    assert {"task/norm", "train/entropy"} <= set(board["scalars"])
+    assert {"task/norm", "Train/entropy"} <= set(board["scalars"])
     assert board["histograms"] == ["task/weights"] and "task/noise" in board["images"]
     assert "task/poem/text_summary" in board["tensors"]
     silent = runs.train(*of("Silent"), *given, "--progress.max_steps", "4", name="silent")

@@ -11,6 +11,9 @@ from common.config.registry import WRITER_REGISTRY
 from common.monitor.writer import Writer, WriterRun
 from custom.writers import flat, mosaic
 
+# TensorBoard opens its first two groups only, and sorts capitals before small letters.
+_FIRST = {"train": "Train", "val": "Val"}
+
 
 @WRITER_REGISTRY.register("tensorboard")
 class TensorBoardWriter(Writer):
@@ -38,7 +41,7 @@ class TensorBoardWriter(Writer):
 
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self.board.add_scalar(f"{event}/{name}", value, step)
+            self.board.add_scalar(f"{_FIRST.get(event, event)}/{name}", value, step)
 
     def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
         self.board.add_image(tag, mosaic(images), step, dataformats="HWC")

@@ -361,7 +361,7 @@ def test_named_sets_from_the_config_to_the_files(
     assert {path.name for path in left.iterdir()} == {"metrics.json", "clean", "shifted"}
     assert len(list((left / "shifted").glob("*.png"))) == 10
     assert len(list((folder / "progress" / "val" / "clean").rglob("*.png"))) == 2 * 5
-    assert {"val/clean.loss", "val/shifted.Accuracy", "eval/clean.Accuracy"} <= tags(folder)
+    assert {"Val/clean.loss", "Val/shifted.Accuracy", "eval/clean.Accuracy"} <= tags(folder)
     # evaluate.py, from the run's own config: a table each, the same numbers (shift draws by the sample).
     capsys.readouterr()
     measured = evaluated(folder / "checkpoints" / "latest.pt")

@@ -187,7 +187,7 @@ def test_three_steps_leave_their_marks(tmp_path):
         "grad_norm": 2.0,
         "lr": 0.5,
     }
-    assert [point.step for point in events(root).Scalars("train/loss")] == [1, 2, 3]
+    assert [point.step for point in events(root).Scalars("Train/loss")] == [1, 2, 3]
     assert len(events(root).Images("view/val")) == 1
     pictures = sorted(str(path.relative_to(root / "progress")) for path in root.rglob("*.png"))
     name = "epoch000001_step000003.png"

@@ -96,7 +96,7 @@ def test_a_resume_leaves_no_point_twice(tmp_path):
     expected = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, -5.0), (6, -6.0)]
     assert [(entry["step"], entry["values"]["loss"]) for entry in entries if entry["event"] == "train"] == expected
     assert [entry.get("attempt") for entry in entries if entry["event"] == "run"] == [1, 2]
-    assert [(point.step, point.value) for point in events(tmp_path).Scalars("train/loss")] == expected
+    assert [(point.step, point.value) for point in events(tmp_path).Scalars("Train/loss")] == expected
 
 
 def test_a_kill_while_the_metrics_are_cut_loses_nothing(tmp_path, monkeypatch):
@@ -125,7 +125,7 @@ def test_flush_brings_tensorboard_to_the_disk(tmp_path):
     read = events(tmp_path)
     (image,) = read.Images("val/00")
     assert (image.step, image.height, image.width) == (5, 4, 6)
-    assert [(point.step, point.value) for point in read.Scalars("val/loss")] == [(5, 0.25)]
+    assert [(point.step, point.value) for point in read.Scalars("Val/loss")] == [(5, 0.25)]
     writer.close()
 
 
