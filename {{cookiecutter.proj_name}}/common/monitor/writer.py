@@ -105,7 +105,7 @@ class _Channel:
                 self.writer = WRITER_REGISTRY.build(self._section, run=self._run)
                 for tag, text in self._texts.items():
                     self.writer.text(self._run.resume_step or 0, tag, text)
-                self._run = replace(self._run, resume_step=None)  # what it said is done
+                self._run, self._texts = replace(self._run, resume_step=None), {}  # done once
             getattr(self.writer, method)(*arguments)
             self._failures = 0
         except Exception as error:  # noqa: BLE001 - a user's class and a server can raise anything
