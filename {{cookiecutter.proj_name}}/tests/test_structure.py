@@ -36,14 +36,14 @@ BUDGET = {
     "data": 765,
     "optim": 845,
     "checkpoint": 742,
-    "monitor": 550,
+    "monitor": 632,
     "model": 460,
-    "evaluation": 540,
+    "evaluation": 570,
     "slurm": 236,
     "ops": 290,
-    "task": 130,
+    "task": 131,
     "debug": 35,
-    "run_context": 216,
+    "run_context": 217,
     "update": 120,
     "trainer": 250,
 }
@@ -86,7 +86,7 @@ def test_every_room_keeps_to_its_budget() -> None:
             used[room(dotted(file))] += source_lines(file.read_text(encoding="utf-8"))
     over = {name: lines for name, lines in used.items() if lines > BUDGET[name]}
     assert not over, f"over budget: {over}"
-    assert sum(BUDGET.values()) <= 8050
+    assert sum(BUDGET.values()) <= 8160
 
 
 def test_files_and_functions_are_short() -> None:
