@@ -34,7 +34,7 @@ class Known:
 
 
 def shown(errors: list[SampleError], batch_size: int, limit: int, fixed: bool) -> list[int]:
-    gallery = WorstFirst(Known(errors), Rank(), limit, fixed=fixed)  # type: ignore[arg-type]
+    gallery = WorstFirst(Known(errors), Rank(), limit, fixed=fixed)
     batches = [list(range(len(errors)))[at : at + batch_size] for at in range(0, len(errors), batch_size)]
     random.Random(batch_size).shuffle(batches)
     for indices in batches:

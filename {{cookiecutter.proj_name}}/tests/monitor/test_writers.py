@@ -130,7 +130,7 @@ def test_what_tensorboard_shows(runs: Runs) -> None:
     assert "weights/head.2.weight.grad" in found["histograms"]
     assert {f"run/{name}/text_summary" for name in ("config", "environment", "model")} <= set(found["tensors"])
     assert set(board.summary_metadata) >= {"_hparams_/session_start_info", "_hparams_/session_end_info"}
-    left = folder / "eval" / "epoch_000002"
+    left = folder / "eval" / "epoch_000001"
     assert {f"{name}.png" for name in ("ConfusionMatrix", "MeanAveragePrecision", "00", "09")} <= {
         path.name for path in left.iterdir()
     }
