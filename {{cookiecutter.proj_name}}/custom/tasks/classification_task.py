@@ -1,12 +1,13 @@
 """Image classification: connects model, losses, metrics and pictures."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from common.config.registry import TASK_REGISTRY
+from common.evaluation.gallery import Gallery
 from common.monitor.pictures import Picture, labelled
 from common.task import Task
 from custom.datasets.sample_transform import original
@@ -22,7 +23,7 @@ class ClassificationTask(Task):
     A batch is a dict with `image` (B, C, H, W), float in 0..1, `label` (B,), int64, and if known, `name`, B texts.
     """
 
-    gallery = WorstFirst
+    gallery: ClassVar[type[Gallery]] = WorstFirst
 
     def output(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Returns `logits` (B, classes)."""
