@@ -45,7 +45,6 @@ class Task(nn.Module, ABC):
     and logs.
 
     Attributes:
-        at: set before each step and each evaluation.
         gallery: chooses the samples of an evaluation that `pictures` draws; by default the first ones.
         classes: their names, if the data set has them; for pictures and figures.
     """
@@ -62,12 +61,8 @@ class Task(nn.Module, ABC):
 
     @property
     def at(self) -> Place:
-        """The position of the run, on which the weights of losses depend too."""
-        return self.loss.at
-
-    @at.setter
-    def at(self, place: Place) -> None:
-        self.loss.at = place
+        """The optimizer steps and epochs done so far, on which the weights of losses depend too."""
+        return self.loss.position()
 
     @abstractmethod
     def output(self, batch: Any) -> Any:
@@ -182,7 +177,7 @@ class EngineConfig(Protocol):
     def allow_changes(self) -> bool: ...
 
     @property
-    def gpu_ids(self) -> int | list[int] | Literal["all"]: ...
+    def gpu_ids(self) -> int | list[int] | Literal["all", "mps"]: ...
 
     @property
     def worker(self) -> int: ...

@@ -39,6 +39,7 @@ from common.task import Parts, Task
 from common.trainer import Trainer
 from custom.config import Config
 from custom.datasets.shared_samples import warn_of_shared_samples
+from custom.report import write_report
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -58,9 +59,11 @@ def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
         evaluation=build_evaluation(config, "eval", rank, seed),
     )
     measured = {label(each.split, each.name): each.dataset for each in (*parts.val, *parts.evaluation)}
-    check_same_classes({"train": parts.stream.dataset, **measured})
-    parts.task.classes = class_names(parts.stream.dataset, *measured.values())
-    warn_of_shared_samples({"train": parts.stream.dataset, **measured}, rank)
+    data = {"train": parts.stream.dataset, **measured}
+    check_same_classes(data)
+    parts.task.classes = class_names(*data.values())
+    warn_of_unused_classes(config, data)
+    warn_of_shared_samples(data, rank)
     return parts
 
 
@@ -167,6 +170,17 @@ def check_classes(config: Config, dataset: Any, split: str) -> None:
         )
 
 
+def warn_of_unused_classes(config: Config, data: Mapping[str, Any]) -> None:
+    """Warn of a model with more classes than the data: nothing fails, but the others are never right."""
+    names = next((each.classes for each in data.values() if getattr(each, "classes", None)), ())
+    classes = config.model.get("classes")
+    if names and isinstance(classes, int) and classes > len(names):
+        logger.warning(
+            "model.classes is {}, but the data have {}; if that is not intended, use --model.classes {}",
+            *(classes, len(names), len(names)),
+        )
+
+
 def check_size(dataset: Any, name: str, rank: Rank) -> None:
     """Refuse ranks whose data set has another size than rank 0's (an incomplete copy): samples go by index."""
     size = len(dataset) if is_map_style(dataset) else None
@@ -211,6 +225,9 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
             logger.info("{} {} {}", registry.kind, key, registry.where(name))
     for line in (line for registry in REGISTRIES for line in registry.left_out):
         logger.warning("{}", line)
+    if trainer.progress.stop_reason == "finished":
+        text = "this run finished already, at epoch {}, step {}; to train longer, raise progress.epoch (or max_steps)"
+        logger.warning(text, trainer.at.epoch, trainer.at.step)
     steps = trainer.stream.steps_per_epoch
     nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
     logger.info("{} steps per epoch; intervals:\n{}", steps or "unknown", trainer.triggers.table(without=nothing))
@@ -239,9 +256,11 @@ def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
 
 
 def log_end(trainer: Trainer, outcome: Outcome) -> None:
-    """Log the result of the run and the next command."""
+    """Log the result of the run and the next command, and write the report of a run that is complete."""
     if not trainer.rank.is_main:
         return
+    if not outcome.exit_code:  # a job that was stopped has no time for it
+        write_report(trainer.paths.root)
     best = trainer.best.best
     if best is not None:
         values = "  ".join(f"{name} {value:.6g}" for name, value in best.values.items())

@@ -28,20 +28,20 @@ FLOORS = (
 # commit, and ask first what the new lines could replace.
 BUDGET = {
     "base": 80,
-    "config": 1145,
-    "distributed": 630,
-    "progress": 185,
+    "config": 1150,
+    "distributed": 631,
+    "progress": 187,
     "failure": 400,
-    "run": 420,
-    "data": 765,
-    "optim": 845,
-    "checkpoint": 742,
-    "monitor": 632,
+    "run": 483,
+    "data": 801,
+    "optim": 848,
+    "checkpoint": 753,
+    "monitor": 635,
     "model": 460,
-    "evaluation": 570,
-    "slurm": 236,
+    "evaluation": 592,
+    "slurm": 240,
     "ops": 290,
-    "task": 131,
+    "task": 128,
     "debug": 35,
     "run_context": 217,
     "update": 120,
@@ -86,7 +86,7 @@ def test_every_room_keeps_to_its_budget() -> None:
             used[room(dotted(file))] += source_lines(file.read_text(encoding="utf-8"))
     over = {name: lines for name, lines in used.items() if lines > BUDGET[name]}
     assert not over, f"over budget: {over}"
-    assert sum(BUDGET.values()) <= 8160
+    assert sum(BUDGET.values()) <= 8300
 
 
 def test_files_and_functions_are_short() -> None:

@@ -97,7 +97,7 @@ class RunState:
         load_weights(self.task, task_state(state), str(source))
         if missing := {*(self.parts.keys() - state.keys()), *(self.user_parts.keys() - state["user"].keys())}:
             raise UserError(
-                f"{source} has no state of {', '.join(sorted(missing))}; it cannot be resumed, only its weights be used"
+                f"{source} has no state of {', '.join(sorted(missing))}; only its weights can be used, not its state"
             )
         if extra := state["user"].keys() - self.user_parts.keys():
             logger.warning("{} has state of {}, which nothing in this run registers", source, ", ".join(sorted(extra)))

@@ -13,6 +13,7 @@ from common.base.errors import UserError
 from common.config import ConfigError, Problem, overlaid
 from common.config.arguments import check_arguments
 from common.config.registry import LOSS_REGISTRY
+from common.config.schema import EditorRule
 from common.distributed import Rank, gather_objects
 from common.evaluation.exact import ExactSum
 from common.evaluation.weight import WeightSchedule
@@ -26,8 +27,13 @@ Losses = dict[str, Tensor]
 """Scalars, means over samples: `loss`, which is minimised, then its parts by name, unweighted; all are logged."""
 
 
-class LossSections:
+class LossSections(EditorRule):
     """Checks a section that maps names to losses: `{CrossEntropyLoss: {weight: 1.0, label_smoothing: 0.1}}`."""
+
+    def editor_rule(self) -> dict[str, Any]:
+        """A section for each name."""
+        weight, inputs = {"type": ["number", "object"]}, {"type": ["object", "null"]}
+        return {"additionalProperties": LOSS_REGISTRY.editor_rule(weight=weight, inputs=inputs)}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if value is None:  # the task computes its own
@@ -86,7 +92,7 @@ class _Term:
                     value = getattr(value, name) if hasattr(value, name) else value[int(name)]
         except (LookupError, TypeError, ValueError) as error:
             known = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
-            raise UserError(f"loss.{self.name}.inputs: {path} does not exist; there is: {known}") from error
+            raise UserError(f"loss.{self.name}.inputs: {path} does not exist; available: {known}") from error
         return value
 
 
@@ -100,7 +106,7 @@ class LossFactory(nn.Module):
 
     def __init__(self, sections: Mapping[str, Any] | None) -> None:
         super().__init__()
-        self.at = Place()
+        self.position: Callable[[], Place] = Place
         self.terms: list[_Term] = []
         self._weights: dict[str, float | WeightSchedule] = {}
         sections = sections or {}
@@ -126,10 +132,12 @@ class LossFactory(nn.Module):
             self._weights[name] = overlaid(WeightSchedule, weight) if isinstance(weight, Mapping) else weight
 
     def weight(self, name: str) -> float:
-        """The weight of a loss at the position `at`."""
+        """The weight of a loss at the position of the run."""
         weight = self._weights[name]
+        if not isinstance(weight, WeightSchedule):
+            return weight
         with error_context(lambda: f"in loss.{name}.weight"):
-            return weight(self.at) if isinstance(weight, WeightSchedule) else weight
+            return weight(self.position())
 
     def forward(self, output: Any, batch: Any) -> Losses:
         """`loss` and its parts; nothing if no loss is configured."""
