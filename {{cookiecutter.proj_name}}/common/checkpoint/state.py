@@ -76,7 +76,7 @@ class RunState:
             "user": {name: part.state_dict() for name, part in self.user_parts.items()},
             "random": gather_objects(mine, self.rank),
             "fingerprint": dict(self.fingerprint),
-            "about": dict(self.about),
+            "about": {**self.about, "classes": [str(name) for name in getattr(self.task, "classes", ())]},
         }
         set_random_state(mine, self.rank.device)  # a part's state_dict may have drawn random numbers
         return state

@@ -113,6 +113,11 @@ class SetSection(EditorRule):
 def build_set(section: Mapping[str, Any], mode: str, data_dir: Path, ignore: tuple[str, ...] = ()) -> Any:
     """The data set of a section, with its transforms. Raises `UserError` if one of them does."""
     dataset = DATASET_REGISTRY.build(section, ignore=(*ignore, "transforms"), data_dir=data_dir, mode=mode)
+    return transformed(dataset, section, mode)
+
+
+def transformed(dataset: Any, section: Mapping[str, Any], mode: str) -> Any:
+    """`dataset` with the transforms of a section."""
     transforms = [
         Transform(
             f"dataset.{mode}: transforms[{number}] ({each['type']})",

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from common.config.registry import TASK_REGISTRY
 from common.evaluation.gallery import Gallery
+from common.evaluation.loss import LossFactory
+from common.evaluation.metric import MetricFactory
 from common.monitor.pictures import Picture, labelled
 from common.task import Task
 from custom.datasets.sample_transform import original
@@ -20,10 +22,18 @@ _LONGEST_NAME = 24  # characters of a sample's name below its picture
 class ClassificationTask(Task):
     """Predicts one of several classes for each image.
 
-    A batch is a dict with `image` (B, C, H, W), float in 0..1, `label` (B,), int64, and if known, `name`, B texts.
+    A batch is a dict with `image` (B, C, H, W), float in 0..1, `label` (B,), int64, and if known, `name`, B texts; for
+    predictions without `label`.
+
+    Args:
+        top: number of classes that `describe` lists for each image, the most likely ones.
     """
 
     gallery: ClassVar[type[Gallery]] = WorstFirst
+
+    def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory, top: int = 5) -> None:
+        super().__init__(model, loss, metric)
+        self.top = top
 
     def output(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Returns `logits` (B, classes)."""
@@ -41,22 +51,34 @@ class ClassificationTask(Task):
         wrong = output["prediction"] != batch["label"]
         return list(map(SampleError, wrong.tolist(), losses.tolist(), batch["label"].tolist()))
 
-    def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
-        """Each image with its label, the prediction if it is another, the probability of the predicted class, and the
-        sample's name; framed in green if the prediction is right and in red if not."""
-        pictures = []
-        names = (batch.get("name") if isinstance(batch, Mapping) else None) or [""] * limit
-        images = original(batch)[:limit].cpu()
-        columns = (batch["label"], output["prediction"], output["probability"])
-        for image, name, (label, prediction, probability) in zip(
-            images, names, zip(*(column[:limit].tolist() for column in columns), strict=True), strict=False
-        ):
-            ok, shown = label == prediction, self.class_name(label)
-            text = f"{shown if ok else f'{shown} -> {self.class_name(prediction)}'} ({probability:.0%})"
-            below = f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}" if name else ""
-            pictures.append(labelled(image.permute(1, 2, 0).numpy(), text + below, ok=ok))
-        return pictures
+    def describe(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> list[dict[str, Any]]:
+        """For each image its `prediction`, the `class` of that number, its `probability`, and the `top` classes."""
+        rows = []
+        best = output["probabilities"].topk(min(self.top, output["probabilities"].shape[1]), dim=1)
+        for values, numbers in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            top = {self.class_name(number): round(value, 6) for number, value in zip(numbers, values, strict=True)}
+            name, probability = next(iter(top.items()))
+            rows.append({"prediction": numbers[0], "class": name, "probability": probability, "top": top})
+        return rows
 
     def class_name(self, number: int) -> str:
-        """The name of a class; its number if the data set has no names."""
+        """The name of a class, or its number if it has none."""
         return self.classes[number] if number < len(self.classes) else str(number)
+
+    def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
+        """Each image with its label, the prediction if it is another, the probability of the predicted class, and the
+        sample's name; framed in green if the prediction is right and in red if not. Without labels, the prediction."""
+        images = original(batch)[:limit].permute(0, 2, 3, 1).cpu().numpy()
+        known = batch if isinstance(batch, Mapping) else {"label": batch["label"]}
+        predictions, names = output["prediction"][:limit].tolist(), known.get("name") or [""] * limit
+        labels = known["label"][:limit].tolist() if "label" in known else predictions
+        pictures = []
+        for image, name, label, prediction, probability in zip(
+            images, names, labels, predictions, output["probability"].tolist(), strict=False
+        ):
+            wanted = "" if label == prediction else f"{self.class_name(label)} -> "
+            text = f"{wanted}{self.class_name(prediction)} ({probability:.0%})"
+            if name:
+                text += f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}"
+            pictures.append(labelled(image, text, ok=label == prediction if "label" in known else None))
+        return pictures
