@@ -1,10 +1,15 @@
 """What the tests know about the template, and how they render it."""
 
+import fcntl
 import json
 import os
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from cookiecutter.main import cookiecutter
 
 REPO = Path(__file__).resolve().parent.parent
@@ -39,3 +44,21 @@ def hook_text(name: str, answers: dict[str, str]) -> str:
     text = (REPO / "hooks" / f"{name}.py").read_text(encoding="utf-8")
     assert text.count("{{ cookiecutter | tojson }}") == 1
     return text.replace("{{ cookiecutter | tojson }}", json.dumps(answers))
+
+
+def python_with(wanted: Path, factory: pytest.TempPathFactory) -> Path:
+    """A Python that has the packages in the file `wanted`, and all that this one has; made once per list."""
+    name = wanted.stem
+    folder = REPO / ".venv" / name if (REPO / ".venv").is_dir() else factory.mktemp(name)
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder / "done.txt"
+        if not done.is_file() or done.read_text() != wanted.read_text():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder / "venv")], check=True)
+            own = next((folder / "venv" / "lib").glob("python*/site-packages"))
+            (own / "main.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+            pip = [str(folder / "venv" / "bin" / "python"), "-m", "pip", "install", "-q", "-r", str(wanted)]
+            subprocess.run(pip, check=True, timeout=900)
+            done.write_text(wanted.read_text())
+    return folder / "venv" / "bin" / "python"

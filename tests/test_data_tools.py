@@ -1,12 +1,9 @@
 """What docs/data_tools.md shows, done to the letter in a rendered project, with the real packages of its recipes."""
 
-import fcntl
 import os
 import re
 import struct
 import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +12,14 @@ import yaml
 from PIL import Image
 
 from real import REPORT
-from support import REPO, fresh
+from support import REPO, fresh, python_with
 
 pytestmark = pytest.mark.slow
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\S+/\S+\.(?:py|yaml))\n")
 # A few steps are enough.
-SHORT = ["--progress.max_steps", "3", "--batch_size", "8", "--monitor.tensorboard", "false", "--worker", "1"]
+SHORT = ["--progress.max_steps", "3", "--batch_size", "8", "--monitor.writers", "[]", "--worker", "1"]
 # The wheel of torchvision on PyPI is for CUDA; without it, its compiled part is not loaded, and its import fails for
 # the names of two operators, which nothing here calls.
 SHIM = """
@@ -57,20 +54,7 @@ transformers.BertForSequenceClassification(config).save_pretrained("data/bert")
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python that has the packages of the recipes, and all that this one has."""
-    folder = REPO / ".venv" / "recipes" if (REPO / ".venv").is_dir() else tmp_path_factory.mktemp("recipes")
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        wanted = (REPO / "tests" / "recipes.txt").read_text()
-        done = folder / "done.txt"
-        if not done.is_file() or done.read_text() != wanted:
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder / "venv")], check=True)
-            own = next((folder / "venv" / "lib").glob("python*/site-packages"))
-            (own / "main.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-            pip = [str(folder / "venv" / "bin" / "python"), "-m", "pip", "install", "-q", "-r"]
-            subprocess.run([*pip, str(REPO / "tests" / "recipes.txt")], check=True, timeout=900)
-            done.write_text(wanted)
-    return folder / "venv" / "bin" / "python"
+    return python_with(REPO / "tests" / "recipes.txt", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 # No dropout and no batch norm: then only rounding depends on the device, and on how many processes share a step.
 SMALL = [
     "--config", "configs/default.yaml", "--debug.max_samples", "160", "--progress.epoch", "2",
-    "--progress.epoch_eval", "-1", "--monitor.tensorboard", "false",
+    "--progress.epoch_eval", "-1", "--monitor.writers", "[]",
 ]  # fmt: skip
 PLAIN = ["--model", "{$REPLACE: true, type: tests.parts.Plain}"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

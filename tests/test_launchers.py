@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 # No dropout and no batch norm: then only rounding depends on how many processes share a step.
 SMALL = [
     "--config", "configs/default.yaml", "--model", "{$REPLACE: true, type: tests.parts.Plain}", "--progress.epoch", "2",
-    "--debug.max_samples", "160", "--monitor.tensorboard", "false", "--progress.epoch_eval", "-1",
+    "--debug.max_samples", "160", "--monitor.writers", "[]", "--progress.epoch_eval", "-1",
 ]  # fmt: skip
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 

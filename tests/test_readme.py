@@ -41,7 +41,7 @@ HEADER = re.compile(
 )
 PAGES = ["README.md", *(path.relative_to(TEMPLATE).as_posix() for path in sorted(TEMPLATE.glob("docs/*.md")))]
 ELSEWHERE = {"pretrained"}  # it needs torchvision: see test_data_tools.py, which also has those of docs/data_tools.md
-SHORT = ["--progress.max_steps", "3", "--monitor.tensorboard", "false"]
+SHORT = ["--progress.max_steps", "3", "--monitor.writers", "[]"]
 FEW_SAMPLES = ["--debug.max_samples", "64", *SHORT[2:]]  # for stages, which end after some epochs
 SCHEMA_CHECK = """
 import sys

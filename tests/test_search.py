@@ -21,7 +21,7 @@ PLUGIN = "import time\n\n\ndef begin(trainer):\n    trainer.monitor.after_step.a
 COMMAND = [
     "-m", "tools.sweep", "--optuna", "--config", "configs/default.yaml", "--name", "found", "--trials", "8",
     "--startup", "2", "--random", "optim.lr=log:1e-6:1e-1", "model.width=int:4:8", "--debug.max_samples", "160",
-    "--batch_size", "32", "--progress.epoch", "5", "--progress.epoch_eval", "-1", "--monitor.tensorboard", "false",
+    "--batch_size", "32", "--progress.epoch", "5", "--progress.epoch_eval", "-1", "--monitor.writers", "[]",
     "--plugins", "[slowly:begin]",
 ]  # fmt: skip
 STUDY = """

@@ -64,7 +64,7 @@ class HoldLoss:
 SMALL = [
     "--config", "configs/default.yaml", "--debug.max_samples", "160", "--progress.epoch", "2",
     "--progress.epoch_eval", "-1", "--progress.iter_loss", "1", "--progress.epoch_save_latest", "1step",
-    "--monitor.tensorboard", "false", "--loss", "{$REPLACE: true, hold: {type: HoldLoss}}",
+    "--monitor.writers", "[]", "--loss", "{$REPLACE: true, hold: {type: HoldLoss}}",
 ]  # fmt: skip
 STEPS = 10
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")

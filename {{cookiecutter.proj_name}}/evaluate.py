@@ -23,7 +23,7 @@ from common.run.paths import eval_dir
 from common.run_context import managed_evaluation
 from common.task import Place
 from custom.advice import explained
-from custom.build import PROJECT, build_evaluation, build_task
+from custom.build import PROJECT, build_evaluation, build_task, class_names
 from custom.config import EvalConfig
 from custom.summary import shown_path
 
@@ -72,11 +72,11 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
         raise UserError(f"the checkpoint is in stage {stage + 1}, but the config has {len(config.stages)} stages")
     task.loss.weigh(config.in_stage(stage).loss)
     loaders = build_evaluation(config, config.split, rank, seed)
+    task.classes = class_names(*(loader.dataset for loader in loaders))
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
 
-    pictures = config.progress.max_samples_eval if rank.is_main else 0
-    result = Evaluator(task, rank, precision).run(loaders, max_pictures=pictures)
+    result = Evaluator(task, rank, precision).run(loaders, max_pictures=config.progress.max_samples_eval)
     for loader in loaders:
         loader.close()
     if rank.is_main:

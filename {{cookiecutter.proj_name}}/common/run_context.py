@@ -139,6 +139,7 @@ class RunContext:
             resume_step=None if resumed is None else resumed.step,
             local_pictures=config.progress.local_progress,
             workers=config.worker,
+            values=self.values,
         )
         self._is_open = True
         if config.resume is not None and self.checkpoint is None:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from common.data.loader import BatchStream, EvaluationLoader
 from common.data.move import to_device
 from common.distributed import DistConfig
 from common.evaluation.best import BestConfig, EarlyStopConfig, Mode
+from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import PrepareConfig, fixed
@@ -44,9 +45,11 @@ class Task(nn.Module, ABC):
     and logs.
 
     Attributes:
+        gallery: chooses the samples of an evaluation that `pictures` draws; by default the first ones.
         classes: names of the classes, in the order of their numbers; empty if the data set names none.
     """
 
+    gallery: ClassVar[type[Gallery]] = Gallery
     classes: Sequence[str] = ()
 
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:

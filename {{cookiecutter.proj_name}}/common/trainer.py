@@ -105,9 +105,9 @@ class Trainer:
             self.begin_stage()
             if self.stream is not stream:
                 stream.close()
-            changed = [change.arrow for change in changes(*map(to_jsonable_python, (settings, self.stages.config)))]
-            logger.info("{} after step {}: {}", self.stages, self.at.step, "; ".join(changed) or "no change")
-            self.monitor.writer.record("stage", step=self.at.step + 1, stage=self.stages.number + 1, changed=changed)
+            news = [change.arrow for change in changes(*map(to_jsonable_python, (settings, self.stages.config)))]
+            logger.info("{} after step {}: {}", self.stages, self.at.step, "; ".join(news) or "no change")
+            self.monitor.recorder.record("stage", step=self.at.step + 1, stage=self.stages.number + 1, changed=news)
 
     def train(self) -> Outcome:
         """Train from the current position to the end of the run, an early stop or a signal."""
@@ -212,7 +212,7 @@ class Trainer:
             with warn_on_oserror("the evaluation's folder"):  # its numbers are in metrics.jsonl too
                 write_evaluation(self.paths.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
-    def run_evaluation(self, split: str, sets: Sequence[EvaluationLoader], max_pictures: int) -> SplitResult | None:
+    def run_evaluation(self, split: str, sets: Sequence[EvaluationLoader], pictures: int) -> SplitResult | None:
         """Evaluate the averaged weights, or the weights themselves if averaging is off; or both.
 
         Returns None without data, and after an interruption by a signal: it then runs first after a resume.
@@ -226,8 +226,8 @@ class Trainer:
                 with self.ema.applied(self.task, average=not prefix):
                     # Batch norm statistics differ between ranks, which see different samples: all use rank 0's.
                     share_buffers(self.task, self.rank)
-                    limit = max_pictures if self.rank.is_main and not prefix else 0
-                    measured = self.evaluator.run(sets, max_pictures=limit).sets
+                    limit = 0 if prefix else pictures
+                    measured = self.evaluator.run(sets, max_pictures=limit, fixed=split == "val").sets
                 found |= {f"{prefix}{name}".removesuffix("."): one for name, one in measured.items()}
             result = SplitResult(found)
         except EvaluationInterrupted as interrupted:

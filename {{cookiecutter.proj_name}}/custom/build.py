@@ -62,9 +62,9 @@ def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
     measured = {label(each.split, each.name): each.dataset for each in (*parts.val, *parts.evaluation)}
     data = {"train": parts.stream.dataset, **measured}
     check_same_classes(data)
+    parts.task.classes = class_names(*data.values())
     warn_of_unused_classes(config, data)
     warn_of_shared_samples(data, rank)
-    parts.task.classes = next((each.classes for each in data.values() if getattr(each, "classes", None)), ())
     return parts
 
 
@@ -188,6 +188,11 @@ def check_size(dataset: Any, name: str, rank: Rank) -> None:
     check_same({f"samples of dataset.{name}": size}, rank, "sees other data than rank 0")
 
 
+def class_names(*data: Any) -> tuple[str, ...]:
+    """The `classes` of the first data set that has them; () without."""
+    return next((tuple(map(str, names)) for each in data if (names := getattr(each, "classes", None))), ())
+
+
 def check_same_classes(data: Mapping[str, Any]) -> None:
     """Refuse splits whose classes differ: label 1 would not mean the same in training and validation."""
     named = {split: tuple(classes) for split, each in data.items() if (classes := getattr(each, "classes", None))}
@@ -210,6 +215,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     logger.info("task {} {}", name, TASK_REGISTRY.where(name))
     name = config.model["type"]
     logger.info("model {} {} ({:,} parameters, {:,} trainable)", name, MODEL_REGISTRY.where(name), total, trainable)
+    trainer.monitor.recorder.begin_with("run/model", model_table(trainer.task.model))
     log_data("train", config.dataset.train, trainer.stream.dataset)
     for each in (*trainer.val, *trainer.evaluation):
         part = sets_of(getattr(config.dataset, each.split))[each.name]
@@ -226,6 +232,21 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     steps = trainer.stream.steps_per_epoch
     nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
     logger.info("{} steps per epoch; intervals:\n{}", steps or "unknown", trainer.triggers.table(without=nothing))
+
+
+def model_table(model: nn.Module) -> str:
+    """Each module that has parameters of its own: name, type, parameters, their shapes."""
+    rows = [("module", "type", "parameters", "shapes")]
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        shapes = " ".join("x".join(map(str, each.shape)) for each in own)
+        rows += [(name, type(module).__name__, f"{sum(each.numel() for each in own):,}", shapes)] if own else []
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    table = [
+        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {count:>{widths[2]}}  {shapes}"
+        for name, kind, count, shapes in rows
+    ]
+    return "\n".join([*table, "", str(model)])
 
 
 def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:

@@ -32,7 +32,8 @@ import custom.loss
 import custom.metric
 import custom.models
 import custom.schedules
-import custom.tasks  # noqa: F401 - importing the folders fills the registries
+import custom.tasks
+import custom.writers  # noqa: F401 - importing the folders fills the registries
 from custom.profile import ProfileConfig
 from custom.stages import StageConfig, stage_layers, stage_problems
 

@@ -8,11 +8,12 @@ from time import perf_counter
 
 from common.base.process import terminal_width
 from common.monitor.line import number
+from common.monitor.writer import without_twins
 from common.progress import Outcome
 from common.trainer import Trainer
 
 _PROJECT = Path(__file__).resolve().parents[1]
-_FILES = ("train.log", "report.html", "metrics.jsonl", "checkpoints", "eval", "progress", "event")
+_FILES = ("train.log", "report.html", "metrics.jsonl", "checkpoints", "eval", "progress")
 _WIDEST = 100
 
 
@@ -32,7 +33,7 @@ def summary(trainer: Trainer, outcome: Outcome | None) -> str:
     if saved:
         shown = folder.best if best is not None else folder.latest
         rows.append(("evaluate", command("evaluate.py", "--model_pt", shown)))
-    if trainer.paths.event.exists():
+    if any(trainer.paths.root.glob("events.out.tfevents.*")):
         rows.append(("curves", command("-m tensorboard.main", "--logdir", trainer.paths.root)))
     head = f"{shown_path(trainer.paths.root)}, trained for {time}"
     return "\n".join([head, *(f"  {name:<8} {text}" for name, text in rows)])
@@ -40,16 +41,13 @@ def summary(trainer: Trainer, outcome: Outcome | None) -> str:
 
 def values(found: Mapping[str, float], trainer: Trainer) -> str:
     """Measured values: first the one that decides about the best checkpoint, then as many as fit in the line."""
-    key, losses, text = trainer.best.config.metric, trainer.config.loss or {}, ""
+    key, text = trainer.best.config.metric, ""
     room = min(terminal_width(), _WIDEST) - len("  evaluate  (latest.pt: step 1000000)")
-    for name in sorted(found, key=lambda name: name != key):
-        prefix, _, last = name.rpartition(".")
-        is_total = len(losses) == 1 and last in losses and found[name] == found.get(f"{prefix}.loss".lstrip("."))
+    for name in sorted(without_twins(found), key=lambda name: name != key):
         longer = f"{text}  {name} {number(found[name]).strip()}".strip()
         if text and len(longer) > room:
             return f"{text}  …"
-        if name == key or not is_total:  # the only loss is `loss` itself
-            text = longer
+        text = longer
     return text
 
 

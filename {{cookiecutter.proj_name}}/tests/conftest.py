@@ -43,7 +43,7 @@ SMALL = {
     "--progress.epoch": "2",
     "--progress.epoch_eval": "-1",
     "--progress.iter_loss": "2",
-    "--monitor.tensorboard": "false",
+    "--monitor.writers": "[]",
 }
 
 

@@ -62,7 +62,7 @@ SCHEDULES = ["linear", "cosine", "poly", "multistep", "exponential", "onecycle",
 
 
 def debugged(runs: Runs, config: Path, *words: str) -> Path:
-    small = ["--debug.max_samples", "48", "--monitor.tensorboard", "false"]
+    small = ["--debug.max_samples", "48", "--monitor.writers", "[]"]
     assert train.main(["--config", str(config), "--debug", "--dir.expr_dir", str(runs.root), *small, *words]) == 0
     return runs.root / "debug"
 

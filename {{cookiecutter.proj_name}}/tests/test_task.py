@@ -356,14 +356,14 @@ class Silent(Showing):
 
 def test_a_task_shows_what_it_wants(runs: Runs) -> None:
     """In the log, in metrics.jsonl and in TensorBoard, by name; training stays as it is."""
-    given = ["--loss", "null", "--metric", "{$REPLACE: true}", "--monitor.tensorboard", "true"]
+    given = ["--loss", "null", "--metric", "{$REPLACE: true}", "--monitor.writers", "[tensorboard]"]
     folder = runs.train(*of("Showing"), *given, "--progress.max_steps", "4")
     assert [entry["step"] for entry in metrics(folder, "task")] == [2, 4]
     assert metrics(folder, "task")[0]["values"].keys() == {"norm", "drawn"}
     assert "poem:\nat step 2\nnothing rhymes" in log(folder)
     assert re.search(r"loss \S+ \(\S+\)  entropy \S+ \(\S+\)", log(folder))
-    board = EventAccumulator(str(folder / "event")).Reload().Tags()
-    assert {"task/norm", "train/entropy"} <= set(board["scalars"])
+    board = EventAccumulator(str(folder)).Reload().Tags()
+    assert {"task/norm", "Train/entropy"} <= set(board["scalars"])
     assert board["histograms"] == ["task/weights"] and "task/noise" in board["images"]
     assert "task/poem/text_summary" in board["tensors"]
     silent = runs.train(*of("Silent"), *given, "--progress.max_steps", "4", name="silent")

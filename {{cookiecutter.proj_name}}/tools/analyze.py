@@ -154,7 +154,7 @@ def profile(config: Config, words: Sequence[str], steps: int) -> int:
     """Train a short run that records `steps` steps, see the config's section profile. Returns the exit code."""
     name = f"{config.name}_profile"
     given = [f"--name={name}", f"--profile.steps={steps}", f"--profile.wait={_PROFILE_WAIT}", "--progress.epoch=null"]
-    given += [f"--progress.max_steps={steps + _PROFILE_WAIT}", "--monitor.tensorboard=false"]
+    given += [f"--progress.max_steps={steps + _PROFILE_WAIT}", "--monitor.writers=[]"]
     code = subprocess.run([sys.executable, str(PROJECT / "train.py"), *words, *given], check=False).returncode
     if code == 0:
         trace = RunPaths.for_run(config.dir, name, PROJECT).root / "profile.json"

@@ -270,7 +270,8 @@ COLLATE_REGISTRY = Registry("collate", provided=("dataset",), call=("items",), s
 TRANSFORM_REGISTRY = Registry("transform", call=("value",))
 ORDER_REGISTRY = Registry("order", call=("size", "seed", "epoch", "dataset"))
 SCHEDULE_REGISTRY = Registry("schedule")
+WRITER_REGISTRY = Registry("writer", provided=("run",))
 REGISTRIES = (
     TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, TRANSFORM_REGISTRY, COLLATE_REGISTRY, ORDER_REGISTRY,
-    LOSS_REGISTRY, METRIC_REGISTRY, SCHEDULE_REGISTRY,
+    LOSS_REGISTRY, METRIC_REGISTRY, SCHEDULE_REGISTRY, WRITER_REGISTRY,
 )  # fmt: skip

@@ -17,11 +17,12 @@ from common.data.loader import EvaluationLoader, Step
 from common.data.sets import label
 from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
+from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossSums
 from common.evaluation.metric import MetricDict
-from common.monitor.pictures import Picture, save_png
+from common.monitor.pictures import Picture, Pixels, save_png
 from common.monitor.show import Show
-from common.monitor.writer import plain
+from common.monitor.writer import plain, without_twins
 from common.optim.precision import Precision
 
 if TYPE_CHECKING:
@@ -35,19 +36,14 @@ class SetResult:
     Attributes:
         values: `loss` (the weighted sum), each loss part and each metric by name; the same on every process.
         samples: samples seen, over all processes.
-        pictures: of this process' first samples.
-        single: the name of the only loss, if `loss` is the same number.
+        pictures: of the samples that the task's gallery chooses; in the main process only.
+        figures: (H, W, 3), RGB, of metrics by name; in the main process only.
     """
 
     values: dict[str, float]
     samples: int
     pictures: list[Picture] = field(default_factory=list)
-    single: str = ""
-
-    @property
-    def shown(self) -> dict[str, float]:
-        """The values, each once."""
-        return {name: value for name, value in self.values.items() if name != self.single}
+    figures: dict[str, Pixels] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -98,23 +94,28 @@ class Evaluator:
     lockstep_forward: bool = False
     stop_signal: Callable[[], int] = lambda: 0
 
-    def run(self, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0) -> SplitResult:
-        """Evaluate on the sets of a split, one after the other. Every process must call this."""
-        return SplitResult({loader.name: self.run_one(loader, max_pictures) for loader in loaders})
+    def run(self, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0, fixed: bool = False) -> SplitResult:
+        """Evaluate on the sets of a split, one after the other. Every process must call this.
 
-    def run_one(self, loader: EvaluationLoader, max_pictures: int = 0) -> SetResult:
+        Args:
+            max_pictures: of each set; see `Gallery` for `fixed`.
+        """
+        return SplitResult({loader.name: self.run_one(loader, max_pictures, fixed) for loader in loaders})
+
+    def run_one(self, loader: EvaluationLoader, max_pictures: int = 0, fixed: bool = False) -> SetResult:
         """Evaluate on all of `loader`'s data, over all processes, which synchronize only at the end.
 
         Raises:
             EvaluationInterrupted: a process received a stop signal.
         """
-        seen = _Pass(LossSums(), self.task.metric.start())
+        gallery = self.task.gallery(self.task, self.rank, max_pictures, fixed=fixed)
+        seen = _Pass(LossSums(), self.task.metric.start(), gallery)
         # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
         idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.lockstep_forward else 0
         with self._evaluating(), error_context(lambda: _where(loader, seen.batches)):
             for batch, (_, indices) in zip(loader, loader.keys, strict=True):
                 set_seed(mix(loader.seed, crc32(label(loader.split, loader.name).encode()), indices[0]))
-                self._add(seen, batch, indices, max_pictures)
+                self._add(seen, batch, indices)
                 if not self.lockstep_forward and self.stop_signal():
                     break
             for _ in range(idle):
@@ -122,8 +123,8 @@ class Evaluator:
             if number := max_over_ranks(self.stop_signal(), self.rank):
                 raise EvaluationInterrupted(number)
             values, samples = seen.losses.means(self.rank)
-            single = list(values)[1] if list(values.values())[1:] == [values.get("loss")] else ""
-            return SetResult(values | seen.metrics.compute(self.rank), samples, seen.pictures, single)
+            values |= seen.metrics.compute(self.rank, self.task.classes if max_pictures else None)
+            return SetResult(values, samples, seen.gallery.finish() if max_pictures else [], seen.metrics.figures)
 
     def rehearse(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
         """Try a batch of each set, so that a mistake in evaluation shows before training and not an epoch later.
@@ -132,12 +133,13 @@ class Evaluator:
             UserError: with `needs_loss`, the task gives no loss.
         """
         for loader in loaders:
-            seen = _Pass(LossSums(), self.task.metric.start())
+            seen = _Pass(LossSums(), self.task.metric.start(), self.task.gallery(self.task, Rank(), 1))
             where = f"in trying a batch of {label(loader.split, loader.name)} before training"
             with self._evaluating(), error_context(lambda where=where: where):  # type: ignore[misc]
                 batch = next(iter(loader), None)  # as it will be read, so workers start here
                 if batch is not None:
-                    losses = self._add(seen, batch, loader.keys[0][1], max_pictures=1)
+                    losses = self._add(seen, batch, loader.keys[0][1])
+                    seen.gallery.finish()
                     if needs_loss and "loss" not in losses:
                         raise UserError("best.metric is loss, but the task gives no loss in validation; name a metric")
                 elif self.lockstep_forward:
@@ -145,12 +147,15 @@ class Evaluator:
 
     def metrics(self, step: Step) -> dict[str, float]:
         """The metrics over the samples of a training step, of all processes. Every process must call this."""
-        seen, plan = _Pass(LossSums(), self.task.metric.start()), step.global_batch
+        seen, plan = (
+            _Pass(LossSums(), self.task.metric.start(), self.task.gallery(self.task, Rank(), 0)),
+            step.global_batch,
+        )
         with self._evaluating():
             for number, batch in enumerate(step.batches):
                 indices = plan.indices[number] if plan.indices else range(plan.sizes[number])
                 if plan.weights[number]:
-                    self._add(seen, batch, indices, 0)
+                    self._add(seen, batch, indices)
                 elif self.lockstep_forward:
                     self._measure(batch)
             return seen.metrics.compute(self.rank)
@@ -159,7 +164,9 @@ class Evaluator:
         """Up to `limit` pictures of a loaded batch."""
         with self._evaluating():
             batch, output, _ = self._measure(batch)
-            return self.task.pictures(self.task.post_process(output, batch), batch, limit)
+            gallery = self.task.gallery(self.task, Rank(), limit)
+            gallery.add(self.task.post_process(output, batch), batch)
+            return gallery.finish()
 
     def inspect(self, show: Show) -> None:
         """Let the task show what it wants to. Every process must call this."""
@@ -184,15 +191,15 @@ class Evaluator:
         with self.precision.autocast():
             return batch, *self.task("measure", batch)
 
-    def _add(self, seen: "_Pass", batch: Any, indices: Sequence[int], max_pictures: int) -> Losses:
+    def _add(self, seen: "_Pass", batch: Any, indices: Sequence[int]) -> Losses:
         """Add a loaded batch of the samples `indices`. Returns its losses."""
         count = self.task.count(batch)
         batch, output, losses = self._measure(batch)
         seen.losses.add(losses, len(indices), len(indices) if count is None else int(count))
         output = self.task.post_process(output, batch)
         seen.metrics.update(output, batch, indices)
-        if len(seen.pictures) < max_pictures:
-            seen.pictures += self.task.pictures(output, batch, max_pictures - len(seen.pictures))
+        if seen.gallery.limit:
+            seen.gallery.add(output, batch, indices)
         seen.batches += 1
         return losses
 
@@ -203,7 +210,7 @@ class _Pass:
 
     losses: LossSums
     metrics: MetricDict
-    pictures: list[Picture] = field(default_factory=list)
+    gallery: Gallery
     batches: int = 0
 
 
@@ -218,7 +225,7 @@ def _where(loader: EvaluationLoader, done: int) -> str:
 
 
 def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
-    """Write `metrics.json` (full precision) and one PNG per picture to `folder`; named sets get a folder each."""
+    """Write `metrics.json` (full precision), and a PNG per picture and figure; named sets get a folder each."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in folder.glob("error_rank*.txt"):  # of an earlier attempt
         file.unlink(missing_ok=True)
@@ -227,10 +234,13 @@ def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
     for name, one in result.sets.items():
         for number, picture in enumerate(one.pictures):
             save_png(folder / name / f"{picture.name or f'{number:02}'}.png", picture.image)
+        for metric, figure in one.figures.items():
+            save_png(folder / name / f"{metric}.png", figure)
 
 
 def table(result: SetResult) -> str:
     """The values, one line each, with six digits; `metrics.json` has all of them."""
-    rows = {"samples": f"{result.samples}"} | {name: f"{value:.6g}" for name, value in result.shown.items()}
+    values = without_twins(result.values)
+    rows = {"samples": f"{result.samples}"} | {name: f"{value:.6g}" for name, value in values.items()}
     width = max(map(len, rows))
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())

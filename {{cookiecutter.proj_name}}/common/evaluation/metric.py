@@ -4,8 +4,10 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar
 
+from numpy.typing import ArrayLike
 from typing_extensions import Self
 
 from common.base.errors import UserError
@@ -16,6 +18,7 @@ from common.distributed import Rank, from_main, gather_objects
 from common.evaluation.best import Better
 from common.evaluation.gathered import Results, SampleBuffer
 from common.evaluation.loss import by_part
+from common.monitor.pictures import Pixels, to_rgb
 
 Value = float | dict[str, float]
 """One number, or several by name."""
@@ -44,6 +47,10 @@ class Metric(ABC):
     def compute(self) -> Value:
         """The value(s) over everything seen, at least one sample."""
 
+    def figure(self, classes: Sequence[str]) -> ArrayLike | None:
+        """A picture of everything seen, as in `to_rgb`, or None. `classes`: their names, empty if unknown."""
+        return None
+
 
 class GatheredMetric(ABC):
     """A value, or several, that needs all samples together: an area under a curve, a ranking.
@@ -63,6 +70,10 @@ class GatheredMetric(ABC):
     @abstractmethod
     def compute(self, results: Results) -> Value:
         """The value(s) from the results of all samples."""
+
+    def figure(self, results: Results, classes: Sequence[str]) -> ArrayLike | None:
+        """A picture of the results, as in `to_rgb`, or None. `classes`: their names, empty if unknown."""
+        return None
 
 
 class MetricSections(EditorRule):
@@ -123,6 +134,7 @@ class MetricDict:
 
     def __init__(self, metrics: Mapping[str, Metric | GatheredMetric]) -> None:
         self._metrics = metrics
+        self.figures: dict[str, Pixels] = {}  # by name; found by `compute`, in the main process
         self._buffers = {name: SampleBuffer(name) for name in metrics}
 
     def update(self, output: Any, batch: Any, indices: Sequence[int]) -> None:
@@ -133,17 +145,23 @@ class MetricDict:
             else:
                 self._buffers[name].add(metric.results(output, batch), indices)
 
-    def compute(self, rank: Rank) -> dict[str, float]:
-        """Values over all processes, the same on each of them: `name`, or `name.part` for a metric with several."""
+    def compute(self, rank: Rank, classes: Sequence[str] | None = None) -> dict[str, float]:
+        """Values over all processes, the same on each of them: `name`, or `name.part` for a metric with several.
+
+        `classes`: their names, for figures; None: no figures.
+        """
         values: dict[str, float] = {}
         for name, metric in self._metrics.items():
             if isinstance(metric, Metric):
                 merged, *others = gather_objects(metric, rank)
                 for other in others:  # in rank order on every process, so the sums are the same
                     merged.merge(other)
-                value = merged.compute()
+                value, draw = merged.compute(), merged.figure
             else:
                 results = self._buffers.pop(name).gather(rank)  # held no longer than needed
                 value = from_main(metric.compute(results) if rank.is_main else 0.0, rank)
+                draw = partial(metric.figure, results)
             values |= {key: float(number) for key, number in by_part(name, value).items()}
+            if rank.is_main and classes is not None and (figure := draw(classes)) is not None:
+                self.figures[name] = to_rgb(figure)
         return values

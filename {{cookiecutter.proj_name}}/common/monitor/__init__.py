@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 from loguru import logger
@@ -13,18 +13,20 @@ from torch import Tensor
 from tqdm import tqdm
 
 from common.base.files import warn_on_oserror
-from common.config import section
+from common.config import dump, section
 from common.data.sets import label
 from common.distributed import Rank, sum_over_ranks
+from common.distributed.sharded import local
 from common.monitor.clock import Clock, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, number, position, train_line
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.show import Show
-from common.monitor.writer import NullWriter, Writer
+from common.monitor.writer import NullRecorder, Recorder, WriterRun, WriterSections, without_twins
 from common.optim.groups import learning_rates
-from common.progress import Position
+from common.progress import EpochInterval, Interval, Position
 from common.run.folder import OpenRun
+from common.run.record import environment_text
 from common.run.status import State, write_status
 
 if TYPE_CHECKING:
@@ -41,12 +43,21 @@ Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
 class MonitorConfig:
     """Logging and metrics."""
 
+    __renamed__: ClassVar[dict[str, str]] = {"tensorboard": "name it in monitor.writers: [tensorboard]"}
+
     log_level: Annotated[Level, Field(description="lowest level of log records that are kept")] = "INFO"
     levels: Annotated[
         dict[str, Level], Field(description="other levels for some modules, as in {common.trainer: DEBUG}")
     ] = field(default_factory=dict)
     smooth: Annotated[int, Field(ge=1, description="steps over which the log line's losses are averaged")] = 20
-    tensorboard: Annotated[bool, Field(description="write TensorBoard files; metrics.jsonl is always written")] = True
+    writers: Annotated[
+        list[str | dict[str, Any]],
+        WriterSections(),
+        Field(description="where curves and pictures go, names or {type: ...} with settings; see docs/monitor.md"),
+    ] = field(default_factory=lambda: ["tensorboard"])
+    histograms: Annotated[
+        EpochInterval, Field(description="histograms of weights and gradients, with a log line; epochs; -1: never")
+    ] = -1
     bar: Annotated[Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal")] = "auto"
 
 
@@ -58,6 +69,7 @@ class Monitor:
         resume_step: optimizer steps of the checkpoint that this run continues from; later entries are removed.
         local_pictures: write pictures as PNG files too.
         workers: number of loader workers, for advice on it.
+        values: the whole config as plain values, for the writers.
 
     Attributes:
         after_step: functions to call after each optimizer step; add your own.
@@ -74,6 +86,7 @@ class Monitor:
         resume_step: int | None = None,
         local_pictures: bool = False,
         workers: int = 0,
+        values: dict[str, Any] | None = None,
     ) -> None:
         self.meter = Meter(config.smooth, None if rank.is_alone else lambda table: sum_over_ranks(table, rank))
         self.clock = Clock()
@@ -94,18 +107,22 @@ class Monitor:
         self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar] if run is not None else True
         self.bar: tqdm[Any] = tqdm(disable=True)
         self._bar_values: dict[str, str] = {}
-        self.writer: Writer | NullWriter = NullWriter()
+        self._histograms = Interval.parse(config.histograms, "epoch")
+        self._logged = Position()  # the position of the last log line
+        self.recorder: Recorder | NullRecorder = NullRecorder()
         if run is not None:
-            event = run.folder.event if config.tensorboard else None
-            self.writer = Writer(
-                run.folder.metrics_file, event, run_id=run.id, attempt=run.attempt, resume_step=resume_step
-            )
+            values = values or {}
+            about = WriterRun(run.folder.root, run.folder.name, run.id, values, resume_step)
+            self.recorder = Recorder(run.folder.metrics_file, about, config.writers, attempt=run.attempt)
+            self.recorder.begin_with("run/config", dump(values))
+            self.recorder.begin_with("run/environment", environment_text(run.record))
 
     @contextmanager
     def training(self, at: Position, total_steps: int | None, epochs: int | None = None) -> Iterator[None]:
         """Wraps the training loop: starts the clock, shows the progress bar. Unknown totals are None."""
         self._totals = total_steps, epochs
         self.start = self.step = at.step
+        self._logged = at
         self._status("running", at.step)
         self.bar = tqdm(
             total=total_steps,
@@ -122,7 +139,7 @@ class Monitor:
             yield
         finally:
             self.bar.close()
-            self.writer.flush()
+            self.recorder.flush()
 
     def step_done(self, at: Position, samples: int) -> None:
         """An optimizer step on `samples` samples, of all processes, is done."""
@@ -135,7 +152,7 @@ class Monitor:
 
     def show(self, at: Position) -> Show:
         """Where the task writes what it wants to show at this log line."""
-        return Show(self.writer, at.step)
+        return Show(self.recorder, at.step)
 
     def train(
         self,
@@ -156,10 +173,17 @@ class Monitor:
         self._show_on_bar("loss", losses.raw.get("loss"))
         if advice := self.clock.advice(timing, *self._sharing):
             _log.warning("{}", advice)
-        self.writer.scalars("train", at.step, losses.raw | dict(metrics) | norm | rates, epoch=current_epoch(at))
+        where, others = {"step": at.step, "epoch": current_epoch(at)}, {**metrics, **norm}
+        self.recorder.record("train", **where, values=losses.raw | others | rates)
         # Separate from the others, since these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
-        self.writer.scalars("speed", at.step, speed | {"memory_bytes": memory}, epoch=current_epoch(at))
+        self.recorder.record("speed", **where, values=speed | {"memory_bytes": memory})
+        self.recorder.write("scalars", "train", at.step, without_twins(losses.raw) | others)
+        self.recorder.write("scalars", "lr", at.step, found if len(found) > 1 else rates)
+        self.recorder.write("scalars", "speed", at.step, speed | {"memory_GB": memory / 1e9})
+        if self._histograms.is_due(self._logged, at) and isinstance(self.recorder, Recorder):
+            self._write_histograms(at, optimizer)
+        self._logged = at
         self.reset_timer()
 
     def evaluation(self, split: str, at: Position, result: "SplitResult", key: str = "", *, best: bool = False) -> None:
@@ -170,12 +194,17 @@ class Monitor:
         """
         for name, one in result.sets.items():
             own = key.removeprefix(f"{name}.")
-            line = evaluation_line(label(split, name), at, one.shown, one.samples, own, best=best)
+            line = evaluation_line(label(split, name), at, without_twins(one.values), one.samples, own, best=best)
             _log.bind(short=line.fitted, best=best).info("{}", line.full)
-            self.pictures(f"{split}/{name}" if name else split, at, one.pictures)
+            place = f"{split}/{name}" if name else split
+            self.pictures(place, at, one.pictures)
+            for metric, figure in one.figures.items():
+                self.recorder.write("images", at.step, f"view/{place}/{metric}", [figure])
         if split == "val":
             self._show_on_bar(f"val {key}", result.values.get(key))
-        self.writer.scalars(split, at.step, result.values, epoch=current_epoch(at), samples=result.samples)
+        where = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}
+        self.recorder.record(split, **where, values=result.values)
+        self.recorder.write("scalars", split, at.step, without_twins(result.values))
 
     def _show_on_bar(self, name: str, value: float | None) -> None:
         if value is not None:
@@ -183,37 +212,49 @@ class Monitor:
             self.bar.unit = "".join(text for _, text in sorted(self._bar_values.items()))
 
     def pictures(self, split: str, at: Position, pictures: Sequence[Picture]) -> None:
-        """Write pictures of the `split` (or split/set) data. An index replaces missing, extends repeated names."""
+        """Write pictures of the `split` (or split/set) data. An index replaces missing, extends repeated names.
+
+        Writers show them together. Their group, "view", comes after those of the curves.
+        """
+        if pictures:
+            self.recorder.write("images", at.step, f"view/{split}", [picture.image for picture in pictures])
         names = [picture.name or f"{index:02}" for index, picture in enumerate(pictures)]
         for index, (name, picture) in enumerate(zip(names, pictures, strict=True)):
             own = f"{name}_{index:02}" if name in names[:index] else name
-            self.writer.image(at.step, f"{split}/{own}", picture.image)
             if self._pictures is not None:
                 with warn_on_oserror("a picture"):
                     save_png(progress_path(self._pictures, split, own, current_epoch(at), at.step), picture.image)
 
     def saving(self, at: Position, *, best: bool, numbered: bool) -> None:
         """Called before a checkpoint is written: flush everything that was measured up to it to disk."""
-        self.writer.record("checkpoint", step=at.step, epoch=current_epoch(at), best=best, numbered=numbered)
-        self.writer.flush()
+        self.recorder.record("checkpoint", step=at.step, epoch=current_epoch(at), best=best, numbered=numbered)
+        self.recorder.flush()
 
     def end(self, state: State, at: Position, reason: str) -> None:
         """Write the last line, entry and status of the run. Nothing can be written afterwards."""
         why = f": {reason}" if reason not in ("", state) else ""
         _log.info("{} at epoch {}, step {}{}", state, current_epoch(at), at.step, why)
-        self.writer.record("end", step=at.step, state=state, reason=reason)
+        self.recorder.record("end", step=at.step, state=state, reason=reason)
         self._status(state, at.step, reason)
         self.close()
 
     def fail(self, reason: str) -> None:
         """Write the entry and status of a run that failed, unless it has ended already. From any thread."""
-        self.writer.record("end", state="failed", reason=reason)
+        self.recorder.record("end", state="failed", reason=reason)
         self._status("failed", self.step, reason)
 
     def close(self) -> None:
         """Flush and close all files. Safe to call twice."""
         self.bar.close()
-        self.writer.close()
+        self.recorder.close()
+
+    def _write_histograms(self, at: Position, optimizer: torch.optim.Optimizer) -> None:
+        """Write the distributions of what is trained and of its gradients; of sharded weights, this process' part."""
+        for group in optimizer.param_groups:
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
+                for tag, tensor in ((f"weights/{name}", parameter), (f"weights/{name}.grad", parameter.grad)):
+                    if tensor is not None:
+                        self.recorder.write("histogram", at.step, tag, local(tensor.detach()).float().cpu().numpy())
 
     def _status(self, state: State, step: int | None, reason: str = "") -> None:
         with self._recording, warn_on_oserror("status.json"):

@@ -1,7 +1,6 @@
 """What a task shows of itself at a log line."""
 
 from collections.abc import Mapping
-from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -10,31 +9,31 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from common.monitor.pictures import to_rgb
-from common.monitor.writer import NullWriter, Writer
+from common.monitor.writer import NullRecorder, Recorder
 
 
 class Show:
-    """Writes to the log, to metrics.jsonl and to TensorBoard, under `task/`. On ranks above 0, it does nothing."""
+    """Writes to the log, to metrics.jsonl and with the writers, under `task/`. On ranks above 0, it does nothing."""
 
-    def __init__(self, writer: Writer | NullWriter, step: int) -> None:
-        self._writer, self._step = writer, step
+    def __init__(self, recorder: Recorder | NullRecorder, step: int) -> None:
+        self._recorder, self._step = recorder, step
 
     def scalars(self, values: Mapping[str, float | Tensor]) -> None:
-        """Numbers by name, for metrics.jsonl and TensorBoard. Reading a tensor waits for its device."""
-        self._writer.scalars("task", self._step, {name: float(value) for name, value in values.items()})
+        """Numbers by name, for metrics.jsonl and curves. Reading a tensor waits for its device."""
+        self._recorder.scalars("task", self._step, {name: float(value) for name, value in values.items()})
 
     def text(self, name: str, text: str) -> None:
-        """A text of any length, for the log and TensorBoard."""
-        if isinstance(self._writer, Writer):
+        """A text of any length, for the log and the writers."""
+        if isinstance(self._recorder, Recorder):
             logger.info("{}:\n{}", name, text)
-        self._writer.add("text", self._step, f"task/{name}", indent(text, "    "))  # in Markdown: shown as it is
+        self._recorder.write("text", self._step, f"task/{name}", text)
 
     def histogram(self, name: str, values: Any) -> None:
-        """The distribution of numbers, a tensor or array of any shape, for TensorBoard."""
+        """The distribution of numbers, a tensor or array of any shape, for writers that have histograms."""
         if isinstance(values, Tensor):
             values = values.detach().float().cpu().numpy()
-        self._writer.add("histogram", self._step, f"task/{name}", np.asarray(values))
+        self._recorder.write("histogram", self._step, f"task/{name}", np.asarray(values))
 
     def image(self, name: str, image: ArrayLike) -> None:
-        """A picture (H, W), (H, W, 1) or (H, W, 3), floats from 0 to 1 or whole numbers to 255, for TensorBoard."""
-        self._writer.image(self._step, f"task/{name}", to_rgb(image))
+        """A picture (H, W), (H, W, 1) or (H, W, 3), floats from 0 to 1 or whole numbers to 255, for the writers."""
+        self._recorder.write("images", self._step, f"task/{name}", [to_rgb(image)])

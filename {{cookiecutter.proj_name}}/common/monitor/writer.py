@@ -1,108 +1,200 @@
-"""Writes numbers and pictures to files: `metrics.jsonl` for programs, TensorBoard for people."""
+"""Records numbers and pictures: in `metrics.jsonl` for programs, and with the configured writers for people."""
 
+import importlib.util
 import json
 import math
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from loguru import logger
 from numpy.typing import NDArray
 
 from common.base.files import Appender, atomic_file
+from common.config import Problem
+from common.config.registry import WRITER_REGISTRY
+
+_MOST_FAILURES = 3  # in a row; then a writer is given up, since each try may wait for a server
 
 
-class Writer:
-    """Writes the measurements of a run.
+@dataclass(frozen=True)
+class WriterRun:
+    """What a writer may know of its run.
+
+    Attributes:
+        folder: the run folder; a writer's own files go there.
+        name: of the run.
+        id: name and first start of the run; the same after a resume.
+        config: the complete config, nested.
+        resume_step: optimizer steps of the checkpoint that the run continues from; None for a new run. What an earlier
+            attempt wrote about later steps is no longer true, so a writer removes or replaces it.
+    """
+
+    folder: Path
+    name: str = ""
+    id: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    resume_step: int | None = None
+
+
+class Writer(ABC):
+    """Writes the measurements of a run to one place: TensorBoard, a table, a tracking service.
+
+    `monitor.writers` names the classes. Each is built with `run` and the arguments in its section, at its first entry,
+    and only in the main process. An error in a writer is logged once and does not end the training.
+    """
+
+    package: ClassVar[str] = ""
+    """A package that the class needs and the project does not: the config is refused if it is not installed."""
+
+    @abstractmethod
+    def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
+        """Numbers by name at optimizer step `step`. `event`: their group, such as train, val, eval, lr or speed."""
+
+    @abstractmethod
+    def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
+        """Pictures (H, W, 3), RGB, that belong together. `tag` is a name with slashes, as in view/val."""
+
+    @abstractmethod
+    def text(self, step: int, tag: str, text: str) -> None:
+        """A text, to be shown as it is: lines and spaces have a meaning."""
+
+    @abstractmethod
+    def close(self, state: str) -> None:
+        """Write everything and close. `state`: finished, stopped or failed; running if the run was cut off."""
+
+    def histogram(self, step: int, tag: str, values: NDArray[Any]) -> None:  # noqa: B027 - optional
+        """The distribution of numbers, an array of any shape. By default, nothing is written."""
+
+    def flush(self) -> None:  # noqa: B027 - optional
+        """Bring everything written so far to its place; called before each checkpoint."""
+
+
+class WriterSections:
+    """Checks a list of writers, each a name or a section: `[tensorboard, {type: csv}]`."""
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        for number, each in enumerate(value if isinstance(value, list) else []):
+            below, name = f"{key}[{number}]", each if isinstance(each, str) else each.get("type")
+            problems = list(WRITER_REGISTRY.check({} if name is each else each, below, default_type=name))
+            yield from problems
+            package = "" if problems else getattr(WRITER_REGISTRY.get(name), "package", "")
+            if package and importlib.util.find_spec(package) is None:
+                rule = f"needs the package {package}, which is not installed"
+                yield Problem(below, name, rule, f"pip install {package}")
+
+
+class _Channel:
+    """The way to one writer, which is built at the first entry. After an error it rests until the next flush."""
+
+    def __init__(self, section: Any, run: WriterRun, texts: Mapping[str, str]) -> None:
+        self._section = {"type": section} if isinstance(section, str) else section
+        self._run, self._texts = run, texts
+        self._failures, self._rests, self._has_warned = 0, False, False
+        self.writer: Writer | None = None
+
+    def __call__(self, method: str, *arguments: Any) -> None:
+        if self._rests:
+            return
+        try:
+            if self.writer is None:
+                self.writer = WRITER_REGISTRY.build(self._section, run=self._run)
+                for tag, text in self._texts.items():
+                    self.writer.text(self._run.resume_step or 0, tag, text)
+                self._run, self._texts = replace(self._run, resume_step=None), {}  # done once
+            getattr(self.writer, method)(*arguments)
+            self._failures = 0
+        except Exception as error:  # noqa: BLE001 - a user's class and a server can raise anything
+            self._failures, self._rests, self.writer = self._failures + 1, True, None
+            if not self._has_warned:
+                said = f"{self._section['type']} cannot be written: {type(error).__name__}: {error}"
+                logger.warning("{}; metrics.jsonl will have the numbers", said)
+            self._has_warned = True
+
+    def if_built(self, method: str, *arguments: Any) -> None:
+        self._rests = self._failures >= _MOST_FAILURES
+        if self.writer is not None:
+            self(method, *arguments)
+
+
+class Recorder:
+    """Records the measurements of a run.
 
     `metrics.jsonl` has one JSON object on each line, with `event` first. Each attempt of a run begins with a line
     `{"event": "run", "schema": 1, "run": ..., "attempt": ..., "resume_step": ...}`; numbers are
-    `{"event": "train", "step": 12, ..., "values": {"loss": 0.25}}` in full precision.
+    `{"event": "train", "step": 12, ..., "values": {"loss": 0.25}}` in full precision. A resume removes everything after
+    its step, so that no point appears twice.
 
-    A resume removes everything after `resume_step` from both, so that no point appears twice.
+    Args:
+        writers: names or sections, as in the config.
     """
 
-    def __init__(
-        self, metrics_file: Path, event: Path | None, *, run_id: str, attempt: int = 1, resume_step: int | None = None
-    ) -> None:
-        """
-        Args:
-            event: folder of TensorBoard's files; None for none.
-            resume_step: optimizer steps of the checkpoint that this attempt continues from; None for a new run.
-        """
-        if resume_step is not None:
-            _drop_after(metrics_file, resume_step)
+    def __init__(self, metrics_file: Path, run: WriterRun, writers: Sequence[Any] = (), *, attempt: int = 1) -> None:
+        if run.resume_step is not None:
+            _drop_after(metrics_file, run.resume_step)
         self._file = Appender(metrics_file)
-        self._event = event
-        self._board: Any = None
-        self._board_pauses = False
-        self._purge_step = None if resume_step is None else resume_step + 1
-        self.record("run", schema=1, run=run_id, attempt=attempt, resume_step=resume_step)
+        self._texts: dict[str, str] = {}
+        self._channels = [_Channel(each, run, self._texts) for each in writers]
+        self._state = "running"
+        self.record("run", schema=1, run=run.id, attempt=attempt, resume_step=run.resume_step)
 
     def scalars(self, event: str, step: int, values: Mapping[str, float], **where: Any) -> None:
-        """Write `values` measured at optimizer step `step`; their tags in TensorBoard are `<event>/<name>`.
+        """Record `values` measured at optimizer step `step`.
 
         Args:
             event: the source of the values: "train", "val", "eval".
             where: further fields, such as `epoch=2`; for `metrics.jsonl` only.
         """
         self.record(event, step=step, **where, values=values)
+        self.write("scalars", event, step, values)
 
-        def write(board: Any) -> None:
-            for name, value in values.items():
-                board.add_scalar(f"{event}/{name}", value, step)
+    def begin_with(self, tag: str, text: str) -> None:
+        """Add to the texts that the writers begin with, before their first entry."""
+        self._texts[tag] = text
 
-        self._to_board(write)
-
-    def add(self, kind: Literal["text", "histogram", "image"], step: int, tag: str, value: Any, **options: Any) -> None:
-        """Write a text (Markdown), an array of numbers or a picture to TensorBoard, by its method `add_<kind>`."""
-        self._to_board(lambda board: getattr(board, f"add_{kind}")(tag, value, step, **options))
-
-    def image(self, step: int, tag: str, image: NDArray[np.uint8]) -> None:
-        """Write a picture (H, W, 3), RGB, to TensorBoard."""
-        self.add("image", step, tag, image, dataformats="HWC")
+    def write(self, method: str, *arguments: Any) -> None:
+        """Call a method of each writer, see `Writer`: nothing of it is in `metrics.jsonl`."""
+        for channel in self._channels:
+            channel(method, *arguments)
 
     def record(self, event: str, **fields: Any) -> None:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""
+        self._state = fields.get("state", self._state)
         if not self._file.closed:  # once closed, the end is written; an error here would hide the original one
             self._file.write(json.dumps(plain({"event": event, **fields}), allow_nan=False) + "\n")
 
     def flush(self) -> None:
-        """Flush everything written so far to the files. Call it with every checkpoint."""
+        """Flush everything written so far. Call it with every checkpoint."""
         self._file.write("")
-        self._board_pauses = False
-        self._to_board(lambda board: board.flush())
+        for channel in self._channels:
+            channel.if_built("flush")
 
     def close(self) -> None:
-        """Flush and close the files; nothing can be written afterwards. Safe to call twice."""
+        """Flush and close; nothing can be written afterwards. Safe to call twice."""
         self._file.close()
-        if self._board is not None:
-            self._to_board(lambda board: board.close())
-        self._event = self._board = None
-
-    def _to_board(self, write: Callable[[Any], None]) -> None:
-        """Call `write` with TensorBoard's writer. A full disk ends its thread; the next `flush` allows a new one."""
-        if self._event is None or self._board_pauses:
-            return
-        try:
-            if self._board is None:  # importing it before the first log line would delay the first step
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._board = SummaryWriter(str(self._event), purge_step=self._purge_step, max_queue=1000)
-                self._purge_step = None
-            write(self._board)
-        except (ImportError, OSError) as error:
-            logger.warning("TensorBoard's files cannot be written: {}; metrics.jsonl will have the numbers", error)
-            self._board, self._board_pauses = None, True
+        channels, self._channels = self._channels, []
+        for channel in channels:
+            channel.if_built("close", self._state)
 
 
-class NullWriter:
-    """Accepts every call of a `Writer` and does nothing, for processes that write no files."""
+class NullRecorder:
+    """Accepts every call of a `Recorder` and does nothing, for processes that write no files."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
+
+
+def without_twins(values: Mapping[str, float]) -> dict[str, float]:
+    """`values` without a single loss that equals `loss`, of which it is the only part; also `name.loss` of a set."""
+    before = dict(zip(list(values)[1:], values, strict=False))
+    twins = {
+        name for name, sum_ in before.items() if sum_.rpartition(".")[2] == "loss" and values[name] == values[sum_]
+    }
+    return {name: value for name, value in values.items() if name not in twins}
 
 
 def _drop_after(path: Path, step: int) -> None:

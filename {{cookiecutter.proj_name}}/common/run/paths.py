@@ -42,7 +42,6 @@ class RunPaths:
     """The paths of one run. Creating it does not touch the disk, and gives the same paths on every process.
 
     Attributes:
-        event: TensorBoard's files.
         progress: pictures, when `progress.local_progress` is on.
         config_file: the complete configuration, for `--config`.
         record_file: `{"name": ..., "attempts": [...]}`, one entry per start or resume, see `record.describe`.
@@ -54,7 +53,6 @@ class RunPaths:
         self.root = root
         self.name = root.name
         self.checkpoints = root / "checkpoints"
-        self.event = root / "event"
         self.progress = root / "progress"
         self.eval = root / "eval"
         self.config_file = root / "config.yaml"

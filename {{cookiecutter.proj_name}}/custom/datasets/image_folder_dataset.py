@@ -3,12 +3,11 @@
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from loguru import logger
 from PIL import Image
-from torch import Tensor
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
@@ -94,8 +93,8 @@ class ImageFolderDataset:
         whole = str(self.root.resolve())
         return [whole + path[len(str(self.root)) :] for path, _ in self.samples]
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """`image` (C, H, W), float in 0..1, and `label`, int64 scalar."""
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """`image` (C, H, W), float in 0..1, `label`, int64 scalar, and `name`, the path below the folder."""
         path, label = self.samples[index]
         try:
             image = read_image(path, self.size, self.channels)
@@ -105,7 +104,8 @@ class ImageFolderDataset:
             ) from error
         if self.flip and torch.rand(()) < 0.5:
             image = image.flip(2)
-        return {"image": image.contiguous(), "label": torch.tensor(label)}
+        name = path[len(str(self.root)) + 1 :]
+        return {"image": image.contiguous(), "label": torch.tensor(label), "name": name}
 
 
 def class_folders(root: Path, where: str) -> tuple[str, ...]:

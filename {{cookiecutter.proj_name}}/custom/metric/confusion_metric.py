@@ -1,13 +1,17 @@
 """The confusion matrix, and the scores derived from it."""
 
 import math
+from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import Self
 
 from common.config.registry import METRIC_REGISTRY
 from common.evaluation.metric import Metric
+from custom.metric.figures import draw_matrix
 
 
 @METRIC_REGISTRY.register()
@@ -48,6 +52,10 @@ class ConfusionMatrix(Metric):
             values |= {f"recall_{number}": value for number, value in enumerate(recall)}
             values |= {f"precision_{number}": value for number, value in enumerate(precision)}
         return values
+
+    def figure(self, classes: Sequence[str]) -> NDArray[np.uint8]:
+        """The counts as a table, each cell as dark as its share of the label."""
+        return draw_matrix(self.counts.tolist(), classes, "label", "prediction")
 
 
 def _share(part: int, whole: int) -> float:

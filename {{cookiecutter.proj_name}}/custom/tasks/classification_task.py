@@ -1,40 +1,55 @@
 """Image classification: connects model, losses, metrics and pictures."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from common.config.registry import TASK_REGISTRY
+from common.evaluation.gallery import Gallery
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.monitor.pictures import Picture, labelled
 from common.task import Task
 from custom.datasets.sample_transform import original
+from custom.tasks.worst_first import SampleError, WorstFirst
+
+_LONGEST_NAME = 24  # characters of a sample's name below its picture
 
 
 @TASK_REGISTRY.register()
 class ClassificationTask(Task):
     """Predicts one of several classes for each image.
 
-    A batch is a dict with `image` (B, C, H, W), float in 0..1, and `label` (B,), int64; for predictions without it.
+    A batch is a dict with `image` (B, C, H, W), float in 0..1, `label` (B,), int64, and if known, `name`, B texts; for
+    predictions without `label`.
 
     Args:
         top: number of classes that `describe` lists for each image, the most likely ones.
     """
 
+    gallery: ClassVar[type[Gallery]] = WorstFirst
+
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory, top: int = 5) -> None:
         super().__init__(model, loss, metric)
         self.top = top
 
-    def output(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def output(self, batch: dict[str, Any]) -> dict[str, Tensor]:
         """Returns `logits` (B, classes)."""
         return {"logits": self.model(batch["image"])}
 
-    def post_process(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    def post_process(self, output: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
         """Adds `probabilities` (B, classes), 0..1; `prediction` (B,), the most likely class; its `probability` (B,)."""
         probabilities = output["logits"].float().softmax(dim=1)
         probability, prediction = probabilities.max(dim=1)
         return {**output, "probabilities": probabilities, "prediction": prediction, "probability": probability}
+
+    def sample_errors(self, output: dict[str, Tensor], batch: dict[str, Any]) -> list[SampleError]:
+        """Wrong if the most likely class is not the label; the cross entropy; groups are the labels."""
+        losses = cross_entropy(output["logits"].float(), batch["label"], reduction="none")
+        wrong = output["prediction"] != batch["label"]
+        return list(map(SampleError, wrong.tolist(), losses.tolist(), batch["label"].tolist()))
 
     def describe(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> list[dict[str, Any]]:
         """For each image its `prediction`, the `class` of that number, its `probability`, and the `top` classes."""
@@ -50,17 +65,20 @@ class ClassificationTask(Task):
         """The name of a class, or its number if it has none."""
         return self.classes[number] if number < len(self.classes) else str(number)
 
-    def pictures(self, output: dict[str, Any], batch: dict[str, Tensor], limit: int) -> list[Picture]:
-        """Each image with its label and prediction, framed in green if they agree and in red if not.
-
-        Without labels, each image with the class predicted and its probability.
-        """
+    def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
+        """Each image with its label, the prediction if it is another, the probability of the predicted class, and the
+        sample's name; framed in green if the prediction is right and in red if not. Without labels, the prediction."""
         images = original(batch)[:limit].permute(0, 2, 3, 1).cpu().numpy()
-        predictions = output["prediction"].tolist()
-        if "label" not in batch:
-            rows = zip(images, predictions, output["probability"].tolist(), strict=False)
-            return [labelled(image, f"{self.class_name(number)} {value:.0%}") for image, number, value in rows]
-        return [
-            labelled(image, f"{label} -> {prediction}", ok=label == prediction)
-            for image, label, prediction in zip(images, batch["label"].tolist(), predictions, strict=False)
-        ]
+        known = batch if isinstance(batch, Mapping) else {"label": batch["label"]}
+        predictions, names = output["prediction"][:limit].tolist(), known.get("name") or [""] * limit
+        labels = known["label"][:limit].tolist() if "label" in known else predictions
+        pictures = []
+        for image, name, label, prediction, probability in zip(
+            images, names, labels, predictions, output["probability"].tolist(), strict=False
+        ):
+            wanted = "" if label == prediction else f"{self.class_name(label)} -> "
+            text = f"{wanted}{self.class_name(prediction)} ({probability:.0%})"
+            if name:
+                text += f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}"
+            pictures.append(labelled(image, text, ok=label == prediction if "label" in known else None))
+        return pictures

@@ -86,11 +86,14 @@ def test_what_a_run_leaves_and_where(runs: Runs, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(elsewhere)
     relative = os.path.relpath(runs.root, PROJECT)
     words = ["--config", str(CONFIG), "--dir.expr_dir", relative, "--dir.data_dir", "data"]
-    folder = runs.train(*words, "--progress.epoch", "1", "--progress.epoch_eval", "1", "--monitor.tensorboard", "true")
+    folder = runs.train(
+        *words, "--progress.epoch", "1", "--progress.epoch_eval", "1", "--monitor.writers", "[tensorboard]"
+    )
     assert {path.name for path in folder.iterdir()} >= {
         "config.yaml", "run.json", "git.diff", "job.sh", "train.log", "metrics.jsonl", "status.json",
-        "event", "checkpoints", "eval",
+        "checkpoints", "eval",
     }  # fmt: skip
+    assert list(folder.glob("events.*"))
     assert {path.name for path in (folder / "checkpoints").glob("*.pt")} >= {"latest.pt", "best.pt"}
     assert list(elsewhere.iterdir()) == []
 

@@ -149,7 +149,7 @@ def test_a_run_with_references_can_be_rebuilt_and_changed(runs: Runs, tmp_path: 
     """config.yaml holds values only, so a change on resume does not reach what was written as a reference."""
     text = "name: lr_${optim.lr}\noptim: {lr: 1e-5, weight_decay: '${optim.lr}'}\nworker: ${env:NO_WORKERS:-0}\n"
     words = ["--config", str(write(tmp_path, text)), "--dir.expr_dir", str(runs.root), "--debug.max_samples", "96"]
-    words += ["--monitor.tensorboard", "false", "--model.width", "4", "--progress.epoch_val", "-1"]
+    words += ["--monitor.writers", "[]", "--model.width", "4", "--progress.epoch_val", "-1"]
     assert train.main([*words, "--progress.max_steps", "1"]) == 0
     folder = runs.root / "lr_1e-05"
     first = resolve(Config, [write(tmp_path, text)], [*words[2:], "--progress.max_steps", "1"])

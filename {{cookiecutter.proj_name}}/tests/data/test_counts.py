@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from common.evaluation.gallery import Gallery
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import several
 from custom.datasets.digits_dataset import DigitsDataset
@@ -37,6 +38,8 @@ class Encoded(DigitsDataset):
 
 
 class PairsTask(ClassificationTask):
+    gallery = Gallery  # the first samples
+
     def output(self, batch: Any) -> Any:
         if isinstance(batch, tuple):
             return {"logits": self.model(torch.stack(batch[0]))}

@@ -245,7 +245,7 @@ def test_the_order_of_the_manual(tmp_path: Path) -> None:
     lines = text.partition("```")[0].splitlines()[1:]
     assert len(lines) <= 22
     (project / "custom" / "datasets" / "pk_order.py").write_text("\n".join(lines) + "\n")
-    words = ["--config", "configs/default.yaml", "--progress.max_steps", "2", "--monitor.tensorboard", "false"]
+    words = ["--config", "configs/default.yaml", "--progress.max_steps", "2", "--monitor.writers", "[]"]
     words += [
         "--loader.order",
         "{type: pk, classes: 8, samples: 4}",

@@ -15,6 +15,7 @@ from common.base.errors import UserError
 from common.data.keyed import KeyedBatches, find_collate
 from common.data.loader import EvaluationLoader, LoaderConfig, build_dataset
 from common.distributed import Rank
+from common.evaluation.gallery import Gallery
 from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.config.test_bad_input import ErrorOf, error_of  # noqa: F401
 from tests.conftest import Runs, metrics, same
@@ -22,6 +23,7 @@ from custom.datasets.digits_dataset import DigitsDataset
 from custom.datasets.mix_collate import CutMix, Mixup
 from custom.datasets.sample_transform import ToFloat, original
 from custom.loss.classification_loss import CrossEntropyLoss
+from custom.tasks.classification_task import ClassificationTask
 
 DATA = Path(train.__file__).parent / "data"
 GREY = "{type: Normalize, mean: [-1.0], std: [2.0]}"  # black becomes grey
@@ -154,6 +156,12 @@ def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs, kind:
     assert not same(alone["latest"]["model"], without["latest"]["model"])
 
 
+class FirstSamples(ClassificationTask):
+    """Draws the same samples whatever the model predicts."""
+
+    gallery = Gallery
+
+
 def test_pictures_show_the_colours_of_before(runs: Runs, evaluated: Any) -> None:
     """`Normalize` is undone for pictures, in training and in evaluate.py; the model gets normalised images."""
     batch = next(iter(EvaluationLoader(
@@ -169,7 +177,7 @@ def test_pictures_show_the_colours_of_before(runs: Runs, evaluated: Any) -> None
         sections = "".join(f"{split}: {{transforms: {transforms}}}, " for split in ("train", "val", "eval"))
         folder = runs.train(
             "--dataset", f"{{{sections}}}", "--progress.local_progress", "true", "--progress.iter_save_progress", "3",
-            "--progress.epoch", "1", name=name,
+            "--progress.epoch", "1", "--task.type", f"{__name__}.FirstSamples", name=name,
         )  # fmt: skip
         evaluated(folder / "checkpoints" / "latest.pt")
         pictures[name] = [path for part in ("progress/train", "progress/val", "eval")

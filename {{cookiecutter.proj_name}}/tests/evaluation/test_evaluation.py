@@ -344,7 +344,7 @@ def test_named_sets_from_the_config_to_the_files(
     folder = runs.train(
         "--config", named, "--progress.epoch_eval", "1", "--progress.init_eval", "true",
         "--optim.lr_scheduler", "{type: plateau, mode: max, patience: 1}", "--early_stop.patience", "5",
-        "--monitor.tensorboard", "true", "--progress.local_progress", "true",
+        "--monitor.writers", "[tensorboard]", "--progress.local_progress", "true",
     )  # fmt: skip
     log = (folder / "train.log").read_text()
     for name in ("val.clean", "val.shifted", "eval.clean", "eval.shifted"):
@@ -361,7 +361,7 @@ def test_named_sets_from_the_config_to_the_files(
     assert {path.name for path in left.iterdir()} == {"metrics.json", "clean", "shifted"}
     assert len(list((left / "shifted").glob("*.png"))) == 10
     assert len(list((folder / "progress" / "val" / "clean").rglob("*.png"))) == 2 * 5
-    assert {"val/clean.loss", "val/shifted.Accuracy", "eval/clean.Accuracy"} <= tags(folder / "event")
+    assert {"Val/clean.loss", "Val/shifted.Accuracy", "eval/clean.Accuracy"} <= tags(folder)
     # evaluate.py, from the run's own config: a table each, the same numbers (shift draws by the sample).
     capsys.readouterr()
     measured = evaluated(folder / "checkpoints" / "latest.pt")

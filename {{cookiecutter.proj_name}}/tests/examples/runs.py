@@ -11,7 +11,7 @@ from tests.ranks import several
 def words(runs: Runs, example: str, *more: str, name: str = "run") -> list[str]:
     """The command line for `examples/<example>.yaml`."""
     fixed = ["--config", f"examples/{example}.yaml", "--name", name, "--dir.expr_dir", str(runs.root)]
-    return [*fixed, "--monitor.tensorboard", "false", *more]
+    return [*fixed, "--monitor.writers", "[]", *more]
 
 
 def trained(runs: Runs, example: str, *more: str, name: str = "run", processes: int = 1) -> Path:

@@ -11,7 +11,7 @@ from tests.examples.runs import trained, words
 EXAMPLE = "distillation/config"
 TEACHER = [
     "--config", str(CONFIG), "--name", "teacher", "--model.width", "8", "--progress.epoch", "3",
-    "--debug.max_samples", "160", "--progress.epoch_eval", "-1", "--monitor.tensorboard", "false",
+    "--debug.max_samples", "160", "--progress.epoch_eval", "-1", "--monitor.writers", "[]",
 ]  # fmt: skip
 
 

@@ -124,7 +124,7 @@ def teacher(runs: Runs, name: str, *more: str) -> tuple[str, ...]:
     """Words for the example that needs the run of configs/default.yaml, which is trained first; none for others."""
     if name != "distillation":
         return ()
-    line = ["--config", str(CONFIG), "--dir.expr_dir", str(runs.root), "--monitor.tensorboard", "false", *more]
+    line = ["--config", str(CONFIG), "--dir.expr_dir", str(runs.root), "--monitor.writers", "[]", *more]
     assert train.main([*line, "--progress.epoch_eval", "-1", "--name", "default"]) == 0
     path = str(runs.root / "default" / "checkpoints" / "best.pt")
     return ("--task.weights", path, "--init_from.path", path)

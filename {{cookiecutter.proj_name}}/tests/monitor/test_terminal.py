@@ -113,7 +113,7 @@ def stop(trainer: Trainer) -> None:
 )
 def test_a_summary_closes_a_run(runs: Runs, words: list[str], rows: list[str]) -> None:
     """R-04: what was reached, where it is, and the next commands, which name files that exist."""
-    ended = runs.fail("--monitor.tensorboard", "true", *words)
+    ended = runs.fail("--monitor.writers", "[tensorboard]", *words)
     folder = runs.root / "run"
     log = (folder / "train.log").read_text().splitlines()
     at = next(number for number, line in enumerate(log) if "trained for 0:00:" in line)

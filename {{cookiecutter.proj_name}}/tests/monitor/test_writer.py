@@ -13,7 +13,9 @@ import pytest
 from loguru import logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from common.monitor.writer import Writer
+from common.monitor.writer import Recorder, WriterRun
+
+BOARD = ["tensorboard"]
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
@@ -30,7 +32,7 @@ def test_metrics_keep_every_digit(tmp_path):
     """R-45, D-57, MM-27, QQ-49: one JSON object a line, the run first, numbers to the last bit."""
     path = tmp_path / "metrics.jsonl"
     values = {"loss": 0.1 + 0.2, "tiny": 5e-324, "acc": float(np.float32(0.1))}
-    writer = Writer(path, None, run_id="digits_1")
+    writer = Recorder(path, WriterRun(tmp_path, id="digits_1"))
     writer.scalars("train", 3, values, epoch=1)
     writer.record("checkpoint", step=3, files=["latest.pt"])
     lines = path.read_text().splitlines()  # before close: a killed process loses nothing
@@ -45,7 +47,7 @@ def test_metrics_keep_every_digit(tmp_path):
 
 def test_several_threads_write_each_line_once(tmp_path):
     """R-45: checkpoints are saved, and recorded, beside the training that goes on."""
-    writer = Writer(tmp_path / "metrics.jsonl", None, run_id="a")
+    writer = Recorder(tmp_path / "metrics.jsonl", WriterRun(tmp_path, id="a"))
 
     def record(name: int) -> None:
         for step in range(500):
@@ -64,7 +66,7 @@ def test_several_threads_write_each_line_once(tmp_path):
 def test_numbers_that_json_does_not_have(tmp_path):
     """R-45: the file stays valid JSON, with texts that `float` reads."""
     path = tmp_path / "metrics.jsonl"
-    writer = Writer(path, None, run_id="a")
+    writer = Recorder(path, WriterRun(tmp_path, id="a"))
     writer.scalars("train", 1, {"a": math.nan, "b": math.inf, "c": -math.inf})
     writer.close()
 
@@ -79,14 +81,14 @@ def test_numbers_that_json_does_not_have(tmp_path):
 
 def test_a_resume_leaves_no_point_twice(tmp_path):
     """D-48, CT-58, R-05: in metrics and TensorBoard what came after the checkpoint goes; the rest stays."""
-    path, event = tmp_path / "metrics.jsonl", tmp_path / "event"
-    writer = Writer(path, event, run_id="a")
+    path = tmp_path / "metrics.jsonl"
+    writer = Recorder(path, WriterRun(tmp_path, id="a"), BOARD)
     for step in range(1, 8):
         writer.scalars("train", step, {"loss": float(step)})
     writer.close()
     with path.open("a") as file:
         file.write('{"event": "train", "step": 8, "val')  # killed in the middle of a line
-    writer = Writer(path, event, run_id="a", attempt=2, resume_step=4)
+    writer = Recorder(path, WriterRun(tmp_path, id="a", resume_step=4), BOARD, attempt=2)
     for step in range(5, 7):
         writer.scalars("train", step, {"loss": float(-step)})
     writer.close()
@@ -94,14 +96,13 @@ def test_a_resume_leaves_no_point_twice(tmp_path):
     expected = [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, -5.0), (6, -6.0)]
     assert [(entry["step"], entry["values"]["loss"]) for entry in entries if entry["event"] == "train"] == expected
     assert [entry.get("attempt") for entry in entries if entry["event"] == "run"] == [1, 2]
-    assert [(point.step, point.value) for point in events(event).Scalars("train/loss")] == expected
-    assert sorted(tmp_path.iterdir()) == [event, path]
+    assert [(point.step, point.value) for point in events(tmp_path).Scalars("Train/loss")] == expected
 
 
 def test_a_kill_while_the_metrics_are_cut_loses_nothing(tmp_path, monkeypatch):
     """D-48: the file is replaced in one move."""
     path = tmp_path / "metrics.jsonl"
-    writer = Writer(path, None, run_id="a")
+    writer = Recorder(path, WriterRun(tmp_path, id="a"))
     writer.scalars("train", 9, {"loss": 1.0})
     writer.close()
     before = path.read_text()
@@ -111,20 +112,20 @@ def test_a_kill_while_the_metrics_are_cut_loses_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
-        Writer(path, None, run_id="a", attempt=2, resume_step=0)
+        Recorder(path, WriterRun(tmp_path, id="a", resume_step=0), attempt=2)
     assert path.read_text() == before
 
 
 def test_flush_brings_tensorboard_to_the_disk(tmp_path):
     """CT-58, D-48: what was measured before a checkpoint can be read while the run goes on."""
-    writer = Writer(tmp_path / "m", tmp_path / "event", run_id="a")
+    writer = Recorder(tmp_path / "m", WriterRun(tmp_path, id="a"), BOARD)
     writer.scalars("val", 5, {"loss": 0.25})
-    writer.image(5, "val/00", np.full((4, 6, 3), (255, 0, 10), np.uint8))
+    writer.write("images", 5, "val/00", [np.full((4, 6, 3), (255, 0, 10), np.uint8)])
     writer.flush()
-    read = events(tmp_path / "event")
+    read = events(tmp_path)
     (image,) = read.Images("val/00")
     assert (image.step, image.height, image.width) == (5, 4, 6)
-    assert [(point.step, point.value) for point in read.Scalars("val/loss")] == [(5, 0.25)]
+    assert [(point.step, point.value) for point in read.Scalars("Val/loss")] == [(5, 0.25)]
     writer.close()
 
 
@@ -133,22 +134,22 @@ def test_without_tensorboard_a_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     lines: list[str] = []
     number = logger.add(lines.append, format="{message}")
-    writer = Writer(tmp_path / "metrics.jsonl", tmp_path / "event", run_id="a")
+    writer = Recorder(tmp_path / "metrics.jsonl", WriterRun(tmp_path, id="a"), BOARD)
     writer.scalars("train", 1, {"loss": 1.0})
     writer.scalars("train", 2, {"loss": 1.0})
     writer.close()
     logger.remove(number)
     assert len(lines_of(tmp_path / "metrics.jsonl")) == 3
-    assert len([line for line in lines if "TensorBoard's files cannot be written" in line]) == 1
+    assert len([line for line in lines if "tensorboard cannot be written" in line]) == 1
 
 
 def test_closing_is_final_and_harmless(tmp_path):
     """QQ-47: an error after the end of a run is not hidden by one of the writer's."""
-    writer = Writer(tmp_path / "metrics.jsonl", tmp_path / "event", run_id="a")
+    writer = Recorder(tmp_path / "metrics.jsonl", WriterRun(tmp_path, id="a"), BOARD)
     for _ in range(2):
         writer.close()
         writer.record("end")
         writer.scalars("train", 1, {"loss": 1.0})
-        writer.image(1, "a", np.zeros((2, 2, 3), np.uint8))
+        writer.write("images", 1, "a", [np.zeros((2, 2, 3), np.uint8)])
     assert [entry["event"] for entry in lines_of(tmp_path / "metrics.jsonl")] == ["run"]
-    assert not (tmp_path / "event").exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]

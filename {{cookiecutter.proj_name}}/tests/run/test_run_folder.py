@@ -44,7 +44,7 @@ def test_paths_are_below_the_project_wherever_the_command_is_given(tmp_path, mon
     monkeypatch.chdir("/")
     run = RunPaths.for_run(DirConfig(), "a", tmp_path)
     assert run.root == tmp_path / "experiments/a"
-    assert (run.checkpoints, run.event, run.eval) == (run.root / "checkpoints", run.root / "event", run.root / "eval")
+    assert (run.checkpoints, run.eval) == (run.root / "checkpoints", run.root / "eval")
     assert run.log_file(3) != run.log_file(0)
     assert data_dir(DirConfig(), tmp_path) == tmp_path / "data"
     assert data_dir(DirConfig(data_dir="d"), tmp_path) == tmp_path / "d"

@@ -1,0 +1,99 @@
+"""The pictures of an evaluation: the worst samples of the whole set, and of validation, the same ones each time."""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+from torch import Tensor
+
+from common.base.errors import UserError
+from common.data.move import map_tensors
+from common.distributed import gather_to_main
+from common.evaluation.gallery import Gallery
+from common.monitor.pictures import Picture
+
+
+class SampleError(NamedTuple):
+    """How wrong one sample is, and its group: its class, so that not all pictures are of one."""
+
+    wrong: bool
+    loss: float
+    group: Hashable = None
+
+
+class HasErrors(Protocol):
+    """A task whose pictures are chosen here."""
+
+    def sample_errors(self, output: Any, batch: Any) -> Sequence[SampleError]:
+        """How wrong each sample of a batch is, after `post_process`."""
+
+
+class _Candidate(NamedTuple):
+    """A sample that may be shown: number in the data set, and its part of the output and of the batch; or a picture."""
+
+    error: SampleError
+    number: int
+    sample: Any
+
+
+class WorstFirst(Gallery):
+    """Wrong samples first, each group in turn, the highest loss first; the same ones on any number of processes.
+
+    If `fixed`, each group in turn in the order of the data set. No more samples are kept than are shown: one that is
+    left out cannot be among the first ones later, since others of its group only push it back.
+
+    The task says how wrong each sample is, see `HasErrors`. Its `pictures` is called with batches of one sample.
+    """
+
+    kept: Sequence[_Candidate] = ()
+
+    def add(self, output: Any, batch: Any, indices: Sequence[int] | None = None) -> None:
+        errors = cast(HasErrors, self.task).sample_errors(output, batch)
+        indices = range(len(errors)) if indices is None else indices
+        if len(errors) != len(indices):
+            raise UserError(f"sample_errors must give one SampleError per sample: {len(errors)} for {len(indices)}")
+        rows = dict(zip(indices, range(len(indices)), strict=True))
+        news = [_Candidate(error, number, None) for error, number in zip(errors, indices, strict=True)]
+        self.kept = [
+            each._replace(sample=_row((output, batch), rows[each.number], len(indices)))
+            if each.sample is None
+            else each
+            for each in self._first([*self.kept, *news])
+        ]
+
+    def _first(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
+        """The first `limit` candidates in the order of showing."""
+        turns: Counter[Hashable] = Counter()
+        ordered: list[tuple[bool, int, int, _Candidate]] = []
+        for each in sorted(candidates, key=lambda each: (0 if self.fixed else -_number(each.error.loss), each.number)):
+            wrong = each.error.wrong and not self.fixed
+            turns[wrong, each.error.group] += 1
+            ordered.append((not wrong, turns[wrong, each.error.group], len(ordered), each))
+        return [each for *_, each in sorted(ordered)[: self.limit]]
+
+    def finish(self) -> list[Picture]:
+        drawn = [each._replace(sample=self.task.pictures(each.sample[0], each.sample[1], 1)) for each in self.kept]
+        everything = [each for kept in gather_to_main(drawn, self.rank) for each in kept]
+        return [picture for each in self._first(everything) for picture in each.sample]
+
+
+def _number(loss: float) -> float:
+    """NaN has no place in an order; it is the worst of all."""
+    return math.inf if math.isnan(loss) else loss
+
+
+def _row(values: Any, number: int, size: int) -> Any:
+    """One sample of a batch of `size`, as a batch of one on the CPU: of whatever has one entry per sample."""
+    if isinstance(values, Mapping):
+        return {key: _row(value, number, size) for key, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(_row(value, number, size) for value in values)
+    if isinstance(values, list) and len(values) == size:
+        return [values[number]]
+
+    def cut(tensor: Tensor) -> Tensor:
+        is_cut = tensor.ndim > 0 and len(tensor) == size
+        return (tensor[number : number + 1] if is_cut else tensor).detach().to("cpu", copy=True)
+
+    return map_tensors(values, cut)

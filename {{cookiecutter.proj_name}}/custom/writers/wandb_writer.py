@@ -1,0 +1,69 @@
+"""Weights & Biases."""
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.config.registry import WRITER_REGISTRY
+from common.monitor.writer import Writer, WriterRun
+
+
+@WRITER_REGISTRY.register("wandb")
+class WandbWriter(Writer):
+    """A run of Weights & Biases with the config, curves, pictures, texts and histograms.
+
+    Its id is that of the run, so a resume continues the same one; Weights & Biases ignores steps that it has already.
+
+    Args:
+        run: supplied by the program.
+        project: of Weights & Biases; null: the name of the folder of the runs.
+        entity: a user or a team; null: as `wandb login` has set.
+        mode: online, or offline: write to the run folder only, for `wandb sync`.
+        tags: of the run.
+    """
+
+    package = "wandb"
+
+    def __init__(
+        self,
+        run: WriterRun,
+        project: str | None = None,
+        entity: str | None = None,
+        mode: Literal["online", "offline"] = "online",
+        tags: list[str] = [],  # noqa: B006 - never changed; --list shows it as the default
+    ) -> None:
+        import wandb
+
+        self.wandb = wandb
+        self.run = wandb.init(
+            project=project or run.folder.resolve().parent.name,
+            entity=entity,
+            name=run.name,
+            id=re.sub(r"[^\w-]", "-", run.id),
+            resume="allow",
+            dir=str(run.folder),
+            config=dict(run.config),
+            mode=mode,
+            tags=tags,
+            # The terminal is the project's own, and its text is in train.log.
+            settings=wandb.Settings(console="off", silent=True),
+        )
+
+    def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
+        self.run.log({f"{event}/{name}": value for name, value in values.items()}, step=step)
+
+    def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
+        self.run.log({tag: [self.wandb.Image(image) for image in images]}, step=step)
+
+    def text(self, step: int, tag: str, text: str) -> None:
+        self.run.log({tag: self.wandb.Html(f"<pre>{escape(text)}</pre>")}, step=step)
+
+    def histogram(self, step: int, tag: str, values: NDArray[Any]) -> None:
+        self.run.log({tag: self.wandb.Histogram(values[np.isfinite(values)])}, step=step)
+
+    def close(self, state: str) -> None:
+        self.run.finish(exit_code=int(state == "failed"))
