@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.ops.compare import compare
+from custom.ops.compare import compare
 from tests.conftest import ENVIRONMENT, PROJECT
 from tests.ops.conftest import OPS, has_compiler
 from custom.models.saturating_model import SaturatingModel
