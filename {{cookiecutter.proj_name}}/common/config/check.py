@@ -76,8 +76,6 @@ def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> I
             yield Problem(key, value, "unknown key", hint)
         elif error["type"] == "missing" and isinstance(name, str):
             yield Problem(join(key, name), ABSENT, "is required")
-        elif error["type"] == "value_error":  # from a `__post_init__`
-            yield Problem(key, ABSENT, str(error["ctx"]["error"]))
         else:
             found.setdefault(key, (value, []))[1].append(error)
     for key, (value, of_value) in found.items():
