@@ -9,7 +9,7 @@ A schedule that depends on validation results is a `StatefulFactor`.
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from common.base.errors import UserError
@@ -73,7 +73,13 @@ def onecycle(
 
 
 class StatefulFactor(ABC):
-    """A schedule that depends on more than the step: it gets every validation result, and is saved with the run."""
+    """A schedule that depends on more than the step: it gets every validation result.
+
+    Attributes:
+        state: plain numbers, strings, lists and dicts by name; saved with the run, and restored.
+    """
+
+    state: dict[str, Any]
 
     @abstractmethod
     def __call__(self, step: int) -> float:
@@ -82,14 +88,6 @@ class StatefulFactor(ABC):
     @abstractmethod
     def after_validation(self, value: float | None) -> None:
         """`value` of best.metric, the same number on every rank; None if it was not measured."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
 
 
 @SCHEDULE_REGISTRY.register("plateau")
@@ -101,16 +99,16 @@ class Plateau(StatefulFactor):
     ) -> None:
         self._gamma, self._floor = lr_gamma, min_factor
         self._patience, self._threshold, self._cooldown, self._mode = patience, threshold, cooldown, mode
-        self._state: dict[str, Any] = {"factor": 1.0, "best": None, "bad": 0, "cooldown": 0}
+        self.state = {"factor": 1.0, "best": None, "bad": 0, "cooldown": 0}
 
     def __call__(self, step: int) -> float:
-        return float(self._state["factor"])
+        return float(self.state["factor"])
 
     def after_validation(self, value: float | None) -> None:
         """Count a validation. Raises `UserError` without a value, because the rate would then never drop."""
         if value is None:
             raise UserError("optim.lr_scheduler.type plateau: this validation gave no value; configure a metric")
-        state = self._state
+        state = self.state
         if self._is_better(value, state["best"]):
             state["best"], state["bad"] = float(value), 0
         else:
@@ -120,12 +118,6 @@ class Plateau(StatefulFactor):
         if state["bad"] > self._patience:
             state["factor"] = max(state["factor"] * self._gamma, self._floor)
             state["cooldown"], state["bad"] = self._cooldown, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._state)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._state = {key: state[key] for key in self._state}
 
     def _is_better(self, value: float, best: float | None) -> bool:
         if best is None:
