@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def managed_run(
     set_up_process(config.dist, place)
     paths = RunPaths.for_run(config.dir, config.name, project)
     with together(place, config.dist, resolved.values) as rank:
-        run = RunContext(config, resolved, argv, project, rank, paths)
+        run = RunContext(config=config, values=resolved.values, argv=argv, project=project, rank=rank, paths=paths)
         rank.failure_monitor.sink = run.record_failure
         try:
             run.choose_start()
@@ -61,10 +62,13 @@ def managed_run(
             run.close()
 
 
+@dataclass(kw_only=True)
 class RunContext:
     """The surroundings of training: rank, folder, checkpoint, seed and monitor.
 
     Attributes:
+        values: the whole config as plain values.
+        argv: the program and its arguments.
         rank: this process' rank in the run.
         paths: the paths in the run's folder.
         checkpoint: the checkpoint that the run starts from, or None.
@@ -73,26 +77,19 @@ class RunContext:
         monitor: exists after `open`.
     """
 
+    config: EngineConfig
+    values: dict[str, Any]
+    argv: Sequence[str]
+    project: Path
+    rank: Rank
+    paths: RunPaths
     checkpoint: LoadedCheckpoint | None = None
-    only_weights = False
-    seed: int
-    monitor: Monitor
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        resolved: Resolved[Any],
-        argv: Sequence[str],
-        project: Path,
-        rank: Rank,
-        paths: RunPaths,
-    ) -> None:
-        self.config, self.argv, self.project = config, argv, project
-        self.values = resolved.values
-        self.rank, self.paths = rank, paths
-        self._resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
-        self._folder: OpenRun | None = None  # only in the main process
-        self._is_open = False
+    only_weights: bool = False
+    seed: int = field(init=False)
+    monitor: Monitor = field(init=False)
+    _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
+    _folder: OpenRun | None = None  # only in the main process
+    _is_open: bool = False
 
     def choose_start(self) -> None:
         """Find the checkpoint that the run starts from, and its seed."""

@@ -19,7 +19,7 @@ FLOORS = (
     {"data"},
     {"optim"},
     {"checkpoint", "monitor"},
-    {"model", "evaluation", "slurm", "ops"},
+    {"model", "evaluation", "ops"},
     {"task", "debug"},
     {"run_context", "update"},
     {"trainer"},
@@ -39,7 +39,6 @@ BUDGET = {
     "monitor": 550,
     "model": 460,
     "evaluation": 540,
-    "slurm": 236,
     "ops": 290,
     "task": 130,
     "debug": 35,
@@ -48,7 +47,7 @@ BUDGET = {
     "trainer": 250,
 }
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.
-LEAVES = {"slurm", "ops"}
+LEAVES = {"ops"}
 YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "tools", "tests"}
 
 
