@@ -22,7 +22,7 @@ from common.failure.report import Failure, describe
 from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
 from common.progress import Outcome
-from common.run.folder import OpenRun, check_stays, has_saved, is_same_launch, open_run
+from common.run.folder import OpenRun, check_stays, is_same_launch, open_run
 from common.run.lock import check_free
 from common.run.paths import RunPaths
 from common.run.record import environment_text
@@ -95,7 +95,8 @@ class RunContext:
         """Find the checkpoint that the run starts from, and its seed."""
         config, rank = self.config, self.rank
         # A job restarted by its launcher continues its own run, whatever --resume and start_epoch say; never another.
-        restarted = distributed.from_main(rank.restarted and has_saved(self.paths, rank.launched_as), rank)
+        restarted = rank.restarted and is_same_launch(self.paths, rank.launched_as)
+        restarted = distributed.from_main(restarted and any(self.paths.checkpoints.glob("*.pt")), rank)
         self.only_weights = config.progress.start_epoch == 0 and not restarted
         resume = "auto" if restarted else config.resume
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)

@@ -34,18 +34,17 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
         known = [problem.key for problem in found if problem.key]
         found.extend(each for each in more if each not in found and not overlapping([each.key], known))
 
-    adapter, errors, config = TypeAdapter(schema), list[ErrorDetails](), None
+    adapter, config = TypeAdapter(schema), None
     try:
         config = adapter.validate_json(json.dumps(values))
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    add(_problems_of(errors, values, schema))
-    add(run_checks(schema, values, ""))
-    if errors:
-        for error in errors:
-            _drop(values, _path(error["loc"], values))
+        add(_problems_of(errors, values, schema))
+        for each in errors:
+            _drop(values, _path(each["loc"], values))
         with suppress(ValidationError):  # a key is required, and has no default
             config = adapter.validate_json(json.dumps(values))
+    add(run_checks(schema, values, ""))
     add(_broken_rules(config, [problem.key for problem in found]))
     places = {key: node.origin for key, node in by_key(tree) if key}
     if found or config is None:
@@ -83,7 +82,7 @@ def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> I
             yield Problem(key, value, rule_of(of_value))
 
 
-def _drop(values: dict[str, Any], path: Sequence[str | int]) -> None:
+def _drop(values: Any, path: Sequence[str | int]) -> None:
     """Remove the value at `path`; in a list, the whole list."""
     keys = list(takewhile(lambda part: isinstance(part, str), path))
     with suppress(KeyError):  # a section that contains it is gone already

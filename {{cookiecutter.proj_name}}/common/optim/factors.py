@@ -1,4 +1,4 @@
-"""The schedules that a config can name: the factor of the learning rate at a step. Add your own in custom/schedules.
+"""Schedules: the factor of the learning rate at a step. Here are those that the engine uses; custom/schedules has more.
 
 A schedule is a function of `step`, counted from the end of the warm-up: a resumed run needs no history. It can also
 take these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `milestones`
@@ -8,8 +8,6 @@ A schedule that depends on validation results is a `StatefulFactor`.
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections.abc import Sequence
 from typing import Any
 
 from common.base.errors import UserError
@@ -33,43 +31,7 @@ def linear(step: int, steps: int, min_factor: float) -> float:
 @SCHEDULE_REGISTRY.register()
 def cosine(step: int, steps: int, min_factor: float) -> float:
     """Falls from 1 to `min_factor` over `steps` along half a cosine, then stays there."""
-    return min_factor + (1.0 - min_factor) * _half_cosine(min(1.0, step / steps))
-
-
-@SCHEDULE_REGISTRY.register("PolyLR")
-@SCHEDULE_REGISTRY.register()
-def poly(step: int, steps: int, min_factor: float, power: float) -> float:
-    """Falls from 1 to `min_factor` over `steps`, as the remaining fraction of them to the power `power`."""
-    return min_factor + (1.0 - min_factor) * (1.0 - min(1.0, step / steps)) ** power
-
-
-@SCHEDULE_REGISTRY.register("MultiStepLR")
-@SCHEDULE_REGISTRY.register()
-def multistep(step: int, milestones: Sequence[int], lr_gamma: float, min_factor: float) -> float:
-    """Drops by the factor `lr_gamma` at every milestone, from that step on."""
-    return max(min_factor, lr_gamma ** bisect_right(sorted(milestones), step))
-
-
-@SCHEDULE_REGISTRY.register("ExponentialLR")
-@SCHEDULE_REGISTRY.register()
-def exponential(step: int, milestones: Sequence[int], lr_gamma: float, min_factor: float) -> float:
-    """Falls exponentially from 1, through `lr_gamma` at the first milestone."""
-    if milestones[0] <= 0:
-        raise UserError("optim.lr_scheduler.lr_steps[0] is reached during the warm-up; shorten the warm-up")
-    return max(min_factor, lr_gamma ** (step / milestones[0]))
-
-
-@SCHEDULE_REGISTRY.register()
-def onecycle(
-    step: int, steps: int, min_factor: float, pct_start: float, div_factor: float, final_div_factor: float
-) -> float:
-    """Rises to 1 over the fraction `pct_start` of `steps`, then falls until the last of them, along half cosines."""
-    start = 1.0 / div_factor
-    end = max(min_factor, start / final_div_factor)
-    peak, last = pct_start * steps - 1.0, steps - 1.0
-    if step < peak:
-        return 1.0 + (start - 1.0) * _half_cosine(step / peak)
-    return end + (1.0 - end) * _half_cosine(min(1.0, (step - peak) / (last - peak)))
+    return min_factor + (1.0 - min_factor) * half_cosine(min(1.0, step / steps))
 
 
 class StatefulFactor(ABC):
@@ -127,6 +89,6 @@ class Plateau(StatefulFactor):
         return gain > self._threshold * abs(best)
 
 
-def _half_cosine(x: float) -> float:
+def half_cosine(x: float) -> float:
     """From 1 at x = 0 to 0 at x = 1."""
     return (1.0 + math.cos(math.pi * x)) / 2.0

@@ -119,7 +119,9 @@ def needs_closure(optimizer: Optimizer) -> bool:
 
 def _construct(cls: type[Optimizer], config: OptimizerConfig, params: list[Any]) -> Optimizer:
     given = fit_arguments(cls, config.args)
-    arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    arguments: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+    }
     if "weight_decay" in parameter_names(cls):
         # Always, so that 0 means 0: AdamW's own default would be 0.01.
         arguments["weight_decay"] = config.weight_decay
