@@ -63,7 +63,8 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     task = build_task(config, seed, rank, first_weights=False)
     precision.cast(task).to(rank.device)
     load_weights(task, averaged_state_dict(task_state(state), state["ema"]), str(path))
-    task.at = Place(state["position"]["step"], state["position"]["epoch"], *state["about"].get("lengths", ()))
+    place = Place(state["position"]["step"], state["position"]["epoch"], *state["about"].get("lengths", ()))
+    task.loss.position = lambda: place
     stage = state.get("stages", {}).get("number", 0)
     if stage and stage >= len(config.stages):
         raise UserError(f"the checkpoint is in stage {stage + 1}, but the config has {len(config.stages)} stages")

@@ -43,8 +43,6 @@ class Task(nn.Module, ABC):
     Parameters, modules and tensors of the model have the model's own names, without `model.`: in checkpoints, patterns
     and logs.
 
-    Attributes:
-        at: set before each step and each evaluation.
     """
 
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:
@@ -56,12 +54,8 @@ class Task(nn.Module, ABC):
 
     @property
     def at(self) -> Place:
-        """The position of the run, on which the weights of losses depend too."""
-        return self.loss.at
-
-    @at.setter
-    def at(self, place: Place) -> None:
-        self.loss.at = place
+        """The optimizer steps and epochs done so far, on which the weights of losses depend too."""
+        return self.loss.position()
 
     @abstractmethod
     def output(self, batch: Any) -> Any:

@@ -50,6 +50,7 @@ class Trainer:
         self.total_steps = total_steps(config.progress, steps_per_epoch)
         self.stages = Stages(config, self.total_steps, steps_per_epoch)
         self.task = parts.task
+        self.task.loss.position = lambda: self.place
         self.strategy = prepare(self.task, self.stages.config.prepare, config.dist, parts.precision, self.rank)
         precision, lockstep = self.strategy.precision, self.strategy.lockstep_forward
         self.evaluator = Evaluator(self.task, self.rank, precision, lockstep, lambda: self.stop_signals.signal)
@@ -87,7 +88,6 @@ class Trainer:
         self.task.zero_grad()
         vars(self).pop("updates", None)  # frees the wrappers of the stage before it
         self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
-        self.task.at = self.place
         self.task.loss.weigh(config.loss)
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
@@ -150,8 +150,8 @@ class Trainer:
     def train_step(self, step: Step) -> None:
         """The optimizer steps of all updates of the task, then what follows from the new weights."""
         self.step = step
-        self.next_stage()
-        self.task.at = self.place
+        if self.config.stages:
+            self.next_stage()
         self.schedule.step(self.at.step - self.stages.start, self.updates.rate)
         if self.updates.take(step, self.at):
             self.task.after_step()
@@ -173,7 +173,7 @@ class Trainer:
     def check_losses(self) -> None:
         """Raise an error if a loss was NaN or infinite, before it is saved. Every process must call this."""
         if bad := max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank):
-            raise bad_loss(bad, self.monitor.meter.bad_here == bad, self.stream, self.saver.folder, self.rank)
+            raise bad_loss(bad, self.monitor.meter.bad_here == bad, self.stream, self.saver, self.rank)
 
     def log_pictures(self, step: Step) -> None:
         """Log pictures of the batch just trained on, with the model's present output."""
@@ -219,7 +219,7 @@ class Trainer:
         """
         if not sets:
             return None
-        result, self.task.at = None, self.place
+        result = None
         found: dict[str, SetResult] = {}
         try:
             for prefix in ("", OWN) if self.config.optim.ema.evaluate == "both" else ("",):
@@ -250,7 +250,7 @@ class Trainer:
         """Save `latest.pt`, and `best.pt` / `step_*.pt` if requested. Every process must call this."""
         self.check_losses()
         if max_over_ranks(int(not are_finite(self.parameters)), self.rank):  # a finite loss can have a NaN gradient
-            raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver.folder)
+            raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver)
         state = self.state.state_dict(self.at, self.progress.values, self.progress.pending)
         if self.rank.is_main:  # metrics reach the disk before the checkpoint
             self.monitor.saving(self.at, best=best, numbered=numbered)

@@ -39,6 +39,7 @@ from common.task import Parts, Task
 from common.trainer import Trainer
 from custom.config import Config
 from custom.datasets.shared_samples import warn_of_shared_samples
+from custom.report import write_report
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -217,9 +218,11 @@ def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
 
 
 def log_end(trainer: Trainer, outcome: Outcome) -> None:
-    """Log the result of the run and the next command."""
+    """Log the result of the run and the next command, and write the report of a run that is complete."""
     if not trainer.rank.is_main:
         return
+    if not outcome.exit_code:  # a job that was stopped has no time for it
+        write_report(trainer.paths.root)
     best = trainer.best.best
     if best is not None:
         values = "  ".join(f"{name} {value:.6g}" for name, value in best.values.items())

@@ -32,10 +32,10 @@ BUDGET = {
     "distributed": 630,
     "progress": 185,
     "failure": 400,
-    "run": 420,
-    "data": 765,
+    "run": 483,
+    "data": 792,
     "optim": 845,
-    "checkpoint": 742,
+    "checkpoint": 743,
     "monitor": 550,
     "model": 460,
     "evaluation": 540,
@@ -85,7 +85,7 @@ def test_every_room_keeps_to_its_budget() -> None:
             used[room(dotted(file))] += source_lines(file.read_text(encoding="utf-8"))
     over = {name: lines for name, lines in used.items() if lines > BUDGET[name]}
     assert not over, f"over budget: {over}"
-    assert sum(BUDGET.values()) <= 8050
+    assert sum(BUDGET.values()) <= 8300
 
 
 def test_files_and_functions_are_short() -> None:

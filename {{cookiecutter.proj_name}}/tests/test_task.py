@@ -360,7 +360,7 @@ def test_a_task_shows_what_it_wants(runs: Runs) -> None:
     folder = runs.train(*of("Showing"), *given, "--progress.max_steps", "4")
     assert [entry["step"] for entry in metrics(folder, "task")] == [2, 4]
     assert metrics(folder, "task")[0]["values"].keys() == {"norm", "drawn"}
-    assert "poem:\nat step 1\nnothing rhymes" in log(folder)
+    assert "poem:\nat step 2\nnothing rhymes" in log(folder)
     assert re.search(r"loss \S+ \(\S+\)  entropy \S+ \(\S+\)", log(folder))
     board = EventAccumulator(str(folder / "event")).Reload().Tags()
     assert {"task/norm", "train/entropy"} <= set(board["scalars"])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.checkpoint import CheckpointFolder
+from common.checkpoint.saver import Saver
 from common.data.loader import BatchStream
 from common.data.whereabouts import bad_step
 from common.distributed import Rank
@@ -19,15 +19,16 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 
 
-def bad_loss(step: int, here: bool, stream: BatchStream, folder: CheckpointFolder, rank: Rank) -> TrainingError:
+def bad_loss(step: int, here: bool, stream: BatchStream, saver: Saver, rank: Rank) -> TrainingError:
     """The error for a loss of `step` that is not finite; `here`: on this rank. Every process must call this."""
     where = bad_step(stream, step, here, rank)
-    error = not_finite(f"the loss of step {step} is not a finite number ({where})", folder)
+    error = not_finite(f"the loss of step {step} is not a finite number ({where})", saver)
     error.elsewhere = not here
     return error
 
 
-def not_finite(what: str, folder: CheckpointFolder) -> TrainingError:
+def not_finite(what: str, saver: Saver) -> TrainingError:
     """The error that ends a run: the fault, the last checkpoint, and advice."""
     advice = "Try a smaller optim.lr, optim.clip_gradients, or --debug to find the operation."
-    return TrainingError(f"{what}; {folder.last_good}.\n  {advice}")
+    saver.wait()  # the last good checkpoint may be just being written
+    return TrainingError(f"{what}; {saver.folder.last_good}.\n  {advice}")

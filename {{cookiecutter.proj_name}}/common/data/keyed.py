@@ -60,16 +60,16 @@ class KeyedBatches:
 
     def _items(self, epoch: int, indices: list[int]) -> list[Any]:
         # A sample that an epoch has several times is numbered differently each time, see `EpochOrder`.
-        dataset, items = self.dataset, []
+        dataset, size, is_random, items = self.dataset, self.size, self.random, []
         try:
             for index in indices:
-                if self.random:
+                if is_random:
                     seed_all(mix(self.seed, epoch, index))
-                items.append(dataset[index % self.size])
+                items.append(dataset[index % size])
         except UserError:
             raise
         except Exception as error:
-            kind, number = kind_of(dataset), index % self.size
+            kind, number = kind_of(dataset), index % size
             raise RuntimeError(f"sample {number} of {kind} cannot be read: {type(error).__name__}: {error}") from error
         return items
 

@@ -16,6 +16,7 @@ from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
+from common.data.prefetch import prefetch_to_device
 from common.data.view import SetSection, View, build_set, is_map_style, kind_of
 from common.data.workers import WorkerStart, end_workers, read
 from common.distributed import Rank
@@ -49,6 +50,9 @@ class LoaderConfig:
         Field(description="how workers start; null: Python's default; spawn, forkserver: for data sets that use CUDA"),
     ] = None
     prefetch: Annotated[int, Field(ge=1, description="batches each worker reads ahead")] = 2
+    prefetch_to_device: Annotated[
+        bool, Field(description="train, on CUDA: copy a batch to the GPU one step ahead; for data read by index")
+    ] = False
     persistent: Annotated[bool, Field(description="keep workers alive between epochs")] = True
     timeout: Annotated[int, Field(ge=0, description="seconds to wait for a worker's batch; 0: no limit")] = 0
 
@@ -161,6 +165,7 @@ class TrainStream(BatchStream):
         self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.order.size
         self.samples_per_step = plan.samples_per_step
         self._keys = _Keys(plan)
+        self._copied_to = device if config.prefetch_to_device and device.type == "cuda" else None
         self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.order.seed)
         self._loader = make_loader(self._batches, config, worker, plan.order.seed, device, batch_sampler=self._keys)
 
@@ -185,7 +190,9 @@ class TrainStream(BatchStream):
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
         self._keys.at = at
-        batches = read(self._loader)
+        batches: Iterator[Any] = read(self._loader)
+        if self._copied_to is not None:
+            batches = prefetch_to_device(batches, self._copied_to)
         # In this order, the loader is read to its end, so that its workers stop at once.
         for first, global_batch in zip(batches, self.plan.global_batches(at), strict=False):
             yield Step([first, *islice(batches, len(global_batch.sizes) - 1)], global_batch)

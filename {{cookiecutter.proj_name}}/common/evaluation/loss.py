@@ -100,7 +100,7 @@ class LossFactory(nn.Module):
 
     def __init__(self, sections: Mapping[str, Any] | None) -> None:
         super().__init__()
-        self.at = Place()
+        self.position: Callable[[], Place] = Place
         self.terms: list[_Term] = []
         self._weights: dict[str, float | WeightSchedule] = {}
         sections = sections or {}
@@ -126,10 +126,12 @@ class LossFactory(nn.Module):
             self._weights[name] = overlaid(WeightSchedule, weight) if isinstance(weight, Mapping) else weight
 
     def weight(self, name: str) -> float:
-        """The weight of a loss at the position `at`."""
+        """The weight of a loss at the position of the run."""
         weight = self._weights[name]
+        if not isinstance(weight, WeightSchedule):
+            return weight
         with error_context(lambda: f"in loss.{name}.weight"):
-            return weight(self.at) if isinstance(weight, WeightSchedule) else weight
+            return weight(self.position())
 
     def forward(self, output: Any, batch: Any) -> Losses:
         """`loss` and its parts; nothing if no loss is configured."""

@@ -73,17 +73,18 @@ class Ema:
         }
         self._parts = [local(tensor) for tensor in self._shadow.values()]
 
-    @torch.no_grad()
     def update(self, model: nn.Module, at: Position) -> None:
         """Update the average with the model's weights. Call it after every optimizer step that was not skipped.
 
         `at` is the position before that step. Before `start`, the weights become the average.
         """
+        if not self._shadow:
+            return
         self._steps += 1
         if self._start and self._start.elapsed(at) < self._start.amount:
             _copy(self._parts, self._weights(model))
             return
-        if not self._shadow or self._steps % self._config.every:
+        if self._steps % self._config.every:
             return
         decay = self._config.decay
         if self._config.warmup:

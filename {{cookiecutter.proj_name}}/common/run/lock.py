@@ -71,3 +71,16 @@ def check_free(path: Path) -> None:
     """Raise `UserError` when another process holds the lock file `path`."""
     if path.exists():
         FolderLock.take(path).release()
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock file `path`; where the file server has no locks, whether the file exists.
+
+    Takes the lock for a moment, which it may share with other readers.
+    """
+    try:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+    return False

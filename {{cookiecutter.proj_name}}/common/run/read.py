@@ -1,0 +1,91 @@
+"""Reads the files of a run, for programs that show or compare runs. Nothing here writes to disk."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.config.source import Node, by_key, plain, read_file
+from common.run.lock import is_held
+from common.run.paths import RunPaths
+
+
+@dataclass
+class RunFiles:
+    """The files of a run. What cannot be read is empty, and `problems` says why.
+
+    Attributes:
+        config: configuration of the last attempt, by dotted key; a list is a value.
+        attempts: entries of run.json, one for each start or resume.
+        records: lines of metrics.jsonl; `values` are numbers, NaN and infinite ones too.
+        state: running, stopped, failed, finished; or killed, if it ended without recording that.
+        reason: why it ended, such as finished, early_stop, SIGTERM, or an error.
+        step: of the last measurement, or of the status if that is later.
+        problems: files that are missing or damaged.
+    """
+
+    path: Path
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    state: str = "running"
+    reason: str = ""
+    step: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def measured(self, event: str) -> dict[int, dict[str, float]]:
+        """The values of train, speed, val or eval by optimizer step, in the order of the steps."""
+        return {each["step"]: each["values"] for each in self.records if each["event"] == event}
+
+    @property
+    def last(self) -> dict[str, dict[str, float]]:
+        """The last values of train, val and eval; those that were never measured are missing."""
+        return {each["event"]: each["values"] for each in self.records if each["event"] in ("train", "val", "eval")}
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """`{metric, value, step}` of the validation that best.pt is of; None before the first."""
+        metric, val = self.config.get("best.metric", "loss"), self.measured("val")
+        saved = [each["step"] for each in self.records if each["event"] == "checkpoint" and each.get("best")]
+        steps = [step for step in saved if metric in val.get(step, {})]
+        return {"metric": metric, "value": val[steps[-1]][metric], "step": steps[-1]} if steps else None
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Read a run, even a damaged one."""
+    paths, run = RunPaths(folder), RunFiles(folder, folder.resolve().name)
+    with _noting(run, paths.record_file):
+        run.attempts = [dict(attempt) for attempt in json.loads(paths.record_file.read_text())["attempts"]]
+    with _noting(run, file := folder / (run.attempts[-1]["config"] if run.attempts else paths.config_file.name)):
+        run.config = leaves(read_file(file))
+    with _noting(run, paths.metrics_file):
+        for line in paths.metrics_file.read_text(errors="replace").split("\n")[:-1]:  # a kill may cut the last one off
+            with _noting(run, paths.metrics_file):
+                record = json.loads(line)
+                values = {name: float(value) for name, value in record.get("values", {}).items()}
+                run.records.append({"event": "", "step": 0, **record, "values": values})
+    with _noting(run, paths.status_file):
+        status = json.loads(paths.status_file.read_text())
+        run.state, run.step, run.reason = status["state"], status["step"] or 0, status["reason"]
+    if run.state == "running" and not is_held(paths.lock_file):
+        run.state = "killed"
+    run.step = max([run.step, *(each["step"] for each in run.records)])
+    return run
+
+
+def leaves(config: Node) -> dict[str, Any]:
+    """The values of a config by dotted key. Lists and empty sections are values."""
+    nodes = [(key, node) for key, node in by_key(config) if "[" not in key]  # a list counts as a whole
+    return {key: plain(node) for key, node in nodes if node.value == {} or not isinstance(node.value, dict)}
+
+
+@contextmanager
+def _noting(run: RunFiles, file: Path) -> Iterator[None]:
+    """Add an error in the block to the problems of the run."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        run.problems.append(f"{file.name}: {error.strerror if isinstance(error, OSError) else error}")

@@ -1,0 +1,199 @@
+"""What several runs have in common and what not: their results, the better one, and the keys that differ.
+
+Imports no PyTorch, so that a table of runs appears at once.
+"""
+
+import json
+import math
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from common.base.errors import UserError
+from common.config.problem import ABSENT, place
+from common.config.source import read_file
+from common.run.paths import RunPaths
+from common.run.read import RunFiles, leaves, read_run
+
+PROJECT = Path(__file__).resolve().parents[1]
+# Keys that are different in every run, or say nothing about it.
+_NOT_COMPARED = re.compile(r"name|resume|allow_changes|dir\..*")
+_DEPTH = 4  # folders below the one that is searched
+_BANNER = re.compile(r"^=+ .+ =+$", re.MULTILINE)  # in train.log, between two attempts
+_TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", re.MULTILINE)
+
+
+def find_runs(folder: Path) -> list[RunFiles]:
+    """The run in a folder, or the runs anywhere below it, in the order of their paths. Raises `UserError`."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}")
+    found = [read_run(each) for each in sorted(_run_folders(folder, _DEPTH))]
+    if not found:
+        raise UserError(
+            f"there are no runs in {folder}: a run is a folder with status.json or metrics.jsonl, as train.py makes it"
+        )
+    return found
+
+
+def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+    paths = RunPaths(folder)
+    if any(file.is_file() for file in (paths.record_file, paths.status_file, paths.metrics_file)):
+        yield folder
+    elif depth:
+        with os.scandir(folder) as entries:
+            inner = [Path(each.path) for each in entries if each.is_dir() and not each.name.startswith(".")]
+        for each in inner:
+            yield from _run_folders(each, depth - 1)
+
+
+def results(run: RunFiles) -> dict[str, float]:
+    """`val.NAME` of the best validation, or the last one if none was the best; `eval.NAME` of the last evaluation."""
+    val, evaluation = run.measured("val"), run.measured("eval")
+    step = run.best["step"] if run.best else max(val, default=None)
+    found = {
+        "val": val.get(step, {}) if step is not None else {},
+        "eval": evaluation[max(evaluation)] if evaluation else {},
+    }
+    return {f"{split}.{name}": value for split, values in found.items() for name, value in values.items()}
+
+
+def evaluations(run: RunFiles) -> dict[str, dict[str, float]]:
+    """The values that evaluate.py has written to the run's eval folder, by the name of the checkpoint and split."""
+    found = {}
+    for file in sorted(RunPaths(run.path).eval.glob("*/metrics.json")):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            about = json.loads(file.read_text())
+            if "checkpoint" in about:
+                values = {name: float(value) for name, value in about["values"].items()}
+                found[f"evaluate.py, {file.parent.name}"] = values
+    return found
+
+
+def epoch(run: RunFiles) -> float:
+    """The epoch of the last measurement."""
+    return max((each["epoch"] for each in run.records if "epoch" in each), default=0)
+
+
+def seconds(run: RunFiles) -> float:
+    """Duration of all attempts together, from the times in train.log."""
+    try:
+        parts = _BANNER.split(RunPaths(run.path).log_file().read_text(errors="replace"))
+    except OSError:
+        return 0.0
+    times = [[datetime.fromisoformat(time) for time in _TIME.findall(part)] for part in parts]
+    return sum((each[-1] - each[0]).total_seconds() for each in times if each)
+
+
+def mode(run: RunFiles, name: str = "") -> str:
+    """Whether the lower ("min") or the higher ("max") of two values of a loss or metric is better.
+
+    Args:
+        name: by default the metric that the best checkpoint is chosen by.
+    """
+    metric = run.config.get("best.metric", "loss")
+    if not name or name == metric:
+        if (given := run.config.get("best.mode")) in ("min", "max"):
+            return str(given)
+        values = [each[metric] for each in run.measured("val").values() if metric in each]
+        # Of all values, the best one is the lowest or the highest; but two that are almost equal can be in any order.
+        gaps = sum((value > run.best["value"]) - (value < run.best["value"]) for value in values) if run.best else 0
+        if gaps:
+            return "min" if gaps > 0 else "max"
+    return _mode_by_class(run, name or metric)
+
+
+def _mode_by_class(run: RunFiles, name: str) -> str:
+    parts = name.split(".")
+    if "loss" in parts or any(key.split(".")[1] in parts for key in run.config if key.startswith("loss.")):
+        return "min"
+    from common.evaluation.metric import which_are_better  # imports PyTorch
+    import custom.metric  # noqa: F401 - fills the registry
+
+    sections: dict[str, dict[str, Any]] = {}
+    for key, value in run.config.items():
+        if key.startswith("metric."):
+            _, metric, *rest = key.split(".")
+            sections.setdefault(metric, {}).update({rest[0]: value} if rest else {})
+    for metric, better in which_are_better(sections).items():
+        if metric in parts:
+            says = better if not isinstance(better, dict) else better.get(name.partition(f"{metric}.")[2])
+            return "min" if says is False else "max"
+    return "max"
+
+
+def best_first(runs: Iterable[RunFiles]) -> list[RunFiles]:
+    """The runs that have a best validation, all by the same metric, the best first."""
+    found = [(run, run.best["value"]) for run in runs if run.best]
+    sign = -1 if found and mode(found[0][0]) == "max" else 1
+    return [run for run, _ in sorted(found, key=lambda each: sign * each[1])]
+
+
+def defaults() -> dict[str, Any]:
+    """configs/default.yaml by dotted key; empty if it cannot be read."""
+    with suppress(OSError, UserError):
+        return leaves(read_file(PROJECT / "configs" / "default.yaml"))
+    return {}
+
+
+def differing(runs: Sequence[RunFiles]) -> list[str]:
+    """The keys whose values differ among the runs, in the order of the config.
+
+    A run that lacks a key, since its model has other arguments or its code was older, counts as equal to runs that have
+    the default.
+    """
+    usual, readable = defaults(), [run.config for run in runs if run.config]
+    keys = dict.fromkeys(key for config in readable for key in config if not _NOT_COMPARED.fullmatch(key))
+    found = {key: [_value(config, key, usual) for config in readable] for key in keys}
+    return [key for key, values in found.items() if any(value != values[0] for value in values)]
+
+
+def _value(config: dict[str, Any], key: str, usual: dict[str, Any]) -> Any:
+    if key in config:
+        return config[key]
+    above = key.split(".")
+    if any(".".join(above[:length]) in config for length in range(1, len(above))):  # null in place of a section
+        return ABSENT
+    return usual.get(key, ABSENT)
+
+
+def changed(run: RunFiles) -> list[tuple[str, Any, Any]]:
+    """Each key of the run that differs from configs/default.yaml: key, value there, value of the run.
+
+    A section of another `type` has other keys, which are ABSENT there; a key that the run lacks is left out.
+    """
+    usual = defaults()
+    return [
+        (key, usual.get(key, ABSENT), value)
+        for key, value in run.config.items()
+        if not _NOT_COMPARED.fullmatch(key) and usual.get(key, ABSENT) != value
+    ]
+
+
+def shown(value: Any) -> str:
+    """A number, text or list in a few characters."""
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else str(value)
+    return ",".join(map(shown, value)) if isinstance(value, list) else str(value)
+
+
+def duration(number: float) -> str:
+    """Seconds as 9 s, 3:05 min or 1:02:03 h."""
+    whole = round(number)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02} h"
+
+
+def evaluate_command(run: RunFiles) -> str:
+    """How to evaluate the best checkpoint of a run; empty if it has none."""
+    best = RunPaths(run.path).checkpoints / "best.pt"
+    return f"python evaluate.py --model_pt {shlex.quote(place(best))}" if best.is_file() else ""

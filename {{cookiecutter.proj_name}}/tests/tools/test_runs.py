@@ -1,0 +1,114 @@
+"""python -m tools.runs: a table of runs, with the keys that differ, for people and for programs."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from common.base.errors import UserError
+from common.run.lock import FolderLock
+from common.run.paths import RunPaths
+from common.run.read import read_run
+from tests.conftest import Runs, metrics
+from tools import runs as tool
+
+
+@pytest.fixture(autouse=True)
+def _of_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(scope="module")
+def experiments(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two trained runs in a sweep's folder, one run that was ranked by another metric, and a damaged one."""
+    root = tmp_path_factory.mktemp("experiments")
+    for name, lr in (("slow", "1e-5"), ("fast", "1e-2")):
+        Runs(root / "sweep").train("--optim.lr", lr, "--progress.epoch_eval", "2", name=name)
+    Runs(root).train("--best.metric", "Accuracy", name="other")
+    shutil.copytree(root / "other", root / "damaged")
+    for file, text in (("status.json", "{"), ("config.yaml", "a: ["), ("metrics.jsonl", "no\n")):
+        (root / "damaged" / file).write_text(text)
+    (root / "notes").mkdir()
+    return root
+
+
+def test_the_table_has_the_keys_that_differ_and_the_best_run_last(
+    experiments: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs in nested folders, sorted by their best validation; the last line is a command that works."""
+    assert tool.main([str(experiments / "sweep")]) == 0
+    head, *rows, conclusion = capsys.readouterr().out.splitlines()
+    assert head.split()[:6] == ["run", "state", "best", "loss", "at", "lr"]
+    assert [row.split()[0] for row in rows] == ["fast", "slow"]
+    assert [row.split()[4] for row in rows] == ["0.01", "1e-05"]
+    assert "width" not in head
+    assert conclusion.startswith("best by loss: fast, ")
+    words = conclusion.split()
+    assert words[-4:-1] == ["python", "evaluate.py", "--model_pt"] and Path(words[-1]).name == "best.pt"
+    assert Path(words[-1]).is_file()
+    monkeypatch.setenv("COLUMNS", "60")
+    tool.main([str(experiments / "sweep")])
+    *lines, left_out, _ = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60 and "lr" in lines[0].split() and left_out.startswith("not shown: ")
+
+
+def test_programs_get_every_digit(experiments: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--json and --csv have the numbers of metrics.jsonl."""
+    sweep = experiments / "sweep"
+    tool.main([str(sweep), "--json", "--sort", "lr"])
+    slow, fast = json.loads(capsys.readouterr().out)
+    assert (slow["run"], fast["run"], fast["state"], fast["reason"]) == ("slow", "fast", "finished", "finished")
+    assert fast["config"] == {"optim.lr": 0.01}
+    val = {each["step"]: each["values"] for each in metrics(sweep / "fast", "val")}
+    best = fast["best"]
+    assert best == {"metric": "loss", "step": best["step"], "value": min(each["loss"] for each in val.values())}
+    assert fast["values"]["val.Accuracy"] == val[best["step"]]["Accuracy"]
+    assert fast["values"]["eval.loss"] == metrics(sweep / "fast", "eval")[-1]["values"]["loss"]
+    assert (fast["step"], fast["epoch"]) == (10, 2)
+    assert 0 < fast["seconds"] < 600
+    tool.main([str(sweep), "--csv", "--sort", "val.Accuracy", "--reverse"])
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [float(row["val.Accuracy"]) for row in rows] == sorted(float(row["val.Accuracy"]) for row in rows)
+    assert {row["run"]: float(row["best"]) for row in rows}["fast"] == best["value"]
+
+
+def test_different_metrics_are_not_compared(experiments: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs ranked by loss and by Accuracy: each has a best one of its own; a damaged run says what is wrong."""
+    tool.main([str(experiments)])
+    output = capsys.readouterr().out
+    assert "ranked by different metrics" in output
+    assert "best by loss: sweep/fast, " in output and "best by Accuracy: other, " in output
+    damaged = next(line for line in output.splitlines() if line.startswith("damaged"))
+    assert "killed" in damaged and all(name in damaged for name in ("status.json", "config.yaml", "metrics.jsonl"))
+    tool.main([str(experiments), "--json", "--sort", "val.Accuracy"])
+    found = [each["values"]["val.Accuracy"] for each in json.loads(capsys.readouterr().out) if each["values"]]
+    assert found == sorted(found, reverse=True)
+
+
+def test_mistakes_have_one_clear_sentence(experiments: Path) -> None:
+    with pytest.raises(UserError, match=r"there are no runs in .*notes: a run is a folder with"):
+        tool.main([str(experiments / "notes")])
+    with pytest.raises(UserError, match="there is no folder"):
+        tool.main([str(experiments / "nowhere")])
+    with pytest.raises(UserError, match=r"--sort nope: choose one of: run, state, best, .*val\.Accuracy"):
+        tool.main([str(experiments), "--sort", "nope"])
+
+
+def test_a_killed_run_is_not_running(experiments: Path, tmp_path: Path) -> None:
+    """Its status still says so; but no process holds its lock."""
+    folder = shutil.copytree(experiments / "other", tmp_path / "other")
+    status = json.loads((folder / "status.json").read_text())
+    (folder / "status.json").write_text(json.dumps({**status, "state": "running", "reason": ""}))
+    lock = FolderLock.take(RunPaths(folder).lock_file)
+    assert read_run(folder).state == "running"
+    lock.release()
+    assert read_run(folder).state == "killed"
+    lock.path.touch()  # as a killed process leaves it
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "val", "step": 99, "values": {"loss": "NaN"}}\n{"event": "va')
+    run = read_run(folder)
+    assert (run.state, run.step, run.problems) == ("killed", 99, [])
+    assert run.best is not None and run.best["metric"] == "Accuracy"

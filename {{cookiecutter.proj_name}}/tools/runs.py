@@ -1,0 +1,247 @@
+"""Compare runs in a table: python -m tools.runs [FOLDER ...]
+
+A row has the state of a run, its best validation, the config keys that differ among the runs, other results, steps and
+time. `val` are the results of the best validation, `eval` those of the last evaluation during training.
+"""
+
+import argparse
+import csv
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.base.errors import UserError
+from common.run.read import RunFiles
+from custom import compare
+
+_GAP = "  "
+_WIDEST = 32  # characters of a cell, where lines have a limit
+_ALWAYS = ("run", "state", "best")
+_COLOURS = {"failed": "31", "killed": "31", "running": "36", "stopped": "33"}
+
+
+class Row:
+    """One run of the table.
+
+    Attributes:
+        name: its path below the folder that was searched.
+        metric: what its best checkpoint is chosen by.
+        config: the keys that differ among the runs, as far as this one has them.
+        values: the columns by name; missing where the run has none.
+    """
+
+    def __init__(self, run: RunFiles, name: str, keys: Sequence[str]) -> None:
+        self.run, self.name, self.metric = run, name, str(run.config.get("best.metric", "loss"))
+        self.results, self.seconds, self.epoch = compare.results(run), compare.seconds(run), compare.epoch(run)
+        self.config = {key: run.config[key] for key in keys if key in run.config}
+        self.values: dict[str, Any] = {"run": name, "state": run.state}
+        if run.best:
+            self.values |= {"best": run.best["value"], "at": run.best["step"]}
+        self.values |= {**self.config, **self.results, "step": run.step, "epoch": self.epoch, "time": self.seconds}
+        remarks = [part for part in (run.reason, *run.problems) if part not in ("", run.state)]
+        if remarks:
+            self.values["remark"] = " ".join("; ".join(remarks).split())
+
+    def record(self) -> dict[str, Any]:
+        """The run for --json."""
+        run = self.run
+        about = {"run": self.name, "path": str(run.path), "state": run.state, "reason": run.reason, "step": run.step}
+        about |= {"epoch": self.epoch, "best": run.best, "values": self.results, "seconds": self.seconds}
+        return {**about, "config": self.config, "problems": run.problems}
+
+
+def read(folders: Sequence[Path]) -> list[Row]:
+    """The runs in the folders. Raises `UserError` if one of them has none."""
+    found = {run.path.resolve(): (run, folder) for folder in folders for run in compare.find_runs(folder)}
+    keys = compare.differing([run for run, _ in found.values()])
+    return [Row(run, _name(run, folder, len(folders)), keys) for run, folder in found.values()]
+
+
+def _name(run: RunFiles, folder: Path, folders: int) -> str:
+    if folders > 1:
+        return str(run.path)
+    return run.name if run.path == folder else str(run.path.relative_to(folder))
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """The columns that the rows have: keys before results, those of validation before those of evaluation."""
+    keys = [key for row in rows for key in row.config]
+    results = [name for split in ("val.", "eval.") for row in rows for name in row.results if name.startswith(split)]
+    names = dict.fromkeys(["run", "state", "best", "at", *keys, *results, "step", "epoch", "time", "remark"])
+    return [name for name in names if any(name in row.values for row in rows)]
+
+
+def ordered(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Row]:
+    """The rows sorted by a column: results with the best one first, all else rising; rows without a value last.
+
+    With `best`, runs whose best checkpoints were chosen by different metrics are sorted within each metric.
+
+    Raises:
+        UserError: there is no such column.
+    """
+    names = columns(rows)
+    found = [name for name in names if by in (name, name.rpartition(".")[2])]
+    if by not in found and len(found) != 1:
+        raise UserError(f"--sort {by}: {'this is one of' if found else 'choose one of'}: {', '.join(found or names)}")
+    column = by if by in found else found[0]
+    metric = column.partition(".")[2] if column.startswith(("val.", "eval.")) else ""
+
+    def place(row: Row) -> tuple[Any, ...]:
+        value, group = row.values.get(column), row.metric if column == "best" else ""
+        if value is None or value != value:  # NaN
+            return group, 2
+        if not isinstance(value, (int, float)):
+            return group, 1, str(value)
+        falls = bool(column == "best" or metric) and compare.mode(row.run, metric) == "max"
+        return group, 0, -value if falls != backwards else value
+
+    return sorted(rows, key=place)
+
+
+def best_rows(rows: Sequence[Row]) -> list[Row]:
+    """The best run by each metric that best checkpoints were chosen by."""
+    first: dict[str, Row] = {}
+    for row in ordered(rows, "run") if not any(row.run.best for row in rows) else ordered(rows, "best"):
+        if row.run.best:
+            first.setdefault(row.metric, row)
+    return list(first.values())
+
+
+def table(rows: Sequence[Row], width: int | None = None, *, colour: bool = False) -> str:
+    """The rows as text, in lines of at most `width` characters as far as possible; None for any length."""
+    first = best_rows(rows)
+    cells = [_cells(row, with_metric=len(first) > 1, limit=_WIDEST if width else None) for row in rows]
+    repeated = _repeated(rows, [row.metric for row in first])
+    names = [name for name in columns(rows) if name not in repeated]
+    titles = _titles(names, [row.metric for row in first])
+    widths = {name: max(len(titles[name]), *(len(row.get(name, "-")) for row in cells)) for name in names}
+    left_out: list[str] = []
+    while width and sum(widths[name] + len(_GAP) for name in names) - len(_GAP) > width and set(names) - set(_ALWAYS):
+        left_out.append(names.pop(_least_important(names)))
+    numbers = {name for name in names if all(isinstance(row.values.get(name, 0), (int, float)) for row in rows)}
+
+    def line(texts: Mapping[str, str], code: str) -> str:
+        parts = [f"{texts.get(name, '-'):{'>' if name in numbers else '<'}{widths[name]}}" for name in names]
+        text = _GAP.join(parts).rstrip()
+        return f"\033[{code}m{text}\033[0m" if colour and code else text
+
+    codes = ["1;32" if row in first else _COLOURS.get(row.run.state, "") for row in rows]
+    lines = [line(titles, "1"), *map(line, cells, codes)]
+    if left_out:
+        lines.append(f"not shown: {', '.join(reversed(left_out))}; widen the terminal, or use --csv")
+    return "\n".join(lines)
+
+
+def _cells(row: Row, *, with_metric: bool, limit: int | None) -> dict[str, str]:
+    """The texts of a row by column."""
+    cells = {name: compare.shown(value) for name, value in row.values.items()}
+    cells |= {"time": compare.duration(row.seconds)}
+    if with_metric and "best" in cells:
+        cells["best"] = f"{row.metric} {cells['best']}"
+    return {
+        name: text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…" for name, text in cells.items()
+    }
+
+
+def _repeated(rows: Sequence[Row], metrics: Sequence[str]) -> set[str]:
+    """The columns that repeat another: the metric of `best`, and the single loss of a run beside `loss`."""
+    found = {f"val.{metrics[0]}"} if len(metrics) == 1 else set()
+    for name in dict.fromkeys(name for row in rows for name in row.results):
+        total = f"{name.partition('.')[0]}.loss"
+        if name != total and all(row.results.get(name) == row.results.get(total) for row in rows):
+            found.add(name)
+    return found
+
+
+def _titles(names: Sequence[str], metrics: Sequence[str]) -> dict[str, str]:
+    """The headings of the columns: of a key, as much of its end as no other has."""
+    titles = {}
+    for name in names:
+        parts = name.split(".")
+        ends = [".".join(parts[at:]) for at in reversed(range(len(parts)))]
+        unique = (end for end in ends if end != "type" and sum(f".{other}".endswith(f".{end}") for other in names) == 1)
+        titles[name] = name if parts[0] in ("val", "eval") else next(unique, name)
+    return {**titles, "best": f"best {metrics[0]}" if len(metrics) == 1 else "best"}
+
+
+def _least_important(names: Sequence[str]) -> int:
+    """The position of the column to leave out first; never one of `_ALWAYS` while there is another."""
+    ranks = {
+        name: 5 + name.endswith("loss") - 2 * name.startswith("val.")
+        for name in names
+        if name.startswith(("val.", "eval."))
+    }
+    ranks |= {"remark": 8, "epoch": 7, "at": 4, "step": 3, "time": 2, **dict.fromkeys(_ALWAYS, -1)}
+    keys = [name for name in names if name not in ranks]
+    ranks |= {key: 4 if at >= 4 else 0 for at, key in enumerate(keys)}  # beside many keys, a metric is worth more
+    return max(range(len(names)), key=lambda at: (ranks[names[at]], at))
+
+
+def write_csv(rows: Sequence[Row]) -> None:
+    """All columns in full precision, to the standard output."""
+    writer = csv.DictWriter(sys.stdout, [*columns(rows), "metric"], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        config = {
+            key: value if isinstance(value, (int, float, str)) else json.dumps(value)
+            for key, value in row.config.items()
+        }
+        writer.writerow({**row.values, **config, "metric": row.metric})
+
+
+def plain(value: Any) -> Any:
+    """`value` for JSON, which has no NaN and Infinity: they become text, as in metrics.jsonl."""
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    return str(value) if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value
+
+
+def conclusion(rows: Sequence[Row]) -> str:
+    """Which run is best, by what, and how to evaluate it; for each metric on its own."""
+    lines = []
+    for row in best_rows(rows):
+        best, command = row.run.best or {}, compare.evaluate_command(row.run)
+        text = f"best by {row.metric}: {row.name}, {compare.shown(best['value'])} at step {best['step']}"
+        lines.append(f"{text}; {command}" if command else f"{text}; its best.pt is gone")
+    if len(lines) > 1:
+        lines.insert(0, "The runs were ranked by different metrics (best.metric); to compare all, see --sort val.NAME.")
+    return "\n".join(lines) or "No run has a best validation yet."
+
+
+def main(argv: list[str]) -> int:
+    """Read the command line and the runs, and print them. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.runs", description=(__doc__ or "").partition("\n\n")[2])
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="default: experiments")
+    parser.add_argument(
+        "--sort", default="", metavar="COLUMN", help="as in val.Accuracy, optim.lr, lr, time; default: best"
+    )
+    parser.add_argument("--reverse", action="store_true", help="the other way round")
+    parser.add_argument("--csv", action="store_true", help="all columns, in full precision")
+    parser.add_argument("--json", action="store_true", help="a list of objects")
+    options = parser.parse_args(argv)
+    rows = read(options.folders or [compare.PROJECT / "experiments"])
+    by = options.sort or ("best" if any(row.run.best for row in rows) else "run")
+    rows = ordered(rows, by, backwards=options.reverse)
+    if options.json:
+        print(json.dumps([plain(row.record()) for row in rows], indent=2, allow_nan=False, default=str))
+    elif options.csv:
+        write_csv(rows)
+    else:
+        on_terminal = sys.stdout.isatty()
+        width = shutil.get_terminal_size().columns if on_terminal or "COLUMNS" in os.environ else None
+        print(table(rows, width, colour=on_terminal and "NO_COLOR" not in os.environ), conclusion(rows), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UserError as error:  # not through `reported`, which imports PyTorch: seconds for a table
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader has closed the pipe: `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
