@@ -27,22 +27,22 @@ FLOORS = (
 # Source lines of each room: without blank lines, comments and docstrings. To raise one is a decision: say why in the
 # commit, and ask first what the new lines could replace.
 BUDGET = {
-    "base": 80,
-    "config": 1145,
-    "distributed": 630,
+    "base": 77,
+    "config": 1133,
+    "distributed": 625,
     "progress": 185,
     "failure": 400,
-    "run": 483,
-    "data": 792,
-    "optim": 845,
-    "checkpoint": 743,
+    "run": 481,
+    "data": 783,
+    "optim": 788,
+    "checkpoint": 738,
     "monitor": 550,
-    "model": 460,
+    "model": 455,
     "evaluation": 540,
-    "ops": 290,
-    "task": 130,
+    "ops": 256,
+    "task": 110,
     "debug": 35,
-    "run_context": 216,
+    "run_context": 213,
     "update": 120,
     "trainer": 250,
 }
@@ -85,7 +85,7 @@ def test_every_room_keeps_to_its_budget() -> None:
             used[room(dotted(file))] += source_lines(file.read_text(encoding="utf-8"))
     over = {name: lines for name, lines in used.items() if lines > BUDGET[name]}
     assert not over, f"over budget: {over}"
-    assert sum(BUDGET.values()) <= 8300
+    assert sum(BUDGET.values()) <= 7940
 
 
 def test_files_and_functions_are_short() -> None:

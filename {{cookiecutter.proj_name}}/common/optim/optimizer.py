@@ -118,10 +118,7 @@ def needs_closure(optimizer: Optimizer) -> bool:
 
 
 def _construct(cls: type[Optimizer], config: OptimizerConfig, params: list[Any]) -> Optimizer:
-    given = fit_arguments(cls, config.args)
-    arguments: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
-    }
+    arguments = fit_arguments(cls, config.args)
     if "weight_decay" in parameter_names(cls):
         # Always, so that 0 means 0: AdamW's own default would be 0.01.
         arguments["weight_decay"] = config.weight_decay
