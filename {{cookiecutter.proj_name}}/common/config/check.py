@@ -32,7 +32,9 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
 
     def add(more: Iterable[Problem]) -> None:
         known = [problem.key for problem in found if problem.key]
-        found.extend(each for each in more if each not in found and not overlapping([each.key], known))
+        for each in more:
+            if each not in found and not overlapping([each.key], known):
+                found.append(each)
 
     adapter, config = TypeAdapter(schema), None
     try:
@@ -40,8 +42,8 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
     except ValidationError as error:
         errors = error.errors(include_url=False)
         add(_problems_of(errors, values, schema))
-        for each in errors:
-            _drop(values, _path(each["loc"], values))
+        for path in [_path(each["loc"], values) for each in errors]:
+            _drop(values, path)
         with suppress(ValidationError):  # a key is required, and has no default
             config = adapter.validate_json(json.dumps(values))
     add(run_checks(schema, values, ""))
@@ -56,7 +58,7 @@ def _path(loc: Sequence[str | int], values: Any) -> list[str | int]:
     """The keys and indices in the data that lead to an error; other parts of its `loc` name alternatives of unions."""
     path = []
     for part in loc:
-        if part in values if isinstance(values, dict) else isinstance(values, list) and part in range(len(values)):
+        if part in (values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()):
             path.append(part)
             values = values[part]
     return path
