@@ -28,7 +28,7 @@ FLOORS = (
 # commit, and ask first what the new lines could replace.
 BUDGET = {
     "base": 77,
-    "config": 1133,
+    "config": 1135,
     "distributed": 625,
     "progress": 185,
     "failure": 400,
