@@ -1,4 +1,4 @@
-"""Drops what was not asked for, renames the user's package, and prints the next commands.
+"""Removes the files that were not chosen, renames the user's package, and prints the next commands.
 
 Rendered and run by cookiecutter in the new project. Safe to run again: the update tool does so in a temporary folder,
 and `cookiecutter -f` in a folder that is in use. No prompt, no network, no git.
@@ -41,7 +41,7 @@ EXAMPLE_TESTS = (
     *(f"test_{name}.py" for name in EXAMPLES),
 )
 
-TEXT_SUFFIXES = {"", ".cfg", ".ini", ".json", ".md", ".sh", ".toml", ".txt", ".yaml", ".yml"}
+TEXT_SUFFIXES = {"", ".cfg", ".ini", ".json", ".md", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
 TEXT_SUFFIXES |= {".py", ".cpp", ".cu", ".cuh", ".h"}
 
 # The places where "custom" is the package and not an English word. Each leaves customise, custom_name, my_custom,
@@ -69,6 +69,7 @@ def drop_unwanted(root, answers):
         drop_empty(
             root / "custom" / "ops" / "src", root / "custom" / "ops", root / "common" / "ops", root / "tests" / "ops"
         )
+        drop_from_schema(root / "configs" / "schema.json", "SaturatingModel")
     if answers["examples"] == "none":
         files = [f"{folder}/{name}" for folder in EXAMPLES for name in EXAMPLE_FILES]
         for name in ("__init__.py", "digits.py", "README.md", *files):
@@ -80,6 +81,22 @@ def drop_unwanted(root, answers):
     if answers["ci"] == "none":
         (root / ".github" / "workflows" / "ci.yml").unlink(missing_ok=True)
         drop_empty(root / ".github" / "workflows", root / ".github")
+
+
+def drop_from_schema(path, name):
+    """Removes a registered class from the schema for editors: its name, and the rule of its arguments."""
+    rule = {"properties": {"type": {"const": name}}}
+
+    def is_about_it(item):
+        return item == name or (isinstance(item, dict) and item.get("if") == rule)
+
+    def without(node):
+        if isinstance(node, dict):
+            return {key: without(item) for key, item in node.items()}
+        return [without(item) for item in node if not is_about_it(item)] if isinstance(node, list) else node
+
+    if path.is_file():
+        path.write_text(json.dumps(without(json.loads(path.read_text())), indent=2) + "\n")
 
 
 def drop_empty(*folders):
@@ -139,6 +156,10 @@ def print_next_steps(answers):
   python -m pip install -r requirements.txt
   python train.py --config configs/default.yaml
   python evaluate.py --model_pt experiments/default/checkpoints/best.pt
+
+With git, each run records its commit, and pre-commit can check your changes:
+
+  git init && git add -A && git commit -m "Start"
 """)
 
 

@@ -1,4 +1,4 @@
-"""Refuses answers that would make a broken project, in one sentence, before anything is written.
+"""Stops at an answer that would make a broken project, with one sentence, before anything is written.
 
 Rendered and run by cookiecutter in the new, still empty folder; a non-zero exit makes it remove that folder again.
 The update tool runs it too: no prompt, no network, no git.
@@ -83,7 +83,10 @@ def main():
         value = str(ANSWERS[key])
         problem = check(value)
         if problem:
-            sys.exit(f"{key} {value!r} cannot be used: {problem}.")
+            sys.exit(
+                f"\n{key} {value!r} cannot be used: {problem}.\n"
+                "Nothing was created; start again with another answer. What follows is cookiecutter's own report.\n"
+            )
 
 
 if __name__ == "__main__":

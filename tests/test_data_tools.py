@@ -80,7 +80,8 @@ def project(tmp_path_factory: pytest.TempPathFactory, python: Path) -> Path:
     settings = home / "config.yaml"
     settings.write_text(f"cookiecutters_dir: {home}/c\nreplay_dir: {home}/r\n")
     root = fresh(tmp_path_factory.mktemp("out"), settings)
-    for _, text in BLOCK.findall((root / "docs" / "data_tools.md").read_text()):
+    readme = (root / "README.md").read_text()
+    for _, text in [*BLOCK.findall((root / "docs" / "data_tools.md").read_text()), *BLOCK.findall(readme)]:
         if named := FILE.match(text):
             (root / named[1]).write_text(text)
     random = np.random.default_rng(0)
@@ -137,6 +138,15 @@ def test_a_config_of_the_page_trains_and_resumes(project: Path, python: Path, na
     if name in SHOWN:
         assert SHOWN[name] in (project / "experiments" / name / "config.yaml").read_text() + said
         REPORT.append(f"docs/data_tools.md: {name}")
+
+
+def test_the_pretrained_backbone_of_the_readme(project: Path, python: Path) -> None:
+    """Its weights come from a file here: the head keeps its own, the frozen layers do not change."""
+    make = "import torch, torchvision; torch.save(torchvision.models.resnet18().state_dict(), 'resnet18.pth')"
+    call(project, python, "-c", make)
+    words = ["--config", "configs/pretrained.yaml", "--init_from.path", "resnet18.pth", *SHORT]
+    assert "120 of 122" in call(project, python, "train.py", *words)
+    REPORT.append("README.md: pretrained")
 
 
 def test_shards_are_packed_and_trained_on(project: Path, python: Path) -> None:

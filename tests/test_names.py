@@ -65,11 +65,13 @@ def test_refusal_is_one_sentence_and_leaves_nothing(
     with pytest.raises(FailedHookException):
         fresh(output, settings, **answers)
     (key, value), = answers.items()  # fmt: skip
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith(key)]
+    captured = capfd.readouterr().err
+    lines = [line for line in captured.splitlines() if line.startswith(key)]
     assert len(lines) == 1
     assert lines[0].startswith(f"{key} {value!r} cannot be used: ")
     assert re.search(r"[^.]\.$", lines[0])
     assert words in lines[0]
+    assert "Nothing was created; start again" in captured
     assert list(tmp_path.iterdir()) == [output]
     assert list(output.iterdir()) == []
 

@@ -142,9 +142,9 @@ def test_a_second_run_does_nothing(built: Build) -> None:
         ({"CUDA_HOME": "/nowhere"}, "FORCE_CUDA=1, but there is no nvcc; install the CUDA toolkit, or name its folder"),
         (
             {"TORCH_CUDA_ARCH_LIST": "Ampere"},
-            "TORCH_CUDA_ARCH_LIST: Ampere is no architecture; write numbers, as in 8.0;9.0+PTX",
+            "TORCH_CUDA_ARCH_LIST: Ampere is not an architecture; use numbers, like 8.0;9.0+PTX",
         ),
-        ({"TORCH_CUDA_ARCH_LIST": "8.0;9.0,10.0"}, "TORCH_CUDA_ARCH_LIST: 9.0,10.0 is no architecture"),
+        ({"TORCH_CUDA_ARCH_LIST": "8.0;9.0,10.0"}, "TORCH_CUDA_ARCH_LIST: 9.0,10.0 is not an architecture"),
     ],
 )
 def test_what_cannot_be_built(built: Build, tmp_path: Path, variables: dict[str, str], error: str) -> None:

@@ -127,7 +127,7 @@ class Config:
 
 def follow_the_readme(project: Path, yours: Path) -> None:
     """Do each kind of thing that the project's README invites to."""
-    readme = (project / "README.md").read_text()
+    readme = (project / "README.md").read_text() + (project / "docs" / "evaluation.md").read_text()
     for path in ("models/wide_model.py", "metric/median_metric.py", "photos.yaml", "shifted.yaml", "long.yaml"):
         path = f"configs/{path}" if path.endswith(".yaml") else f"{yours.name}/{path}"
         shown = re.search(rf"^```\w+\n(# {re.escape(path)}.*?)^```$", readme, re.MULTILINE | re.DOTALL)

@@ -197,8 +197,9 @@ def test_command_line_with_a_strangers_settings(tmp_path: Path) -> None:
     assert "Zoë D'Arc" in (project / "LICENSE").read_text(encoding="utf-8")
     assert (project / "spinlab").is_dir()
     steps = re.findall(r"^  (\S.*)$", done.stdout, flags=re.MULTILINE)
-    assert len(steps) == 4
+    assert len(steps) == 5
     assert steps[0] == "cd spin-lab"
+    assert steps[-1].startswith("git init && ")
 
 
 def test_prompts_cover_every_question() -> None:

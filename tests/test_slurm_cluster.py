@@ -471,3 +471,26 @@ def test_the_time_limit_itself(project: Project, out_of_time: Path) -> None:
     assert project.status("out_of_time")["state"] == "finished"
     assert set(stops(project, "out_of_time")) == {"SIGUSR1"}
     assert "TIME LIMIT" not in project.log("out_of_time")
+
+
+def test_a_sweep_is_an_array(project: Project) -> None:
+    """tools.sweep --slurm: a task for each combination; the same command queues those that have not finished."""
+    words = [*SMALL, "--batch_size", "32", "--name", "swept", "--slurm", "--jobs", "3", "--slurm.time", "5"]
+    sweep = [sys.executable, "-m", "tools.sweep", *words, "--grid", "loss.hold.task=1,2", "model.width=4,8"]
+    for starts, tasks in enumerate(("0,1,2,3%3", "2,3%3")):
+        done = project.call(*sweep)
+        assert done.returncode == 0, done.stdout + done.stderr
+        job = re.findall(r"^job (\d+) is queued", done.stdout, re.MULTILINE)[0]
+        files = sorted((project.root / "experiments" / ".jobs" / "swept").glob("*/job.sh"))
+        assert len(files) == 1 + starts
+        assert f'--array="{tasks}"' in files[-1].read_text()
+        for task in re.findall(r"\d", tasks.partition("%")[0]):
+            project.jobs["swept"] = f"{job}_{task}"
+            project.ends("swept", "COMPLETED" if task in "01" else "FAILED")
+    names = [f"swept/task={task}_width={width}" for task in (1, 2) for width in (4, 8)]
+    assert [project.status(name)["state"] for name in names] == ["finished", "finished", "failed", "failed"]
+    widths = [project.final(name)["model"]["head.2.weight"].shape[1] for name in names[:2]]
+    assert widths == [32, 64]
+    shown = project.call(sys.executable, "-m", "tools.runs", str(project.run("swept")))
+    assert "this task is to fail" in shown.stdout
+    assert "width" in shown.stdout

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from common import distributed
 from common.base.errors import UserError
-from common.checkpoint import load_weights, read_checkpoint
+from common.checkpoint import best_in, load_weights, read_checkpoint
 from common.checkpoint.state import task_state
 from common.config import option_value, parse
 from common.config.registry import REGISTRIES
@@ -22,6 +22,7 @@ from common.run.folder import drop_stored_launch_options, stored_config
 from common.run.paths import eval_dir
 from common.run_context import managed_evaluation
 from common.task import Place
+from custom.advice import explained
 from custom.build import PROJECT, build_evaluation, build_task
 from custom.config import EvalConfig
 
@@ -45,9 +46,9 @@ def main(argv: list[str]) -> int:
         return code
     place = distributed.find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, place)
-    path = Path(config.model_pt or which_checkpoint()).expanduser()
+    path = best_in(Path(config.model_pt or which_checkpoint()).expanduser())
     folder = eval_dir(config.dir, path, config.split, PROJECT)
-    with together(place, config.dist, resolved.values) as rank, managed_evaluation(rank, folder):
+    with together(place, config.dist, resolved.values) as rank, managed_evaluation(rank, folder), explained():
         evaluate(config, path, folder, rank)
     return 0
 
@@ -86,8 +87,8 @@ def check_command(argv: list[str]) -> None:
     options = {word.partition("=")[0] for word in argv}
     if options & {"--config", "--configs", "-c", "--help", "-h", "--list"} or stored_config(argv, "--model_pt"):
         return
-    path = option_value(argv, "--model_pt") or which_checkpoint()
-    read_checkpoint(Path(path).expanduser())
+    path = best_in(Path(option_value(argv, "--model_pt") or which_checkpoint()).expanduser())
+    read_checkpoint(path)
     raise UserError(
         f"there is no config.yaml in the run folder of {path}; take the config from the checkpoint:\n"
         f"  python -m common.checkpoint {path} --config > its_config.yaml\n"

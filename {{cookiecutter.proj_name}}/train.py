@@ -10,8 +10,10 @@ from common.monitor.log import setup_log
 from common.run.folder import drop_stored_launch_options, stored_config
 from common.run_context import managed_run
 from common.trainer import Trainer
+from custom.advice import explained
 from custom.build import PROJECT, build_parts, log_end, log_start
 from custom.config import Config
+from custom.profile import profiled
 
 
 def main(argv: list[str]) -> int:
@@ -31,7 +33,7 @@ def main(argv: list[str]) -> int:
     code = distributed.spawn(config.gpu_ids, config.dist, command)
     if code is not None:  # this process only started the ones that train
         return code
-    with managed_run(config, resolved, command, PROJECT) as run:
+    with managed_run(config, resolved, command, PROJECT) as run, explained():
         parts = build_parts(config, run.rank, run.seed)
         run.open()  # after building, so that a mistake there does not move an earlier run of this name
         trainer = Trainer(config, parts, run)
@@ -39,7 +41,8 @@ def main(argv: list[str]) -> int:
             import_path(name)(trainer)
         trainer.restore(run)
         log_start(config, trainer, run)
-        outcome = trainer.train()
+        with profiled(config.profile, run):
+            outcome = trainer.train()
         run.end(outcome)
         log_end(trainer, outcome)
     return outcome.exit_code

@@ -3,6 +3,19 @@
 import importlib.util
 import sys
 from pathlib import Path
+from types import TracebackType
+
+
+def _report_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """One line for a Ctrl-C while the imports run, which take seconds; any other error as usual."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("interrupted before the start", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+if sys.excepthook is sys.__excepthook__:
+    sys.excepthook = _report_interrupt
 
 _NEEDED = ("torch", "numpy", "yaml", "pydantic", "loguru", "tqdm", "PIL")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from common.base.errors import UserError
 from common.config import Problem, section
+from common.config.schema import EditorRule
 
 Unit = Literal["step", "epoch"]
 _TEXT = re.compile(r"\s*(\d+(?:\.\d+)?|\d+/0*[1-9]\d*)\s*(step|epoch)s?\s*")
@@ -121,10 +122,14 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class _IntervalIn:
+class _IntervalIn(EditorRule):
     """Marks a config field as an interval whose plain numbers are in `unit`."""
 
     unit: Unit
+
+    def editor_rule(self) -> dict[str, Any]:
+        """The form of its texts; a reference to another key has any."""
+        return {"if": {"type": "string"}, "then": {"pattern": rf"^({_TEXT.pattern}|\s*-?[\d.]+\s*)$|\$\{{"}}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if value is None or (isinstance(value, (int, float, str)) and not isinstance(value, bool)):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.checkpoint import CheckpointConfig, InitConfig
@@ -43,7 +43,11 @@ class Task(nn.Module, ABC):
     Parameters, modules and tensors of the model have the model's own names, without `model.`: in checkpoints, patterns
     and logs.
 
+    Attributes:
+        classes: names of the classes, in the order of their numbers; empty if the data set names none.
     """
+
+    classes: Sequence[str] = ()
 
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:
         """A subclass may take further keyword arguments: the keys of the config's section `task`."""
@@ -71,6 +75,21 @@ class Task(nn.Module, ABC):
     def post_process(self, output: Any, batch: Any) -> Any:
         """Convert raw output for metrics and pictures (classes, boxes, ...). Used in evaluation, without gradients."""
         return output
+
+    def describe(self, output: Any, batch: Any) -> list[dict[str, Any]]:
+        """What `predict.py` writes for each sample of a batch, after `post_process`: plain values by name.
+
+        By default the tensors of the output that have up to 16 numbers per sample.
+        """
+        named = output if isinstance(output, Mapping) else {"output": output}
+        tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) and value.ndim}
+        size = len(next(iter(tensors.values()), ()))
+        small = {name: value for name, value in tensors.items() if len(value) == size and value.numel() <= 16 * size}
+        if not small:
+            kind = type(self).__name__
+            raise UserError(f"{kind} needs a method describe(output, batch) that returns a dict for each sample")
+        columns = [(value.flatten() if value.numel() == size else value).tolist() for value in small.values()]
+        return [dict(zip(small, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def pictures(self, output: Any, batch: Any, limit: int) -> list[Picture]:
         """Up to `limit` pictures of a batch after `post_process`; may be empty."""
@@ -163,7 +182,7 @@ class EngineConfig:
     name: str
     resume: str | None
     allow_changes: bool
-    gpu_ids: int | list[int] | Literal["all"]
+    gpu_ids: int | list[int] | Literal["all", "mps"]
     worker: int
     dir: DirConfig
     dist: DistConfig

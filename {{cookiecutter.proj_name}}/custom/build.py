@@ -59,8 +59,11 @@ def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
         evaluation=build_evaluation(config, "eval", rank, seed),
     )
     measured = {label(each.split, each.name): each.dataset for each in (*parts.val, *parts.evaluation)}
-    check_same_classes({"train": parts.stream.dataset, **measured})
-    warn_of_shared_samples({"train": parts.stream.dataset, **measured}, rank)
+    data = {"train": parts.stream.dataset, **measured}
+    check_same_classes(data)
+    warn_of_unused_classes(config, data)
+    warn_of_shared_samples(data, rank)
+    parts.task.classes = next((each.classes for each in data.values() if getattr(each, "classes", None)), ())
     return parts
 
 
@@ -167,6 +170,17 @@ def check_classes(config: Config, dataset: Any, split: str) -> None:
         )
 
 
+def warn_of_unused_classes(config: Config, data: Mapping[str, Any]) -> None:
+    """Warn of a model with more classes than the data: nothing fails, but the others are never right."""
+    names = next((each.classes for each in data.values() if getattr(each, "classes", None)), ())
+    classes = config.model.get("classes")
+    if names and isinstance(classes, int) and classes > len(names):
+        logger.warning(
+            "model.classes is {}, but the data have {}; if that is not intended, use --model.classes {}",
+            *(classes, len(names), len(names)),
+        )
+
+
 def check_size(dataset: Any, name: str, rank: Rank) -> None:
     """Refuse ranks whose data set has another size than rank 0's (an incomplete copy): samples go by index."""
     size = len(dataset) if is_map_style(dataset) else None
@@ -205,6 +219,9 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
             logger.info("{} {} {}", registry.kind, key, registry.where(name))
     for line in (line for registry in REGISTRIES for line in registry.left_out):
         logger.warning("{}", line)
+    if trainer.progress.stop_reason == "finished":
+        text = "this run finished already, at epoch {}, step {}; to train longer, raise progress.epoch (or max_steps)"
+        logger.warning(text, trainer.at.epoch, trainer.at.step)
     steps = trainer.stream.steps_per_epoch
     nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
     logger.info("{} steps per epoch; intervals:\n{}", steps or "unknown", trainer.triggers.table(without=nothing))

@@ -34,6 +34,7 @@ import custom.metric
 import custom.models
 import custom.schedules
 import custom.tasks  # noqa: F401 - importing the folders fills the registries
+from custom.profile import ProfileConfig
 from custom.stages import StageConfig, stage_layers, stage_problems
 
 
@@ -74,8 +75,8 @@ class Config(EngineConfig):
         bool, Field(description="with resume: accept changes of keys that affect what is trained")
     ] = False
     gpu_ids: Annotated[
-        int | list[int] | Literal["all"],
-        Field(description="-1: CPU; otherwise one or more CUDA devices, or all; one process per device"),
+        int | list[int] | Literal["all", "mps"],
+        Field(description="-1: CPU; one or more CUDA devices, or all: one process each; mps: the GPU of a Mac"),
     ] = -1
     batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
     worker: Annotated[int, Field(ge=0, description="loader workers per process; 0: read without workers")] = 0
@@ -120,6 +121,7 @@ class Config(EngineConfig):
         list[str], Field(description="module:function, each called with the trainer before training starts")
     ] = field(default_factory=list)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
 
     def problems(self) -> Iterator[Problem]:
         """Rules that involve several sections; each section checks its own keys."""
@@ -156,5 +158,7 @@ class Config(EngineConfig):
 class EvalConfig(Config):
     """The settings of `evaluate.py`: a training config, and which checkpoint to evaluate on which split."""
 
-    model_pt: Annotated[str | None, Field(description="checkpoint to evaluate; required")] = None
+    model_pt: Annotated[
+        str | None, Field(description="checkpoint to evaluate, or the folder of a run: its best; required")
+    ] = None
     split: Annotated[Literal["train", "val", "eval"], Field(description="split to evaluate on")] = "eval"

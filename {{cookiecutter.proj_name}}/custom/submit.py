@@ -5,6 +5,7 @@ of GPUs per node.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,10 @@ def main(argv: list[str]) -> int:
     resolved = {task: resolve(words_of_task(words, task)) for task in tasks}
     folder, config = common_folder(resolved), resolved[tasks[0]].config
     gpus = gpus_per_node(config.gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
-    values = {task: frozen(each.values, run_of_task(folder, task), PROJECT, gpus) for task, each in resolved.items()}
+    names = read_names(options.names, tasks)
+    values = {
+        task: frozen(each.values, run_of_task(folder, task, names), PROJECT, gpus) for task, each in resolved.items()
+    }
     job = job_folder(folder)
     if not options.dry_run:
         prepare(job, values, folder, PROJECT)
@@ -45,8 +49,19 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--dry-run", action="store_true", help="only check, write nothing")
     parser.add_argument("--array", metavar="TASKS", help="one run for each of these numbers, in sbatch's notation")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs per node; default: as many as the config's gpu_ids")
+    parser.add_argument("--names", type=Path, metavar="FILE", help="names of the array's runs: {number: name}, as JSON")
     cut = argv.index("--") if "--" in argv else len(argv)
     return parser.parse_args(argv[:cut]), argv[cut + 1 :]
+
+
+def read_names(file: Path | None, tasks: Sequence[int | None]) -> dict[int, str]:
+    """The names of the runs of an array, by task. Raises `UserError` if the file has not one for each."""
+    if file is None:
+        return {}
+    names = {int(number): str(name) for number, name in json.loads(file.read_text()).items()}
+    if not set(tasks) <= names.keys():
+        raise UserError(f"--slurm.names {file}: has no name for some of the tasks {tasks}")
+    return names
 
 
 def resolve(words: Sequence[str]) -> Resolved[Config]:

@@ -9,6 +9,7 @@
 #   --slurm.time TIME           time limit, such as 2:00:00 or 1-12
 #   --slurm.partition NAME      --slurm.account NAME      --slurm.qos NAME
 #   --slurm.array TASKS         one run per number, as in 0-4%2; %a in any config value stands for the number
+#   --slurm.names FILE          JSON with the name of each run of the array, {"0": "small", ...}; default: task_<number>
 #   --slurm.signal_seconds N    seconds before the time limit at which the run saves and the job is requeued
 #   --dry-run                   print the job file only
 #
@@ -70,12 +71,13 @@ set_option() {
     --slurm.account) account=$2 ;;
     --slurm.qos) qos=$2 ;;
     --slurm.array) array=$2 ;;
+    --slurm.names) names=$2 ;;
     --slurm.signal_seconds) signal_seconds=$2 ;;
     *) fail "$1: there is no such option; sh scripts/slurm.sh --help lists them" ;;
     esac
 }
 
-dry_run='' tasks_given='' look=''
+dry_run='' tasks_given='' look='' names=''
 left=$#
 while [ "$left" -gt 0 ]; do
     word=$1
@@ -119,7 +121,8 @@ elif [ -z "$dry_run" ] && ! command -v sbatch >/dev/null; then
         "scripts/cpu.sh, or print the job file with --dry-run"
 fi
 
-prepared=$("$python" -m custom.submit ${dry_run:+--dry-run} ${gpus:+--gpus "$gpus"} ${array:+--array "$array"} -- "$@")
+prepared=$("$python" -m custom.submit ${dry_run:+--dry-run} ${gpus:+--gpus "$gpus"} ${array:+--array "$array"} \
+    ${names:+--names "$names"} -- "$@")
 {
     IFS= read -r run
     IFS= read -r job
@@ -153,6 +156,15 @@ shell_quoted() {
     printf "'%s'" "$(printf '%s' "$1" | sed "s/'/'\\\\''/g")"
 }
 
+# The run's folder; a task of an array reads it from a file with its number.
+run_path() {
+    if [ -n "$array" ]; then
+        echo "\$(cat -- \"\$job/run$task\")"
+    else
+        shell_quoted "$run"
+    fi
+}
+
 directives() {
     cat <<END
 #SBATCH --job-name=$(slurm_quoted "${run##*/}")
@@ -177,7 +189,7 @@ places() {
     cat <<END
 project=$(shell_quoted "$PWD")
 job=$(shell_quoted "$job")
-run=$(shell_quoted "$run")${array:+/task$task}
+run=$(run_path)
 python=$(shell_quoted "$python")
 cd -- "\$project" || exit 1
 export OMP_NUM_THREADS=$cpus PYTHONUNBUFFERED=1

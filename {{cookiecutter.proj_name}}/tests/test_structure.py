@@ -28,19 +28,19 @@ FLOORS = (
 # commit, and ask first what the new lines could replace.
 BUDGET = {
     "base": 77,
-    "config": 1135,
-    "distributed": 625,
-    "progress": 185,
+    "config": 1143,
+    "distributed": 632,
+    "progress": 187,
     "failure": 400,
     "run": 481,
-    "data": 783,
-    "optim": 788,
-    "checkpoint": 738,
+    "data": 795,
+    "optim": 791,
+    "checkpoint": 747,
     "monitor": 550,
     "model": 455,
-    "evaluation": 540,
+    "evaluation": 554,
     "ops": 256,
-    "task": 110,
+    "task": 119,
     "debug": 35,
     "run_context": 213,
     "update": 120,
@@ -48,7 +48,7 @@ BUDGET = {
 }
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.
 LEAVES = {"ops"}
-YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "tools", "tests"}
+YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "predict", "tools", "tests"}
 
 
 def test_train_py_is_one_screen() -> None:

@@ -6,7 +6,7 @@ parts of a run, `weights` loads models, `guarantee` states how exact a resume is
 """
 
 from common.checkpoint.file import CheckpointError, read_checkpoint, write_checkpoint
-from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
+from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, best_in, find_checkpoint
 from common.checkpoint.saver import CheckpointConfig, Saver
 from common.checkpoint.weights import InitConfig, init_weights, load_weights, weights_path
 
@@ -17,6 +17,7 @@ __all__ = [
     "InitConfig",
     "LoadedCheckpoint",
     "Saver",
+    "best_in",
     "find_checkpoint",
     "init_weights",
     "load_weights",

@@ -1,6 +1,7 @@
 """One checkpoint file: written atomically, and read with its checksums verified."""
 
 import os
+import pickle
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.base.files import atomic_file
+from common.run.paths import RunPaths
 
 FORMAT = 1
 
@@ -116,17 +118,23 @@ def load_archive(path: Path) -> Any:
         CheckpointError: the file is missing or damaged, or loading it would execute code.
     """
     if not path.is_file():
-        near = ", ".join(sorted(each.name for each in path.parent.glob("*.pt")))
-        raise CheckpointError(f"there is no checkpoint {path}" + (f"; its folder has: {near}" if near else ""))
+        root = RunPaths.of_checkpoint(path / "x.pt" if path.is_dir() else path).root
+        moved = sorted(map(str, root.parent.glob(f"{root.name}_[0-9]*-*")), reverse=True)
+        near = {"its folder has": sorted(each.name for each in path.parent.glob("*.pt")), "earlier runs": moved[:3]}
+        hints = [f"; {what}: {', '.join(names)}" for what, names in near.items() if names]
+        raise CheckpointError(f"there is no checkpoint {'in ' * path.is_dir()}{path}{''.join(hints)}")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch writes a checksum of every tensor and never verifies it
         if damaged is None:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        reason = "it is not a checkpoint, or was cut off while it was written or copied"
-        summary = str(error).partition("\n")[0]
-        raise CheckpointError(f"{path} cannot be loaded: {reason} ({summary})") from error
+        reason = f"it is not a checkpoint, or was cut off while it was written or copied ({error})".partition("\n")[0]
+        if isinstance(error, pickle.UnpicklingError):
+            reason = (
+                "it holds Python objects, whose loading could execute code; save torch.save(model.state_dict(), path)"
+            )
+        raise CheckpointError(f"{path} cannot be loaded: {reason}") from error
     raise CheckpointError(f"{path} is damaged: the checksum of {damaged} is wrong")
 
 

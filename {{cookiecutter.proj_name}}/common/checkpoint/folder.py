@@ -119,7 +119,7 @@ class CheckpointFolder:
             try:
                 found = LoadedCheckpoint(path, read_checkpoint(path))
             except CheckpointError as error:
-                logger.warning("{}; looking for the one before", error)
+                logger.warning("{}; trying the one before it", error)
                 continue
             if path != self.latest:
                 logger.warning("using {}, step {}", path, found.step)
@@ -130,6 +130,12 @@ class CheckpointFolder:
                 "or leave out --resume: this one's folder is kept under another name"
             )
         return None
+
+
+def best_in(path: Path) -> Path:
+    """The best checkpoint of a run's folder, or of its checkpoint folder; the latest without one; a file as it is."""
+    names = [folder / name for name in ("best.pt", "latest.pt") for folder in (path / "checkpoints", path)]
+    return next((name for name in names if name.is_file()), path)
 
 
 def find_checkpoint(resume: str | None, own: Path, rank: Rank) -> LoadedCheckpoint | None:
@@ -156,9 +162,7 @@ def _find(resume: str, own: Path) -> LoadedCheckpoint | None:
     if resume == "auto":
         return CheckpointFolder(own).newest()
     path = Path(resume).expanduser()
-    if not path.is_dir():
-        return LoadedCheckpoint(path, read_checkpoint(path))
-    for folder in (path / "checkpoints", path):
+    for folder in (path / "checkpoints", path) if path.is_dir() else ():
         if found := CheckpointFolder(folder).newest():
             return found
-    raise CheckpointError(f"resume: {path} has no checkpoints (looked for *.pt in it and in {path / 'checkpoints'})")
+    return LoadedCheckpoint(path, read_checkpoint(path))

@@ -24,7 +24,7 @@ _MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.va
 SAFE = (
     *_MEASURING,
     "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "worker", "plugins", "dir.*", "debug.debug_mode",
-    "debug.print_all_grad", "monitor.*", "checkpoint.*", "init_from.*", "dataset.eval", "dataset.eval.*",
+    "debug.print_all_grad", "monitor.*", "profile.*", "checkpoint.*", "init_from.*", "dataset.eval", "dataset.eval.*",
     "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method",
     "dist.timeout", "dist.launcher", "dist.processes", "dist.cudnn_benchmark", "dist.distributed_backend",
     "dist.strategy", "dist.gradient_as_bucket_view", "prepare.activation_checkpointing", "prepare.compile.*",
@@ -79,7 +79,7 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str) -> dict[st
         "numpy": np.__version__,
         "cuda": torch.version.cuda or "none",
         "cudnn": torch.backends.cudnn.version() if on_gpu else "not used",
-        "device": torch.cuda.get_device_name(rank.device) if on_gpu else f"cpu ({platform.machine()})",
+        "device": torch.cuda.get_device_name(rank.device) if on_gpu else f"{rank.device.type} ({platform.machine()})",
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "ranks": rank.world_size,
         "model": model,

@@ -163,11 +163,10 @@ class Stage:
                 return None
             if value.numel() and identity in seen:
                 return seen[identity]
-            buffer = self._buffers.get(path)
+            buffer, on_cuda = self._buffers.get(path), value.device.type == "cuda"
             if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-                pinned = value.device.type == "cuda"
-                buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
-            buffer.copy_(value.detach(), non_blocking=True)
+                buffer = torch.empty(value.shape, dtype=value.dtype, pin_memory=on_cuda)
+            buffer.copy_(value.detach(), non_blocking=on_cuda)
             self._buffers[path] = seen[identity] = buffer
             return buffer
 

@@ -76,7 +76,7 @@ class RunState:
             "user": {name: part.state_dict() for name, part in self.user_parts.items()},
             "random": gather_objects(mine, self.rank),
             "fingerprint": dict(self.fingerprint),
-            "about": dict(self.about),
+            "about": {**self.about, "classes": [str(name) for name in getattr(self.task, "classes", ())]},
         }
         set_random_state(mine, self.rank.device)  # a part's state_dict may have drawn random numbers
         return state
@@ -97,7 +97,7 @@ class RunState:
         load_weights(self.task, task_state(state), str(source))
         if missing := {*(self.parts.keys() - state.keys()), *(self.user_parts.keys() - state["user"].keys())}:
             raise UserError(
-                f"{source} has no state of {', '.join(sorted(missing))}; it cannot be resumed, only its weights be used"
+                f"{source} has no state of {', '.join(sorted(missing))}; only its weights can be used, not its state"
             )
         if extra := state["user"].keys() - self.user_parts.keys():
             logger.warning("{} has state of {}, which nothing in this run registers", source, ", ".join(sorted(extra)))

@@ -46,7 +46,7 @@ class InitConfig:
         default_factory=list
     )
     strict: Annotated[
-        bool, Field(description="refuse missing, unexpected and mismatched keys; false: load what fits, and report")
+        bool, Field(description="keys that do not match are an error; false: load what fits, and report the rest")
     ] = True
 
 

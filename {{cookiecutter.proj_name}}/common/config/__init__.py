@@ -7,7 +7,7 @@ against a signature, `show` and `reference` print, and `resolve` holds the entry
 
 from common.config.overrides import option_value
 from common.config.problem import ABSENT, ConfigError, Problem, place
-from common.config.reference import help_text, json_schema
+from common.config.reference import help_text
 from common.config.resolve import Resolved, overlaid, parse, resolve
 from common.config.schema import nearest, section
 from common.config.show import dump
@@ -19,7 +19,6 @@ __all__ = [
     "Resolved",
     "dump",
     "help_text",
-    "json_schema",
     "nearest",
     "option_value",
     "overlaid",

@@ -27,7 +27,7 @@ def check_arguments(
     `label` names the target in messages; it is called only for a message, since finding a line is slow.
     `others`: further valid keys of the section, for suggestions.
     """
-    named, takes_any = _parameters(target)
+    named, takes_any = parameters(target)
     for name, value in given.items():
         if name in provided:
             rule = f"is set for {label()} by the program or another key"
@@ -50,7 +50,7 @@ def check_arguments(
 def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """`given`, converted to the annotated types: a path for `Path`, a tuple for `tuple[int, int]`, a section for a
     section class. Values that do not fit are left unchanged; `check_arguments` rejects them."""
-    named, _ = _parameters(target)
+    named, _ = parameters(target)
     fitted = dict(given)
     for name in given.keys() & named.keys():
         try:
@@ -62,16 +62,16 @@ def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[
 
 def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
     """Names of the parameters that can be given by name, in order; () if Python cannot inspect `target`."""
-    return tuple(_parameters(target)[0])
+    return tuple(parameters(target)[0])
 
 
 def accepts(target: Callable[..., Any], name: str) -> bool:
     """Whether `target` can be called with an argument `name`; true if Python cannot inspect it."""
-    named, takes_any = _parameters(target)
+    named, takes_any = parameters(target)
     return takes_any or name in named
 
 
-def _parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+def parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """Parameters that can be given by name, and whether any other name is accepted too."""
     try:
         found = _signature(target).parameters

@@ -20,7 +20,7 @@ def matched(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = nearest(pattern, [*names, *(f"{above}.*" for above in parents(names))])
-            hint = f"did you mean {near}?" if near else "there is: " + listed(names)
+            hint = f"did you mean {near}?" if near else "available: " + listed(names)
             raise UserError(f"{key}: {pattern} matches none of the model's {len(names)} names; {hint}")
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 

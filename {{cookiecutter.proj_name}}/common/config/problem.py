@@ -72,7 +72,7 @@ _YAML_WORDS = {
     "a valid number": "a number",
     "a valid boolean": "true or false",
     "a valid string": "text",
-    "a valid array": "a list",
+    "a valid array": "a list, as in '[a, b]'",
     "an object": "a section",
     "Field required": "a longer list",
 }

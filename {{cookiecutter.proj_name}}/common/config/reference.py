@@ -1,11 +1,9 @@
-"""All keys, documented for people and editors: the default config as a commented file, `--help`, the JSON schema."""
+"""All keys, documented for people: the default config as a commented file, and `--help`."""
 
 import shutil
 import textwrap
 from typing import Any
 
-from pydantic import TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import to_jsonable_python
 
 from common.config.problem import ABSENT
@@ -56,7 +54,7 @@ def help_text(
         "--config FILE": f"the configuration{f' (default {default})' * bool(default)}; also --configs FILE, -c FILE",
         "--print-config": "print every value with the place it came from, and stop",
         "--list [KIND]": f"print what is registered, with file:line and arguments, and stop; KIND: {', '.join(kinds)}",
-        "--debug": "lay the debug settings over the configuration",
+        "--debug": "apply the debug settings on top of the configuration",
         "--help, -h": "print this, and stop",
     }
     about = " ".join((description or schema.__doc__ or "").split())
@@ -74,28 +72,3 @@ def help_text(
         beside = len(line) < _COLUMN - 1
         lines += [*([] if beside else [line]), *_beside(line if beside else "", key.meaning + choices, width)]
     return "\n".join(lines)
-
-
-_PATHS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-_BASE = {**_PATHS, "description": "file or files this one is laid over, relative to this file"}
-_REPLACE = {"type": "boolean", "description": "true: replace the base's section instead of merging with it"}
-
-
-class _ForEditors(GenerateJsonSchema):
-    """Leaves out titles and required keys (a base may set them)."""
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-    def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
-        found = super().dataclass_schema(schema)
-        properties = {**found["properties"], "$REPLACE": _REPLACE}
-        kept = {name: item for name, item in found.items() if name not in ("title", "required")}
-        return {**kept, "properties": properties}
-
-
-def json_schema(schema: type) -> dict[str, Any]:
-    """A JSON schema for editors. Free sections allow any key."""
-    found = TypeAdapter(schema).json_schema(schema_generator=_ForEditors)
-    found["properties"]["$BASE"] = _BASE
-    return {"$schema": "http://json-schema.org/draft-07/schema#", **found}

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from common.base.errors import UserError
 from common.config.arguments import accepts, check_arguments, fit_arguments, parameter_names
 from common.config.problem import ABSENT, ConfigError, Origin, Problem, place
-from common.config.schema import nearest, suggestion
+from common.config.schema import EditorRule, nearest, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -160,8 +160,21 @@ class Registry:
         given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
         provided = self._supplied(name, target, given)
         if self._used_as_it_is(target):
-            provided = tuple(mapped) or parameter_names(target)[: len(self.call or ())]
+            provided = tuple(mapped) or self.supplied_to(target)
         yield from check_arguments(target, given, key, lambda: f"{name} ({file_of(target)})", provided, ignore)
+
+    def entries(self) -> dict[str, Callable[..., Any]]:
+        """Every entry by its name, in alphabetical order."""
+        self.import_files()
+        return dict(sorted(self._entries.items()))
+
+    def supplied_to(self, target: Callable[..., Any]) -> tuple[str, ...]:
+        """The arguments of an entry that are not for the config to set."""
+        return parameter_names(target)[: len(self.call or ())] if self._used_as_it_is(target) else self.provided
+
+    def editor_rule(self, **own: Any) -> dict[str, Any]:
+        """For editors: the rule of a section that names an entry. `own`: rules of keys that are not arguments."""
+        return {"registry": self, "own": own}
 
     def where(self, name: str) -> str:
         """File and line of the entry `name`, relative to the working directory when below it."""
@@ -171,14 +184,14 @@ class Registry:
         """Every entry: name, file:line, signature. Raises `ConfigError` if a file cannot be imported."""
         if broken := self.import_files():
             raise ConfigError(broken)
-        rows = [(name, file_of(entry), str(inspect.signature(entry))) for name, entry in sorted(self._entries.items())]
+        rows = [(name, file_of(entry), str(inspect.signature(entry))) for name, entry in self.entries().items()]
         widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
         lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
         return "\n".join([f"{self.kind}:", *(lines or ["  nothing is registered"]), *(f"  {x}" for x in self.left_out)])
 
 
 @dataclass(frozen=True)
-class Registered:
+class Registered(EditorRule):
     """Marks a field that names an entry: in a section's `type`, or as text. Null means off.
 
     As in `Annotated[dict[str, Any], Registered(MODEL_REGISTRY)]` or `Annotated[str, Registered(SCHEDULE_REGISTRY)]`.
@@ -187,6 +200,10 @@ class Registered:
 
     registry: Registry
     ignore: tuple[str, ...] = ()
+
+    def editor_rule(self) -> dict[str, Any]:
+        """As the registry's, with the keys to ignore."""
+        return self.registry.editor_rule(**{name: {} for name in self.ignore})
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         """Problems of the name, and of a section's arguments."""

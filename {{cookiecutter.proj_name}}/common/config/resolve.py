@@ -75,9 +75,10 @@ def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:
 def _existing(path: str | Path) -> Path:
     found = Path(os.path.expanduser(path))
     if problem := not_a_file(found):
-        others = found.parent.glob("*.y*ml") if os.path.isdir(found.parent) else ()
-        near = nearest(found.name, [other.name for other in others])
-        hint = f"did you mean {place(found.parent / near)}?" if near else ""
+        folders = (Path(__file__).parents[2] / "configs", Path("configs"), found.parent)
+        others = {other.name: other for folder in folders if os.path.isdir(folder) for other in folder.glob("*.y*ml")}
+        near = nearest(found.name, others)
+        hint = f"the working directory is {Path.cwd()}" + (f"; did you mean {place(others[near])}?" if near else "")
         raise ConfigError([Problem("--config", str(path), f"this file {problem}", hint)])
     return found
 

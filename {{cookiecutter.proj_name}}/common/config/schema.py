@@ -4,7 +4,8 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -26,6 +27,17 @@ def section(cls: type[T]) -> type[T]:
     """
     cls.__pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+class EditorRule(ABC):
+    """Base of the markers, for `Annotated`, of fields whose values are restricted by more than their type."""
+
+    @abstractmethod
+    def editor_rule(self) -> dict[str, Any]:
+        """That restriction as a JSON schema; it may contain what `Registry.editor_rule` returns."""
+
+    def __get_pydantic_json_schema__(self, core: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        return {**handler(core), "allOf": [self.editor_rule()]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +190,7 @@ def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     if renamed:
         if " " in renamed:
             return str(renamed)
-        return f"it is now called {prefix + renamed if renamed in keys_of(parent) else renamed}"
+        return f"it is called {prefix + renamed if renamed in keys_of(parent) else renamed}"
     elsewhere = {option.removeprefix("--"): [option] for option in RESERVED}
     for dotted, key in walk(root):
         elsewhere.setdefault(key.name, []).append(dotted)

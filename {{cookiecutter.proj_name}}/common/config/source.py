@@ -202,16 +202,29 @@ def read_text(text: str, start: Origin) -> Node | None:
         node: Node | None = _Loader(text, start).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        line = mark.line if mark else 0
         cause = ", ".join(filter(None, (error.context, error.problem)))
-        raise _refused(f"invalid YAML: {cause}", start, mark.line if mark else 0) from error
+        hint = next((text for part, text in _CAUSES.items() if re.search(part, cause)), "the lines there are")
+        shown = [f"\n      {at:>4} | {each}" for at, each in enumerate(text.splitlines(), 1) if 0 <= line + 1 - at <= 1]
+        raise _refused(f"invalid YAML: {cause}", start, line, "".join([hint, *shown])) from error
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
         raise _refused("the file contains a control character; remove it", start, line) from error
     return node
 
 
-def _refused(rule: str, start: Origin, line: int = 0) -> ConfigError:
-    return ConfigError([Problem("", ABSENT, rule, origin=_at(start, line))])
+# Parts of PyYAML's messages, and the mistake that is most often behind them.
+_CAUSES = {
+    "mapping values|expected <block end>": "begin keys of one section in one column; quote text that contains ': '",
+    r"character '\\t'": "indent with spaces, not with a tab",
+    "cannot start any token": "put text that begins with this character in quotes",
+    "expected ','": "a bracket or a comma is missing here or on a line above",
+    "end of stream": "a quote is not closed",
+}
+
+
+def _refused(rule: str, start: Origin, line: int = 0, hint: str = "") -> ConfigError:
+    return ConfigError([Problem("", ABSENT, rule, hint, _at(start, line))])
 
 
 def _at(start: Origin, line: int) -> Origin:

@@ -251,6 +251,6 @@ class IterableStream(BatchStream):
         self._start = states[self.rank.rank if self._batches.shares else 0]
         if "sample" not in self._start:
             raise UserError(
-                "dataset.train: an earlier version of this project saved the checkpoint inside an epoch, and of a data "
-                "set that is read in order the place there is unknown; take its weights: --progress.start_epoch 0"
+                "dataset.train: the checkpoint was saved inside an epoch by an earlier version, which did "
+                "not record the position in a stream; use only its weights: --progress.start_epoch 0"
             )

@@ -33,6 +33,12 @@ class EvaluationSection(DatasetSection):
     A set that is null is left out, so a config can drop a set of its base.
     """
 
+    def editor_rule(self) -> dict[str, Any]:
+        """One section with a type, or several by name."""
+        one, has_type = super().editor_rule(), {"required": ["type"]}
+        each = {"if": {"type": "object", **has_type}, "then": one}
+        return {"if": has_type, "then": one, "else": {"additionalProperties": each}}
+
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if not isinstance(value, Mapping) or not _named(value):
             yield from super().check(value, key)

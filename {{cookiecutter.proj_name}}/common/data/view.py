@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 from common.base.errors import UserError
 from common.config import Problem
 from common.config.registry import DATASET_REGISTRY, TRANSFORM_REGISTRY
+from common.config.schema import EditorRule
 
 _KEY = "image"  # the part of a sample that is transformed unless the config says otherwise
 
@@ -82,13 +83,18 @@ def kind_of(dataset: Any) -> str:
     return type(_innermost(dataset)).__name__
 
 
-class SetSection:
+class SetSection(EditorRule):
     """Checks the section of a data set and its `transforms`: `sets: list[Annotated[dict[str, Any], SetSection()]]`.
 
     `ignore`: keys of the section that are not arguments of the data set. They also survive a change of `type`.
     """
 
     ignore: tuple[str, ...] = ()
+
+    def editor_rule(self) -> dict[str, Any]:
+        """The section of a data set."""
+        transforms = {"items": TRANSFORM_REGISTRY.editor_rule(key={"type": ["string", "null"]})}
+        return DATASET_REGISTRY.editor_rule(transforms=transforms, **{name: {} for name in self.ignore})
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         yield from DATASET_REGISTRY.check(value, key, ignore=(*self.ignore, "transforms"))
@@ -107,6 +113,11 @@ class SetSection:
 def build_set(section: Mapping[str, Any], mode: str, data_dir: Path, ignore: tuple[str, ...] = ()) -> Any:
     """The data set of a section, with its transforms. Raises `UserError` if one of them does."""
     dataset = DATASET_REGISTRY.build(section, ignore=(*ignore, "transforms"), data_dir=data_dir, mode=mode)
+    return transformed(dataset, section, mode)
+
+
+def transformed(dataset: Any, section: Mapping[str, Any], mode: str) -> Any:
+    """`dataset` with the transforms of a section."""
     transforms = [
         Transform(
             f"dataset.{mode}: transforms[{number}] ({each['type']})",

@@ -4,7 +4,7 @@ from common.data.loader import BatchStream, Step
 from common.distributed import Rank, gather_objects
 from common.progress import Position
 
-_SHOWN = 40  # sample numbers in a message
+_SHOWN = 8  # sample numbers in a message
 
 
 def whereabouts(stream: BatchStream, step: Step | None, at: Position) -> str:

@@ -89,6 +89,7 @@ class WorkerStart:
 
 @atexit.register  # runs before multiprocessing's own handler, which would send SIGTERM and wait
 def _kill_remaining_workers() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report each as an error
     for process in multiprocessing.active_children():
         if process.daemon:
             process.kill()

@@ -19,7 +19,7 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
 
     Args:
         gpu_ids: -1 computes on CPU; otherwise the CUDA device(s) of this host to use, one process each; "all": every
-            visible one.
+            visible one; "mps": the GPU of an Apple computer, which one process uses.
 
     Raises:
         UserError: the launcher's variables are wrong, a device does not exist, or the number of processes is not the
@@ -60,19 +60,26 @@ def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) 
     """
     if gpu_ids in (-1, [-1]):
         return [torch.device("cpu")] * (processes or 1)
+    if gpu_ids == "mps":
+        if not torch.backends.mps.is_available():
+            raise UserError("gpu_ids: mps needs a Mac with an Apple GPU that PyTorch supports; use --gpu_ids -1")
+        if processes not in (None, 1):
+            raise UserError(f"gpu_ids: mps is one device, but {processes} processes were requested; start one")
+        return [torch.device("mps", 0)]
     if own_gpu:
         return [torch.device("cuda", 0)] * (processes or 1)
     count = torch.cuda.device_count()
     if count == 0:
+        other = ", or mps for the Apple GPU" if torch.backends.mps.is_available() else ""
         raise UserError(
-            f"gpu_ids: {gpu_ids} needs CUDA, but PyTorch finds no CUDA device; use --gpu_ids -1 for the CPU"
+            f"gpu_ids: {gpu_ids} needs CUDA, but PyTorch finds no CUDA device; use --gpu_ids -1 for the CPU{other}"
         )
     if gpu_ids == "all":
         gpu_ids = list(range(count))
     wanted = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
     numbers = [number for number in wanted if isinstance(number, int) and number >= 0]
     if not wanted or len(set(numbers)) < len(wanted):
-        raise UserError(f'gpu_ids: {gpu_ids} is neither -1 (CPU), "all", nor a list of different device numbers')
+        raise UserError(f'gpu_ids: {gpu_ids} is neither -1 (CPU), "all", "mps", nor a list of different device numbers')
     if max(numbers) >= count:
         raise UserError(f"gpu_ids: {gpu_ids}: there is no device {max(numbers)}, only {count} (0 to {count - 1})")
     if processes not in (None, len(numbers)):

@@ -145,7 +145,7 @@ def _open_round(store: Store, own: Rank, timeout: int) -> int:
         store.wait([f"read/{number}/{rank}" for rank in arrived[1:]], timedelta(seconds=_GRACE_S))
     raise UserError(
         f"rank {missing} of {own.world_size} did not arrive at {own.address}:{own.port} in {timeout} s "
-        "(dist.timeout); did it start, and does it see this host?"
+        "(dist.timeout); is it running, and can it reach this host?"
     )
 
 

@@ -12,6 +12,7 @@ from common.base.errors import UserError
 from common.config import ConfigError, Problem, section
 from common.config.schema import suggestion
 
+_CONSTANT_AFTER = 5  # validations
 Mode = Literal["min", "max"]
 Better = bool | Mapping[str, bool] | None
 """Whether higher values are better, for one value or for each by name; None if unknown."""
@@ -90,12 +91,15 @@ class BestTracker:
     mode: Mode
     best: Best | None = None
     waited: int = 0  # validations since the best
+    validations: int = 0  # in this process
+    constant: dict[str, float] | None = None  # values that were the same in all of them; none after a resume
 
     def update(self, values: Mapping[str, float], step: int) -> bool:
         """Record one validation; True if it is the best so far. Raises `UserError` if it lacks the metric."""
         value = values.get(self.config.metric)
         if value is None:
-            raise UserError(f"best.metric: {self.config.metric} was not measured; there is: {', '.join(values)}")
+            raise UserError(f"best.metric: {self.config.metric} was not measured; available: {', '.join(values)}")
+        self._warn_of_constant(values)
         sign = 1 if self.mode == "max" else -1
         if not math.isfinite(value):
             logger.warning("validation gave {} = {} (best.metric), which is never the best", self.config.metric, value)
@@ -105,6 +109,17 @@ class BestTracker:
             return True
         self.waited += 1
         return False
+
+    def _warn_of_constant(self, values: Mapping[str, float]) -> None:
+        """Warn of values that are the same to the last bit in each of a run's first validations."""
+        before, self.validations = values if self.constant is None else self.constant, self.validations + 1
+        self.constant = {name: value for name, value in values.items() if value == before.get(name)}
+        if self.constant and self.validations == _CONSTANT_AFTER:
+            found = ", ".join(f"{name} {value:.6g}" for name, value in self.constant.items())
+            text = (
+                "the first {} validations gave exactly the same {}; do the weights change (optim.lr, prepare.freeze), "
+            )
+            logger.warning(text + "and is the model's output what is measured?", _CONSTANT_AFTER, found)
 
     def reason_to_stop(self, value: float | None) -> str | None:
         """Why training should end after this validation; None to continue."""
@@ -127,4 +142,4 @@ class BestTracker:
             logger.warning("best was {metric} ({mode}) in the checkpoint; tracking starts anew", **state)
             return
         self.best = None if state["best"] is None else Best(*state["best"])
-        self.waited = state["waited"]
+        self.waited, self.constant = state["waited"], {}

@@ -13,6 +13,7 @@ from common.base.errors import UserError
 from common.config import ConfigError, Problem, overlaid
 from common.config.arguments import check_arguments
 from common.config.registry import LOSS_REGISTRY
+from common.config.schema import EditorRule
 from common.distributed import Rank, gather_objects
 from common.evaluation.exact import ExactSum
 from common.evaluation.weight import WeightSchedule
@@ -26,8 +27,13 @@ Losses = dict[str, Tensor]
 """Scalars, means over samples: `loss`, which is minimised, then its parts by name, unweighted; all are logged."""
 
 
-class LossSections:
+class LossSections(EditorRule):
     """Checks a section that maps names to losses: `{CrossEntropyLoss: {weight: 1.0, label_smoothing: 0.1}}`."""
+
+    def editor_rule(self) -> dict[str, Any]:
+        """A section for each name."""
+        weight, inputs = {"type": ["number", "object"]}, {"type": ["object", "null"]}
+        return {"additionalProperties": LOSS_REGISTRY.editor_rule(weight=weight, inputs=inputs)}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if value is None:  # the task computes its own
@@ -86,7 +92,7 @@ class _Term:
                     value = getattr(value, name) if hasattr(value, name) else value[int(name)]
         except (LookupError, TypeError, ValueError) as error:
             known = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
-            raise UserError(f"loss.{self.name}.inputs: {path} does not exist; there is: {known}") from error
+            raise UserError(f"loss.{self.name}.inputs: {path} does not exist; available: {known}") from error
         return value
 
 

@@ -11,6 +11,7 @@ from typing_extensions import Self
 from common.base.errors import UserError
 from common.config import ABSENT, Problem
 from common.config.registry import METRIC_REGISTRY
+from common.config.schema import EditorRule
 from common.distributed import Rank, from_main, gather_objects
 from common.evaluation.best import Better
 from common.evaluation.gathered import Results, SampleBuffer
@@ -64,8 +65,12 @@ class GatheredMetric(ABC):
         """The value(s) from the results of all samples."""
 
 
-class MetricSections:
+class MetricSections(EditorRule):
     """Checks a section that maps names to metrics: `{Accuracy: null, top3: {type: Accuracy, k: 3}}`."""
+
+    def editor_rule(self) -> dict[str, Any]:
+        """A section for each name."""
+        return {"additionalProperties": METRIC_REGISTRY.editor_rule()}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if not isinstance(value, Mapping):

@@ -20,6 +20,7 @@ from common.distributed import Rank
 EXIT_ERROR = 1
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
+HINT = "hint: "  # begins a note on an error that is shown as its hint
 
 _PROJECT = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)\n +(.+)$', re.MULTILINE)
@@ -30,7 +31,7 @@ _HINTS = {
     "ended without a word": "killed by a person, by the scheduler, for lack of memory (see dmesg), or by os._exit",
     "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --worker",
     "timed? ?out": "a rank was late, see others above; if it was legitimately busy, increase dist.timeout",
-    "out of memory|can't allocate memory": "smaller batch_size (with higher optim.accumulate), or precision.mode bf16",
+    "out of memory|can't allocate memory": "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16",
     "worker.*(killed|exited unexpectedly)|bus error": "out of memory or /dev/shm? --worker 0 shows the true error",
     "CUDA in forked|initialization error": "a worker used the GPU: load on the CPU, or loader.start_method: forkserver",
     "device-side assert|Target .* out of bounds": "label above the number of classes? CUDA_LAUNCH_BLOCKING=1 helps",
@@ -86,11 +87,12 @@ class Failure:
         """The part to read first, and so printed last."""
         if not self.is_boxed:
             return self.title if self.world_size == 1 else f"{self.title}\n  ({self.process})"
-        hint = next((text for pattern, text in _HINTS.items() if re.search(pattern, self.title, re.IGNORECASE)), "")
+        hints = [text for pattern, text in _HINTS.items() if re.search(pattern, self.title, re.IGNORECASE)]
+        hints = [note.removeprefix(HINT) for note in self.during if note.startswith(HINT)] + hints
         rows = [("at", self.source)]
-        rows += [("during", note) for note in self.during]
+        rows += [("during", note) for note in self.during if not note.startswith(HINT)]
         rows += [("others", line) for line in self.others]
-        rows += [("process", self.process), ("hint", hint), ("details", str(details or ""))]
+        rows += [("process", self.process), ("hint", "".join(hints[:1])), ("details", str(details or ""))]
         head = " failed " if self.world_size == 1 else f" rank {self.rank} failed "
         title = [f"  {line}" for line in self.title.splitlines()[:12]]
         return "\n".join([f"{head:=^100}", *title, *(f"  {name:<8} {text}" for name, text in rows if text), "=" * 100])
@@ -150,5 +152,5 @@ def _source(trace: str) -> str:
         for path, number, function, code in _FRAME.findall(trace)
         if path.startswith(_PROJECT) and "site-packages" not in path
     ]
-    own = [line for line in lines if not line.startswith(("common/", "train.py", "evaluate.py"))]
+    own = [line for line in lines if not line.startswith(("common/", "train.py", "evaluate.py", "predict.py"))]
     return (own or lines or [""])[-1]

@@ -69,7 +69,7 @@ class Trainable:
         """Warn of those of the `trained` parameters that got no gradient in the last backward pass."""
         if unused := without_gradient(self._model, trained):
             logger.warning(
-                "{} parameters got no gradient in the first step, though they are to be trained: {}. Do the model's "
+                "{} parameters got no gradient in the first step, although they should be trained: {}. Do the model's "
                 "forward and the loss use them? If that is intended, name them in prepare.freeze",
                 len(unused),
                 listed(unused),

@@ -1,7 +1,7 @@
 """Progress reports of a run: log lines, numbers, pictures. Only the main process writes them."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -60,6 +60,7 @@ class Monitor:
         workers: number of loader workers, for advice on it.
 
     Attributes:
+        after_step: functions to call after each optimizer step; add your own.
         start: optimizer steps done when training began; None before.
         step: optimizer steps done now.
     """
@@ -78,6 +79,7 @@ class Monitor:
         self.clock = Clock()
         self.batch_ready = self.clock.batch_ready
         self.reset_timer = self.clock.reset
+        self.after_step: list[Callable[[], object]] = []
         self.start: int | None = None
         self.step: int | None = None
         self._device = rank.device
@@ -119,6 +121,8 @@ class Monitor:
         self.clock.step_done(samples)
         self.step = at.step
         self.bar.update()
+        for call in tuple(self.after_step):
+            call()
 
     def show(self, at: Position) -> Show:
         """Where the task writes what it wants to show at this log line."""

@@ -65,7 +65,7 @@ def find_cuda(environment: Mapping[str, str] = os.environ) -> Cuda:
         architectures = chosen.replace(";", " ").split()
         for each in architectures:
             if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", each):
-                raise BuildError(f"TORCH_CUDA_ARCH_LIST: {each} is no architecture; write numbers, as in 8.0;9.0+PTX")
+                raise BuildError(f"TORCH_CUDA_ARCH_LIST: {each} is not an architecture; use numbers, like 8.0;9.0+PTX")
         return Cuda(nvcc, architectures)
     if forced == "1":
         raise BuildError(f"FORCE_CUDA=1, but {why_not}")

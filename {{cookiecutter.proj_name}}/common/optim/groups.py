@@ -153,7 +153,7 @@ def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict
             blocks.append(f"{name}.")
     if len(blocks) < 2:
         hint = "".join(blocks) or "layers."
-        raise UserError(f"optim.layer_decay.blocks: {config.blocks} is no list of blocks; write {hint}*, for example")
+        raise UserError(f"optim.layer_decay.blocks: {config.blocks} is not a list of blocks; write, say, {hint}*")
     below = list(takewhile(lambda name: not name.startswith(tuple(blocks)), names))
     layers = {"below_blocks": below} | {block[:-1]: [n for n in names if n.startswith(block)] for block in blocks}
     found: dict[nn.Parameter, Group] = {}

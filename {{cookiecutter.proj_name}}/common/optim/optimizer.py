@@ -66,7 +66,7 @@ class OptimizerConfig:
             try:
                 _construct(cls, self, [nn.Parameter(torch.zeros(1, 1))])
             except (TypeError, ValueError, RuntimeError) as error:
-                yield Problem("args", self.args, f"optim_type {cls.__name__} refuses them: {error}")
+                yield Problem("args", self.args, f"optim_type {cls.__name__} rejects them: {error}")
 
 
 def optimizer_class(name: str) -> type[Optimizer]:

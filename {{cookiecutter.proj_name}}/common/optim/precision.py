@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from common.base.errors import UserError
 from common.config import section
 from common.data.move import map_tensors
 
@@ -91,7 +92,12 @@ class Precision:
 
 
 def build_precision(config: PrecisionConfig, device: torch.device) -> Precision:
-    """The configured precision on `device`. Sets torch's process-wide TF32 switches when `tf32` says so."""
+    """The configured precision on `device`. Sets torch's process-wide TF32 switches when `tf32` says so.
+
+    Raises `UserError` when the device cannot compute in it.
+    """
+    if config.mode == "fp64" and device.type == "mps":
+        raise UserError("precision.mode: fp64: an Apple GPU has no 64-bit floats; use fp32, or --gpu_ids -1")
     if config.tf32 is not None:
         # The older pair of switches: torch.compile reads them, which fails once the newer `fp32_precision` was set.
         torch.set_float32_matmul_precision("high" if config.tf32 else "highest")

@@ -86,7 +86,7 @@ class LrSchedulerConfig:
             hint = (
                 "take one of --list schedules, or write it as a function in custom/schedules; torch's do not fit here"
             )
-            yield Problem("type", self.type, "is no function of the step", hint)
+            yield Problem("type", self.type, "is not a function of the step", hint)
             return
         ours = {"step", "steps", "milestones", *vars(self)}  # these do not come from `args`
         provided = tuple(name for name in parameter_names(target) if name in ours)

@@ -44,7 +44,7 @@ class FolderLock:
                 f" machine died, and the file server keeps the lock:  rm '{path}'"
             ) from None
         except OSError as error:
-            logger.warning("no file locks in {} ({}): see that only one process writes there", path.parent, error)
+            logger.warning("no file locks in {} ({}): make sure that only one process writes there", path.parent, error)
         lock = cls(path, file)
         if not lock._is_in_place():  # the previous holder has just removed it
             file.close()

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import torch
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
 from common.data.view import SetSection, build_set, is_map_style
+from custom.datasets.from_files import build_files
 
 Section = Annotated[dict[str, Any], SetSection()]
 _PER_SAMPLE = ("sample_ids", "targets", "labels", "weights")  # they have one value per sample
@@ -22,6 +24,11 @@ class _Combined(ABC):
     def __init__(self, sets: list[Any]) -> None:
         self.sets = sets
         self.random = any(getattr(each, "random", True) for each in sets)
+
+    @classmethod
+    def from_files(cls, files: Sequence[Any], sets: Any = None, set: Any = None, **_: Any) -> Any:
+        """These files as the first data set reads them, for `predict.py`."""
+        return build_files((sets or [set])[0], "eval", files)
 
     @abstractmethod
     def __len__(self) -> int: ...

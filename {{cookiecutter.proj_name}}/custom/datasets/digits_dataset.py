@@ -1,6 +1,8 @@
 """The example data set: 1,797 real handwritten digits, shipped with the project (source, licence: data/README.md)."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
+from custom.datasets.image_files_dataset import ImageFiles
 
 _SPLITS = {"train": 0, "val": 1, "eval": 2}
 
@@ -38,6 +41,13 @@ class DigitsDataset:
         # Whether items draw random numbers; if not, the loader skips seeding.
         self.random = shift > 0
 
+    suffixes = ImageFiles.suffixes
+
+    @classmethod
+    def from_files(cls, files: Sequence[Any], **_: Any) -> "DigitFiles":
+        """Pictures of single digits, for `predict.py`."""
+        return DigitFiles.from_files(files, size=[8, 8], channels=1)
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -51,6 +61,15 @@ class DigitsDataset:
         if self.shift:
             image = _shifted(image, self.shift)
         return {"image": image, "label": self.labels[index]}
+
+
+class DigitFiles(ImageFiles):
+    """Images of one digit each, in any size: (1, 8, 8), float, 0 (paper) to 1 (ink)."""
+
+    def prepared(self, image: Tensor) -> Tensor:
+        """Ink on light paper, as scanners give it, is inverted: in the data, ink is bright."""
+        border = torch.cat([image[:, 0].flatten(), image[:, -1].flatten(), image[..., 0].flatten()])
+        return 1 - image if border.median() > 0.5 else image
 
 
 def _shifted(image: Tensor, limit: int) -> Tensor:

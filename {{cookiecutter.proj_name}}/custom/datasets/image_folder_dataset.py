@@ -3,20 +3,17 @@
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 from loguru import logger
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
+from custom.datasets.image_files_dataset import UNREADABLE, ImageFiles, read_image
 from custom.datasets.shared_list import SharedList
-
-_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises
 
 
 @DATASET_REGISTRY.register()
@@ -67,6 +64,8 @@ class ImageFolderDataset:
         self.samples = SharedList(self.samples)
         if not self.samples:
             raise UserError(f"dataset.{mode}: there are no images of part {part} below {self.root}")
+
+    from_files, suffixes = ImageFiles.from_files, ImageFiles.suffixes  # for predict.py
 
     def _drop_unreadable(self) -> None:
         readable, problems = [], []
@@ -131,22 +130,3 @@ def scan_images(root: Path, classes: Sequence[str], part: list[float]) -> list[t
                 if part[0] <= place < part[1]:
                     samples.append((str(path), label))
     return samples
-
-
-def read_image(source: str | Path | BinaryIO, size: list[int] | None, channels: int) -> Tensor:
-    """The image in a file as (C, H, W), float in 0..1; `size`: resized to (height, width). Raises one of UNREADABLE."""
-    with Image.open(source) as file:
-        # Cameras store the image unrotated, with its orientation as metadata.
-        picture = _eight_bits(ImageOps.exif_transpose(file)).convert(_MODES[channels])
-        if size is not None:
-            picture = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    pixels = np.asarray(picture, dtype=np.float32).reshape(picture.height, picture.width, channels) / 255
-    return torch.from_numpy(pixels).permute(2, 0, 1)
-
-
-def _eight_bits(picture: Image.Image) -> Image.Image:
-    """Scale 16 bits per pixel to 8. Pillow's own conversion clips, which makes most of the image white."""
-    if not picture.mode.startswith("I"):
-        return picture
-    values = np.asarray(picture).astype(np.uint32)
-    return Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8))

@@ -44,7 +44,7 @@ class ToFloat:
         pixels = np.asarray(image) if not isinstance(image, Tensor) else None
         if pixels is None or pixels.dtype != np.uint8:
             kind = type(image).__name__ if pixels is None else f"numbers of type {pixels.dtype}"
-            raise UserError(f"ToFloat: gets a {kind}, but is for Pillow images and arrays of 8-bit numbers (uint8)")
+            raise UserError(f"ToFloat: got a {kind}; it takes Pillow images and arrays of 8-bit numbers (uint8)")
         pixels = pixels.astype(np.float32) / 255
         return torch.from_numpy(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
 

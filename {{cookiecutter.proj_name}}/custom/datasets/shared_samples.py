@@ -29,6 +29,6 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank) -> None:
     for (first, one), (second, other) in combinations(ids.items(), 2):
         if first.split(".")[0] != second.split(".")[0] and (shared := one & other):
             logger.warning(
-                f"dataset.{second}: {len(shared)} of {len(other)} samples are those of dataset.{first} too, such as "
-                f"{min(shared, key=str)}; numbers measured on them do not show how the model does on new data"
+                f"dataset.{second}: {len(shared)} of {len(other)} samples are also in dataset.{first}, such as "
+                f"{min(shared, key=str)}; results on them do not show how the model performs on new data"
             )

@@ -20,6 +20,7 @@ from loguru import logger
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
 from common.distributed.seed import mix
+from custom.datasets.image_files_dataset import ImageFiles
 from custom.datasets.tar_shards import DamagedShard, Sample, find_shards, read_bytes, read_field, read_index, scan
 
 FIELDS = {"image": "jpg jpeg png webp", "label": "cls"}
@@ -33,6 +34,7 @@ class _Tar:
     """
 
     random = False
+    from_files, suffixes = ImageFiles.from_files, ImageFiles.suffixes  # for predict.py
     classes: tuple[str, ...]
 
     def __init__(

@@ -20,7 +20,7 @@ from loguru import logger
 
 from common.base.errors import UserError
 from common.base.files import write_text
-from custom.datasets.image_folder_dataset import UNREADABLE, read_image
+from custom.datasets.image_files_dataset import UNREADABLE, read_image
 
 _INTEGERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _TEXTS = ("txt", "text", "transcript")

@@ -36,7 +36,7 @@ def array_tasks(text: str) -> list[int]:
     for part in re.sub(r"%[1-9]\d*$", "", text).split(","):
         match = _TASK.fullmatch(part.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise UserError(f"--slurm.array: {text!r} is no list of tasks; write 0-4, 1,3,5 or 0-99%4 (four at a time)")
+            raise UserError(f"--slurm.array: {text!r} is not a list of tasks; write 0-4, 1,3,5 or 0-99%4 (4 at a time)")
         numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
     return sorted(numbers)
 
@@ -46,9 +46,9 @@ def words_of_task(words: Sequence[str], task: int | None) -> list[str]:
     return list(words) if task is None else [word.replace(_TASK_WORD, str(task)) for word in words]
 
 
-def run_of_task(folder: RunPaths, task: int | None) -> RunPaths:
-    """The run's folder: `folder` itself, or one in it for each task of an array."""
-    return folder if task is None else RunPaths(folder.root / f"task_{task}")
+def run_of_task(folder: RunPaths, task: int | None, names: Mapping[int, str]) -> RunPaths:
+    """The run's folder: `folder` itself, or one in it for each task of an array, by default `task_<number>`."""
+    return folder if task is None else RunPaths(folder.root / names.get(task, f"task_{task}"))
 
 
 def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
@@ -60,10 +60,10 @@ def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
     Raises:
         UserError: the two contradict each other on the command line, or neither gives a number.
     """
-    if gpu_ids == "all":
+    if isinstance(gpu_ids, str):  # all, mps
         if not asked:
             raise UserError(
-                "gpu_ids: all does not say how many GPUs to ask Slurm for; add --slurm.gpus N, for each node"
+                f"gpu_ids: {gpu_ids} does not say how many GPUs to ask Slurm for; add --slurm.gpus N, for each node"
             )
         return asked
     wanted = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
@@ -121,6 +121,8 @@ def prepare(job: Path, configs: Mapping[int | None, Mapping[str, Any]], folder: 
         snapshot(project, job / "code", [folder.root.parent, data, project / "experiments", project / "data"])
         for task, values in configs.items():
             file = job / ("config.yaml" if task is None else f"config_{task}.yaml")
+            if task is not None:
+                write_text(job / f"run_{task}", f"{values['dir']['expr_dir']}/{values['name']}")
             write_text(file, f"# Frozen when the run {folder.name!r} was submitted.\n{dump(dict(values))}")
     except OSError as error:
         shutil.rmtree(job, ignore_errors=True)
@@ -146,5 +148,5 @@ def _check_unused(folder: RunPaths) -> None:
                     f"{folder.root} belongs to job {job}, which is {state}; wait for it, stop it (scancel {job}),"
                     " or give this run another --name"
                 )
-    for lock in (folder.lock_file, *folder.root.glob("task_*/run.lock")):
+    for lock in (folder.lock_file, *folder.root.glob("*/run.lock")):
         check_free(lock)

@@ -102,7 +102,7 @@ def test_a_damaged_newest_falls_back(runs: Runs, how: str) -> None:
     damage(folder / "checkpoints" / "latest.pt", how)
     runs.train(*words, "--resume", "auto")
     log = (folder / "train.log").read_text()
-    assert "latest.pt" in log and "looking for the one before" in log and "previous.pt, step 3" in log
+    assert "latest.pt" in log and "trying the one before it" in log and "previous.pt, step 3" in log
     assert same(uncut["model"], load(folder)["model"])
 
 
@@ -453,18 +453,18 @@ def test_init_from(runs: Runs, tmp_path: Path) -> None:
     assert torch.equal(load(folder)["model"]["features.0.0.weight"], weights["features.0.0.weight"])
     assert "of the model from" in (folder / "train.log").read_text()
 
-    def told(*arguments: str) -> str:
+    def error_of(*arguments: str) -> str:
         with pytest.raises(UserError) as caught:
             runs.train("--init_from", f"{{path: {arguments[0]}{arguments[1]}}}", *arguments[2:], name="bad")
         return str(caught.value)
 
-    assert "no key of the file fits the model" in told(str(tmp_path / "foreign.pt"), "")
-    assert "no key of the file fits" in told(str(tmp_path / "foreign.pt"), ", strict: false")
-    text = told(str(source), "", "--model.classes", "17")
+    assert "no key of the file fits the model" in error_of(str(tmp_path / "foreign.pt"), "")
+    assert "no key of the file fits" in error_of(str(tmp_path / "foreign.pt"), ", strict: false")
+    text = error_of(str(source), "", "--model.classes", "17")
     assert "head.2.weight: (10, 32) in the file, (17, 32) in the model" in text
     folder = init(runs, source, "exclude: ['head.2.*']", "--model.classes", "10")
     assert not torch.equal(load(folder)["model"]["head.2.weight"], weights["head.2.weight"])
-    assert "there is no checkpoint" in told(str(tmp_path / "none.pt"), "")
+    assert "there is no checkpoint" in error_of(str(tmp_path / "none.pt"), "")
 
 
 @pytest.mark.parametrize("how", ["init_from", "resume", "auto"])
@@ -483,7 +483,7 @@ def test_weights_of_the_run_that_would_be_moved(runs: Runs, how: str) -> None:
 
 
 def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """python -m common.checkpoint: what is in it; weights alone; a damaged one is told."""
+    """python -m common.checkpoint: what is in it; weights alone; a damaged one is named."""
     path = runs.train("--optim.ema.decay", "0.5") / "checkpoints" / "latest.pt"
     assert tool.main([str(path)]) == 0
     text = capsys.readouterr().out

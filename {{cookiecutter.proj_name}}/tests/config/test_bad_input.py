@@ -17,11 +17,11 @@ from common.failure.program import reported
 from tests.conftest import CONFIG, PROJECT, Runs, load, run
 from custom.datasets.digits_dataset import DigitsDataset
 
-Told = Callable[..., str]
+ErrorOf = Callable[..., str]
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str], runs: Runs) -> Told:
+def error_of(capsys: pytest.CaptureFixture[str], runs: Runs) -> ErrorOf:
     """Run train.py (or evaluate.py) in this process, expect it to refuse, and return what a person reads."""
 
     def call(*words: str, program: str = "train") -> str:
@@ -63,17 +63,17 @@ def on_images(folder: Path, **more: str) -> list[str]:
     ]
 
 
-def test_misspelt_key(told: Told) -> None:
+def test_misspelt_key(error_of: ErrorOf) -> None:
     """D-22: the key, where it was written, and the nearest right one."""
-    text = told("--optim.lrr", "0.1")
+    text = error_of("--optim.lrr", "0.1")
     assert "optim.lrr" in text and "command line" in text and "did you mean optim.lr?" in text
 
 
-def test_every_mistake_at_once_with_file_and_line(told: Told, tmp_path: Path) -> None:
+def test_every_mistake_at_once_with_file_and_line(error_of: ErrorOf, tmp_path: Path) -> None:
     """D-21, D-24, R-09: a wrong type, a bad value and an unknown key in one message, before anything is built."""
     config = tmp_path / "mine.yaml"
     config.write_text(f"$BASE: {CONFIG}\nworker: many\noptim:\n  lr: -1\n  clip_tipe: norm\n")
-    text = told("--config", str(config))
+    text = error_of("--config", str(config))
     assert "3 problems" in text
     for part in ("mine.yaml:2", "mine.yaml:4", "mine.yaml:5", "many", "did you mean optim.clip_type?"):
         assert part in text
@@ -131,43 +131,43 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
         ["--early_stop.patience", "x", "--dataset.val", "null"],
     ],
 )
-def test_a_mistake_is_not_reported_for_what_follows_from_it(told: Told, words: list[str]) -> None:
+def test_a_mistake_is_not_reported_for_what_follows_from_it(error_of: ErrorOf, words: list[str]) -> None:
     """D-22: what is right beside a wrong key is not judged by that key's default."""
-    assert "has 1 problem:" in told(*words)
+    assert "has 1 problem:" in error_of(*words)
 
 
 @pytest.mark.parametrize("key", ["progress.epoch_val", "optim.lr_scheduler.warmup", "optim.clip_warmup"])
-def test_a_period_that_is_none(told: Told, key: str) -> None:
-    text = told(f"--{key}", "1/0epoch")
+def test_a_period_that_is_none(error_of: ErrorOf, key: str) -> None:
+    text = error_of(f"--{key}", "1/0epoch")
     assert f"1 problem: {key} = '1/0epoch' (command line" in text and '"0.5epoch"' in text
 
 
-def test_missing_file(told: Told) -> None:
+def test_missing_file(error_of: ErrorOf) -> None:
     """D-42: a missing config is an error, with the name that was meant."""
-    text = told("--config", "configs/defualt.yaml")
+    text = error_of("--config", "configs/defualt.yaml")
     assert "configs/defualt.yaml" in text and "configs/default.yaml" in text
 
 
-def test_missing_base_and_loop(told: Told, tmp_path: Path) -> None:
+def test_missing_base_and_loop(error_of: ErrorOf, tmp_path: Path) -> None:
     """QQ-05: who asked for the missing file; the chain of a loop."""
     for name, base in {"a": "b.yaml", "b": "a.yaml", "c": "nowhere.yaml"}.items():
         (tmp_path / f"{name}.yaml").write_text(f"$BASE: {base}\n")
-    text = told("--config", str(tmp_path / "c.yaml"))
+    text = error_of("--config", str(tmp_path / "c.yaml"))
     assert "c.yaml:1" in text and "nowhere.yaml" in text
-    text = told("--config", str(tmp_path / "a.yaml"))
+    text = error_of("--config", str(tmp_path / "a.yaml"))
     assert "a.yaml -> " in text and "b.yaml -> " in text
 
 
-def test_unknown_registry_name(told: Told) -> None:
+def test_unknown_registry_name(error_of: ErrorOf) -> None:
     """R-16: the nearest name, and where to add."""
-    text = told("--model.type", "ConvModle")
+    text = error_of("--model.type", "ConvModle")
     assert "ConvModle" in text and "did you mean ConvModel?" in text
     assert "custom/models/<name>_model.py" in text and "@MODEL_REGISTRY.register()" in text
 
 
-def test_wrong_argument_of_a_registered_class(told: Told) -> None:
+def test_wrong_argument_of_a_registered_class(error_of: ErrorOf) -> None:
     """R-16: arguments are checked against the signature before anything is built."""
-    text = told("--model.widht", "8", "--loss.CrossEntropyLoss.label_smoothing", "much")
+    text = error_of("--model.widht", "8", "--loss.CrossEntropyLoss.label_smoothing", "much")
     assert "2 problems" in text
     assert "model.widht" in text and "width" in text
     assert "loss.CrossEntropyLoss.label_smoothing" in text and "number" in text
@@ -185,44 +185,44 @@ def test_two_classes_of_one_name(tmp_path: Path) -> None:
     assert "conv_model.py:" in done.stderr and "second_model.py:" in done.stderr and "ConvModel" in done.stderr
 
 
-def test_missing_data_folder(told: Told, tmp_path: Path) -> None:
-    assert "there is no" in told("--dir.data_dir", str(tmp_path)) and "dir.data_dir" in told(
+def test_missing_data_folder(error_of: ErrorOf, tmp_path: Path) -> None:
+    assert "there is no" in error_of("--dir.data_dir", str(tmp_path)) and "dir.data_dir" in error_of(
         "--dir.data_dir", str(tmp_path)
     )
-    assert f"no folder {tmp_path / 'none'}" in told(*on_images(tmp_path / "none"))
+    assert f"no folder {tmp_path / 'none'}" in error_of(*on_images(tmp_path / "none"))
 
 
-def test_empty_data(told: Told, tmp_path: Path) -> None:
+def test_empty_data(error_of: ErrorOf, tmp_path: Path) -> None:
     """B42: no samples at all, and a folder whose classes hold no images."""
-    assert "dataset.train: Empty has no samples" in told("--dataset.train", "{type: tests.parts.Empty}")
-    assert "there are no images" in told(*on_images(images(tmp_path / "i", {"cat": 0, "dog": 0})))
+    assert "dataset.train: Empty has no samples" in error_of("--dataset.train", "{type: tests.parts.Empty}")
+    assert "there are no images" in error_of(*on_images(images(tmp_path / "i", {"cat": 0, "dog": 0})))
 
 
-def test_one_class(told: Told, tmp_path: Path) -> None:
-    text = told(*on_images(images(tmp_path / "i", {"cat": 3})))
+def test_one_class(error_of: ErrorOf, tmp_path: Path) -> None:
+    text = error_of(*on_images(images(tmp_path / "i", {"cat": 3})))
     assert "one sub-folder per class, at least two; found: cat" in text
 
 
 @pytest.mark.parametrize("worker", ["0", "1"])
-def test_unreadable_image(told: Told, runs: Runs, tmp_path: Path, worker: str) -> None:
+def test_unreadable_image(error_of: ErrorOf, runs: Runs, tmp_path: Path, worker: str) -> None:
     """The file is named; with on_error: skip it is left out and counted."""
     folder = images(tmp_path / "i", {"cat": 5, "dog": 5})
     (folder / "dog" / "2.png").write_bytes(b"\x89PNG nothing more")
-    text = told(*on_images(folder), "--worker", worker)
+    text = error_of(*on_images(folder), "--worker", worker)
     assert str(folder / "dog" / "2.png") in text and "on_error: skip" in text
     run_folder = runs.train(*on_images(folder, on_error="skip"), "--worker", worker)
     assert "skipped 1 of 10 images" in (run_folder / "train.log").read_text()
     assert load(run_folder)["position"]["epoch_size"] == 9
 
 
-def test_model_pt(told: Told, runs: Runs, tmp_path: Path) -> None:
+def test_model_pt(error_of: ErrorOf, runs: Runs, tmp_path: Path) -> None:
     """A checkpoint that is missing, cut off, changed by one bit, no checkpoint, or another model's."""
     path = runs.train("--progress.epoch", "1", name="made") / "checkpoints" / "latest.pt"
     other = runs.train("--progress.epoch", "1", "--model.width", "6", name="other")
     whole = path.read_bytes()
 
     def evaluated(file: Path, *words: str) -> str:
-        return told(
+        return error_of(
             "--model_pt", str(file), "--config", str(path.parents[1] / "config.yaml"), *words, program="evaluate"
         )
 
@@ -241,21 +241,21 @@ def test_model_pt(told: Told, runs: Runs, tmp_path: Path) -> None:
     assert "not a checkpoint" in evaluated(broken)
     text = evaluated(other / "checkpoints" / "latest.pt")
     assert "made by another model than ConvModel" in text and "features.0.0.weight: (6, 1, 3, 3) in the file" in text
-    assert "model_pt: which checkpoint?" in told("--config", "configs/eval.yaml", program="evaluate")
-    assert "model_pt: which checkpoint?" in told(program="evaluate")
-    assert "there is no checkpoint" in told("--model_pt", str(tmp_path / "none.pt"), program="evaluate")
+    assert "model_pt: which checkpoint?" in error_of("--config", "configs/eval.yaml", program="evaluate")
+    assert "model_pt: which checkpoint?" in error_of(program="evaluate")
+    assert "there is no checkpoint" in error_of("--model_pt", str(tmp_path / "none.pt"), program="evaluate")
     (tmp_path / "alone.pt").write_bytes(whole)
-    assert "python -m common.checkpoint" in told("--model_pt", str(tmp_path / "alone.pt"), program="evaluate")
+    assert "python -m common.checkpoint" in error_of("--model_pt", str(tmp_path / "alone.pt"), program="evaluate")
 
 
-def test_more_classes_than_the_model_has(told: Told, tmp_path: Path) -> None:
+def test_more_classes_than_the_model_has(error_of: ErrorOf, tmp_path: Path) -> None:
     """Said before training, with the number that is right."""
     folder = images(tmp_path / "i", {"cat": 2, "dog": 2, "emu": 2})
-    text = told(*on_images(folder))
+    text = error_of(*on_images(folder))
     assert "dataset.train has 3 (cat, dog, emu); use --model.classes 3" in text
 
 
-def test_a_checkpoint_runs_no_code(told: Told, tmp_path: Path) -> None:
+def test_a_checkpoint_runs_no_code(error_of: ErrorOf, tmp_path: Path) -> None:
     """R-23: a file that would execute something is refused, and nothing happens."""
     canary = tmp_path / "canary"
 
@@ -264,19 +264,19 @@ def test_a_checkpoint_runs_no_code(told: Told, tmp_path: Path) -> None:
             return (Path.touch, (canary,))
 
     torch.save({"format": 1, "model": Evil()}, tmp_path / "evil.pt")
-    text = told("--model_pt", str(tmp_path / "evil.pt"), "--config", "configs/eval.yaml", program="evaluate")
+    text = error_of("--model_pt", str(tmp_path / "evil.pt"), "--config", "configs/eval.yaml", program="evaluate")
     assert "cannot be loaded" in text
     assert not canary.exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA, so asking for it is no mistake")
-def test_a_gpu_that_is_not_there(told: Told) -> None:
+def test_a_gpu_that_is_not_there(error_of: ErrorOf) -> None:
     """D-45: said before anything else, with the remedy."""
-    text = told("--gpu_ids", "0")
+    text = error_of("--gpu_ids", "0")
     assert "gpu_ids: 0" in text and "--gpu_ids -1" in text
 
 
-def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, told: Told) -> None:
+def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, error_of: ErrorOf) -> None:
     """AN-21, R-64: asking for devices that get no process is refused, with what would be right."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -284,30 +284,30 @@ def test_more_devices_than_processes(monkeypatch: pytest.MonkeyPatch, told: Told
     with monkeypatch.context() as launched:
         for name, value in place.items():
             launched.setenv(name, value)
-        text = told("--gpu_ids", "0,1,2")
+        text = error_of("--gpu_ids", "0,1,2")
     assert "3 device(s)" in text and "1 process(es)" in text and "start 3, or name 1 device(s)" in text
-    assert "no device 4, only 4 (0 to 3)" in told("--gpu_ids", "4")
+    assert "no device 4, only 4 (0 to 3)" in error_of("--gpu_ids", "4")
 
 
-def test_resume_without_checkpoints(told: Told, tmp_path: Path) -> None:
+def test_resume_without_checkpoints(error_of: ErrorOf, tmp_path: Path) -> None:
     """D-30: a folder with nothing in it, and a file that is not there."""
     (tmp_path / "empty").mkdir()
-    assert f"resume: {tmp_path / 'empty'} has no checkpoints" in told("--resume", str(tmp_path / "empty"))
-    assert "there is no checkpoint" in told("--resume", str(tmp_path / "none.pt"))
+    assert f"there is no checkpoint in {tmp_path / 'empty'}" in error_of("--resume", str(tmp_path / "empty"))
+    assert "there is no checkpoint" in error_of("--resume", str(tmp_path / "none.pt"))
 
 
-def test_resume_with_another_model(told: Told, runs: Runs) -> None:
+def test_resume_with_another_model(error_of: ErrorOf, runs: Runs) -> None:
     """D-12, D-13: every key that differs is listed; nothing is half loaded."""
     folder = runs.train("--progress.epoch", "1", name="first")
-    assert "--allow_changes true" in told("--resume", str(folder), "--model.width", "6")
-    text = told("--resume", str(folder), "--model.width", "6", "--allow_changes", "true")
+    assert "--allow_changes true" in error_of("--resume", str(folder), "--model.width", "6")
+    text = error_of("--resume", str(folder), "--model.width", "6", "--allow_changes", "true")
     assert "of another shape" in text and "features.0.0.weight" in text
 
 
-def test_a_loss_that_is_not_a_number(told: Told, runs: Runs) -> None:
+def test_a_loss_that_is_not_a_number(error_of: ErrorOf, runs: Runs) -> None:
     """QQ-46: stops before a checkpoint is overwritten, names the step and the last good file."""
     loss = "{$REPLACE: true, entropy: {type: tests.parts.NotANumber, after: 7}}"
-    text = told("--loss", loss, "--progress.iter_loss", "100")
+    text = error_of("--loss", loss, "--progress.iter_loss", "100")
     assert "the loss of step 8 is not a finite number" in text
     latest = runs.root / "run" / "checkpoints" / "latest.pt"
     assert f"the last good checkpoint is {latest}" in text
@@ -315,25 +315,25 @@ def test_a_loss_that_is_not_a_number(told: Told, runs: Runs) -> None:
     assert all(value.isfinite().all() for value in load(runs.root / "run")["model"].values())
 
 
-def test_nothing_to_minimise(told: Told) -> None:
-    assert "every weight is 0" in told("--loss.CrossEntropyLoss.weight", "0")
+def test_nothing_to_minimise(error_of: ErrorOf) -> None:
+    assert "every weight is 0" in error_of("--loss.CrossEntropyLoss.weight", "0")
 
 
-def test_best_of_something_that_is_not_measured(told: Told) -> None:
-    text = told("--best.metric", "Acuracy")
+def test_best_of_something_that_is_not_measured(error_of: ErrorOf) -> None:
+    text = error_of("--best.metric", "Acuracy")
     assert "best.metric" in text and "did you mean Accuracy?" in text
 
 
-def test_a_run_folder_that_cannot_be_made(told: Told, tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_made(error_of: ErrorOf, tmp_path: Path) -> None:
     """B10: said in the first second."""
     (tmp_path / "file").write_text("")
-    assert "file" in told("--dir.expr_dir", str(tmp_path / "file"))
-    assert "name: 'a/b' cannot name a folder" in told("--name", "a/b")
-    text = told("--name", "é" * 150)
+    assert "file" in error_of("--dir.expr_dir", str(tmp_path / "file"))
+    assert "name: 'a/b' cannot name a folder" in error_of("--name", "a/b")
+    text = error_of("--name", "é" * 150)
     assert "File name too long" in text
 
 
-def test_splits_with_other_classes(told: Told, tmp_path: Path) -> None:
+def test_splits_with_other_classes(error_of: ErrorOf, tmp_path: Path) -> None:
     """Label 1 must mean the same in training and validation."""
     train_folder, val_folder = (
         images(tmp_path / "t", {"cat": 2, "dog": 2}),
@@ -341,10 +341,10 @@ def test_splits_with_other_classes(told: Told, tmp_path: Path) -> None:
     )
     part = "{type: ImageFolderDataset, size: [8, 8], folder: "
     data = f"{{train: {part}{train_folder}}}, val: {part}{val_folder}}}, eval: null}}"
-    text = told("--dataset", data, "--model.in_channels", "3")
+    text = error_of("--dataset", data, "--model.in_channels", "3")
     assert "dataset.val has the classes bird, dog, but dataset.train has cat, dog" in text
     years = "{type: tests.config.test_bad_input.Years}"
-    text = told("--dataset.train", years, "--dataset.val", years)
+    text = error_of("--dataset.train", years, "--dataset.val", years)
     assert "dataset.val has the classes 2001, 2002, but dataset.train has 1999, 2000" in text
 
 
@@ -356,7 +356,7 @@ class Years(DigitsDataset):
         self.classes = (1999, 2000) if mode == "train" else (2001, 2002)  # type: ignore[assignment]
 
 
-def test_a_gradient_that_is_not_a_number(told: Told, runs: Runs) -> None:
+def test_a_gradient_that_is_not_a_number(error_of: ErrorOf, runs: Runs) -> None:
     """QQ-46: a finite loss with such a gradient must not reach a checkpoint either."""
     words = [
         "--loss",
@@ -364,7 +364,7 @@ def test_a_gradient_that_is_not_a_number(told: Told, runs: Runs) -> None:
         "--progress.epoch_save_latest",
         "1step",
     ]
-    text = told(*words)
+    text = error_of(*words)
     assert "weights are not finite numbers after step 7" in text
     assert load(runs.root / "run")["position"]["step"] == 6
     assert all(value.isfinite().all() for value in load(runs.root / "run")["model"].values())

@@ -9,7 +9,7 @@ import torch
 import train
 from common.base.errors import UserError
 from common.data.loader import build_dataset
-from tests.config.test_bad_input import Told, told  # noqa: F401
+from tests.config.test_bad_input import ErrorOf, error_of  # noqa: F401
 from tests.conftest import Runs, load, metrics, same
 from custom.datasets.digits_dataset import DigitsDataset
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_combined(section: dict[str, Any], words: str) -> None:
     assert words in str(error.value)
 
 
-def test_mistakes_in_nested_sections_are_told_with_their_place(told: Told, tmp_path: Path) -> None:  # noqa: F811
+def test_mistakes_in_nested_sections_name_their_place(error_of: ErrorOf, tmp_path: Path) -> None:  # noqa: F811
     """All at once, with the file and line, as those of any section."""
     config = tmp_path / "mine.yaml"
     config.write_text(
@@ -147,7 +147,7 @@ def test_mistakes_in_nested_sections_are_told_with_their_place(told: Told, tmp_p
         "      - {type: DigitsDataset, shfit: 1}\n"
         "      - type: Repeat\n        times: two\n        set: {type: DigitDataset, transforms: [{type: ToFlot}]}\n"
     )
-    text = told("--config", str(config))
+    text = error_of("--config", str(config))
     assert "4 problems" in text
     assert "dataset.train.sets[1].shfit = 1" in text and "mine.yaml:7" in text and "did you mean shift?" in text
     assert "dataset.train.sets[2].times = 'two'" in text and "mine.yaml:9" in text

@@ -44,17 +44,17 @@ def test_samples_that_splits_share(runs: Runs, tmp_path: Path, part: str, expect
     config = tmp_path / "photos.yaml"
     config.write_text(CONFIG.format(project=PROJECT, folder=folder, part=part))
     log = (runs.train("--config", str(config), "--progress.epoch", "1") / "train.log").read_text()
-    found = re.findall(r"WARNING .*dataset\.(\S+): (\d+) of (\d+) samples are those of dataset\.(\w+) too", log)
+    found = re.findall(r"WARNING .*dataset\.(\S+): (\d+) of (\d+) samples are also in dataset\.(\w+),", log)
     assert [(one, other) for one, _, _, other in found] == expected
     assert all(shared == size for _, shared, size, _ in found)
 
 
 def test_the_digits_are_divided(runs: Runs) -> None:
-    assert "samples are those of" not in (runs.train("--progress.epoch", "1") / "train.log").read_text()
+    assert "samples are also in" not in (runs.train("--progress.epoch", "1") / "train.log").read_text()
 
 
 def test_data_sets_of_ones_own_can_say_it_too(runs: Runs) -> None:
     """The digits of val given to eval again, some of them."""
     mine = "{type: tests.data.test_shared_samples.ValAgain}"
     log = (runs.train("--progress.epoch", "1", "--dataset.eval", mine) / "train.log").read_text()
-    assert "dataset.eval: 160 of 160 samples are those of dataset.val too" in log
+    assert "dataset.eval: 160 of 160 samples are also in dataset.val" in log

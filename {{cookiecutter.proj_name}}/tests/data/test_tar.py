@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from common.base.errors import UserError
 from tests.checkpoint.test_resume import cut, differing, final, words
-from tests.config.test_bad_input import Told, images, told  # noqa: F401
+from tests.config.test_bad_input import ErrorOf, error_of, images  # noqa: F401
 from tests.conftest import Runs, load, run
 from tests.ranks import several
 from tools.pack import main as pack
@@ -98,7 +98,7 @@ def write_shard(path: Path, members: list[tuple[str, bytes]]) -> None:
 
 
 def test_files_of_every_kind(tmp_path: Path) -> None:
-    """Folders, several dots, capitals, hidden files; what a sample lacks is told."""
+    """Folders, several dots, capitals, hidden files; a missing part of a sample is named in the error."""
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     with (tmp_path / "a.npy").open("wb") as file:
         np.save(file, array)
@@ -186,7 +186,7 @@ def damaged(shards: Path, size: int) -> None:
 @pytest.mark.parametrize("missing", ["inside data", "inside a header", "between samples", "between files", "the end"])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_a_shard_that_was_cut_off(shards: Path, missing: str, indexed: bool) -> None:
-    """As a copy that broke off leaves it: told with the file and the number of whole samples, which can be used."""
+    """A shard cut off in the middle: the error names the file and the number of whole samples, which can be used."""
     places = [sample.files for sample in scan(shards / "shard-000003.tar")]
     end = {kind: place[0] + -(-place[1] // 512) * 512 for kind, place in places[4].items()}
     last = places[-1]["json"]
@@ -308,10 +308,10 @@ def test_shards_are_those_of_webdataset(shards: Path, tmp_path: Path) -> None:
     assert again.sample_ids()[9].endswith("s-001.tar:part/000009")
 
 
-def test_mistakes_in_the_config(told: Told, shards: Path) -> None:  # noqa: F811
-    text = told(*on_shards(shards, "TarDataset", fields="{image: 3}", chanels=3))
+def test_mistakes_in_the_config(error_of: ErrorOf, shards: Path) -> None:  # noqa: F811
+    text = error_of(*on_shards(shards, "TarDataset", fields="{image: 3}", chanels=3))
     assert "dataset.train.fields" in text and "dataset.train.chanels = 3" in text
     assert "did you mean channels?" in text
-    assert "TarStream needs __len__ and __getitem__ to be evaluated on" in told(
+    assert "TarStream needs __len__ and __getitem__ to be evaluated on" in error_of(
         "--dataset.val", f"{{type: TarStream, shards: {shards}/*.tar}}"
     )

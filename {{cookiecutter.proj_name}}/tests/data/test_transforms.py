@@ -16,7 +16,7 @@ from common.data.keyed import KeyedBatches, find_collate
 from common.data.loader import EvaluationLoader, LoaderConfig, build_dataset
 from common.distributed import Rank
 from tests.checkpoint.test_resume import cut, differing, final, words
-from tests.config.test_bad_input import Told, told  # noqa: F401
+from tests.config.test_bad_input import ErrorOf, error_of  # noqa: F401
 from tests.conftest import Runs, metrics, same
 from custom.datasets.digits_dataset import DigitsDataset
 from custom.datasets.mix_collate import CutMix, Mixup
@@ -106,7 +106,7 @@ def test_a_data_set_made_for_no_project() -> None:
 @pytest.mark.parametrize(
     ("transform", "words"),
     [
-        ({"type": "ToFloat"}, "ToFloat: gets a Tensor"),
+        ({"type": "ToFloat"}, "ToFloat: got a Tensor"),
         ({"type": "ToFloat", "key": "picture"}, "transforms[0] (ToFloat).key: a sample has no 'picture'"),
         ({"type": "Named", "names": ["a"]}, "Named: a sample has 2 parts"),
         ({"type": "Normalize", "mean": [0, 0], "std": [1, 1]}, "Normalize: image has 1 channels, but mean has 2"),
@@ -128,8 +128,8 @@ def test_an_error_in_a_transform_names_it_and_the_sample() -> None:
         KeyedBatches(data, find_collate(data, None), seed=0).__getitems__((0, [7]))
 
 
-def test_mistakes_in_the_config_are_told_together(told: Told) -> None:  # noqa: F811
-    text = told(
+def test_mistakes_in_the_config_are_reported_together(error_of: ErrorOf) -> None:  # noqa: F811
+    text = error_of(
         "--dataset.train.transforms", "[{type: Normalise, mean: [0]}, {type: Normalize, mean: 0, std: [1], key: 3}]",
         "--dataset.val.transforms", "Normalize", "--loader.collate", "{type: mixup, alhpa: 1}",
     )  # fmt: skip
@@ -216,10 +216,10 @@ def test_shares_of_mixed_images() -> None:
     assert first.sum() == 0
 
 
-def test_mixing_needs_classes(told: Told) -> None:  # noqa: F811
+def test_mixing_needs_classes(error_of: ErrorOf) -> None:  # noqa: F811
     words_ = ["--dataset.train", "{type: tests.data.test_transforms.Tuples, size: 99}", "--loader.collate"]
-    assert "Tuples has no `classes`; give their number, classes: 10" in told(*words_, "mixup")
-    assert "loader.collate.alpha: is 0" in told("--loader.collate", "{type: mixup, alpha: 0}")
+    assert "Tuples has no `classes`; give their number, classes: 10" in error_of(*words_, "mixup")
+    assert "loader.collate.alpha: is 0" in error_of("--loader.collate", "{type: mixup, alpha: 0}")
 
 
 def test_a_run_with_mixed_batches_resumes_and_evaluates_as_before(runs: Runs) -> None:

@@ -15,8 +15,11 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 import train
 from common.base.errors import UserError
-from common.distributed import DistConfig, group
+from common.data.loader import LoaderConfig, make_loader
+from common.distributed import DistConfig, find_rank, group, spawn
 from common.distributed.launch import read_launch
+from common.distributed.seed import random_state, set_random_state
+from common.optim.precision import PrecisionConfig, build_precision
 from tests.conftest import Runs
 
 
@@ -110,3 +113,32 @@ def test_the_device_is_set_before_the_group(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(InterruptedError):
         group.start(place, DistConfig())
     assert order == [place.device, "meet", ("nccl", 1, place.device)]
+
+
+def test_an_apple_gpu_is_one_device_without_pinned_memory_and_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gpu_ids: mps, with a torch that reports one; what it computes is unproven: there is none here."""
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    rank = find_rank("mps", DistConfig(), {})
+    assert (str(rank.device), rank.is_alone) == ("mps:0", True)
+    assert not make_loader([0], LoaderConfig(), 0, 0, rank.device, batch_size=1).pin_memory
+    assert build_precision(PrecisionConfig(mode="bf16"), rank.device).mode == "bf16"
+    with pytest.raises(UserError, match="fp64: an Apple GPU has no 64-bit floats; use fp32"):
+        build_precision(PrecisionConfig(mode="fp64"), rank.device)
+    generator = torch.Generator()
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda device: generator.get_state())
+    monkeypatch.setattr(torch.mps, "set_rng_state", lambda state, device: generator.set_state(state))
+    state = random_state(rank.device)
+    drawn = torch.rand(3, generator=generator)
+    set_random_state(state, rank.device)
+    assert torch.equal(torch.rand(3, generator=generator), drawn)
+    with pytest.raises(UserError, match="--gpu_ids -1 for the CPU, or mps for the Apple GPU"):
+        find_rank(0, DistConfig(), {})
+    with pytest.raises(UserError, match="mps is one device, but 2 processes"):
+        spawn("mps", DistConfig(processes=2), [])
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this computer has an Apple GPU")
+def test_an_apple_gpu_that_does_not_exist(runs: Runs) -> None:
+    with pytest.raises(UserError, match=r"gpu_ids: mps needs a Mac with an Apple GPU.*--gpu_ids -1"):
+        runs.train("--gpu_ids", "mps")

@@ -6,10 +6,10 @@ import pytest
 from torch import Tensor
 
 from common.evaluation.metric import GatheredMetric
-from tests.config.test_bad_input import Told, told
+from tests.config.test_bad_input import ErrorOf, error_of
 from tests.conftest import Runs, load, metrics
 
-__all__ = ["told"]  # a fixture
+__all__ = ["error_of"]  # a fixture
 
 
 class Silent(GatheredMetric):
@@ -60,9 +60,9 @@ def test_a_metric_says_that_more_is_better(runs: Runs) -> None:
         ),
     ],
 )
-def test_a_direction_that_is_not_known_or_wrong(told: Told, words: list[str], text: str) -> None:
+def test_a_direction_that_is_not_known_or_wrong(error_of: ErrorOf, words: list[str], text: str) -> None:
     """Before anything is built: it would keep the worst model, or fail at the first validation."""
-    assert text in told(*words)
+    assert text in error_of(*words)
 
 
 @pytest.mark.parametrize(

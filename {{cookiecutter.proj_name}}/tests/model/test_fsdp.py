@@ -293,7 +293,7 @@ def test_one_ordinary_file(
     latest.write_bytes(b"half")
     sharded("--resume", "auto", "--progress.epoch", "3")
     told = log(runs.root / "run")
-    assert "looking for the one before" in told
+    assert "trying the one before it" in told
     assert f"step_{step:08d}.pt, step {step}" in told
 
 

@@ -55,7 +55,7 @@ def test_single_names_can_be_frozen(runs: Runs) -> None:
     [
         (["--prepare.freeze", "[feature.0.0.weight]"], "prepare.freeze: feature.0.0.weight matches none"),
         (["--prepare.freeze", "[feature.0.0.weight]"], "did you mean features.0.0.weight?"),
-        (["--prepare.activation_checkpointing", "[layer.*]"], "there is: features, features.0"),
+        (["--prepare.activation_checkpointing", "[layer.*]"], "available: features, features.0"),
         ([*TOWER, "--prepare.activation_checkpointing", "[layers]"], "layers is a ModuleList, which is never called"),
         (["--prepare.compile.blocks", "[nothing.*]"], "prepare.compile.blocks: nothing.* matches none"),
         (["--prepare.fsdp.blocks", "[nothing.*]"], "prepare.fsdp.blocks: nothing.* matches none"),

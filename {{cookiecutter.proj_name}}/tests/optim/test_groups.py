@@ -255,8 +255,11 @@ def test_an_entry_may_refine_another(optim) -> None:
         ("--optim.groups=[head.*]", ["optim.groups[0]", "must be a section"]),
         ("--optim.groups=[{match: features.*, name: a}, {match: head.*, name: a, lr_mult: 2}]", ["are called a"]),
         ("--optim.no_decay=[haed.2.*]", ["optim.no_decay: haed.2.* matches none", "did you mean head.2"]),
-        ("--optim.layer_decay={factor: 0.5}", ["optim.layer_decay.blocks: [] is no list of blocks", "layers.*"]),
-        ("--optim.layer_decay={factor: 0.5, blocks: [features]}", ["['features'] is no list of blocks", "features.*"]),
+        ("--optim.layer_decay={factor: 0.5}", ["optim.layer_decay.blocks: [] is not a list of blocks", "layers.*"]),
+        (
+            "--optim.layer_decay={factor: 0.5, blocks: [features]}",
+            ["['features'] is not a list of blocks", "features.*"],
+        ),
         ("--optim.layer_decay={factor: 0.5, blocks: [layers.*]}", ["layers.* matches none", "features"]),
         ("--optim.layer_decay={factor: 1.5, blocks: [features.*]}", ["optim.layer_decay.factor", "less than or equal"]),
     ],

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from common.config import resolve
 from common.optim import OptimConfig
-from tests.conftest import PROJECT, Runs, load
+from tests.conftest import CONFIG, PROJECT, Runs, load
 from tests.parts import Plain
 from custom.config import Config
 
@@ -71,5 +71,5 @@ def test_what_autocast_does_on_a_cpu() -> None:
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_every_example_is_a_valid_config(tmp_path: Path, text: str) -> None:
     """R-09: its keys exist, and the values fit."""
-    (tmp_path / "config.yaml").write_text(text)
+    (tmp_path / "config.yaml").write_text(text.replace("$BASE: default.yaml", f"$BASE: {CONFIG}"))
     assert resolve(Config, [tmp_path / "config.yaml"]).config.optim != OptimConfig()

@@ -100,8 +100,9 @@ def test_an_array_has_a_folder_and_a_config_for_each_task(
     """R-46: `%a` is the task's number, in every config word; all of them are checked at once; one copy of the code."""
     words = ["--dist.random_seed", "1%a", "--model", "{type: ConvModel, width: %a}"]
     job, _ = prepared("--array", "2,4-8:2%2", words=words)
-    expected = ["code", "config_2.yaml", "config_4.yaml", "config_6.yaml", "config_8.yaml"]
-    assert sorted(path.name for path in job.iterdir()) == expected
+    expected = [name for task in (2, 4, 6, 8) for name in (f"config_{task}.yaml", f"run_{task}")]
+    assert sorted(path.name for path in job.iterdir()) == sorted(["code", *expected])
+    assert (job / "run_4").read_text() == str(tmp_path / "run" / "task_4")
     config = yaml.safe_load((job / "config_4.yaml").read_text())
     assert (config["dist"]["random_seed"], config["model"]["width"]) == (14, 4)
     assert (config["dir"]["expr_dir"], config["name"]) == (str(tmp_path / "run"), "task_4")

@@ -1,0 +1,93 @@
+"""Images without labels: single files, or all below a folder."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from typing_extensions import Self
+
+from common.base.errors import UserError
+from common.config.registry import DATASET_REGISTRY
+
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises
+
+
+@DATASET_REGISTRY.register()
+class ImageFiles:
+    """Images without labels: all below `<data_dir>/<folder>/`, in the order of their names. `predict.py` names files.
+
+    Args:
+        data_dir: parent of all data sets.
+        mode: train, val or eval; used in messages only.
+        folder: folder of this data set, relative to `data_dir` or absolute.
+        size: images are resized to this height and width, pixels; null: not.
+        channels: 1 (grey), 3 (RGB) or 4 (RGBA).
+    """
+
+    random = False
+    suffixes = frozenset(Image.registered_extensions())
+    """Of the files below a folder, those that `predict.py` reads."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        mode: str,
+        folder: str = ".",
+        size: list[int] | None = [32, 32],  # noqa: B006 - never changed; --list shows it as the default
+        channels: Literal[1, 3, 4] = 3,
+    ) -> None:
+        found = sorted(path for path in (data_dir / folder).rglob("*") if path.suffix.lower() in self.suffixes)
+        self._set(found, size, channels)
+        if not self.files:
+            raise UserError(f"dataset.{mode}: there are no images below {data_dir / folder}")
+
+    @classmethod
+    def from_files(cls, files: Sequence[Any], size: list[int] | None, channels: Literal[1, 3, 4], **_: Any) -> Self:
+        """A data set of these files; each is a path, or an open file in binary mode. Other arguments are ignored."""
+        self = cls.__new__(cls)
+        self._set(files, size, channels)
+        return self
+
+    def _set(self, files: Sequence[Any], size: list[int] | None, channels: Literal[1, 3, 4]) -> None:
+        self.files, self.size, self.channels = files, size, channels
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """`image` (C, H, W), float in 0..1, and `name`, the file."""
+        file = self.files[index]
+        name = "" if hasattr(file, "read") else str(file)
+        try:
+            image = read_image(file, self.size, self.channels)
+        except UNREADABLE as error:
+            raise UserError(f"cannot read the image{name and f' {name}'}: {error}") from error
+        return {"image": self.prepared(image).contiguous(), "name": name}
+
+    def prepared(self, image: Tensor) -> Tensor:
+        """A change of each image (C, H, W), 0..1; a subclass may need one."""
+        return image
+
+
+def read_image(source: str | Path | BinaryIO, size: list[int] | None, channels: int) -> Tensor:
+    """The image in a file as (C, H, W), float in 0..1; `size`: resized to (height, width). Raises one of UNREADABLE."""
+    with Image.open(source) as file:
+        # Cameras store the image unrotated, with its orientation as metadata.
+        picture = _eight_bits(ImageOps.exif_transpose(file)).convert(_MODES[channels])
+        if size is not None:
+            picture = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    pixels = np.asarray(picture, dtype=np.float32).reshape(picture.height, picture.width, channels) / 255
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _eight_bits(picture: Image.Image) -> Image.Image:
+    """Scale 16 bits per pixel to 8. Pillow's own conversion clips, which makes most of the image white."""
+    if not picture.mode.startswith("I"):
+        return picture
+    values = np.asarray(picture).astype(np.uint32)
+    return Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8))

@@ -1,0 +1,108 @@
+"""A JSON schema of the configuration, with which editors complete keys and underline mistakes."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+
+from common.config.arguments import parameters
+from common.config.registry import Registry
+
+Rule = dict[str, Any]
+
+_PATHS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_BASE = {**_PATHS, "description": "file or files that this one is based on, relative to this file"}
+_REPLACE = {"type": "boolean", "description": "true: replace the base's section instead of merging with it"}
+_REFERENCE = {"type": "string", "pattern": r"\$\{"}
+_IMPORT_PATH = {"type": "string", "pattern": r"[.:]|\$\{"}  # or a reference to another key
+
+
+class _ForEditors(GenerateJsonSchema):
+    """Leaves out titles and required keys (a base may set them)."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
+        found = super().dataclass_schema(schema)
+        properties = {**found["properties"], "$REPLACE": _REPLACE}
+        kept = {name: item for name, item in found.items() if name not in ("title", "required")}
+        return {**kept, "properties": properties}
+
+
+def json_schema(schema: type) -> Rule:
+    """A JSON schema for editors. A section with the `type` of a registered class has the arguments of that class.
+
+    Without a `type`, which its base may set, it has those of any registered class. An import path allows any key.
+    """
+    own: dict[Registry, Rule] = {}  # the keys of a registry's sections that are not arguments
+    found = _linked(TypeAdapter(schema).json_schema(schema_generator=_ForEditors), own)
+    found["properties"]["$BASE"] = _BASE
+    entries: dict[Registry, dict[str, Rule]] = {}
+    while missing := own.keys() - entries.keys():  # arguments may be sections of further registries
+        for registry in missing:
+            targets = registry.entries().items()
+            entries[registry] = {name: _linked(_arguments(registry, target), own) for name, target in targets}
+    for registry in sorted(entries, key=lambda each: each.kind):
+        found["$defs"][registry.kind] = _section(entries[registry], own[registry])
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **found}
+
+
+def _linked(node: Any, own: dict[Registry, Rule]) -> Any:
+    """`node` with a reference in place of each rule by `Registry.editor_rule`, whose own keys are added to `own`."""
+    if isinstance(node, Mapping):
+        if isinstance(registry := node.get("registry"), Registry):
+            own.setdefault(registry, {}).update(_linked(node["own"], own))
+            return {"$ref": f"#/$defs/{registry.kind}"}
+        node = {name: _linked(item, own) for name, item in node.items()}
+        if isinstance(keys := node.get("properties"), Mapping):
+            node["properties"] = {name: _or_reference(rule) for name, rule in keys.items()}
+        return node
+    return [_linked(item, own) for item in node] if isinstance(node, list) else node
+
+
+def _or_reference(rule: Rule) -> Rule:
+    """The rule of a key; where no text fits, it also accepts a reference to another key, `${optim.lr}`."""
+    kinds = rule.get("anyOf", [rule])
+    if "array" in rule.values() or any(_takes_text(kind) for kind in kinds):
+        return rule
+    about: Rule = {name: rule[name] for name in ("default", "description") if name in rule}
+    kinds = [{name: item for name, item in kind.items() if name not in about} for kind in kinds]
+    return {"anyOf": [*kinds, _REFERENCE], **about}
+
+
+def _takes_text(kind: Rule) -> bool:
+    return kind.get("type") in (None, "object", "string") and "enum" not in kind
+
+
+def _arguments(registry: Registry, target: Callable[..., Any]) -> Rule:
+    named, takes_any = parameters(target)
+    provided = registry.supplied_to(target)
+    rules = {name: _argument(parameter) for name, parameter in named.items() if name not in provided}
+    return {"properties": rules, "additionalProperties": takes_any}
+
+
+def _argument(parameter: inspect.Parameter) -> Rule:
+    """What fits an argument; types that pydantic does not know accept anything, as when the program checks them."""
+    try:
+        rule = TypeAdapter(parameter.annotation).json_schema(schema_generator=_ForEditors)
+    except Exception:  # noqa: BLE001 - annotations can be anything
+        return {}
+    rule = {} if "$defs" in rule else rule
+    return {"anyOf": [rule, {"type": "null"}]} if parameter.default is None else rule
+
+
+def _section(entries: Mapping[str, Rule], own: Rule) -> Rule:
+    """A name; or a section with a name as its `type`, and arguments."""
+    own = {"type": {}, "$REPLACE": {"type": "boolean"}, **own}
+    closed = {name: {**rule, "properties": {**own, **rule["properties"]}} for name, rule in entries.items()}
+    name = {"anyOf": [{"enum": list(entries)}, _IMPORT_PATH]}
+    cases = [{"if": {"properties": {"type": {"const": name}}}, "then": rule} for name, rule in closed.items()]
+    known: Rule = {key: {} for rule in closed.values() for key in rule["properties"]} or own
+    is_open = any(rule["additionalProperties"] for rule in entries.values()) or not entries
+    without_type = {"properties": known, "additionalProperties": is_open}
+    with_type = {"properties": {"type": name}, "allOf": cases}
+    section = {"if": {"required": ["type"]}, "then": with_type, "else": without_type}
+    return {"if": {"type": "string"}, "then": name, "else": section}

@@ -1,0 +1,204 @@
+"""The values that a sweep tries: choices and ranges, and the trials made of them."""
+
+import hashlib
+import math
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from common.base.errors import UserError
+from common.config import dump
+from common.config.source import Node, plain, read_file
+
+SPEC = "log:1e-5:1e-1 (logarithmic), float:0:0.5, int:16:64, logint:16:1024, or choices: a,b,c"
+_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_RANGE = re.compile(rf"(log|float|int|logint):({_NUMBER}):({_NUMBER})")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both included; with `log`, each order of magnitude is equally likely."""
+
+    low: float
+    high: float
+    log: bool
+    whole: bool
+
+    @classmethod
+    def parse(cls, key: str, text: str) -> "Range":
+        """The range that `text` describes, as in `SPEC`. Raises `UserError`."""
+        match = _RANGE.fullmatch(text)
+        if match is None:
+            raise UserError(f"{key}={text}: is not a range; write {SPEC}")
+        found = cls(float(match[2]), float(match[3]), "log" in match[1], "int" in match[1])
+        if found.low >= found.high or (found.log and found.low <= 0):
+            rule = "the lower bound must be above 0" if found.low < found.high else "the first bound must be the lower"
+            raise UserError(f"{key}={text}: {rule}")
+        if found.whole and not (found.low.is_integer() and found.high.is_integer()):
+            raise UserError(f"{key}={text}: the bounds must be whole numbers")
+        return found
+
+    def draw(self, source: random.Random) -> str:
+        """A random number, as written on a command line: to three digits, so that it fits into a run's name."""
+        if self.whole and not self.log:
+            return str(source.randint(int(self.low), int(self.high)))
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        value = source.uniform(low, high)
+        value = min(max(math.exp(value) if self.log else value, self.low), self.high)
+        return str(round(value)) if self.whole else f"{value:.3g}"
+
+
+Space = dict[str, list[str] | Range]
+"""The values to try, by dotted key: choices, as written on a command line, or a range."""
+
+
+@dataclass
+class Trial:
+    """One run of a sweep.
+
+    Attributes:
+        name: of the run and its folder.
+        values: what it is trained with, by dotted key, as written on a command line.
+        state: waiting, running, stopped, failed, pruned or finished.
+        reason: why it failed or stopped.
+    """
+
+    name: str
+    values: dict[str, str]
+    state: str = "waiting"
+    reason: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """Its values as options of train.py."""
+        return [f"--{key}={value}" for key, value in self.values.items()]
+
+
+def read_space(pairs: Sequence[str], *, ranges: bool) -> Space:
+    """The space that words such as `optim.lr=1e-2,1e-3` describe; with `ranges` also `optim.lr=log:1e-5:1e-1`.
+
+    Raises:
+        UserError: a word has another form, or a key is given twice.
+    """
+    space: Space = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        key = key.removeprefix("--")
+        if not (key and equals and text):
+            raise UserError(f"{pair!r}: write key=value,value" + (f"; a value is {SPEC}" if ranges else ""))
+        if key in space:
+            raise UserError(f"{key} is given twice; keep one")
+        is_range = ranges and re.match("(log|float|int|logint):", text)
+        space[key] = Range.parse(key, text) if is_range else _different(key, split(text))
+    return space
+
+
+def read_space_file(path: Path) -> tuple[str, Space, dict[str, int]]:
+    """Kind ("grid" or "random"), space, and `trials` and `seed` where a YAML file has them. Raises `UserError`."""
+    if not path.is_file():
+        raise UserError(f"--space {path}: there is no such file in {Path.cwd()}")
+    body = read_file(path)
+    if problems := [f"{node.origin}: {node.problem}" for node in body.value.values() if node.problem]:
+        raise UserError("\n".join(problems))
+    kinds = [kind for kind in ("grid", "random") if kind in body.value]
+    unknown = body.value.keys() - {"grid", "random", "trials", "seed"}
+    if len(kinds) != 1 or unknown or not isinstance(body.value[kinds[0]].value, dict):
+        rule = f"unknown key {', '.join(sorted(unknown))}; " if unknown else ""
+        raise UserError(f"{path}: {rule}a space has grid: {{key: [values]}} or random: {{key: range}}, trials and seed")
+    words = []
+    for key, node in body.value[kinds[0]].value.items():
+        items = node.value if isinstance(node.value, list) else [node]
+        words.append(f"{key}={','.join(_text(item) for item in items)}")
+    numbers = {name: body.value[name].value for name in ("trials", "seed") if name in body.value}
+    if wrong := [name for name, value in numbers.items() if type(value) is not int]:
+        raise UserError(f"{path}: {wrong[0]} must be a whole number")
+    return kinds[0], read_space(words, ranges=kinds[0] == "random"), numbers
+
+
+def _text(node: Node) -> str:
+    """A value of a file as written on a command line."""
+    if node.text is not None:
+        return node.text
+    return dump(plain(node), flow=True) if not isinstance(node.value, str) else node.value
+
+
+def _different(key: str, values: list[str]) -> list[str]:
+    if len(set(values)) < len(values) or "" in values:
+        raise UserError(f"{key}={','.join(values)}: the values must differ, and none may be empty")
+    return values
+
+
+def split(text: str) -> list[str]:
+    """`text` cut at its commas, except inside brackets and quotes: `[1,2],[3,4]` are two lists."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote or sign in "'\"":
+            quote = "" if sign == quote else quote or sign
+        depth += 0 if quote else (sign in "[{(") - (sign in "]})")
+        if sign == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts]
+
+
+def grid(space: Space) -> list[dict[str, str]]:
+    """Every combination of the choices."""
+    lists = [values for values in space.values() if isinstance(values, list)]
+    return [dict(zip(space, values, strict=True)) for values in product(*lists)]
+
+
+def draw(space: Space, trials: int, seed: int) -> list[dict[str, str]]:
+    """Random trials, all different; more of them with the same seed begin with the same ones. Raises `UserError`."""
+    source, found = random.Random(seed), dict[tuple[str, ...], dict[str, str]]()
+    for _ in range(100 * trials):
+        values = {
+            key: each.draw(source) if isinstance(each, Range) else source.choice(each) for key, each in space.items()
+        }
+        found.setdefault(tuple(values.values()), values)
+        if len(found) == trials:
+            return list(found.values())
+    raise UserError(f"--trials {trials}: this space has only {len(found)} different trials; ask for fewer, or widen it")
+
+
+def corners(space: Space) -> list[dict[str, str]]:
+    """Trials that contain, together, every choice and both ends of every range."""
+    ends = {
+        key: each
+        if isinstance(each, list)
+        else [str(int(end)) if each.whole else repr(end) for end in (each.low, each.high)]
+        for key, each in space.items()
+    }
+    longest = max(len(each) for each in ends.values())
+    return [{key: each[min(at, len(each) - 1)] for key, each in ends.items()} for at in range(longest)]
+
+
+def plain_space(space: Space) -> dict[str, Any]:
+    """The space as plain data, for `sweep.json`."""
+    return {key: asdict(each) if isinstance(each, Range) else each for key, each in space.items()}
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """A short name for each dotted key: as many of its last words as it takes to tell it from the others."""
+    names = {}
+    for key in keys:
+        words = key.split(".")
+        tails = (".".join(words[-count:]) for count in range(1, len(words) + 1))
+        others = [other for other in keys if other != key]
+        names[key] = next((tail for tail in tails if not any(f".{o}".endswith(f".{tail}") for o in others)), key)
+    return names
+
+
+def run_name(values: Mapping[str, str], taken: Sequence[str] = ()) -> str:
+    """A folder's name such as `lr=1e-2_width=16`, unlike those that are `taken`."""
+    short = short_names(list(values))
+    name = "_".join(f"{short[key]}={value}" for key, value in values.items())
+    name = re.sub(r"[^\w.=+,-]+", "-", name)
+    if len(name) > 100:
+        name = f"{name[:90]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    names = (name if number == 1 else f"{name}_{number}" for number in range(1, len(taken) + 2))
+    return next(each for each in names if each not in taken)

@@ -1,0 +1,111 @@
+"""A trained task from a checkpoint, ready to be used: for `predict.py` and the tools."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.base.context import error_context
+from common.base.errors import UserError
+from common.checkpoint import best_in, load_weights, read_checkpoint
+from common.checkpoint.state import task_state
+from common.config import dump, option_value, resolve
+from common.data.sets import label, sets_of
+from common.distributed import DistConfig, Rank, find_rank
+from common.distributed.process import set_up_process
+from common.distributed.seed import choose_seed
+from common.monitor.log import logger
+from common.optim import averaged_state_dict
+from common.optim.precision import Precision, build_precision
+from common.task import Place, Task
+from custom.build import build_task
+from custom.config import Config
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a checkpoint holds, ready to be used.
+
+    Attributes:
+        path: the checkpoint.
+        config: the settings of its run, with the options that were given.
+        task: in evaluation mode, on the device of `rank`, with the averaged weights if the checkpoint has them.
+        position: where the run was, as in `Position`.
+    """
+
+    path: Path
+    config: Config
+    task: Task
+    rank: Rank
+    precision: Precision
+    seed: int
+    position: Mapping[str, int]
+
+    def section(self) -> tuple[str, Mapping[str, Any]]:
+        """The split that says how inputs are prepared, and its section: the first set of eval, or else of val.
+
+        Raises:
+            UserError: both are null. Training data are augmented, so they cannot say it.
+        """
+        for split in ("eval", "val"):
+            for name, section in sets_of(getattr(self.config.dataset, split)).items():
+                return label(split, name), section
+        raise UserError(
+            "dataset.eval and dataset.val are null in the config of this run, so nothing says how inputs are prepared; "
+            'name a data set: --dataset.eval "{type: ImageFiles, size: [32, 32]}"'
+        )
+
+
+def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
+    """Build the task of a checkpoint, and load its weights. The data of its run are not needed.
+
+    Args:
+        model_pt: a checkpoint, or the folder of a run.
+        options: words of a command line that change the settings of the run, such as "--gpu_ids", "0".
+
+    Raises:
+        UserError: there is no checkpoint, or an option is wrong.
+    """
+    path = best_in(Path(model_pt).expanduser())
+    state = read_checkpoint(path)
+    about = state["about"]
+    config = stored_settings(path, about["config"], options)
+    rank = find_device(config.gpu_ids, asked=option_value(options, "--gpu_ids") is not None)
+    set_up_process(config.dist, rank)
+    seed = choose_seed(config.dist, rank, drawn=about.get("seed"))
+    precision = build_precision(config.precision, rank.device)
+    task = build_task(config, seed, rank, first_weights=False)
+    precision.cast(task).to(rank.device).eval()
+    load_weights(task, averaged_state_dict(task_state(state), state["ema"]), str(path))
+    place = Place(state["position"]["step"], state["position"]["epoch"], *about.get("lengths", ()))
+    task.loss.position = lambda: place
+    stage = state.get("stages", {}).get("number", 0)
+    if stage and stage >= len(config.stages):
+        raise UserError(f"the checkpoint is in stage {stage + 1}, but the config has {len(config.stages)} stages")
+    task.loss.weigh(config.in_stage(stage).loss)
+    task.classes = about.get("classes", ())
+    return Trained(path, config, task, rank, precision, seed, state["position"])
+
+
+def stored_settings(path: Path, values: Mapping[str, Any], options: Sequence[str]) -> Config:
+    """The settings of a checkpoint, or of the file that `--config` names; changed by the words of a command line."""
+    if given := option_value(options, "--config"):
+        return resolve(Config, [given], options).config
+    advice = f"in the config of {path}; another one: --config FILE"
+    with tempfile.TemporaryDirectory() as folder, error_context(lambda: advice):
+        file = Path(folder, "config.yaml")
+        file.write_text(dump(values), encoding="utf-8")
+        return resolve(Config, [file], options).config
+
+
+def find_device(gpu_ids: int | list[int] | str, *, asked: bool) -> Rank:
+    """One process on the first device of a run; on the CPU if this machine lacks it, unless it was `asked` for."""
+    first = gpu_ids[0] if isinstance(gpu_ids, list) else 0 if gpu_ids == "all" else gpu_ids
+    try:
+        return find_rank(first, DistConfig(launcher="none"))
+    except UserError:
+        if asked:
+            raise
+        logger.warning("gpu_ids: {} of the run is not here, so this is computed on the CPU", gpu_ids)
+        return Rank()

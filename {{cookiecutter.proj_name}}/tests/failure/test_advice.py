@@ -1,0 +1,237 @@
+"""Mistakes in one's own model, data set, loss or metric: the message names the cause, the place and a remedy."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import evaluate
+from common.failure.program import reported
+from tests.conftest import CONFIG, PROJECT, Runs, run
+from tests.parts import Plain
+from custom.datasets.digits_dataset import DigitsDataset
+from custom.metric.accuracy_metric import Accuracy
+
+HERE = Path(__file__).relative_to(PROJECT)
+
+
+class WrongModel(Plain):
+    """A model with a mistake in its forward, or one that a warning is about."""
+
+    def __init__(self, how: str, classes: int = 10) -> None:
+        super().__init__()
+        self.how = how
+        self.head = nn.Linear(10, classes)
+        if how == "constant":
+            self.unused = nn.Linear(2, 2)
+
+    def forward(self, image: Tensor) -> Any:
+        logits = self.head(super().forward(image))
+        if self.how == "in place":
+            logits = torch.sigmoid(logits)  # the value that is changed
+            logits += 1
+        results = {
+            "tuple": (logits, None),
+            "nothing": None,
+            "mean": logits.mean(0),
+            "detached": logits.detach(),
+            "constant": (logits * 0).softmax(1),
+        }
+        return results.get(self.how, logits)
+
+
+class WrongDigits(DigitsDataset):
+    """Digits with a mistake in the samples."""
+
+    random = False
+
+    def __init__(self, data_dir: Path, mode: str, how: str) -> None:
+        super().__init__(data_dir, mode)
+        self.how = how
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        image, label = sample["image"], torch.as_tensor(sample["label"])
+        changed = {
+            "tuple": (image, label),
+            "key": {"image": image, "target": label},
+            "float label": {"image": image, "label": label.float()},
+            "double": {"image": image.double(), "label": label},
+            "label 10": {"image": image, "label": label + 10 * (index == 7)},
+            "size": {"image": image[:, : 8 - (index == 7)], "label": label},
+            "nothing": None,
+        }
+        return changed.get(self.how, sample)
+
+
+class WrongMetric(Accuracy):
+    """Reads a value that the output does not have."""
+
+    def update(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> None:
+        super().update({"logits": output["preds"]}, batch)
+
+
+def cut_off(output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+    """A loss without a gradient."""
+    return nn.functional.cross_entropy(output["logits"].detach(), batch["label"])
+
+
+CUT = "tests.failure.test_advice.cut_off"
+
+
+def model(how: str) -> list[str]:
+    return ["--model", f"{{type: tests.failure.test_advice.WrongModel, how: {how}}}"]
+
+
+def data(how: str, split: str) -> list[str]:
+    words = [f"--dataset.{split}", f"{{type: tests.failure.test_advice.WrongDigits, how: {how}}}"]
+    return [*words, "--dataset.val", "null"] if split == "train" else words
+
+
+def place(name: str) -> str:
+    """The line of this file that holds `name`, as a message names it."""
+    lines = Path(__file__).read_text().splitlines()
+    return f"{HERE}:{next(number for number, line in enumerate(lines, 1) if name in line)}"
+
+
+CASES: list[tuple[list[str], int, list[str]]] = [
+    (model("tuple"), 1, ["logits a tuple of 2 (float32 (160, 10), None)", "what WrongModel.forward (tests/"]),
+    (model("nothing"), 1, ["with the output: logits None", "not None"]),
+    (model("mean"), 1, ["logits float32 (10,)", "must keep the first dimension"]),
+    (["--model.in_channels", "3"], 1, ["image float32 (160, 1, 8, 8)", "the model does not fit the batch"]),
+    (model("detached"), 2, ["the loss has no gradient: the result of WrongModel.forward (tests/", ".detach()"]),
+    (["--loss", f"{{$REPLACE: true, x: {{type: {CUT}}}}}"], 2, [f"cut_off ({place('def cut_off')}) is cut off"]),
+    (model("in place"), 2, [f"{place('# the value that')}, in forward: logits = torch.sigmoid", "x = x + y"]),
+    (data("tuple", "val"), 1, ["the batch: a list of 2 (float32", "a sample is a dict", "{type: Named, names: [image"]),
+    (data("key", "val"), 1, ["image float32 (160, 1, 8, 8), target int64 (160,)", "the keys are listed above"]),
+    (["--metric", "{x: {type: tests.failure.test_advice.WrongMetric}}"], 1, ["'preds'", "the output: logits float32"]),
+    (data("float label", "val"), 1, ["label float32 (160,)", "class labels must be of type int64"]),
+    (data("double", "val"), 1, ["image float64", "not of the type of the weights (float32)"]),
+    (data("label 10", "val"), 2, ["in sample 7 of dataset.val: the model gives 10 classes, so labels must be 0 to 9"]),
+    (data("label 10", "train"), 2, ["in sample 7 of dataset.train: the model gives 10 classes"]),
+    (data("size", "val"), 2, ["dataset.val", "float32 (1, 8, 8) in sample 0, but float32 (1, 7, 8) in sample 7"]),
+    (data("size", "train"), 2, ["of dataset.train cannot be joined", "sample 7; give all the same"]),
+    (data("nothing", "val"), 1, ["does the data set's __getitem__ return a sample?"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "code", "parts"), CASES)
+def test_what_the_message_says(
+    runs: Runs, capsys: pytest.CaptureFixture[str], words: list[str], code: int, parts: list[str]
+) -> None:
+    """TP-01: cause, place and remedy."""
+    assert runs.fail(*words, "--batch_size", "160") == code
+    text = capsys.readouterr().err
+    text = text[text.rfind(" failed ====" if code == 1 else " ERROR ") :]
+    for part in parts:
+        assert part in text, text
+    assert code == 1 or "Traceback" not in text
+
+
+def test_errors_that_a_worker_reports(runs: Runs) -> None:
+    """TP-01: samples that a worker could not join; and the message is the last of the output."""
+    words = runs.words(*data("size", "train"), "--worker", "1", "--dataset.eval", "null")
+    done = run([sys.executable, "train.py", *words])
+    assert done.returncode == 2
+    assert "cannot be joined to a batch" in done.stderr
+    assert "killed by signal" not in done.stderr
+
+
+@pytest.mark.parametrize("has_mistakes", [True, False])
+def test_warnings_of_what_does_not_fail(runs: Runs, has_mistakes: bool) -> None:
+    """TP-01: a model with too many classes, an unused layer and a softmax, which is constant too; nothing otherwise."""
+    words = [*model("constant"), "--model.classes", "12"] if has_mistakes else []
+    log = (runs.train(*words, "--progress.epoch", "6") / "train.log").read_text()
+    counts = [
+        log.count("model.classes is 12, but the data have 10; if that is not intended, use --model.classes 10"),
+        log.count("2 parameters got no gradient in the first step, although they should be trained: unused.weight"),
+        log.count("`logits` are probabilities already (each row sums to 1)"),
+        log.count("the first 5 validations gave exactly the same loss 2.48491"),
+    ]
+    assert counts == [int(has_mistakes)] * 4
+
+
+def test_checkpoints_that_are_elsewhere_or_are_none(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """R-09: a run's folder means its best checkpoint; a run that was moved away; a pickled model; a finished run."""
+
+    def evaluated(path: Path) -> str:
+        with pytest.raises(SystemExit) as ended, reported():
+            evaluate.main(["--model_pt", str(path), "--config", str(CONFIG)])
+        assert ended.value.code == 2
+        return capsys.readouterr().err.splitlines()[-1]
+
+    first = runs.train()
+    assert evaluate.main(["--model_pt", str(first)]) == 0
+    assert f"eval of {first / 'checkpoints' / 'best.pt'}" in capsys.readouterr().err
+    runs.train("--resume", "auto")
+    assert (
+        "this run finished already, at epoch 2, step 10; to train longer, raise progress.epoch"
+        in capsys.readouterr().err
+    )
+    assert (
+        runs.train("--resume", "auto", "--progress.epoch", "3").joinpath("train.log").read_text().count("finished") == 4
+    )
+
+    earlier = first.with_name("run_20260301-140500")
+    first.rename(earlier)
+    first.mkdir()
+    missing = first / "checkpoints" / "best.pt"
+    assert evaluated(missing) == f"error: there is no checkpoint {missing}; earlier runs: {earlier}"
+    assert evaluated(first) == f"error: there is no checkpoint in {first}; earlier runs: {earlier}"
+
+    pickled = runs.root / "model.pt"
+    torch.save(nn.Linear(2, 2), pickled)
+    text = evaluated(pickled)
+    assert "it holds Python objects" in text and "torch.save(model.state_dict(), path)" in text and "\x1b" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "parts"),
+    [
+        ("optim:\n  lr: 0.1\n   ema: 0.2\n", 3, ["begin keys of one section in one column", "2 |   lr", "3 |    ema"]),
+        ("optim:\n  lr: 0.1\n\tema: 0.2\n", 3, ["indent with spaces, not with a tab", "3 | \tema: 0.2"]),
+        ("name: a: b\n", 1, ["quote text that contains ': '", "1 | name: a: b"]),
+        ("optim: {lr: 0.1\nname: b\n", 2, ["a bracket or a comma is missing", "1 | optim: {lr: 0.1"]),
+        ("name: @a\n", 1, ["put text that begins with this character in quotes"]),
+        ('name: "a\nworker: 1\n', 3, ["a quote is not closed"]),
+    ],
+)  # fmt: skip
+def test_yaml_that_cannot_be_read(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: int, parts: list[str]
+) -> None:
+    """D-24: the place, the lines and the usual cause."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(SystemExit) as ended, reported():
+        runs.train("--config", str(path))
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2
+    for part in [f"mine.yaml:{line}", *parts]:
+        assert part in shown, shown
+
+
+def test_a_config_that_is_elsewhere(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D-42: started in another folder, or with the folder misspelt: the working directory, and the nearest file."""
+    full = PROJECT / "configs" / "debug.yaml"
+    for folder, given, near in [(PROJECT, "config/debgu.yaml", "configs/debug.yaml"), (tmp_path, "debug.yaml", full)]:
+        monkeypatch.chdir(folder)
+        with pytest.raises(SystemExit), reported():
+            runs.train("--config", given)
+        text = capsys.readouterr().err
+        assert f"the working directory is {folder}" in text
+        assert f"did you mean {near}?" in text
+
+
+def test_ctrl_c_during_the_imports(tmp_path: Path) -> None:
+    """TP-01: one line, and the exit status of a Ctrl-C."""
+    (tmp_path / "torch.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n")
+    command = [sys.executable, "train.py", "--config", str(CONFIG)]
+    done = run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "interrupted before the start\n")

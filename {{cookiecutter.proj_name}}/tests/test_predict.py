@@ -1,0 +1,202 @@
+"""predict.py and its Python door: what is read, how it is prepared, what is written, and what is refused."""
+
+import csv
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import predict
+from common.base.errors import UserError
+from common.optim import averaged_state_dict
+from common.task import Task
+from predict import Predictor
+from tests.conftest import PROJECT, Runs, load
+from custom.datasets.digits_dataset import DigitsDataset
+from custom.models.conv_model import ConvModel
+
+FOLDER = "type: ImageFolderDataset, folder: photos, size: [6, 10], channels: 1"
+SCALED = "transforms: [{type: Normalize, mean: [0.4], std: [0.2]}]"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on images in two folders, with averaged weights. Its data are gone."""
+    home = tmp_path_factory.mktemp("home")
+    for label in ("cat", "dog"):
+        for number in range(8):
+            picture(home / "photos" / label / f"{number}.png", number)
+    words = ["--dir.data_dir", str(home), "--model.classes", "2", "--optim.ema.decay", "0.9", "--optim.lr", "0.05"]
+    words += [
+        "--dataset.train",
+        f"{{{FOLDER}, flip: true, {SCALED}}}",
+        "--dataset.eval",
+        "null",
+        "--best.metric",
+        "loss",
+    ]
+    folder = Runs(home).train(*words, "--dataset.val", f"{{{FOLDER}, eval_batch_size: 3, {SCALED}}}")
+    shutil.rmtree(home / "photos")
+    return folder
+
+
+def picture(path: Path, seed: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (13, 17, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def expected(run: Path, path: Path) -> Tensor:
+    """The probabilities of the two classes, computed by hand."""
+    state = load(run, "best")
+    model = ConvModel(in_channels=1, classes=2, width=4).eval()
+    model.load_state_dict(averaged_state_dict(state["model"], state["ema"]))
+    small = Image.open(path).convert("L").resize((10, 6), Image.Resampling.BILINEAR)
+    image = (torch.from_numpy(np.asarray(small, dtype=np.float32)) / 255 - 0.4) / 0.2
+    with torch.no_grad():
+        return model(image[None, None]).softmax(dim=1)[0]
+
+
+def test_a_folder_is_predicted_as_the_run_would_see_it(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Prepared as in validation, by the averaged weights, with class names; workers change nothing."""
+    files = [
+        picture(tmp_path / "in" / name, 100 + at) for at, name in enumerate(["a.png", "b.png", "c/d.jpg", "e.PNG"])
+    ]
+    for hidden in ("notes.txt", ".hidden.png"):
+        (tmp_path / "in" / hidden).write_text("no picture")
+    rows = Predictor(run)([tmp_path / "in"])
+    assert [row["file"] for row in rows] == [str(file) for file in files]
+    for row in rows:
+        values = expected(run, Path(row["file"]))
+        assert row["prediction"] == int(values.argmax())
+        assert row["class"] == ("cat", "dog")[row["prediction"]]
+        assert list(row["top"]) == sorted(("cat", "dog"), key=lambda name: -values[("cat", "dog").index(name)])
+        assert row["top"]["dog"] == pytest.approx(float(values[1]), abs=1e-5)
+    words = ["--model_pt", str(run / "checkpoints" / "best.pt"), "--input", str(tmp_path / "in")]
+    assert predict.main([*words, "--worker", "1", "--pictures", "true"]) == 0
+    assert f"{files[0]}  prediction {rows[0]['prediction']}  class {rows[0]['class']}" in capfd.readouterr().out
+    lines = (run / "predict" / "predictions.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == rows
+    drawn = sorted(path.name for path in (run / "predict" / "pictures").iterdir())
+    assert drawn == [f"{at:06}_{file.stem}.png" for at, file in enumerate(files)]
+    assert predict.main([*words, "--format", "csv", "--out", str(tmp_path / "out"), "--task.top", "1"]) == 0
+    with (tmp_path / "out" / "predictions.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [float(row["probability"]) for row in table] == [row["probability"] for row in rows]
+    assert json.loads(table[0]["top"]) == {rows[0]["class"]: rows[0]["probability"]}
+
+
+def test_files_that_cannot_be_read(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """All are named, and nothing is written; on request the others are predicted."""
+    for number in range(7):
+        picture(tmp_path / "in" / f"{number}.png", number)
+    broken = [tmp_path / "in" / f"{number}.png" for number in (1, 3, 4, 5)]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:-30])
+    words = ["--model_pt", str(run), "--input", str(tmp_path / "in"), "--out", str(tmp_path / "out")]
+    with pytest.raises(UserError, match="4 of 7 files cannot be read; leave them out with --skip_unreadable") as error:
+        predict.main(words)
+    assert all(str(error.value).count(str(path)) == 1 for path in broken)
+    assert list((tmp_path / "out").iterdir()) == []
+    assert predict.main([*words, "--skip_unreadable"]) == 0
+    shown = capfd.readouterr().err
+    assert "4 of 7 files cannot be read and are left out" in shown
+    assert all(str(path) in shown for path in broken)
+    lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
+    assert [Path(json.loads(line)["file"]).name for line in lines] == ["0.png", "2.png", "6.png"]
+
+
+def test_what_cannot_be_predicted(run: Path, tmp_path: Path) -> None:
+    image = picture(tmp_path / "a.png", 0)
+    with pytest.raises(UserError, match=r"no file or folder .*nothing"):
+        Predictor(run)([image, tmp_path / "nothing"])
+    with pytest.raises(UserError, match=r"there is no checkpoint in"):
+        Predictor(tmp_path)
+    with pytest.raises(UserError, match=r"model\.widht = 3"):
+        Predictor(run, "--model.widht", "3")
+    other = Predictor(run, "--dataset.val", "{type: tests.test_predict.Unreadable}")
+    with pytest.raises(UserError, match=r"tests.test_predict.Unreadable cannot read single files; .* from_files"):
+        other([image])
+    state = load(run, "best")
+    del state["about"]["classes"]  # as in checkpoints of earlier versions
+    torch.save(state, tmp_path / "old.pt")
+    assert {row["class"] for row in Predictor(tmp_path / "old.pt")([image])} <= {"0", "1"}
+
+
+def test_digits_are_bright_on_dark_whatever_the_paper(tmp_path: Path) -> None:
+    data = DigitsDataset(PROJECT / "data", "eval")
+    pixels = (data[0]["image"][0].numpy() * 255).round().astype(np.uint8)
+    for name, each in (("dark.png", pixels), ("light.png", 255 - pixels)):
+        Image.fromarray(each).save(tmp_path / name)
+    for sample in (found := DigitsDataset.from_files([tmp_path / "dark.png", tmp_path / "light.png"]))[0], found[1]:
+        assert torch.allclose(sample["image"], data[0]["image"], atol=0.01)
+
+
+class Unreadable:
+    """A data set without `from_files`."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None: ...
+
+
+class Numbers:
+    """Three numbers and their sum; from a file, its three numbers."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        self.rows = torch.rand(64, 3).tolist()
+
+    @classmethod
+    def from_files(cls, files: Sequence[Path], **_: Any) -> list[dict[str, Tensor]]:
+        return [{"x": torch.tensor([float(word) for word in Path(file).read_text().split()])} for file in files]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.tensor(self.rows[index]), "y": torch.tensor([sum(self.rows[index])])}
+
+
+class Wide(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).expand(-1, 100)
+
+
+class SumTask(Task):
+    """Any task: nothing here is written for predict.py."""
+
+    def output(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        wide = self.model(batch["x"])
+        return {"sum": wide[:, :1], "wide": wide}
+
+
+class WideTask(SumTask):
+    def output(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"wide": self.model(batch["x"])}
+
+
+def test_any_task_predicts(runs: Runs, tmp_path: Path) -> None:
+    """The numbers of its output, without code; with too many of them, a sentence says what to write."""
+    here, data = "tests.test_predict", "{type: tests.test_predict.Numbers}"
+    words = ["--task", f"{{type: {here}.SumTask}}", "--model", f"{{type: {here}.Wide}}", "--metric", "{$REPLACE: true}"]
+    words += ["--loss", "{$REPLACE: true, mse: {type: torch.nn.MSELoss, inputs: {input: output.sum, target: batch.y}}}"]
+    words += [word for split in ("train", "val", "eval") for word in (f"--dataset.{split}", data)]
+    folder = runs.train(*words)
+    (tmp_path / "a.txt").write_text("1 2 3")
+    row, *_ = Predictor(folder)([tmp_path / "a.txt"])
+    model = load(folder, "best")["model"]
+    assert row.keys() == {"file", "sum"}
+    assert row["sum"] == pytest.approx(float(model["weight"] @ torch.tensor([1.0, 2.0, 3.0]) + model["bias"]))
+    with pytest.raises(UserError, match=r"WideTask needs a method describe\(output, batch\)"):
+        Predictor(folder, "--task", f"{{type: {here}.WideTask}}")([tmp_path / "a.txt"])

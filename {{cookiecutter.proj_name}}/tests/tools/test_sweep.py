@@ -1,0 +1,285 @@
+"""tools.sweep: the runs of a sweep are planned, trained, resumed and compared."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from common.base.errors import UserError
+from common.config import dump
+from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, run
+from tools import search, sweep
+import custom.sweep.space as space_module
+from custom.sweep.space import corners, draw, read_space, run_name, short_names
+from custom.sweep.training import devices
+
+# A plugin: the run with this name fails while there is a file `spoil`; all are slow while there is a file `slow`.
+PLUGIN = """
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def begin(trainer):
+    if (HERE / "spoil").exists() and trainer.paths.name == "lr=1e-2_width=8":
+        raise RuntimeError("this run is to fail")
+    def wait(*_):
+        if (HERE / "slow").exists():
+            time.sleep(0.3)
+    trainer.optimizer.register_step_post_hook(wait)
+"""
+
+
+def words(folder: Path, *more: str) -> list[str]:
+    """A small sweep in `folder`, named tried."""
+    settings = {**SMALL, "--dir.expr_dir": str(folder), "--name": "tried"}
+    del settings["--model.width"]
+    return [*(f"{key}={value}" for key, value in settings.items()), *more]
+
+
+MISTAKES = {
+    "unknown key": (["--grid", "optim.lrr=1,2"], "did you mean optim.lr?"),
+    "wrong value": (["--grid", "optim.lr=1e-3,fast"], "optim.lr = 'fast'"),
+    "swept and set": (["--grid", "optim.lr=1,2", "--optim.lr", "3"], "among the values to try, and also set"),
+    "no values": ([], "which values"),
+    "two kinds": (["--grid", "optim.lr=1,2", "--random", "optim.lr=log:1:2"], "which values"),
+    "no equals sign": (["--grid", "optim.lr"], "'optim.lr': write key=value,value"),
+    "twice": (["--grid", "optim.lr=1,2", "optim.lr=3"], "optim.lr is given twice"),
+    "equal values": (["--grid", "optim.lr=1,1"], "the values must differ"),
+    "how many": (["--random", "optim.lr=log:1e-3:1"], "--trials 20"),
+    "logarithm of 0": (["--random", "optim.lr=log:0:1", "--trials", "2"], "must be above 0"),
+    "upside down": (["--random", "optim.lr=log:1:0.1", "--trials", "2"], "the first bound must be the lower"),
+    "half a width": (["--random", "model.width=int:1:2.5", "--trials", "2"], "whole numbers"),
+    "not a range": (["--random", "optim.lr=log:1", "--trials", "2"], "is not a range; write log:1e-5:1e-1"),
+    "too many": (["--random", "model.width=int:4:6", "--trials", "9"], "only 3 different trials"),
+    "no file": (["--space", "missing.yaml"], "there is no such file"),
+    "its own array": (["--grid", "optim.lr=1,2", "--slurm", "--slurm.array", "0-3"], "the sweep numbers its runs"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_found_before_the_first_run(tmp_path: Path, name: str) -> None:
+    given, message = MISTAKES[name]
+    with pytest.raises(UserError, match=message):
+        sweep.main(words(tmp_path, *given))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--random", "optim.lr=log:1e-3:1"], "how many trials"),
+        (["--grid", "optim.lr=1,2", "--trials", "3"], "which values"),
+        (["--space", "grid.yaml", "--trials", "3"], "write random: instead of grid:"),
+        (["--random", "optim.lrr=log:1e-3:1", "--trials", "3"], "did you mean optim.lr"),
+        (["--random", "optim.lr=log:1e-3:1", "--trials", "3", "--dataset.val", "null"], "dataset.val is null"),
+        (["--random", "model.type=ConvModel,Missing", "--trials", "3"], "model.type = 'Missing'"),
+    ],
+)
+def test_a_search_checks_its_command_before_the_first_run(tmp_path: Path, given: list[str], message: str) -> None:
+    (tmp_path / "grid.yaml").write_text("grid: {optim.lr: [1, 2]}\n")
+    given = [str(tmp_path / word) if word == "grid.yaml" else word for word in given]
+    with pytest.raises(UserError, match=message):
+        search.main(words(tmp_path / "experiments", *given))
+    assert not (tmp_path / "experiments").exists()
+
+
+def test_names_are_short_and_safe() -> None:
+    assert run_name({"optim.lr": "1e-2", "model.width": "16"}) == "lr=1e-2_width=16"
+    assert run_name({"optim.lr": "1"}, taken=["lr=1", "lr=1_2"]) == "lr=1_3"
+    assert short_names(["dataset.train.size", "dataset.val.size"]) == {
+        "dataset.train.size": "train.size", "dataset.val.size": "val.size",
+    }  # fmt: skip
+    name = run_name({"loss": "{$REPLACE: true, a/b: {type: torch.nn.MSELoss}}"})
+    assert not set(name) & set("/ {}:$'\"")
+    assert len(run_name({"loss": "x" * 300})) < 110
+
+
+def test_lists_are_one_value_and_ranges_are_kept(tmp_path: Path) -> None:
+    assert read_space(["a.b=[1,2],[3]", 'c={x: 1, y: "1,2"},d'], ranges=False) == {
+        "a.b": ["[1,2]", "[3]"], "c": ['{x: 1, y: "1,2"}', "d"],
+    }  # fmt: skip
+    space = read_space(["lr=log:1e-5:1e-1", "drop=float:0:0.5", "width=logint:4:64", "kind=a,b"], ranges=True)
+    found = draw(space, 200, seed=1)
+    assert found[:20] == draw(space, 20, seed=1)
+    assert found != draw(space, 200, seed=2)
+    rates = [float(each["lr"]) for each in found]
+    assert all(1e-5 <= rate <= 1e-1 for rate in rates)
+    assert 60 < sum(rate < 1e-3 for rate in rates) < 140  # half of them lie in the lower half of the exponents
+    assert all(4 <= int(each["width"]) <= 64 and 0 <= float(each["drop"]) <= 0.5 for each in found)
+    assert {each["kind"] for each in found} == {"a", "b"}
+    assert {each["lr"] for each in corners(space)} == {"1e-05", "0.1"}
+    file = tmp_path / "space.yaml"
+    file.write_text(
+        "random:\n  lr: log:1e-5:1e-1\n  drop: float:0:0.5\n  width: logint:4:64\n  kind: [a, b]\ntrials: 9\n"
+    )
+    assert space_module.read_space_file(file) == ("random", space, {"trials": 9})
+    file.write_text("grid:\n  lr: [1e-2, 0.10]\n  steps: [[1, 2], null]\n  off: [true]\n")
+    assert space_module.read_space_file(file)[1] == {
+        "lr": ["1e-2", "0.10"],
+        "steps": ["[1, 2]", "null"],
+        "off": ["true"],
+    }
+    file.write_text("grid: {lr: [1]}\ntrails: 3\n")
+    with pytest.raises(UserError, match="unknown key trails"):
+        space_module.read_space_file(file)
+
+
+def test_runs_at_a_time_share_the_gpus_equally() -> None:
+    assert devices([0, 1, 2, 3], 2) == [["--gpu_ids=0,2"], ["--gpu_ids=1,3"]]
+    assert devices([0, 1, 2], 2) == [["--gpu_ids=0"], ["--gpu_ids=1"]]
+    assert devices([4, 5], 3) == [["--gpu_ids=4"], ["--gpu_ids=5"], ["--gpu_ids=4"]]
+    assert devices(-1, 2) == devices("mps", 2) == [[], []]
+    assert devices([0, 1], 1) == [[]]
+
+
+@pytest.mark.slow
+def test_a_slurm_array_has_a_task_for_each_run_that_is_missing(
+    tmp_path: Path, cluster: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = words(tmp_path, "--grid", "optim.lr=1e-2,1e-3", "model.width=4,8", "--jobs", "2", "--slurm.time", "5")
+    assert sweep.main(given) == 0
+    assert "python -m tools.sweep" in capfd.readouterr().out
+    (job,) = (tmp_path / ".jobs" / "tried").iterdir()
+    assert '#SBATCH --array="0,1,2,3%2"' in (job / "job.sh").read_text()
+    assert "lr: 0.001" in (job / "config_2.yaml").read_text()
+    assert (job / "run_2").read_text() == str(tmp_path / "tried" / "lr=1e-3_width=4")
+    assert len(calls_of(cluster, "sbatch")) == 1
+    finished = tmp_path / "tried" / "lr=1e-2_width=8"
+    finished.mkdir()
+    (finished / "status.json").write_text(json.dumps({"state": "finished", "reason": ""}))
+    assert sweep.main(given) == 0
+    newest = max((tmp_path / ".jobs" / "tried").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert '#SBATCH --array="0,2,3%2"' in (newest / "job.sh").read_text()
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    """A folder with `PLUGIN`."""
+    folder = tmp_path / "plugin"
+    folder.mkdir()
+    (folder / "spoiler.py").write_text(PLUGIN)
+    return folder
+
+
+def command(tmp_path: Path, plugin: Path, *more: str) -> tuple[list[str], dict[str, str]]:
+    given = words(tmp_path, "--plugins=[spoiler:begin]", "--progress.epoch_save_latest=1step", *more)
+    path = f"{PROJECT}{os.pathsep}{plugin}"
+    return [sys.executable, "-m", "tools.sweep", *given], {**ENVIRONMENT, "PYTHONPATH": path}
+
+
+def states(folder: Path) -> dict[str, str]:
+    """The state of each trial by its name, as the sweep recorded it."""
+    return {each["name"]: each["state"] for each in json.loads((folder / "sweep.json").read_text())["trials"]}
+
+
+@pytest.mark.slow
+def test_a_failing_run_does_not_end_the_sweep(tmp_path: Path, plugin: Path) -> None:
+    """The others finish and are compared; the same command trains what is missing, and another space is an error."""
+    line, environment = command(tmp_path, plugin, "--grid", "optim.lr=1e-2,1e-3", "model.width=4,8")
+    (plugin / "spoil").touch()
+    done = run(line, env=environment)
+    assert done.returncode == 1, done.stdout + done.stderr
+    folder = tmp_path / "tried"
+    assert list(states(folder).values()) == ["finished", "failed", "finished", "finished"]
+    assert "failed: lr=1e-2_width=8: RuntimeError: this run is to fail" in done.stdout
+    assert "1 of 4 runs did not finish" in done.stdout
+    assert "width" in done.stdout.split("4/4")[-1]  # the table shows what differs
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.jsonl")}
+    (plugin / "spoil").unlink()
+    done = run(line, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(states(folder).values()) == ["finished"] * 4
+    changed = [
+        path.parent.name for path in folder.glob("*/metrics.jsonl") if path.stat().st_mtime_ns != before.get(path)
+    ]
+    assert changed == ["lr=1e-2_width=8"]
+    for other, difference in (
+        (
+            ["--grid", "optim.lr=1e-2,1e-3", "model.width=4,16"],
+            "model.width: ['4', '8'] in the folder, ['4', '16'] now",
+        ),
+        (["--grid", "optim.lr=1e-2,1e-3", "model.width=4,8", "--optim.weight_decay=0.1"], "optim.weight_decay: 0.0 in"),
+    ):
+        line, _ = command(tmp_path, plugin, *other)
+        done = run(line, env=environment)
+        assert done.returncode == 2
+        assert difference in done.stderr
+        assert "another --name" in done.stderr
+
+
+@contextmanager
+def started(line: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        line, cwd=PROJECT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 100
+    while not path.exists():
+        assert process.poll() is None and time.monotonic() < end, process.communicate()[0]
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux ends the runs of a killed sweep")
+def test_a_stopped_or_killed_sweep_continues(tmp_path: Path, plugin: Path) -> None:
+    line, environment = command(tmp_path, plugin, "--grid", "optim.lr=1e-2,1e-3,1e-4", "--jobs", "2", "--model.width=4")
+    folder, first = tmp_path / "tried", "lr=1e-2"
+    (plugin / "slow").touch()
+    with started(line, environment) as process:
+        wait_for(folder / first / "checkpoints" / "latest.pt", process)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=100)
+    assert process.returncode == 130, output
+    assert "continue with:\n  python -m tools.sweep " in output
+    assert states(folder)[first] == "stopped"
+    assert (folder / first / "run.lock").exists() is False
+    with started(line, environment) as process:
+        wait_for(folder / first / "run.lock", process)
+        pid = json.loads((folder / first / "status.json").read_text())["pid"]
+        process.kill()
+        process.wait()
+        end = time.monotonic() + 20
+        while is_alive(pid) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not is_alive(pid), "the run of a killed sweep trains on"
+    (plugin / "slow").unlink()
+    done = run(line, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(states(folder).values()) == {"finished"}
+    assert "resumed at step" in (folder / first / "train.log").read_text()
+    runs = sorted(path.name for path in folder.iterdir() if (path / "run.json").exists())
+    assert runs == ["lr=1e-2", "lr=1e-3", "lr=1e-4"]
+
+
+def test_the_example_of_a_space_file_is_read(tmp_path: Path) -> None:
+    """docs/sweep.md."""
+    text = (PROJECT / "docs" / "sweep.md").read_text()
+    for number, block in enumerate(text.split("```yaml\n")[1:]):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(block.partition("```")[0])
+        kind, space, _ = space_module.read_space_file(file)
+        assert dump(corners(space))
+        assert kind in ("grid", "random")

@@ -1,0 +1,157 @@
+"""Serve an exported model over HTTP: python -m tools.serve --model experiments/default/export/model.onnx
+
+POST /predict takes an image, as the file of a form or as the body; GET /health says which model answers. The server
+prepares an image with the project's own data set, so its answers are those of predict.py.
+"""
+
+import argparse
+import importlib.util
+import io
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.base.errors import UserError
+from common.config.registry import DATASET_REGISTRY
+from common.failure.program import leave, reported
+from common.monitor.log import logger, setup_log
+from common.monitor.writer import plain
+import custom.config  # noqa: F401 - fills the registries
+from custom.datasets.from_files import build_files
+
+Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+TOP = 5  # classes in an answer
+
+
+def load(path: Path, about: Mapping[str, Any]) -> Run:
+    """A function that runs the model: inputs by name -> outputs by name. Several threads may call it at once."""
+    if path.suffix == ".onnx":
+        need("onnxruntime")
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+        def run_onnx(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            found = session.run(list(about["outputs"]), {name: value.numpy() for name, value in inputs.items()})
+            return dict(zip(about["outputs"], map(torch.from_numpy, found), strict=True))
+
+        return run_onnx
+    if about["format"] != "torch":
+        raise UserError(f"{path}: served are files that tools.export writes with --to onnx, int8 or torch")
+    program = torch.export.load(path).module()
+
+    @torch.no_grad()
+    def run_torch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = program(*(inputs[name] for name in about["inputs"]))
+        return dict(zip(about["outputs"], found if isinstance(found, tuple) else [found], strict=True))
+
+    return run_torch
+
+
+def answer(run: Run, about: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+    """The prediction for the bytes of a file. Raises `UserError` if they cannot be read."""
+    sample = build_files(about["dataset"], "eval", [io.BytesIO(data)])[0]
+    outputs = run({name: sample[each["key"]][None] for name, each in about["inputs"].items()})
+    first, classes = next(iter(outputs.values())), about["classes"]
+    if not (classes and len(outputs) == 1 and first.shape == (1, len(classes))):
+        return {name: value[0].tolist() for name, value in outputs.items()}
+    best = first[0].float().softmax(dim=0).topk(min(TOP, len(classes)))
+    top = {classes[at]: value for at, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)}
+    name, probability = next(iter(top.items()))
+    return {"prediction": int(best.indices[0]), "class": name, "probability": probability, "top": top}
+
+
+def build_app(path: Path, limit: int) -> Any:
+    """The web application. `limit`: the largest body of a request, bytes."""
+    from fastapi import FastAPI, HTTPException, Request
+    from fastapi.concurrency import run_in_threadpool
+    from fastapi.responses import JSONResponse
+
+    about = describe(path)
+    run, app = load(path, about), FastAPI(title=path.name)
+
+    async def body(request: Request) -> bytes:
+        data = b""
+        async for part in request.stream():
+            data += part
+            if len(data) > limit:
+                raise HTTPException(413, f"the request has more than {limit:,} bytes")
+        if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+            return data
+
+        async def again() -> dict[str, Any]:
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        async with Request(request.scope, again).form() as form:
+            files = [value for value in form.values() if not isinstance(value, str)]
+            if len(files) != 1:
+                raise HTTPException(400, f"the form has {len(files)} files; send one: curl -F file=@image.png URL")
+            return await files[0].read()
+
+    async def predict(request: Request) -> JSONResponse:
+        data = await body(request)
+        if not data:
+            raise HTTPException(400, "the request has no body; send an image: curl --data-binary @image.png URL")
+        try:
+            return JSONResponse(plain(await run_in_threadpool(answer, run, about, data)))
+        except UserError as error:
+            logger.info("{}", error)
+            raise HTTPException(422, "the body is not a file that this model can read") from error
+
+    async def health() -> dict[str, Any]:
+        return {"status": "ok", "file": path.name, **{key: about[key] for key in ("format", "sha256", "step")}}
+
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": "the server failed; its log says why"}, 500)
+
+    app.add_api_route("/predict", predict, methods=["POST"])
+    app.add_api_route("/health", health, methods=["GET"])
+    app.add_exception_handler(Exception, failed)
+    return app
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """What `tools.export` wrote beside the model. Raises `UserError` if it cannot be served."""
+    file = path.with_name(f"{path.name}.json")
+    if not path.is_file() or not file.is_file():
+        missing = file if path.is_file() else path
+        raise UserError(f"there is no {missing}; export a model first: python -m tools.export --to onnx --model_pt ...")
+    about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if not hasattr(DATASET_REGISTRY.get(about["dataset"]["type"]), "from_files"):
+        build_files(about["dataset"], "eval", [])  # raises the error that says what to write
+    if computed := [name for name, each in about["inputs"].items() if each["key"] is None]:
+        raise UserError(f"{path}: the task computes {', '.join(computed)}, so a file alone is not enough to predict")
+    return about
+
+
+def need(*packages: str) -> None:
+    """Raise a `UserError` that says how to install packages, if one is missing."""
+    if missing := [name for name in packages if importlib.util.find_spec(name.replace("-", "_")) is None]:
+        names = " ".join(missing)
+        raise UserError(f"tools.serve needs {names}, not installed here: python -m pip install {names}")
+
+
+def main(argv: list[str]) -> int:
+    """Serve until a signal ends it. Returns the exit code."""
+    parser = argparse.ArgumentParser("python -m tools.serve", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--model", type=Path, required=True, help="a file that tools.export wrote")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from other machines")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--max_bytes", type=int, default=10_000_000, help="largest request; by default 10 million")
+    options = parser.parse_args(argv)
+    setup_log()
+    need("fastapi", "uvicorn", "python-multipart")
+    import uvicorn
+
+    uvicorn.run(build_app(options.model, options.max_bytes), host=options.host, port=options.port, log_config=None)
+    return 0
+
+
+if __name__ == "__main__":
+    with reported():
+        leave(main(sys.argv[1:]))
