@@ -21,8 +21,8 @@ PRIVATE = CACHES | {".git", ".venv", "venv", "experiments"}
 # The operators and all that stands on them, file by file: a folder of the same name may hold the user's own.
 OPS = {
     ".": [".clang-format", "configs/ops.yaml", "scripts/install_ops.sh", "custom/models/saturating_model.py"],
-    "common/ops": ["__init__.py", "__main__.py", "build.py", "compare.py", "library.py", "load.py", "toolchain.py"],
-    "custom/ops": ["__init__.py", "add_matrix.py", "scale_exp.py", "README.md"],
+    "common/ops": ["__init__.py", "__main__.py", "build.py", "library.py", "load.py", "toolchain.py"],
+    "custom/ops": ["__init__.py", "add_matrix.py", "compare.py", "scale_exp.py", "README.md"],
     "custom/ops/src": ["add_matrix.cpp", "add_matrix.cu", "kernels.h", "launch.cuh", "scale_exp.cpp", "scale_exp.cu"],
     "tests/ops": ["__init__.py", "conftest.py", "test_build.py", "test_operators.py", "test_training.py"],
 }

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from common.ops.compare import compare
 from custom.ops import add_matrix, implementation, scale_exp
+from custom.ops.compare import compare
 from torch import Tensor
 from torch.testing import assert_close
 

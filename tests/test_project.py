@@ -137,7 +137,7 @@ def follow_the_readme(project: Path, yours: Path) -> None:
     monitor = "    monitor: MonitorConfig = field(default_factory=MonitorConfig)\n"
     edit(
         yours / "config.py",
-        ("@section\nclass Config:\n", SECTION),
+        ("@section\nclass Config(EngineConfig):\n", SECTION),
         (monitor, f"{monitor}    mix: MixConfig = field(default_factory=MixConfig)\n"),
         ('forward pass")] = 64', 'forward pass")] = 48'),
         ('"width": 32', '"width": 24'),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from common.failure.report import Failure, describe
 from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
 from common.progress import Outcome
-from common.run.folder import OpenRun, check_stays, has_saved, is_same_launch, open_run
+from common.run.folder import OpenRun, check_stays, is_same_launch, open_run
 from common.run.lock import check_free
 from common.run.paths import RunPaths
 from common.run.record import environment_text
@@ -48,7 +49,7 @@ def managed_run(
     set_up_process(config.dist, place)
     paths = RunPaths.for_run(config.dir, config.name, project)
     with together(place, config.dist, resolved.values) as rank:
-        run = RunContext(config, resolved, argv, project, rank, paths)
+        run = RunContext(config=config, values=resolved.values, argv=argv, project=project, rank=rank, paths=paths)
         rank.failure_monitor.sink = run.record_failure
         try:
             run.choose_start()
@@ -61,10 +62,13 @@ def managed_run(
             run.close()
 
 
+@dataclass(kw_only=True)
 class RunContext:
     """The surroundings of training: rank, folder, checkpoint, seed and monitor.
 
     Attributes:
+        values: the whole config as plain values.
+        argv: the program and its arguments.
         rank: this process' rank in the run.
         paths: the paths in the run's folder.
         checkpoint: the checkpoint that the run starts from, or None.
@@ -73,32 +77,26 @@ class RunContext:
         monitor: exists after `open`.
     """
 
+    config: EngineConfig
+    values: dict[str, Any]
+    argv: Sequence[str]
+    project: Path
+    rank: Rank
+    paths: RunPaths
     checkpoint: LoadedCheckpoint | None = None
-    only_weights = False
-    seed: int
-    monitor: Monitor
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        resolved: Resolved[Any],
-        argv: Sequence[str],
-        project: Path,
-        rank: Rank,
-        paths: RunPaths,
-    ) -> None:
-        self.config, self.argv, self.project = config, argv, project
-        self.values = resolved.values
-        self.rank, self.paths = rank, paths
-        self._resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
-        self._folder: OpenRun | None = None  # only in the main process
-        self._is_open = False
+    only_weights: bool = False
+    seed: int = field(init=False)
+    monitor: Monitor = field(init=False)
+    _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
+    _folder: OpenRun | None = None  # only in the main process
+    _is_open: bool = False
 
     def choose_start(self) -> None:
         """Find the checkpoint that the run starts from, and its seed."""
         config, rank = self.config, self.rank
         # A job restarted by its launcher continues its own run, whatever --resume and start_epoch say; never another.
-        restarted = distributed.from_main(rank.restarted and has_saved(self.paths, rank.launched_as), rank)
+        restarted = rank.restarted and is_same_launch(self.paths, rank.launched_as)
+        restarted = distributed.from_main(restarted and any(self.paths.checkpoints.glob("*.pt")), rank)
         self.only_weights = config.progress.start_epoch == 0 and not restarted
         resume = "auto" if restarted else config.resume
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)

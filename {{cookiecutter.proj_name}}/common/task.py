@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -179,67 +179,34 @@ class Parts:
     stage_streams: Mapping[int, BatchStream] = field(default_factory=dict)
 
 
-class EngineConfig(Protocol):
-    """The config keys that the engine reads; `custom/config.py` defines them, with their defaults."""
+class EngineConfig:
+    """The config keys that the engine reads; `Config` in `custom/config.py` has them all, with their defaults."""
+
+    name: str
+    resume: str | None
+    allow_changes: bool
+    gpu_ids: int | list[int] | Literal["all", "mps"]
+    worker: int
+    dir: DirConfig
+    dist: DistConfig
+    debug: DebugConfig
+    loss: dict[str, Any] | None
+    optim: OptimConfig
+    stages: Sequence[Any]
+    prepare: PrepareConfig
+    progress: ProgressConfig
+    best: BestConfig
+    early_stop: EarlyStopConfig
+    checkpoint: CheckpointConfig
+    init_from: InitConfig
+    monitor: MonitorConfig
+    plugins: list[str]
 
     @property
-    def name(self) -> str: ...
+    def best_mode(self) -> Mode:
+        """Whether lower or higher values of `best.metric` are better."""
+        raise NotImplementedError
 
-    @property
-    def resume(self) -> str | None: ...
-
-    @property
-    def allow_changes(self) -> bool: ...
-
-    @property
-    def gpu_ids(self) -> int | list[int] | Literal["all", "mps"]: ...
-
-    @property
-    def worker(self) -> int: ...
-
-    @property
-    def dir(self) -> DirConfig: ...
-
-    @property
-    def dist(self) -> DistConfig: ...
-
-    @property
-    def debug(self) -> DebugConfig: ...
-
-    @property
-    def loss(self) -> dict[str, Any] | None: ...
-
-    @property
-    def optim(self) -> OptimConfig: ...
-
-    @property
-    def stages(self) -> Sequence[Any]: ...
-
-    def in_stage(self, number: int) -> "EngineConfig": ...
-
-    @property
-    def prepare(self) -> PrepareConfig: ...
-
-    @property
-    def progress(self) -> ProgressConfig: ...
-
-    @property
-    def best(self) -> BestConfig: ...
-
-    @property
-    def best_mode(self) -> Mode: ...
-
-    @property
-    def early_stop(self) -> EarlyStopConfig: ...
-
-    @property
-    def checkpoint(self) -> CheckpointConfig: ...
-
-    @property
-    def init_from(self) -> InitConfig: ...
-
-    @property
-    def monitor(self) -> MonitorConfig: ...
-
-    @property
-    def plugins(self) -> list[str]: ...
+    def in_stage(self, number: int) -> "EngineConfig":
+        """These settings in a stage, counted from 0."""
+        raise NotImplementedError

@@ -27,6 +27,7 @@ from common.optim.gradients import DebugConfig
 from common.optim.precision import PrecisionConfig
 from common.progress import ProgressConfig
 from common.run.paths import DirConfig
+from common.task import EngineConfig
 import custom.datasets
 import custom.loss
 import custom.metric
@@ -62,7 +63,7 @@ class SplitsConfig:
 
 
 @section
-class Config:
+class Config(EngineConfig):
     """All settings of a training run."""
 
     __renamed__: ClassVar[dict[str, str]] = {"seed": "dist.random_seed", "lr": "optim.lr", "epochs": "progress.epoch"}

@@ -19,7 +19,7 @@ FLOORS = (
     {"data"},
     {"optim"},
     {"checkpoint", "monitor"},
-    {"model", "evaluation", "slurm", "ops"},
+    {"model", "evaluation", "ops"},
     {"task", "debug"},
     {"run_context", "update"},
     {"trainer"},
@@ -28,27 +28,26 @@ FLOORS = (
 # commit, and ask first what the new lines could replace.
 BUDGET = {
     "base": 85,
-    "config": 1150,
-    "distributed": 631,
+    "config": 1145,
+    "distributed": 632,
     "progress": 187,
-    "failure": 434,
-    "run": 483,
-    "data": 803,
-    "optim": 848,
-    "checkpoint": 753,
+    "failure": 435,
+    "run": 481,
+    "data": 795,
+    "optim": 791,
+    "checkpoint": 747,
     "monitor": 705,
-    "model": 460,
+    "model": 455,
     "evaluation": 595,
-    "slurm": 240,
-    "ops": 290,
-    "task": 138,
+    "ops": 256,
+    "task": 125,
     "debug": 35,
-    "run_context": 217,
+    "run_context": 215,
     "update": 120,
     "trainer": 250,
 }
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.
-LEAVES = {"slurm", "ops"}
+LEAVES = {"ops"}
 YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "predict", "tools", "tests"}
 
 
@@ -86,7 +85,7 @@ def test_every_room_keeps_to_its_budget() -> None:
             used[room(dotted(file))] += source_lines(file.read_text(encoding="utf-8"))
     over = {name: lines for name, lines in used.items() if lines > BUDGET[name]}
     assert not over, f"over budget: {over}"
-    assert sum(BUDGET.values()) <= 8315
+    assert sum(BUDGET.values()) <= 7940
 
 
 def test_files_and_functions_are_short() -> None:

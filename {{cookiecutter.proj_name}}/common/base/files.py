@@ -12,15 +12,9 @@ from loguru import logger
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file (UTF-8) atomically."""
-    # File names need not be UTF-8; such bytes are written as they were read.
-    write_bytes(path, text.encode(errors="surrogateescape"))
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file atomically, see `atomic_file`."""
+    """Replace a text file (UTF-8) atomically, see `atomic_file`."""
     with atomic_file(path) as file:
-        file.write(data)
+        file.write(text.encode(errors="surrogateescape"))  # file names need not be UTF-8: bytes as they were read
 
 
 @contextmanager

@@ -92,14 +92,8 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
 
 
 def weights_path(path: str | None, project: Path) -> str | None:
-    """`init_from.path` as an absolute path: below the project, or below the working directory if it is only there.
-
-    None and web addresses are unchanged.
-    """
-    if path is None or _ADDRESS.match(path):
-        return path
-    here, below = Path(path).expanduser().absolute(), project / Path(path).expanduser()
-    return str(here if here.exists() and not below.exists() else below)
+    """`init_from.path`, absolute: a relative one starts at the project. None and web addresses are unchanged."""
+    return path if path is None or _ADDRESS.match(path) else str(project / Path(path).expanduser())
 
 
 def _fetched(config: InitConfig, project: Path, rank: Rank) -> Path:
@@ -112,8 +106,6 @@ def _fetched(config: InitConfig, project: Path, rank: Rank) -> Path:
         with main_first(rank):
             if not path.exists() or (rank.is_main and expected and _checksum(path) != expected):
                 _download(given, path)
-    elif path != project / Path(given).expanduser():
-        logger.warning("init_from.path {}: {} is used, since the project has no such file", given, path)
     if expected and path.is_file() and (found := _checksum(path)) != expected:
         raise CheckpointError(f"init_from.sha256: the checksum of {given} is\n  {found}, not\n  {expected}")
     return path

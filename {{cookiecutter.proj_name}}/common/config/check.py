@@ -1,23 +1,26 @@
 """Validate a tree of nodes against a schema: gives the configuration, or every problem at once.
 
-Pydantic checks each value by itself, and a wrong value is replaced by its default. The further rules, the checks
-attached to fields and then `problems` of each section, can therefore still run, and no mistake hides another.
+Pydantic checks all values in one pass. Wrong ones are then replaced by their defaults, so that the further rules, the
+checks attached to fields and `problems` of each section, can still run, and no mistake hides another.
 """
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import reduce
+from itertools import takewhile
+from operator import getitem
 from typing import Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, overlapping, rule_of
-from common.config.schema import Key, bare, child, keys_of, run_checks, section_of, suggest
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, join, overlapping, rule_of
+from common.config.schema import child, run_checks, section_of, suggest
 from common.config.source import Node, by_key, plain
 
 T = TypeVar("T")
-_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict[str, Origin]]:
@@ -25,73 +28,81 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
 
     `problems`: those found earlier. Further problems of the same keys follow from them, and are left out.
     """
-    checker = _Checker(schema, list(problems))
-    config: T = checker.section(tree.value, schema, "")
-    keys = [problem.key for problem in problems if problem.key]
+    values, found = plain(tree), list(problems)
+
+    def add(more: Iterable[Problem]) -> None:
+        known = [problem.key for problem in found if problem.key]
+        for each in more:
+            if each not in found and not overlapping([each.key], known):
+                found.append(each)
+
+    adapter, config = TypeAdapter(schema), None
+    try:
+        config = adapter.validate_json(json.dumps(values))
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+        add(_problems_of(errors, values, schema))
+        for path in [_path(each["loc"], values) for each in errors]:
+            _drop(values, path)
+        with suppress(ValidationError):  # a key is required, and has no default
+            config = adapter.validate_json(json.dumps(values))
+    add(run_checks(schema, values, ""))
+    add(_broken_rules(config, [problem.key for problem in found]))
     places = {key: node.origin for key, node in by_key(tree) if key}
-    found = [
-        _placed(each, places) for each in checker.problems if each in problems or not overlapping([each.key], keys)
-    ]
-    if found:
-        raise ConfigError([problem for at, problem in enumerate(found) if problem not in found[:at]])
+    if found or config is None:
+        raise ConfigError([_placed(problem, places) for problem in found])
     return config, places
 
 
-@dataclasses.dataclass
-class _Checker:
-    """Walks nodes and schema together, and collects problems."""
+def _path(loc: Sequence[str | int], values: Any) -> list[str | int]:
+    """The keys and indices in the data that lead to an error; other parts of its `loc` name alternatives of unions."""
+    path = []
+    for part in loc:
+        if part in (values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()):
+            path.append(part)
+            values = values[part]
+    return path
 
-    root: type
-    problems: list[Problem]
 
-    def section(self, entries: Mapping[str, Node], schema: type, key: str) -> Any:
-        """The section at `key`; ABSENT if a required key is missing."""
-        prefix = f"{key}." if key else ""
-        for name, node in entries.items():
-            if name not in keys_of(schema):
-                hint = "it is only allowed at the top level of a file"
-                hint = hint if name == "$BASE" else suggest(self.root, schema, prefix, name)
-                self.problems.append(Problem(prefix + name, plain(node), "unknown key", hint, node.origin))
-        values = {name: self._field(entries.get(name), field, prefix + name) for name, field in keys_of(schema).items()}
-        if ABSENT in values.values():
-            return ABSENT
-        known = [problem.key for problem in self.problems]
-        try:
-            made = schema(**values)
-            for problem in made.problems() if hasattr(made, "problems") else ():
-                at = prefix + problem.key
-                if not overlapping([at], known):
-                    self.problems.append(dataclasses.replace(problem, key=at))
-        except ValueError as error:  # from a `__post_init__`, or a rule applied to a value that a check rejected
-            if not any(other.startswith(prefix) for other in known):
-                self.problems.append(Problem(key, ABSENT, str(error)))
-            return ABSENT
-        return made
+def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> Iterator[Problem]:
+    """Pydantic's errors, one for each value. Of a union's alternatives, those with the deepest errors count."""
+    found: dict[str, tuple[Any, list[ErrorDetails]]] = {}
+    for error in errors:
+        path, name = _path(error["loc"], values), error["loc"][-1]
+        key, value = reduce(join, path, ""), reduce(getitem, path, values)
+        if error["type"] == "unexpected_keyword_argument":
+            parent, above = section_of(reduce(child, path[:-1], schema)), reduce(join, path[:-1], "")
+            hint = suggest(schema, parent or schema, f"{above}." if above else "", str(name))
+            hint = "it is only allowed at the top level of a file" if name == "$BASE" else hint
+            yield Problem(key, value, "unknown key", hint)
+        elif error["type"] == "missing" and isinstance(name, str):
+            yield Problem(join(key, name), ABSENT, "is required")
+        else:
+            found.setdefault(key, (value, []))[1].append(error)
+    for key, (value, of_value) in found.items():
+        if not any(other.startswith((f"{key}.", f"{key}[")) for other in found):
+            yield Problem(key, value, rule_of(of_value))
 
-    def _field(self, node: Node | None, field: Key, key: str) -> Any:
-        """The value of one field; its default if it is missing or wrong."""
-        if node is None:
-            self.problems += [Problem(key, ABSENT, "is required")] if field.default is ABSENT else []
-            return field.default
-        below, item = section_of(field.annotation), child(field.annotation, 0)
-        if below is not None and isinstance(node.value, dict):
-            made = self.section(node.value, below, key)
-            return field.default if made is ABSENT else made
-        if section_of(item) is not None and isinstance(node.value, list):  # a list of sections
-            one = Key("", item, "", ABSENT)
-            items = [self._field(each, one, f"{key}[{at}]") for at, each in enumerate(node.value)]
-            return field.default if ABSENT in items else items
-        value = plain(node)
-        if dataclasses.is_dataclass(bare(field.annotation)):
-            self.problems.append(Problem(key, value, "must be a section"))
-            return field.default
-        try:
-            made = TypeAdapter(field.annotation, config=_STRICT).validate_json(json.dumps(value))
-        except ValidationError as error:
-            self.problems += _problems_of(error, value, key)
-            return field.default
-        self.problems += run_checks(field.annotation, value, key)
-        return made
+
+def _drop(values: Any, path: Sequence[str | int]) -> None:
+    """Remove the value at `path`; in a list, the whole list."""
+    keys = list(takewhile(lambda part: isinstance(part, str), path))
+    with suppress(KeyError):  # a section that contains it is gone already
+        if keys:
+            reduce(getitem, keys[:-1], values).pop(keys[-1])
+
+
+def _broken_rules(made: Any, known: Sequence[str], key: str = "") -> Iterator[Problem]:
+    """What `problems` of each section below `made` finds. `known`: keys with problems."""
+    parts = vars(made) if dataclasses.is_dataclass(made) else dict(enumerate(made)) if isinstance(made, list) else {}
+    for part, below in parts.items():
+        yield from _broken_rules(below, known, join(key, part))
+    try:
+        for problem in made.problems() if hasattr(made, "problems") else ():
+            yield dataclasses.replace(problem, key=join(key, problem.key))
+    except ValueError as error:  # a rule was applied to a value that a check rejected
+        if not any(other.startswith(key) for other in known):
+            yield Problem(key, ABSENT, str(error))
 
 
 def _placed(problem: Problem, places: Mapping[str, Origin]) -> Problem:
@@ -100,19 +111,3 @@ def _placed(problem: Problem, places: Mapping[str, Origin]) -> Problem:
     while key and places.get(key, DEFAULT) == DEFAULT:
         key = key.rpartition("." if key[-1] != "]" else "[")[0]
     return dataclasses.replace(problem, origin=problem.origin or places.get(key, DEFAULT))
-
-
-def _problems_of(error: ValidationError, plain: Any, key: str) -> Iterator[Problem]:
-    """Pydantic's errors, one for each value. Of a union's alternatives, those with the deepest errors count."""
-    found: dict[str, tuple[Any, list[ErrorDetails]]] = {}
-    for item in error.errors(include_url=False):
-        at, value = key, plain
-        for part in item["loc"]:  # some parts name alternatives of unions, which are not in the data
-            if isinstance(value, dict) and part in value:
-                at, value = f"{at}.{part}", value[part]
-            elif isinstance(value, list) and isinstance(part, int) and part < len(value):
-                at, value = f"{at}[{part}]", value[part]
-        found.setdefault(at, (value, []))[1].append(item)
-    for at, (value, items) in found.items():
-        if not any(other.startswith((f"{at}.", f"{at}[")) for other in found):
-            yield Problem(at, value, rule_of(items))

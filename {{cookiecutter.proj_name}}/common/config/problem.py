@@ -83,6 +83,8 @@ def rule_of(errors: Sequence[ErrorDetails]) -> str:
 
     `errors`: one for each alternative of a union.
     """
+    if errors[0]["type"] == "value_error":  # from a `__post_init__`
+        return str(errors[0]["ctx"]["error"])
     said = [error["msg"].removeprefix("Input should be ") for error in errors]
     text = " or ".join(dict.fromkeys(_YAML_WORDS.get(each, each) for each in said))
     return text if text[0].isupper() else f"must be {text}"

@@ -25,7 +25,7 @@ def section(cls: type[T]) -> type[T]:
     Rules about several keys go in a method `problems(self) -> Iterator[Problem]`; its keys are relative to the
     section. It runs last: values that are wrong by themselves have been replaced by their defaults.
     """
-    cls.__pydantic_config__ = {"extra": "forbid", "strict": True}  # type: ignore[attr-defined]
+    cls.__pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 

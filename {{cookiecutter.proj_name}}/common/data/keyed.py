@@ -17,7 +17,7 @@ from common.base.errors import UserError
 from common.config.arguments import parameter_names
 from common.config.registry import COLLATE_REGISTRY
 from common.data.view import kind_of
-from common.distributed.seed import mix
+from common.distributed.seed import mix, random_state_unchanged
 
 # (epoch, sample indices) of a micro-batch. Together with the seed, it determines the randomness of the items.
 BatchKey = tuple[int, list[int]]
@@ -80,16 +80,8 @@ def loop_streams_unchanged() -> Iterator[None]:
 
     Does nothing in a worker process, which has no training loop.
     """
-    if torch.utils.data.get_worker_info() is not None:
+    with nullcontext() if torch.utils.data.get_worker_info() is not None else random_state_unchanged():
         yield
-        return
-    python, numpy, torch_ = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(torch_)
 
 
 def seed_all(seed: int) -> None:

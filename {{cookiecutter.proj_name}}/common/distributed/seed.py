@@ -13,6 +13,7 @@ import torch
 from common.distributed import DistConfig, Rank, from_main
 
 _MASK = (1 << 64) - 1
+_CPU = torch.device("cpu")
 
 
 def mix(*numbers: int) -> int:
@@ -66,13 +67,18 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 @contextmanager
-def random_state_unchanged(device: torch.device) -> Iterator[None]:
-    """Restore this process' random states on exit, even after an error."""
-    state = random_state(device)
+def random_state_unchanged(device: torch.device = _CPU) -> Iterator[None]:
+    """Restore this process' random states on exit, even after an error. Once per batch: `random_state` is slower."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
         yield
     finally:
-        set_random_state(state, device)
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, device)
 
 
 def set_random_state(state: dict[str, Any], device: torch.device) -> None:

@@ -1,7 +1,6 @@
 """Start this host's processes ourselves, if several devices are requested and no launcher was used."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -64,15 +63,10 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
 
 
 def _interpreter_flags() -> list[str]:
-    """Python's own options, such as -u, -O or -X dev: the words before the program."""
-    words, found = iter(sys.orig_argv[1:]), list[str]()
-    for word in words:
-        # Several letters may share a dash. X and W take a value, as the rest of the word or the next one.
-        option = re.fullmatch(r"-[bBdEIOPqRsSuvx]*([XW].+|[XW]?)", word)
-        if option is None or word == "-":
-            break
-        found += [word, next(words)] if option[1] in ("X", "W") else [word]
-    return found
+    """Python's own options, such as -u, -O or -X dev: the words before the program; none of `python -m`."""
+    words = sys.orig_argv[1:]
+    flags = words[: words.index(sys.argv[0])] if sys.argv[0] in words else []
+    return [] if "-m" in flags else flags
 
 
 def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""The schedules that a config can name: the factor of the learning rate at a step. Add your own in custom/schedules.
+"""Schedules: the factor of the learning rate at a step. Here are those that the engine uses; custom/schedules has more.
 
 A schedule is a function of `step`, counted from the end of the warm-up: a resumed run needs no history. It can also
 take these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `milestones`
@@ -8,8 +8,6 @@ A schedule that depends on validation results is a `StatefulFactor`.
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.base.errors import UserError
@@ -33,47 +31,17 @@ def linear(step: int, steps: int, min_factor: float) -> float:
 @SCHEDULE_REGISTRY.register()
 def cosine(step: int, steps: int, min_factor: float) -> float:
     """Falls from 1 to `min_factor` over `steps` along half a cosine, then stays there."""
-    return min_factor + (1.0 - min_factor) * _half_cosine(min(1.0, step / steps))
-
-
-@SCHEDULE_REGISTRY.register("PolyLR")
-@SCHEDULE_REGISTRY.register()
-def poly(step: int, steps: int, min_factor: float, power: float) -> float:
-    """Falls from 1 to `min_factor` over `steps`, as the remaining fraction of them to the power `power`."""
-    return min_factor + (1.0 - min_factor) * (1.0 - min(1.0, step / steps)) ** power
-
-
-@SCHEDULE_REGISTRY.register("MultiStepLR")
-@SCHEDULE_REGISTRY.register()
-def multistep(step: int, milestones: Sequence[int], lr_gamma: float, min_factor: float) -> float:
-    """Drops by the factor `lr_gamma` at every milestone, from that step on."""
-    return max(min_factor, lr_gamma ** bisect_right(sorted(milestones), step))
-
-
-@SCHEDULE_REGISTRY.register("ExponentialLR")
-@SCHEDULE_REGISTRY.register()
-def exponential(step: int, milestones: Sequence[int], lr_gamma: float, min_factor: float) -> float:
-    """Falls exponentially from 1, through `lr_gamma` at the first milestone."""
-    if milestones[0] <= 0:
-        raise UserError("optim.lr_scheduler.lr_steps[0] is reached during the warm-up; shorten the warm-up")
-    return max(min_factor, lr_gamma ** (step / milestones[0]))
-
-
-@SCHEDULE_REGISTRY.register()
-def onecycle(
-    step: int, steps: int, min_factor: float, pct_start: float, div_factor: float, final_div_factor: float
-) -> float:
-    """Rises to 1 over the fraction `pct_start` of `steps`, then falls until the last of them, along half cosines."""
-    start = 1.0 / div_factor
-    end = max(min_factor, start / final_div_factor)
-    peak, last = pct_start * steps - 1.0, steps - 1.0
-    if step < peak:
-        return 1.0 + (start - 1.0) * _half_cosine(step / peak)
-    return end + (1.0 - end) * _half_cosine(min(1.0, (step - peak) / (last - peak)))
+    return min_factor + (1.0 - min_factor) * half_cosine(min(1.0, step / steps))
 
 
 class StatefulFactor(ABC):
-    """A schedule that depends on more than the step: it gets every validation result, and is saved with the run."""
+    """A schedule that depends on more than the step: it gets every validation result.
+
+    Attributes:
+        state: plain numbers, strings, lists and dicts by name; saved with the run, and restored.
+    """
+
+    state: dict[str, Any]
 
     @abstractmethod
     def __call__(self, step: int) -> float:
@@ -82,14 +50,6 @@ class StatefulFactor(ABC):
     @abstractmethod
     def after_validation(self, value: float | None) -> None:
         """`value` of best.metric, the same number on every rank; None if it was not measured."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts."""
-
-    @abstractmethod
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
 
 
 @SCHEDULE_REGISTRY.register("plateau")
@@ -101,16 +61,16 @@ class Plateau(StatefulFactor):
     ) -> None:
         self._gamma, self._floor = lr_gamma, min_factor
         self._patience, self._threshold, self._cooldown, self._mode = patience, threshold, cooldown, mode
-        self._state: dict[str, Any] = {"factor": 1.0, "best": None, "bad": 0, "cooldown": 0}
+        self.state = {"factor": 1.0, "best": None, "bad": 0, "cooldown": 0}
 
     def __call__(self, step: int) -> float:
-        return float(self._state["factor"])
+        return float(self.state["factor"])
 
     def after_validation(self, value: float | None) -> None:
         """Count a validation. Raises `UserError` without a value, because the rate would then never drop."""
         if value is None:
             raise UserError("optim.lr_scheduler.type plateau: this validation gave no value; configure a metric")
-        state = self._state
+        state = self.state
         if self._is_better(value, state["best"]):
             state["best"], state["bad"] = float(value), 0
         else:
@@ -121,12 +81,6 @@ class Plateau(StatefulFactor):
             state["factor"] = max(state["factor"] * self._gamma, self._floor)
             state["cooldown"], state["bad"] = self._cooldown, 0
 
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self._state)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._state = {key: state[key] for key in self._state}
-
     def _is_better(self, value: float, best: float | None) -> bool:
         if best is None:
             return math.isfinite(value)
@@ -135,6 +89,6 @@ class Plateau(StatefulFactor):
         return gain > self._threshold * abs(best)
 
 
-def _half_cosine(x: float) -> float:
+def half_cosine(x: float) -> float:
     """From 1 at x = 0 to 0 at x = 1."""
     return (1.0 + math.cos(math.pi * x)) / 2.0

@@ -1,25 +1,24 @@
 """Any optimizer of `torch.optim` by name, others by import path, over the parameters that are trained."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.registry import import_path
-from common.distributed.sharded import is_sharded, local
+from common.distributed.sharded import is_sharded
 from common.optim.groups import Group, GroupConfig, LayerDecayConfig, log_groups, parameter_groups
 
 # Arguments with config keys of their own (lr, weight_decay), and the parameters themselves.
 _PROVIDED = ("params", "lr", "weight_decay")
-_FUSED_FORMATS = (torch.float32, torch.float64)
 
 
 @section
@@ -96,10 +95,8 @@ def build_optimizer(
     if "weight_decay" not in parameter_names(cls):
         groups = [{key: value for key, value in group.items() if key != "weight_decay"} for group in groups]
     named = [pair for group in groups for pair in group["params"]]
-    sparse = _sparse(model)
-    choice = {} if sparse else _fast_on_cpu(cls, config.args, [parameter for _, parameter in named])
     try:
-        optimizer = _construct(cls, config, groups, choice)
+        optimizer = _construct(cls, config, groups)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"optim.optim_type {config.optim_type} cannot train {type(model).__name__}: {error}") from error
     if needs_closure(optimizer) and any(is_sharded(parameter) for _, parameter in named):
@@ -120,45 +117,12 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _construct(
-    cls: type[Optimizer], config: OptimizerConfig, params: list[Any], choice: Mapping[str, bool] | None = None
-) -> Optimizer:
-    arguments: dict[str, Any] = dict(choice or {})
-    for name, value in fit_arguments(cls, config.args).items():
-        arguments[name] = tuple(value) if isinstance(value, list) else value
+def _construct(cls: type[Optimizer], config: OptimizerConfig, params: list[Any]) -> Optimizer:
+    arguments = fit_arguments(cls, config.args)
     if "weight_decay" in parameter_names(cls):
         # Always, so that 0 means 0: AdamW's own default would be 0.01.
         arguments["weight_decay"] = config.weight_decay
     return cls(params, lr=config.lr, **arguments)  # type: ignore[call-arg]  # the signature was checked
-
-
-def _fast_on_cpu(cls: type[Optimizer], args: dict[str, Any], parameters: list[Tensor]) -> dict[str, bool]:
-    """Torch's fastest implementation of the same update, where torch would default to a slower one.
-
-    On a CPU torch defaults to a loop over the parameters. For a 32-64-10 network on one thread (torch 2.13) a step of
-    AdamW takes 104 us that way and 33 us fused, SGD with momentum 34 and 19; plain SGD is fastest as a loop, 16.
-    The fused CPU kernels walk raw memory and so silently give wrong results if a gradient or a state has another
-    memory layout than its parameter. Gradients of contiguous parameters are contiguous, hence that condition.
-    """
-    plain = all(
-        type(data) is Tensor and data.device.type == "cpu" and data.is_contiguous() and data.dtype in _FUSED_FORMATS
-        for data in (local(parameter.data) for parameter in parameters)
-    )
-    if not plain or {"fused", "foreach", "differentiable", "capturable"} & args.keys():
-        return {}
-    if cls in (Adam, AdamW):
-        return {"fused": True}
-    if any(is_sharded(parameter) for parameter in parameters):
-        return {}  # torch has no other fused update for sharded weights
-    if cls is Adagrad or (cls is SGD and args.get("momentum", 0)):
-        return {"fused": True}
-    return {"foreach": False, "fused": False} if cls is SGD else {}
-
-
-def _sparse(model: nn.Module) -> set[nn.Parameter]:
-    """The parameters of modules that produce sparse gradients."""
-    modules = (module for module in model.modules() if getattr(module, "sparse", False) is True)
-    return {parameter for module in modules for parameter in module.parameters(recurse=False)}
 
 
 def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:

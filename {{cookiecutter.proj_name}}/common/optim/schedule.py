@@ -131,7 +131,7 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Empty for a function of the step."""
-        return {"type": self._name, **self._factor.state_dict()} if isinstance(self._factor, StatefulFactor) else {}
+        return {"type": self._name, **self._factor.state} if isinstance(self._factor, StatefulFactor) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. A function of the step needs none, and can replace any other schedule."""
@@ -143,7 +143,7 @@ class Schedule:
                 f"{state.get('type', 'one without state')}; resume with that schedule, or start a new run from the "
                 "weights with progress.start_epoch 0"
             )
-        self._factor.load_state_dict({key: value for key, value in state.items() if key != "type"})
+        self._factor.state = {key: value for key, value in state.items() if key != "type"}
 
 
 def build_schedule(

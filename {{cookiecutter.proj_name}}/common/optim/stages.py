@@ -79,14 +79,14 @@ class Stages:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
-        return {"number": self.number, "start": self.start, "plateau": self._plateau.state_dict()}
+        return {"number": self.number, "start": self.start, "plateau": self._plateau.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in a saved stage."""
         if state["number"] >= len(self._run.stages):
             raise UserError(f"the checkpoint is in stage {state['number'] + 1}, but there are only {len(self._ends)}")
         self._enter(state["number"], state["start"])
-        self._plateau.load_state_dict(state["plateau"])
+        self._plateau.state = dict(state["plateau"])
 
     def _enter(self, number: int, start: int) -> None:
         self.number, self.start, self.config = number, start, self._run.in_stage(number)

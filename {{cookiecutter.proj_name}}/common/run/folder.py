@@ -135,11 +135,6 @@ def is_same_launch(folder: RunPaths, launched_as: Sequence[str]) -> bool:
     return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(launched_as)
 
 
-def has_saved(folder: RunPaths, launched_as: Sequence[str]) -> bool:
-    """Whether an earlier start of this launch has opened the run, and the run has a checkpoint."""
-    return is_same_launch(folder, launched_as) and any(folder.checkpoints.glob("*.pt"))
-
-
 def check_stays(sources: Mapping[str, str | Path | None], folder: RunPaths) -> None:
     """Reject a new run that reads files of the run it moves out of the way: its record would name a wrong path.
 

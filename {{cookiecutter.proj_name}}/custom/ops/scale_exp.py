@@ -102,8 +102,8 @@ if __name__ == "__main__":  # as a script; on import, custom/ops/__init__.py loa
 
     folder = Path(__file__).resolve().parent
     sys.path.insert(0, str(folder.parents[1]))  # the project folder, for common/
-    from common.ops.compare import compare
     from common.ops.load import load
+    from custom.ops.compare import compare
 
     shape = [int(size) for size in sys.argv[1:] or (1024, 1024)]
     device = "cuda" if torch.cuda.is_available() else "cpu"

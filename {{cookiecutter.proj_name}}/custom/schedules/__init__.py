@@ -1,7 +1,8 @@
 """Learning rate schedules. Every file named `*_schedule.py` below this folder is imported, so that they are registered.
 
-A schedule is a function of the step that returns a factor of the learning rate. common/optim/factors.py has the
-built-in ones and lists the parameters it may have. For `lr_scheduler: {type: halving, args: {every: 500}}`:
+A schedule is a function of the step that returns a factor of the learning rate. common/optim/factors.py has `constant`,
+`linear`, `cosine` and `plateau`, and lists the parameters that a schedule may have. For
+`lr_scheduler: {type: halving, args: {every: 500}}`:
 
     from common.config.registry import SCHEDULE_REGISTRY
 

@@ -182,7 +182,7 @@ def test_a_key_of_ones_own(tmp_path: Path) -> None:
         '    """Blending of pairs of images."""\n\n'
         '    alpha: Annotated[float, Field(ge=0, description="how strongly; 0: off")] = 0.0\n\n\n'
     )
-    text = text.replace("@section\nclass Config:", section + "@section\nclass Config:", 1)
+    text = text.replace("@section\nclass Config(EngineConfig):", section + "@section\nclass Config:", 1)
     last = "    monitor: MonitorConfig = field(default_factory=MonitorConfig)\n"
     assert last in text
     config.write_text(text.replace(last, f"{last}    mix: MixConfig = field(default_factory=MixConfig)\n"))

@@ -140,8 +140,7 @@ def test_the_update_is_that_of_torch_with_the_same_groups(optim) -> None:
         [
             {"params": [named[name] for name in names], "lr": 0.01 * rate, "weight_decay": decay}
             for names, rate, decay in TABLE.values()
-        ],
-        fused=True,
+        ]
     )
     for seed in range(3):
         step(model, optimizer, seed)

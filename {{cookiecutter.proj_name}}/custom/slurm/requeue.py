@@ -1,4 +1,4 @@
-"""Inside a Slurm job, around the training: python -m common.slurm.requeue before RUN STARTS | after CODE RUN STARTS
+"""Inside a Slurm job, around the training: python -m custom.slurm.requeue before RUN STARTS | after CODE RUN STARTS
 
 `before` prints `finished` when this job has trained to the end already. `after` queues the job again when training was
 stopped only to be continued, and ends with the exit code that the job deserves; what starts again continues by itself.
@@ -11,11 +11,12 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from common.run.paths import RunPaths
-from common.run.status import write_status
+from common.run.status import read_status, write_status
 
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, the run continues when it is started again
 MAX_IDLE_RESTARTS = 3  # in a row without a newer checkpoint; another would get no further
@@ -113,14 +114,11 @@ def _scontrol(*words: str) -> tuple[bool, str]:
 
 def _read_status(run: Path, since: Path) -> dict[str, Any]:
     """The run's current status; {} if it was written before the file `since`, by another start or run."""
-    file = run / "status.json"
-    try:
-        if file.stat().st_mtime_ns < since.stat().st_mtime_ns:
-            return {}
-        status: dict[str, Any] = json.loads(file.read_text())
-    except FileNotFoundError:
-        return {}
-    return status
+    paths = RunPaths(run)
+    with suppress(FileNotFoundError):
+        if paths.status_file.stat().st_mtime_ns >= since.stat().st_mtime_ns:
+            return read_status(paths) or {}
+    return {}
 
 
 def _say(text: str) -> None:

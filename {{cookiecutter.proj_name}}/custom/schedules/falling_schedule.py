@@ -1,0 +1,44 @@
+"""Learning rates that fall as powers, in steps, exponentially, or after a rise: functions of the step."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from common.base.errors import UserError
+from common.config.registry import SCHEDULE_REGISTRY
+from common.optim.factors import half_cosine
+
+
+@SCHEDULE_REGISTRY.register("PolyLR")
+@SCHEDULE_REGISTRY.register()
+def poly(step: int, steps: int, min_factor: float, power: float) -> float:
+    """Falls from 1 to `min_factor` over `steps`, as the remaining fraction of them to the power `power`."""
+    return min_factor + (1.0 - min_factor) * (1.0 - min(1.0, step / steps)) ** power
+
+
+@SCHEDULE_REGISTRY.register("MultiStepLR")
+@SCHEDULE_REGISTRY.register()
+def multistep(step: int, milestones: Sequence[int], lr_gamma: float, min_factor: float) -> float:
+    """Drops by the factor `lr_gamma` at every milestone, from that step on."""
+    return max(min_factor, lr_gamma ** bisect_right(sorted(milestones), step))
+
+
+@SCHEDULE_REGISTRY.register("ExponentialLR")
+@SCHEDULE_REGISTRY.register()
+def exponential(step: int, milestones: Sequence[int], lr_gamma: float, min_factor: float) -> float:
+    """Falls exponentially from 1, through `lr_gamma` at the first milestone."""
+    if milestones[0] <= 0:
+        raise UserError("optim.lr_scheduler.lr_steps[0] is reached during the warm-up; shorten the warm-up")
+    return max(min_factor, lr_gamma ** (step / milestones[0]))
+
+
+@SCHEDULE_REGISTRY.register()
+def onecycle(
+    step: int, steps: int, min_factor: float, pct_start: float, div_factor: float, final_div_factor: float
+) -> float:
+    """Rises to 1 over the fraction `pct_start` of `steps`, then falls until the last of them, along half cosines."""
+    start = 1.0 / div_factor
+    end = max(min_factor, start / final_div_factor)
+    peak, last = pct_start * steps - 1.0, steps - 1.0
+    if step < peak:
+        return 1.0 + (start - 1.0) * half_cosine(step / peak)
+    return end + (1.0 - end) * half_cosine(min(1.0, (step - peak) / (last - peak)))
