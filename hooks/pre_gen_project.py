@@ -19,7 +19,20 @@ LONGEST = 64  # some file systems end at 143 bytes a name, and run folders, logs
 DEVICES = {"con", "prn", "aux", "nul"} | {f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10)}
 
 # Top-level names that the project's own code, tools or dependencies use.
-FOLDERS = {"common", "configs", "data", "docs", "examples", "experiments", "ops", "scripts", "tests", "venv"}
+FOLDERS = {
+    "common",
+    "configs",
+    "data",
+    "docs",
+    "examples",
+    "experiments",
+    "ops",
+    "scripts",
+    "support",
+    "tests",
+    "tools",
+    "venv",
+}
 SCRIPTS = {"analyze", "conftest", "evaluate", "export", "predict", "setup", "train"}
 LIBRARIES = {
     "google", "loguru", "matplotlib", "numpy", "pil", "pillow", "pip", "pydantic", "pydantic_core", "pytest",

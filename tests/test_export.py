@@ -29,7 +29,7 @@ import numpy, torch
 sys.path.insert(0, os.getcwd())
 os.chdir("experiments/default/export")
 from custom.models.conv_model import ConvModel
-from custom.trained import load_trained
+from support.trained import load_trained
 images = torch.rand(5, 1, 8, 8)
 trained = load_trained("../checkpoints/best.pt")
 expected = trained.task.model(images).detach()
@@ -147,7 +147,7 @@ def test_a_program_in_cpp(project: Path, python: Path) -> None:
         ["sh", "-euc", commands], cwd=project, env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    ones = "import torch\nfrom custom.trained import load_trained\n"
+    ones = "import torch\nfrom support.trained import load_trained\n"
     ones += f"print(load_trained('{RUN}').task.model(torch.ones(1, 1, 8, 8)).tolist()[0])"
     expected = json.loads(call(project, python, "-c", ones).splitlines()[-1])
     assert [float(line) for line in done.stdout.split()] == pytest.approx(expected, abs=1e-4)

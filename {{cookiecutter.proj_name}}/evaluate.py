@@ -22,10 +22,10 @@ from common.run.folder import drop_stored_launch_options, stored_config
 from common.run.paths import eval_dir
 from common.run_context import managed_evaluation
 from common.task import Place
-from custom.advice import explained
+from support.advice import explained
+from support.summary import shown_path
 from custom.build import PROJECT, build_evaluation, build_task, class_names
 from custom.config import EvalConfig
-from custom.summary import shown_path
 
 
 def main(argv: list[str]) -> int:

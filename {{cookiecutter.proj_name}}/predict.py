@@ -17,8 +17,8 @@ from common.failure.program import leave, reported
 from common.monitor.log import logger, setup_log
 from common.monitor.pictures import Picture, save_png
 from common.run.paths import RunPaths
-from custom.files import brief, file_loader, find_files, listed, rows_as_text
-from custom.trained import load_trained
+from support.files import brief, file_loader, find_files, listed, rows_as_text
+from support.trained import load_trained
 
 _PRINTED = 20  # with more files, predictions are only written
 

@@ -10,8 +10,9 @@ from common.monitor.log import setup_log
 from common.run.folder import drop_stored_launch_options, stored_config
 from common.run_context import managed_run
 from common.trainer import Trainer
-from custom.advice import explained
-from custom.build import PROJECT, build_parts, log_end, log_start
+from support.advice import explained
+from support.summary import log_end, log_start
+from custom.build import PROJECT, build_parts
 from custom.config import Config
 from custom.profile import profiled
 

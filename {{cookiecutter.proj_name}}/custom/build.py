@@ -12,11 +12,7 @@ from common.base.context import error_context
 from common.base.errors import UserError
 from common.checkpoint import init_weights
 from common.config.registry import (
-    DATASET_REGISTRY,
-    LOSS_REGISTRY,
-    METRIC_REGISTRY,
     MODEL_REGISTRY,
-    REGISTRIES,
     TASK_REGISTRY,
 )
 from common.data.iterable import IterableStream
@@ -32,15 +28,10 @@ from common.evaluation.metric import MetricFactory
 from common.model import check_patterns
 from common.model.names import check_names
 from common.optim.precision import build_precision
-from common.progress import Outcome
 from common.run.paths import data_dir
-from common.run_context import RunContext
 from common.task import Parts, Task
-from common.trainer import Trainer
 from custom.config import Config
 from custom.datasets.shared_samples import warn_of_shared_samples
-from custom.report import write_report
-from custom.summary import summary
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -203,66 +194,3 @@ def check_same_classes(data: Mapping[str, Any]) -> None:
                 f"dataset.{split} has the classes {', '.join(map(str, classes))}, but dataset.{first} has "
                 f"{', '.join(map(str, named[first]))}; every split needs the same class folders; some may be empty"
             )
-
-
-def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
-    """Log the parts that were chosen, the location of their code, and the intervals."""
-    parameters = list(trainer.task.parameters())
-    total = sum(p.numel() for p in parameters)
-    trainable = sum(p.numel() for p in parameters if p.requires_grad)
-    logger.info("{}, seed {}, run folder {}", run.rank, run.seed, run.paths.root)
-    name = config.task["type"]
-    logger.info("task {} {}", name, TASK_REGISTRY.where(name))
-    name = config.model["type"]
-    logger.info("model {} {} ({:,} parameters, {:,} trainable)", name, MODEL_REGISTRY.where(name), total, trainable)
-    trainer.monitor.recorder.begin_with("run/model", model_table(trainer.task.model))
-    log_data("train", config.dataset.train, trainer.stream.dataset)
-    for each in (*trainer.val, *trainer.evaluation):
-        part = sets_of(getattr(config.dataset, each.split))[each.name]
-        log_data(label(each.split, each.name), part, each.dataset)
-    for registry, sections in ((LOSS_REGISTRY, config.loss), (METRIC_REGISTRY, config.metric)):
-        for key, part in (sections or {}).items():
-            name = (part or {}).get("type", key)
-            logger.info("{} {} {}", registry.kind, key, registry.where(name))
-    for line in (line for registry in REGISTRIES for line in registry.left_out):
-        logger.warning("{}", line)
-    if trainer.progress.stop_reason == "finished":
-        text = "this run finished already, at epoch {}, step {}; to train longer, raise progress.epoch (or max_steps)"
-        logger.warning(text, trainer.at.epoch, trainer.at.step)
-    steps = trainer.stream.steps_per_epoch
-    nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
-    logger.info("{} steps per epoch; intervals:\n{}", steps or "unknown", trainer.triggers.table(without=nothing))
-
-
-def model_table(model: nn.Module) -> str:
-    """Each module that has parameters of its own: name, type, parameters, their shapes."""
-    rows = [("module", "type", "parameters", "shapes")]
-    for name, module in model.named_modules():
-        own = list(module.parameters(recurse=False))
-        shapes = " ".join("x".join(map(str, each.shape)) for each in own)
-        rows += [(name, type(module).__name__, f"{sum(each.numel() for each in own):,}", shapes)] if own else []
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    table = [
-        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {count:>{widths[2]}}  {shapes}"
-        for name, kind, count, shapes in rows
-    ]
-    return "\n".join([*table, "", str(model)])
-
-
-def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
-    """Log one data set: its type, the location of its code, and its size."""
-    kind = section["type"]
-    count = f"{len(dataset):,} samples" if is_map_style(dataset) else "unknown length"
-    logger.info("{} data {} {} ({})", name, kind, DATASET_REGISTRY.where(kind), count)
-
-
-def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
-    """Write the report of a run that is complete; log what the run has reached, where it is, and the next commands.
-
-    `outcome`: None after a second Ctrl-C.
-    """
-    if not trainer.rank.is_main:
-        return
-    if outcome is not None and not outcome.exit_code:  # a job that was stopped has no time for it
-        write_report(trainer.paths.root)
-    logger.info("{}", summary(trainer, outcome))

@@ -9,9 +9,9 @@ import json
 import sys
 
 from common.config.reference import commented_yaml
+from support.json_schema import json_schema
 from custom.build import PROJECT
 from custom.config import Config, EvalConfig
-from custom.json_schema import json_schema
 
 _HEADER = """yaml-language-server: $schema=schema.json
 Every key with its default. Written by python -m custom.reference from the classes in custom/config.py.

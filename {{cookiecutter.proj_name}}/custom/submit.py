@@ -17,9 +17,9 @@ from common.failure.program import reported
 from common.monitor.log import setup_log
 from common.run.folder import stored_config
 from common.run.paths import RunPaths
+from support.slurm.submission import array_tasks, frozen, gpus_per_node, job_folder, prepare, run_of_task, words_of_task
 from custom.build import PROJECT
 from custom.config import Config
-from custom.slurm.submission import array_tasks, frozen, gpus_per_node, job_folder, prepare, run_of_task, words_of_task
 
 
 def main(argv: list[str]) -> int:

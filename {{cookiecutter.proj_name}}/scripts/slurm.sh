@@ -211,7 +211,7 @@ job_file() {
     cat <<END
 trap : USR1 USR2 # these signals are for training; this shell must survive them
 requeue() {
-    (cd -- "\$job/code" && exec "\$python" -m custom.slurm.requeue "\$@" "\$run" "\$job/starts$task.jsonl")
+    (cd -- "\$job/code" && exec "\$python" -m support.slurm.requeue "\$@" "\$run" "\$job/starts$task.jsonl")
 }
 state=\$(requeue before) || exit
 [ "\$state" != finished ] || exit 0

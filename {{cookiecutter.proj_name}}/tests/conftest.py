@@ -23,7 +23,7 @@ import evaluate
 import train
 from common.data.workers import end_workers, opened
 from common.monitor import log
-from custom.slurm import snapshot
+from support.slurm import snapshot
 
 PROJECT = Path(train.__file__).resolve().parent
 # What the tests are written for; configs/default.yaml and the defaults in the classes are there to be changed.

@@ -28,9 +28,9 @@ from common.optim.precision import build_precision
 from common.run.folder import stored_config
 from common.run.paths import RunPaths
 from common.task import Place
+from support.cost import Subject, measure, module_rows
 from custom.build import PROJECT, build_stream, build_task
 from custom.config import Config
-from custom.cost import Subject, measure, module_rows
 
 DTYPES: dict[str, Literal["fp32", "bf16", "fp16", "fp64"]] = {
     "float32": "fp32",

@@ -30,9 +30,9 @@ from common.monitor.log import setup_log
 from common.monitor.writer import plain
 from common.progress import Position
 from common.run.paths import RunPaths
+from support.model_inputs import Model, Tensors, flat, inputs_of, read_model
+from support.trained import load_trained
 from custom.build import build_evaluation, build_stream
-from custom.model_inputs import Model, Tensors, flat, inputs_of, read_model
-from custom.trained import load_trained
 
 FORMS = {
     "torch": ("model.pt2", ()),

@@ -11,8 +11,8 @@ from pathlib import Path
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.config.problem import place
-from custom import compare
-from custom.report import FILE, report
+from support import compare
+from support.report import FILE, report
 
 
 def main(argv: list[str]) -> int:

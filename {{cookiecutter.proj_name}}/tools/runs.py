@@ -16,7 +16,7 @@ from typing import Any
 
 from common.base.errors import UserError
 from common.run.read import RunFiles
-from custom import compare
+from support import compare
 
 _GAP = "  "
 _WIDEST = 32  # characters of a cell, where lines have a limit

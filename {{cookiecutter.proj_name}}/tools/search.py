@@ -19,11 +19,11 @@ from common.config.source import scalar
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
+from support.sweep.folder import SweepFolder, check_trials, config_of, parser, without
+from support.sweep.space import SPEC, Range, Space, Trial, corners, plain_space, read_space, read_space_file, run_name
+from support.sweep.training import Training, devices, run_trials
 from custom.build import PROJECT
 from custom.config import Config
-from custom.sweep.folder import SweepFolder, check_trials, config_of, parser, without
-from custom.sweep.space import SPEC, Range, Space, Trial, corners, plain_space, read_space, read_space_file, run_name
-from custom.sweep.training import Training, devices, run_trials
 
 if TYPE_CHECKING:
     from optuna import Study

@@ -17,11 +17,11 @@ from common.config import dump
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
+from support.sweep.folder import SweepFolder, check_trials, config_of, parser, without
+from support.sweep.space import SPEC, Space, Trial, draw, grid, plain_space, read_space, read_space_file, run_name
+from support.sweep.training import devices, run_trials
 from custom.build import PROJECT
 from custom.config import Config
-from custom.sweep.folder import SweepFolder, check_trials, config_of, parser, without
-from custom.sweep.space import SPEC, Space, Trial, draw, grid, plain_space, read_space, read_space_file, run_name
-from custom.sweep.training import devices, run_trials
 
 
 @dataclass

@@ -32,7 +32,7 @@ def error_of(capsys: pytest.CaptureFixture[str], runs: Runs) -> ErrorOf:
         text = capsys.readouterr().err
         assert ended.value.code == 2
         assert "Traceback" not in text
-        last = text[text.rfind(" ERROR ") if " ERROR " in text else text.find("error: ") :]
+        last = text[text.rfind(" ERRO ") if " ERRO " in text else text.find("error: ") :]
         assert 0 < len(last.splitlines()) <= 24, text
         return " ".join(last.split())
 

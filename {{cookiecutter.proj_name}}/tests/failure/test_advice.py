@@ -127,7 +127,7 @@ def test_what_the_message_says(
     """TP-01: cause, place and remedy."""
     assert runs.fail(*words, "--batch_size", "160") == code
     text = capsys.readouterr().err
-    text = text[text.rfind(" failed ====" if code == 1 else " ERROR ") :]
+    text = text[text.rfind(" failed ====" if code == 1 else " ERRO ") :]
     for part in parts:
         assert part in text, text
     assert code == 1 or "Traceback" not in text

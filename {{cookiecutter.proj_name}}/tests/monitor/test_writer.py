@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ def test_a_resume_leaves_no_point_twice(tmp_path):
     writer.close()
     with path.open("a") as file:
         file.write('{"event": "train", "step": 8, "val')  # killed in the middle of a line
+    time.sleep(1.1)  # TensorBoard orders files by the second in their names
     writer = Recorder(path, WriterRun(tmp_path, id="a", resume_step=4), BOARD, attempt=2)
     for step in range(5, 7):
         writer.scalars("train", step, {"loss": float(-step)})

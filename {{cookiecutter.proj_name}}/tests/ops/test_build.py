@@ -117,7 +117,7 @@ def test_a_job_on_a_cluster_has_the_build(project: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
     assert script(project).returncode == 0
     code = (
-        "import pathlib, custom.ops; from custom.slurm.snapshot import snapshot;"
+        "import pathlib, custom.ops; from support.slurm.snapshot import snapshot;"
         "snapshot(pathlib.Path.cwd(), pathlib.Path.cwd().with_name('copy'), [])"
     )
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "OPS_BUILD_DIR"}

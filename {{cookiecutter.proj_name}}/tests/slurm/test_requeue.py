@@ -9,8 +9,8 @@ import pytest
 from common.failure import signals
 from common.run.paths import RunPaths
 from common.run.status import read_status, write_status
+from support.slurm import requeue
 from tests.conftest import calls_of
-from custom.slurm import requeue
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 
 from common.run.paths import RunPaths
 from common.run.status import write_status
+from support.slurm import snapshot
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, load, same
-from custom.slurm import snapshot
 
 SHELL = shutil.which("dash") or "sh"
 # Stands in for Python in the tests of the shell script alone: it answers like custom.submit.

@@ -12,9 +12,9 @@ from common.base.errors import UserError
 from common.run.git import git_state
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
+from support.slurm import snapshot, submission
 from tests.conftest import CONFIG, Runs
 from custom import submit
-from custom.slurm import snapshot, submission
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from loguru import logger
 from common.base.errors import UserError
 from common.run.read import read_run
 from common.trainer import Trainer
+from support.report import report, write_report
 from tests.conftest import Runs, metrics
 from tools import report as tool
-from custom.report import report, write_report
 
 NAME = "<script>&amp;'run'\"<b>"
 EMPTY = {"meta", "img"}

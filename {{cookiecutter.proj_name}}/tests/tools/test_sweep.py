@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+import support.sweep.space as space_module
 from common.base.errors import UserError
 from common.config import dump
+from support.sweep.space import corners, draw, read_space, run_name, short_names
+from support.sweep.training import devices
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, run
 from tools import search, sweep
-import custom.sweep.space as space_module
-from custom.sweep.space import corners, draw, read_space, run_name, short_names
-from custom.sweep.training import devices
 
 # A plugin: the run with this name fails while there is a file `spoil`; all are slow while there is a file `slow`.
 PLUGIN = """

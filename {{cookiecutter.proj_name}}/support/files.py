@@ -13,8 +13,8 @@ from common.config.registry import DATASET_REGISTRY
 from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
 from common.monitor.writer import plain
+from support.trained import Trained
 from custom.datasets.from_files import build_files
-from custom.trained import Trained
 
 Batch = tuple[Any, dict[int, str]]
 """A collated batch, None if it is empty; and of the samples that cannot be read the position in it, and the reason."""

@@ -10,7 +10,7 @@ from PIL import Image
 
 from common.run.paths import RunPaths
 from common.run.read import RunFiles
-from custom.report.page import Html, joined, tag
+from support.report.page import Html, joined, tag
 
 _MOST_BYTES = 300_000  # of a picture: larger ones are stored as JPEG
 _MOST_PIXELS = 1400  # of the longer side

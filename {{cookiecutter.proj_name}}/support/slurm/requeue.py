@@ -1,4 +1,4 @@
-"""Inside a Slurm job, around the training: python -m custom.slurm.requeue before RUN STARTS | after CODE RUN STARTS
+"""Inside a Slurm job, around the training: python -m support.slurm.requeue before RUN STARTS | after CODE RUN STARTS
 
 `before` prints `finished` when this job has trained to the end already. `after` queues the job again when training was
 stopped only to be continued, and ends with the exit code that the job deserves; what starts again continues by itself.

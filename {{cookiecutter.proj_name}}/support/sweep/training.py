@@ -16,9 +16,9 @@ import torch
 from common.base.process import available_cores
 from common.failure.signals import die_with_parent
 from common.run.status import read_status
+from support.sweep.folder import SweepFolder
+from support.sweep.space import Trial
 from custom.build import PROJECT
-from custom.sweep.folder import SweepFolder
-from custom.sweep.space import Trial
 
 _POLL_S = 0.1
 

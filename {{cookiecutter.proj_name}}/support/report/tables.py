@@ -9,9 +9,9 @@ from common.config.problem import ABSENT
 from common.config.show import dump
 from common.run.paths import RunPaths
 from common.run.read import RunFiles
-from custom import compare
-from custom.report.curves import COLOURS, is_setting, twins_of_all
-from custom.report.page import Html, details, joined, number, table, tag
+from support import compare
+from support.report.curves import COLOURS, is_setting, twins_of_all
+from support.report.page import Html, details, joined, number, table, tag
 
 _MOST_WARNINGS = 30
 _WARNING = re.compile(r"^\d{4}-\d\d-\d\d \S+ (?:WARNING|ERROR|CRITICAL) .*", re.MULTILINE)

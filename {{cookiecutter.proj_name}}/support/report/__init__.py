@@ -10,12 +10,12 @@ from loguru import logger
 
 from common.base.files import write_text
 from common.run.read import RunFiles, read_run
-from custom import compare
-from custom.report.charts import smooth
-from custom.report.curves import curves, curves_of_all, series, twins
-from custom.report.page import Html, joined, number, page, tag
-from custom.report.pictures import pictures
-from custom.report.tables import (
+from support import compare
+from support.report.charts import smooth
+from support.report.curves import curves, curves_of_all, series, twins
+from support.report.page import Html, joined, number, page, tag
+from support.report.pictures import pictures
+from support.report.tables import (
     attempts,
     changes,
     environment,

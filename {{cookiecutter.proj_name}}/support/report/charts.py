@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from custom.report.page import Html, number, tag
+from support.report.page import Html, number, tag
 
 Point = tuple[float, float]
 Kind = Literal["line", "faint", "dots"]

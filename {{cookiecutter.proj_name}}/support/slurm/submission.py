@@ -20,7 +20,7 @@ from common.distributed.devices import GpuIds
 from common.run.folder import check_stays
 from common.run.lock import check_free
 from common.run.paths import DirConfig, RunPaths, data_dir
-from custom.slurm.snapshot import snapshot
+from support.slurm.snapshot import snapshot
 
 _TASK = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
 _TASK_WORD = "%a"  # sbatch's placeholder for the task's number in file names

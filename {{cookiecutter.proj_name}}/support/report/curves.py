@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 
 from common.run.read import RunFiles
-from custom.report.charts import Curve, Point, chart, smooth
-from custom.report.page import Html, tag
+from support.report.charts import Curve, Point, chart, smooth
+from support.report.page import Html, tag
 
 RATE = re.compile(r"lr(_.*)?")
 _MOST_CHARTS = 30

@@ -18,9 +18,9 @@ from common.config.registry import REGISTRIES
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
 from common.run.status import read_status
+from support.sweep.space import SPEC, Trial
 from custom.build import PROJECT
 from custom.config import Config
-from custom.sweep.space import SPEC, Trial
 
 FILE = "sweep.json"
 # Settings that may change while a sweep is under way: its runs stay comparable.

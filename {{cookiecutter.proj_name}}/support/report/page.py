@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from custom.report.style import STYLE
+from support.report.style import STYLE
 
 _EMPTY = ("img", "meta", "line", "circle", "path", "polyline", "rect")  # elements without content
 
