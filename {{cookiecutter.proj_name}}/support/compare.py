@@ -18,7 +18,7 @@ from common.base.errors import UserError
 from common.config.problem import ABSENT, place
 from common.config.source import read_file
 from common.run.paths import RunPaths
-from common.run.read import RunFiles, leaves, read_run
+from support.read import RunFiles, leaves, read_run
 
 PROJECT = Path(__file__).resolve().parents[1]
 # Keys that are different in every run, or say nothing about it.

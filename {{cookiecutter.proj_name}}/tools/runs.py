@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
-from common.run.read import RunFiles
 from support import compare
+from support.read import RunFiles
 
 _GAP = "  "
 _WIDEST = 32  # characters of a cell, where lines have a limit

@@ -9,8 +9,8 @@ from pathlib import Path
 from loguru import logger
 
 from common.base.files import write_text
-from common.run.read import RunFiles, read_run
 from support import compare
+from support.read import RunFiles, read_run
 from support.report.charts import smooth
 from support.report.curves import curves, curves_of_all, series, twins
 from support.report.page import Html, joined, number, page, tag

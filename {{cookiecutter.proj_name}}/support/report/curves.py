@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from common.run.read import RunFiles
+from support.read import RunFiles
 from support.report.charts import Curve, Point, chart, smooth
 from support.report.page import Html, tag
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from common.run.paths import RunPaths
-from common.run.read import RunFiles
+from support.read import RunFiles
 from support.report.page import Html, joined, tag
 
 _MOST_BYTES = 300_000  # of a picture: larger ones are stored as JPEG

@@ -8,8 +8,8 @@ from typing import Any
 from common.config.problem import ABSENT
 from common.config.show import dump
 from common.run.paths import RunPaths
-from common.run.read import RunFiles
 from support import compare
+from support.read import RunFiles
 from support.report.curves import COLOURS, is_setting, twins_of_all
 from support.report.page import Html, details, joined, number, table, tag
 

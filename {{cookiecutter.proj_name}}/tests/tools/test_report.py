@@ -11,8 +11,8 @@ import pytest
 from loguru import logger
 
 from common.base.errors import UserError
-from common.run.read import read_run
 from common.trainer import Trainer
+from support.read import read_run
 from support.report import report, write_report
 from tests.conftest import Runs, metrics
 from tools import report as tool

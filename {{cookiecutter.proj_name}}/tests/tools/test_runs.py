@@ -11,7 +11,7 @@ import pytest
 from common.base.errors import UserError
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
-from common.run.read import read_run
+from support.read import read_run
 from tests.conftest import Runs, metrics
 from tools import runs as tool
 
