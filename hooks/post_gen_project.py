@@ -36,6 +36,7 @@ EXAMPLE_FILES = ("__init__.py", "config.yaml", "data.py", "metric.py", "model.py
 EXAMPLE_TESTS = (
     "__init__.py",
     "runs.py",
+    "test_analysis.py",
     "test_examples.py",
     "test_metrics.py",
     *(f"test_{name}.py" for name in EXAMPLES),

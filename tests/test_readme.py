@@ -40,7 +40,9 @@ HEADER = re.compile(
     r"# configs/(\w+)\.yaml\n# yaml-language-server: \$schema=schema\.json\n\$BASE: \w+\.yaml.*\nname: (\w+)"
 )
 PAGES = ["README.md", *(path.relative_to(TEMPLATE).as_posix() for path in sorted(TEMPLATE.glob("docs/*.md")))]
-ELSEWHERE = {"pretrained"}  # it needs torchvision: see test_data_tools.py, which also has those of docs/data_tools.md
+# They need torchvision, MLflow and wandb: see test_data_tools.py, which also has those of docs/data_tools.md, and
+# test_trackers.py.
+ELSEWHERE = {"pretrained", "trackers"}
 SHORT = ["--progress.max_steps", "3", "--monitor.writers", "[]"]
 FEW_SAMPLES = ["--debug.max_samples", "64", *SHORT[2:]]  # for stages, which end after some epochs
 SCHEMA_CHECK = """
@@ -56,8 +58,11 @@ for name in sys.argv[1:]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_config_of_a_page_is_complete(page: str) -> None:
-    """With the name of its file, the schema for editors, its base, and the name of the run."""
+    """With the name of its file, the schema for editors, its base, and the name of the run; a file of another kind has
+    a name outside configs/."""
     for text in YAML.findall((TEMPLATE / page).read_text(encoding="utf-8")):
+        if re.match(r"# (?!configs/)\S+\.yaml\n", text):
+            continue
         found = HEADER.match(text)
         assert found, f"{page}:\n{text}"
         assert page == "docs/config.md" or found[1] == found[2], f"{page}: {found[1]}"

@@ -1,4 +1,4 @@
-"""Schedules: the factor of the learning rate at a step. Here are those that the engine uses; custom/schedules has more.
+"""Schedules: the factor of the learning rate at a step. These are the engine's own; custom/schedules has more.
 
 A schedule is a function of `step`, counted from the end of the warm-up: a resumed run needs no history. It can also
 take these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `milestones`
