@@ -256,7 +256,7 @@ def test_a_state_of_an_earlier_version_is_refused(runs: Runs) -> None:
     state["data"] = {"states": [{"dataset": each["dataset"]} for each in state["data"]["states"]]}
     write_checkpoint(state, file)
     assert runs.fail(*stream("StatefulStream", "--resume", "auto"), name="cut") == 2
-    assert "take its weights: --progress.start_epoch 0" in (runs.root / "cut" / "train.log").read_text()
+    assert "use only its weights: --progress.start_epoch 0" in (runs.root / "cut" / "train.log").read_text()
 
 
 @pytest.mark.parametrize(("saved", "resumed"), [("2", "0"), ("0", "2")])
