@@ -224,6 +224,8 @@ class RunContext:
         details = paths.error_file(failure.rank) if failure.trace else None
         logger.opt(depth=2).log(level, "{}", failure.text(details))
         self.monitor.fail(failure.reason)
+        if self._folder is not None and not failure.trace and self.monitor.step == self.monitor.start:
+            self._folder.withdraw()
         if to_terminal and failure.rank == 0 and not self.rank.is_main:
             self._record_for_rank_0(failure)
         if not self.rank.is_alone:  # this process ends without returning from `managed_run`

@@ -68,6 +68,7 @@ class OpenRun(AbstractContextManager["OpenRun"]):
         id: name and first start of the run; the same in every attempt.
         record: this attempt's entry of `run.json`.
         earlier: new path of the earlier run of this name, which was moved away; None if there was none.
+        before: the texts of `run.json` and `status.json` before this attempt.
     """
 
     folder: RunPaths
@@ -76,6 +77,7 @@ class OpenRun(AbstractContextManager["OpenRun"]):
     id: str
     record: dict[str, Any] = field(repr=False)
     earlier: Path | None = None
+    before: Mapping[Path, str] = field(default_factory=dict, repr=False)
 
     def put_back(self, earlier: Path) -> RunPaths:
         """Move the earlier run back to this folder, and this run's files to a new one. Returns their new paths.
@@ -88,6 +90,13 @@ class OpenRun(AbstractContextManager["OpenRun"]):
         earlier.rename(root)
         self.release()
         return RunPaths(failed)
+
+    def withdraw(self) -> None:
+        """Remove the record of this attempt, a resume that was refused: state and config of the run are as before."""
+        if self.before:
+            (self.folder.root / self.record["config"]).unlink(missing_ok=True)
+        for file, text in self.before.items():
+            write_text(file, text)
 
     def release(self) -> None:
         """Unlock the folder. Safe to call twice."""
@@ -120,10 +129,13 @@ def open_run(
         earlier = None if resume else _move_away(folder)
         folder.root.mkdir(exist_ok=True)
         lock = FolderLock.take(folder.lock_file)
+        files = (folder.record_file, folder.status_file)
+        before = {file: file.read_text() for file in files if resume and file.is_file()}
         git = git_state(project)
         attempt = describe(project, argv, seed, rank, git)
         _write_record(folder, attempt, resolved_values, git.patch(), project)
-        return OpenRun(folder, lock, attempt["attempt"], f"{folder.name}_{_first_start(folder)}", attempt, earlier)
+        run_id = f"{folder.name}_{_first_start(folder)}"
+        return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, earlier, before)
     except OSError as error:
         place = f"the run's folder {folder.root} cannot be written"
         raise UserError(f"{place}: {error}; choose another place with --dir.expr_dir") from error

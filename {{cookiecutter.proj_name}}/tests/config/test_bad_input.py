@@ -304,6 +304,17 @@ def test_resume_with_another_model(error_of: ErrorOf, runs: Runs) -> None:
     assert "of another shape" in text and "features.0.0.weight" in text
 
 
+def test_a_refused_resume_leaves_the_run_as_it_was(error_of: ErrorOf, runs: Runs) -> None:
+    """Its state and its config, which evaluate.py and the next resume read."""
+    folder = runs.train("--progress.epoch", "1")
+    before = {name: (folder / name).read_text() for name in ("run.json", "status.json")}
+    assert "batch_size" in error_of("--resume", "auto", "--batch_size", "16", "--model.width", "6")
+    assert {name: (folder / name).read_text() for name in before} == before
+    assert [file.name for file in folder.glob("config*.yaml")] == ["config.yaml"]
+    assert evaluate.main(["--model_pt", str(folder / "checkpoints" / "latest.pt")]) == 0
+    assert train.main(["--resume", str(folder), "--progress.epoch", "2"]) == 0
+
+
 def test_a_loss_that_is_not_a_number(error_of: ErrorOf, runs: Runs) -> None:
     """QQ-46: stops before a checkpoint is overwritten, names the step and the last good file."""
     loss = "{$REPLACE: true, entropy: {type: tests.parts.NotANumber, after: 7}}"
