@@ -108,6 +108,7 @@ def test_a_stage_that_is_over_before_it_begins(runs: Runs) -> None:
     assert [(entry["step"], entry["stage"]) for entry in metrics(folder, "stage")] == [(7, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_other_training_data_in_a_stage(runs: Runs, workers: str) -> None:
     """R-51: other arguments of the data set from the next epoch on; cut before, at and after that."""

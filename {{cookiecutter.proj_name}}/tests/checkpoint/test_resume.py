@@ -445,6 +445,7 @@ def test_without_settling_the_buckets(runs: Runs) -> None:
     assert resumed_by(runs, 3, without_settling)
 
 
+@pytest.mark.slow
 def test_another_number_of_processes(runs: Runs) -> None:
     """2 ranks, then 1: the samples of the epoch not seen yet, each once, and the log says what is guaranteed."""
     several(runs, 2, runs.words(*words("plain", "--batch_size", "16")), at=5)

@@ -41,6 +41,7 @@ class Records:
         return self.records[index], os.getpid(), self.records._data.is_shared()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_read_the_same_memory(method: str) -> None:
     """Sent to a process, the bytes move to shared memory; forked, they stay on the pages that nobody writes to."""

@@ -65,6 +65,7 @@ def test_another_error_of_a_worker_keeps_its_words(runs: Runs) -> None:
     assert "CUDA out of memory" in (runs.root / "run" / "train.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--worker", "0"], ["--worker", "1", "--loader.start_method", "forkserver"]])
 def test_the_ways_out(runs: Runs, words: list[str]) -> None:
     """R-57: both work."""

@@ -259,6 +259,7 @@ def test_a_state_of_an_earlier_version_is_refused(runs: Runs) -> None:
     assert "use only its weights: --progress.start_epoch 0" in (runs.root / "cut" / "train.log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("saved", "resumed"), [("2", "0"), ("0", "2")])
 def test_a_stream_with_state_and_workers_is_read_again(runs: Runs, saved: str, resumed: str) -> None:
     """Only the main process knows where it stands; the trial batch of two ranks does not move it on."""

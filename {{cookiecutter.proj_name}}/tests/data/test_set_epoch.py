@@ -63,6 +63,7 @@ def changing(name: str, *more: str) -> list[str]:
     return words("plain", *data, "--progress.epoch", "3", *more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Brighter", "BrighterStream"])
 def test_workers_know_the_epoch(runs: Runs, name: str) -> None:
     """Workers that live on from epoch to epoch, too; only the training has epochs."""

@@ -169,6 +169,7 @@ def test_processes_that_build_the_index_at_once(shards: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_read_at_random_without_disturbing_each_other(shards: Path, method: str) -> None:
     """Opened before the fork: a position that the processes share would mix up what they read."""

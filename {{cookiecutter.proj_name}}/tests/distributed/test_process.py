@@ -19,6 +19,7 @@ from tests.distributed.test_launch import TORCHRUN
 from custom.datasets.digits_dataset import DigitsDataset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_ways_to_start_workers(runs: Runs, method: str) -> None:
     """R-57, MM-76: data sets, collate functions and registries survive a start without fork, with the same result."""

@@ -74,6 +74,7 @@ def test_it_trains_as_a_whole_model_does(runs: Runs, world: int) -> None:
         assert_near(first, second)
 
 
+@pytest.mark.slow
 def test_it_trains_as_ddp_does(runs: Runs) -> None:
     """R-36: with batch norm, each rank's own, and rank 0's statistics in evaluation and checkpoint."""
     common = [*BUSY, "--precision.mode", "fp64", "--batch_size", "16", "--model.dropout", "0.2"]
@@ -83,6 +84,7 @@ def test_it_trains_as_ddp_does(runs: Runs) -> None:
     assert "fsdp: model sharded, 3 blocks and the rest" in log(runs.root / "fsdp")
 
 
+@pytest.mark.slow
 def test_a_rank_without_samples(runs: Runs) -> None:
     """Two samples for three ranks, in training and evaluation: the third takes part for nothing."""
     common = [*PLAIN, *BUSY, "--precision.mode", "fp64", "--debug.max_samples", "2"]
@@ -138,6 +140,7 @@ def formats(trainer: Trainer) -> None:
     trainer.task.model.register_forward_hook(lambda model, inputs, output: note(f"output {output.dtype}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "exchanged", "output"),
     [
@@ -202,6 +205,7 @@ def test_narrow_weights(runs: Runs) -> None:
     assert "running statistics of batch norm need 32 bits" in told
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_needs_the_whole_gradient(runs: Runs) -> None:
     """LBFGS is refused, with what to do."""
     told = refused(runs, 2, runs.words(*PLAIN, *FSDP, "--optim.optim_type", "LBFGS"))

@@ -246,6 +246,7 @@ def count_exchanges(trainer: Trainer) -> None:
         setattr(dist, name, counted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_gradients_are_exchanged_once_a_step(runs: Runs, strategy: str) -> None:
     """CT-18: not for every micro-batch of a window. There are 5 of them, in windows of 3 and 2."""

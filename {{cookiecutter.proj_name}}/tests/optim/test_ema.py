@@ -246,6 +246,7 @@ def test_the_average_begins_at_its_start(build, start: str) -> None:
     assert ema.state_dict()["updates"] == 6
 
 
+@pytest.mark.slow
 def test_a_run_that_averages_late_resumes_exactly(runs: Runs, evaluated: Evaluated) -> None:
     """MM-59: stopped before the start, at it, and after it; evaluate.py reads each of these checkpoints."""
     words = ["--optim.ema", "{decay: 0.9, start: 4step, every: 2}", "--progress.epoch_val", "1step"]
