@@ -1,21 +1,23 @@
 """The engine. Imported before everything else, so that what is not installed is said here, in one line."""
 
 import importlib.util
+import os
+import signal
 import sys
 from pathlib import Path
-from types import TracebackType
+from types import FrameType
 
 
-def _report_interrupt(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """One line for a Ctrl-C while the imports run, which take seconds; any other error as usual."""
-    if issubclass(kind, KeyboardInterrupt):
-        print("interrupted before the start", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C while the imports run, which take seconds; an exception there might be caught inside a library."""
+    os.write(2, b"interrupted before the start\n")
+    os._exit(130)
 
 
-if sys.excepthook is sys.__excepthook__:
-    sys.excepthook = _report_interrupt
+# Only in the project's own programs: `common.failure.program.reported` ends it.
+_IS_OURS = bool(sys.argv) and Path(sys.argv[0]).absolute().parent == Path(__file__).absolute().parents[1]
+if _IS_OURS and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _leave)
 
 _NEEDED = ("torch", "numpy", "yaml", "pydantic", "loguru", "tqdm", "PIL")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]

@@ -1,6 +1,8 @@
 """Wrappers for a whole program: join the other processes, leave with them, report errors, set the exit code."""
 
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,7 +58,9 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
 
 @contextmanager
 def reported() -> Iterator[None]:
-    """Print the reason for an error, and exit with a nonzero code."""
+    """Print the reason for an error, and exit with a nonzero code. From here on, Ctrl-C raises KeyboardInterrupt."""
+    if callable(signal.getsignal(signal.SIGINT)) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - any error

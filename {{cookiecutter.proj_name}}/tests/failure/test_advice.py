@@ -1,7 +1,6 @@
 """Mistakes in one's own model, data set, loss or metric: the message names the cause, the place and a remedy."""
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -234,4 +233,4 @@ def test_ctrl_c_during_the_imports(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n")
     command = [sys.executable, "train.py", "--config", str(CONFIG)]
     done = run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, "interrupted before the start\n")
+    assert (done.returncode, done.stderr) == (130, "interrupted before the start\n")
