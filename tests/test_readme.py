@@ -84,6 +84,18 @@ def test_every_link_of_a_page_leads_to_a_file(page: str) -> None:
             assert heading in slugs, f"{page}: {link}"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_files_of_a_page_pass_the_linter(page: str, tmp_path: Path) -> None:
+    """With the project's rules, so that `make lint` passes for those who copy them."""
+    shown = [(tmp_path / path, text) for text, path in blocks(TEMPLATE / page) if path.endswith(".py")]
+    for file, text in shown:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    for command in (["check"], ["format", "--check"]) if shown else ():
+        rules = ["--no-cache", "--config", str(TEMPLATE / "pyproject.toml")]
+        call(TEMPLATE, "-m", "ruff", *command, *rules, str(tmp_path))
+
+
 @pytest.mark.slow
 def test_every_config_of_the_pages_trains(tmp_path: Path) -> None:
     """In a fresh project with all files that the pages show; three steps each."""

@@ -56,12 +56,15 @@ def show_results(project: Path) -> None:
     measured = json.loads((evaluation / "metrics.json").read_text())
     tensorboard = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", str(project / "experiments")])
     print(f"\n== results on {measured['samples']} test images that training never saw")
-    for name, value in measured["values"].items():
-        print(f"   {name:<17} {value:.4f}")
+    values, last = measured["values"], ""
+    for name, value in values.items():
+        # A single loss equals the sum, which comes before it.
+        if last != "loss" or value != values["loss"]:
+            print(f"   {name:<17} {value:.4f}")
+        last = name
     print(f"   log               {run_folder / 'train.log'}")
     print(f"   pictures          {evaluation}")
-    print(f"   TensorBoard       {run_folder / 'event'}")
-    print(f"   to open it        {tensorboard}\n                     and look at http://localhost:6006")
+    print(f"   curves            {tensorboard}\n                     and look at http://localhost:6006")
 
 
 if __name__ == "__main__":

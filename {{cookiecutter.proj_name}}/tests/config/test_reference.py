@@ -1,6 +1,7 @@
 """The files that are written from the config's classes, and the shipped configs, which people copy."""
 
 import copy
+import importlib.util
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from common.config import resolve
+from common.config.problem import ConfigError, Problem
 from common.config.registry import REGISTRIES
 from common.config.source import Node, read_file
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, run
@@ -71,10 +73,24 @@ def test_the_default_config_shows_every_key_with_its_default(tmp_path: Path) -> 
 
 
 def test_every_config_is_right_and_fits_the_schema() -> None:
-    """QQ-04, R-09: what an editor underlines is what the program refuses; no file in configs/ has any of it."""
+    """QQ-04, R-09: what an editor underlines is what the program refuses; no file in configs/ has any of it.
+
+    A config may name a package that is not installed here.
+    """
     for path in sorted((PROJECT / "configs").glob("*.yaml")):
-        resolve(EvalConfig, [path])  # which has every key of training too
+        assert mistakes(path) == [], path.name
         assert broken(plain(read_file(path)), SCHEMA) == [], path.name
+
+
+def test_a_missing_package_is_no_mistake_of_a_config(tmp_path: Path) -> None:
+    """Such as torchvision on the login node of a cluster. It does not hide another mistake."""
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"$BASE: {CONFIG}\nmodel: {{type: no_such_package.models.Net, depth: 3}}\n")
+    with pytest.raises(ConfigError, match="No module named 'no_such_package'"):
+        resolve(EvalConfig, [mine])
+    assert mistakes(mine) == []
+    mine.write_text(mine.read_text() + "optim: {lrr: 1}\nloss: {flat: {type: torch.no_such.Loss}}\n")
+    assert sorted(problem.key for problem in mistakes(mine)) == ["loss.flat.type", "optim.lrr"]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +162,21 @@ KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "integer": (int,), "number": (int, float),
     "boolean": (bool,), "null": (type(None),),
 }  # fmt: skip
+
+
+def mistakes(path: Path) -> list[Problem]:
+    """What the program refuses in a config, but for packages that are not installed."""
+    try:
+        resolve(EvalConfig, [path])  # which has every key of training too
+    except ConfigError as error:
+        return [problem for problem in error.problems if not lacks_a_package(problem)]
+    return []
+
+
+def lacks_a_package(problem: Problem) -> bool:
+    """Whether the value is only refused because a package is not installed."""
+    found = re.search(r"No module named '(\w+)'|needs (?:the package )?(\w+), which is not installed", problem.rule)
+    return found is not None and importlib.util.find_spec(found[1] or found[2]) is None
 
 
 def plain(node: Node) -> Any:
