@@ -29,6 +29,6 @@ def bad_loss(step: int, here: bool, stream: BatchStream, saver: Saver, rank: Ran
 
 def not_finite(what: str, saver: Saver) -> TrainingError:
     """The error that ends a run: the fault, the last checkpoint, and advice."""
-    advice = "Try a smaller optim.lr, optim.clip_gradients, or --debug to find the operation."
+    advice = "Look for NaN in the data; then try a smaller optim.lr, clip_gradients, or --debug for the operation."
     saver.wait()  # the last good checkpoint may be just being written
     return TrainingError(f"{what}; {saver.folder.last_good}.\n  {advice}")
