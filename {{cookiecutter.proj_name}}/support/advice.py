@@ -46,7 +46,10 @@ ADVICE = {
         "numbers of the batch, listed above, are not of the type of the weights (float32): return image.float() from "
         "the data set (NumPy's default is float64, that of image files uint8); for mixed formats see precision.mode"
     ),
-    r"1D target must|match target batch_size|target size .* input size": (
+    r"0D or 1D target tensor expected": (
+        "each label must be a single number: return torch.tensor(label), not torch.tensor([label]), from the data set"
+    ),
+    r"1D target must|match target batch_size|target size .* input size|range of \[-1, 0\], but got 1": (
         "the output must keep the first dimension, the samples, and have one row for each: see what {forward} returns"
     ),
     r"shapes cannot be multiplied|to have \d+ channels|size mismatch|must match the size|normalized_shape|too small": (
@@ -109,8 +112,22 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
     for pattern, advice in ADVICE.items():
         if re.search(pattern, text) and (task or pattern in _WITHOUT_TASK):
             model = None if task is None else task.model
+            advice = _channels(text, _local(frames, "batch"), model) or advice
             yield HINT + advice.format(forward=_place(model, "forward"), output=_place(task, "output"))
             return
+
+
+def _channels(text: str, batch: Any, model: nn.Module | None) -> str:
+    """For images of another number of channels than `model.in_channels`: the right setting; otherwise ""."""
+    found = re.search(r"to have (\d+) channels, but got (\d+) channels", text)
+    if not found or "in_channels" not in inspect.signature(type(model)).parameters:
+        return ""
+    if not any(each.ndim == 4 and each.shape[1] == int(found[2]) for each in _tensors(batch)):
+        return ""
+    return (
+        f"the model does not fit the batch above: it takes images of {found[1]} channel(s), and these have {found[2]}; "
+        f"use --model.in_channels {found[2]}"
+    )
 
 
 def _text(error: Exception) -> str:
@@ -288,6 +305,7 @@ def _changed_in_place(error: Exception, frames: Sequence[FrameType]) -> str:
         return ""
     path, number, function, code = own[-1]
     return (
-        "the gradient cannot be computed: a value that it needs was changed in place (x += y, x[i] = y, relu_), that "
-        f"of {path.removeprefix(PROJECT)}:{number}, in {function}: {code}\n  Make a new value instead, as in x = x + y"
+        "the gradient cannot be computed: a value that it needs was changed in place (x += y, x[i] = y, relu_), after "
+        f"this line used or made it: {path.removeprefix(PROJECT)}:{number}, in {function}: {code}\n"
+        "  Make a new value instead, as in x = x + y"
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
+from common.config import nearest
 from common.config.problem import ABSENT, place
 from common.config.source import read_file
 from common.run.paths import RunPaths
@@ -31,7 +32,8 @@ _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", re.MULTILINE)
 def find_runs(folder: Path) -> list[RunFiles]:
     """The run in a folder, or the runs anywhere below it, in the order of their paths. Raises `UserError`."""
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}")
+        near = nearest(folder.name, [each.name for each in folder.parent.glob("*") if each.is_dir()])
+        raise UserError(f"there is no folder {folder}{f'; did you mean {folder.with_name(near)}?' if near else ''}")
     found = [read_run(each) for each in sorted(_run_folders(folder, _DEPTH))]
     if not found:
         raise UserError(

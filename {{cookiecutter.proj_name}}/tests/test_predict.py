@@ -19,6 +19,7 @@ from common.optim import averaged_state_dict
 from common.task import Task
 from predict import Predictor
 from tests.conftest import PROJECT, Runs, load
+from custom.datasets.from_files import build_files
 from custom.datasets.digits_dataset import DigitsDataset
 from custom.models.conv_model import ConvModel
 
@@ -74,8 +75,11 @@ def test_a_folder_is_predicted_as_the_run_would_see_it(
     ]
     for hidden in ("notes.txt", ".hidden.png"):
         (tmp_path / "in" / hidden).write_text("no picture")
-    rows = Predictor(run)([tmp_path / "in"])
+    predictor = Predictor(run)
+    rows = predictor([tmp_path / "in"])
     assert [row["file"] for row in rows] == [str(file) for file in files]
+    split, section = predictor.trained.section()
+    assert build_files(section, split, list(map(str, files)))[0]["name"] == "a.png"  # below its picture
     for row in rows:
         values = expected(run, Path(row["file"]))
         assert row["prediction"] == int(values.argmax())

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from common.checkpoint.file import read_checkpoint, write_checkpoint
+from common.checkpoint.folder import best_in
 from common.config import dump
 from common.failure.program import reported
 from common.optim.ema import averaged_state_dict
@@ -17,7 +18,7 @@ from common.optim.ema import averaged_state_dict
 def main(argv: list[str]) -> int:
     """Print the contents of a checkpoint, or write its weights alone to a file."""
     parser = argparse.ArgumentParser(prog="python -m common.checkpoint", description=__doc__)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file", type=lambda word: best_in(Path(word)), help="a checkpoint, or a run: its best one")
     parser.add_argument("--weights", type=Path, metavar="OUT", help="write the weights alone, as .pt or .safetensors")
     parser.add_argument("--config", action="store_true", help="print the whole config of the run instead")
     options = parser.parse_args(argv)

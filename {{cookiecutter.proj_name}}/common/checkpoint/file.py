@@ -13,6 +13,7 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.base.files import atomic_file
+from common.config import nearest
 from common.run.paths import RunPaths
 
 FORMAT = 1
@@ -99,7 +100,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """
     state = load_archive(path)
     if not is_checkpoint(state) or state["format"] > FORMAT:
-        raise CheckpointError(f"{path} holds no checkpoint of this project in a format up to {FORMAT}")
+        raise CheckpointError(
+            f"{path} holds no checkpoint of this project in a format up to {FORMAT}; if it holds weights alone, start "
+            f"a run from them: --init_from.path {path}"
+        )
     return dict(state)
 
 
@@ -118,10 +122,12 @@ def load_archive(path: Path) -> Any:
         CheckpointError: the file is missing or damaged, or loading it would execute code.
     """
     if not path.is_file():
-        root = RunPaths.of_checkpoint(path / "x.pt" if path.is_dir() else path).root
+        root = RunPaths.of_checkpoint(path if path.suffix == ".pt" else path / "x.pt").root
         moved = sorted(map(str, root.parent.glob(f"{root.name}_[0-9]*-*")), reverse=True)
         near = {"its folder has": sorted(each.name for each in path.parent.glob("*.pt")), "earlier runs": moved[:3]}
         hints = [f"; {what}: {', '.join(names)}" for what, names in near.items() if names]
+        runs = [] if root.exists() else [each.parent.name for each in root.parent.glob("*/checkpoints")]
+        hints += [f"; did you mean {root.with_name(name)}?" for name in [nearest(root.name, runs)] if name]
         raise CheckpointError(f"there is no checkpoint {'in ' * path.is_dir()}{path}{''.join(hints)}")
     try:
         with zipfile.ZipFile(path) as archive:

@@ -120,15 +120,16 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allow
         if is_resized:
             processes = f"processes ({old['ranks']} then, {new['ranks']} now)"
             lines += f"\n  samples per step must stay the same: batch_size * optim.accumulate * {processes}"
+        fits = "if the weights still fit the model, " * any(each.matches(["model.*"]) for each in breaking)
         raise UserError(
             f"cannot resume, since these changes alter what is trained:\n{lines}\n"
-            "  Use the old values (--resume FOLDER without --config uses the run's own config), or accept the\n"
-            "  changes: --allow_changes true. For a new run from these weights: --progress.start_epoch 0."
+            f"  Use the old values (--resume FOLDER without --config uses the run's own config), or {fits}accept\n"
+            "  these: --allow_changes true. For a new run from these weights: --progress.start_epoch 0 --name NEW."
         )
     if any(change.key == "optim.optim_type" for change in breaking):
         raise UserError(
             "optim.optim_type: the state of one optimizer does not fit another; to take only the weights: "
-            "--progress.start_epoch 0"
+            "--progress.start_epoch 0 --name NEW"
         )
     guarantee = resume_guarantee(old, new, safe, breaking)
     return "\n".join(["changed since then:", *map(str, safe + breaking), guarantee]) if safe or breaking else guarantee

@@ -195,6 +195,8 @@ def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     for dotted, key in walk(root):
         elsewhere.setdefault(key.name, []).append(dotted)
     near = nearest(name, keys_of(parent), 0.75)
+    if "[" in prefix and name in elsewhere.get(name, ()):  # in a stage, a key that only the whole run has
+        return f"it belongs to the top level; {prefix[:-1]} has {', '.join(keys_of(parent))}"
     if near is None and (other := nearest(name, elsewhere, 0.75)):
         return f"did you mean {' or '.join(elsewhere[other][:3])}?"
     near = near or nearest(name, keys_of(parent))

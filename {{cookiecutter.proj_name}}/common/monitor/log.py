@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from loguru import Record
 
 _PROJECT = Path(__file__).resolve().parents[2]
-_INDENT = len("00:00:00 INFO ")
+_INDENT = len("00:00:00 INFO  ")
 _NARROWEST = 40  # columns; on a narrower terminal lines may wrap
 _FILE = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} {extra[at]: <26} {message}"
 # Lines logged before the run folder exists; they belong in the run's file too. Empty once a file is open.
@@ -106,7 +106,8 @@ def _console_format(shows_place: bool, rank: int) -> Callable[["Record"], str]:
             text = _wrapped(text, indent, indent + room)
         extra["text"] = text
         message = "<bold><green>{extra[text]}</green></bold>" if extra.get("best") else "{extra[text]}"
-        return f"<green>{{time:HH:mm:ss}}</green> <level>{{level:.4}}</level> {place}{message}\n{{exception}}"
+        extra["level"] = record["level"].name.replace("WARNING", "WARN")
+        return f"<green>{{time:HH:mm:ss}}</green> <level>{{extra[level]: <5.5}}</level> {place}{message}\n{{exception}}"
 
     return choose
 

@@ -27,7 +27,8 @@ class GitState:
 
     def __str__(self) -> str:
         if self.commit is None:
-            return f"unknown ({self.note})"
+            is_none = "not a git repository" in self.note
+            return "not in a git repository (git init makes one)" if is_none else f"unknown ({self.note})"
         changes = " + uncommitted changes" if self.dirty else ""
         return f"{self.commit[:12]} on {self.branch}{changes}"
 

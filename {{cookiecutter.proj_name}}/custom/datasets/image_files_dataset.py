@@ -60,14 +60,14 @@ class ImageFiles:
         return len(self.files)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """`image` (C, H, W), float in 0..1, and `name`, the file."""
+        """`image` (C, H, W), float in 0..1, and `name`, that of the file without its folder."""
         file = self.files[index]
         name = "" if hasattr(file, "read") else str(file)
         try:
             image = read_image(file, self.size, self.channels)
         except UNREADABLE as error:
             raise UserError(f"cannot read the image{name and f' {name}'}: {error}") from error
-        return {"image": self.prepared(image).contiguous(), "name": name}
+        return {"image": self.prepared(image).contiguous(), "name": Path(name).name}
 
     def prepared(self, image: Tensor) -> Tensor:
         """A change of each image (C, H, W), 0..1; a subclass may need one."""

@@ -30,5 +30,6 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank) -> None:
         if first.split(".")[0] != second.split(".")[0] and (shared := one & other):
             logger.warning(
                 f"dataset.{second}: {len(shared)} of {len(other)} samples are also in dataset.{first}, such as "
-                f"{min(shared, key=str)}; results on them do not show how the model performs on new data"
+                f"{min(shared, key=str)}; results on them do not show how the model performs on new data. "
+                "Give each split samples of its own: another folder, or parts such as [0, 0.8] and [0.8, 1]"
             )

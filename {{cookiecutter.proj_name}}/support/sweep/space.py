@@ -92,6 +92,8 @@ def read_space(pairs: Sequence[str], *, ranges: bool) -> Space:
             raise UserError(f"{pair!r}: write key=value,value" + (f"; a value is {SPEC}" if ranges else ""))
         if key in space:
             raise UserError(f"{key} is given twice; keep one")
+        if ranges and re.fullmatch(f"{_NUMBER}:{_NUMBER}", text):
+            raise UserError(f"{key}={text}: say how to draw from it: log:{text}, float:{text} or int:{text}")
         is_range = ranges and re.match("(log|float|int|logint):", text)
         space[key] = Range.parse(key, text) if is_range else _different(key, split(text))
     return space
@@ -162,7 +164,8 @@ def draw(space: Space, trials: int, seed: int) -> list[dict[str, str]]:
         found.setdefault(tuple(values.values()), values)
         if len(found) == trials:
             return list(found.values())
-    raise UserError(f"--trials {trials}: this space has only {len(found)} different trials; ask for fewer, or widen it")
+    count = "one trial" if len(found) == 1 else f"{len(found)} different trials"
+    raise UserError(f"--trials {trials}: this space has only {count}; ask for fewer, or widen it")
 
 
 def corners(space: Space) -> list[dict[str, str]]:

@@ -271,7 +271,7 @@ def test_a_full_disk(runs: Runs, background: str) -> None:
     done = run([sys.executable, "-c", FULL.replace("@", str(size // 2)), *words])
     assert done.returncode == 2, done.stderr
     assert "checkpoint not written: File too large" in done.stderr
-    assert "2 more failures end it" in done.stderr
+    assert "the run ends after 2 more failed saves" in done.stderr
     assert "no checkpoint could be written, 3 times in a row" in done.stderr
     assert "Traceback" not in done.stderr
     assert same(before["model"], load(folder)["model"])
@@ -326,7 +326,7 @@ def test_nothing_is_lost_while_the_disk_is_full(runs: Runs) -> None:
     for event in ("train", "val", "eval"):
         assert [entry["values"] for entry in metrics(folder, event)] == [e["values"] for e in metrics(uncut, event)]
     # Of each record, the part that the terminal and the file have in common: "epoch 1/4 step  2/20".
-    shown = re.findall(r"^\d\d:\d\d:\d\d \w{4} (.*?)(?: \| .*)?$", done.stderr, re.MULTILINE)
+    shown = re.findall(r"^\d\d:\d\d:\d\d [A-Z]{4,5} +(.*?)(?: \| .*)?$", done.stderr, re.MULTILINE)
     log = (folder / "train.log").read_text()
     assert len(shown) > 20 and [text for text in shown if text not in log] == []
     assert same(load(uncut)["model"], load(folder)["model"])
@@ -497,6 +497,8 @@ def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str
         "torch",
     ):
         assert piece in text
+    assert tool.main([str(path.parents[1])]) == 0
+    assert f"{path.with_name('best.pt')}: format" in capsys.readouterr().out
     assert tool.main([str(path), "--config"]) == 0
     assert "label_smoothing" in capsys.readouterr().out
     assert tool.main([str(path), "--weights", str(tmp_path / "w.pt")]) == 0

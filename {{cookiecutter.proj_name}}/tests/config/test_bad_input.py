@@ -32,7 +32,7 @@ def error_of(capsys: pytest.CaptureFixture[str], runs: Runs) -> ErrorOf:
         text = capsys.readouterr().err
         assert ended.value.code == 2
         assert "Traceback" not in text
-        last = text[text.rfind(" ERRO ") if " ERRO " in text else text.find("error: ") :]
+        last = text[text.rfind(" ERROR ") if " ERROR " in text else text.find("error: ") :]
         assert 0 < len(last.splitlines()) <= 24, text
         return " ".join(last.split())
 
@@ -236,7 +236,8 @@ def test_model_pt(error_of: ErrorOf, runs: Runs, tmp_path: Path) -> None:
     broken.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     assert "checksum" in evaluated(broken)
     torch.save({"weights": torch.ones(2)}, broken)
-    assert "holds no checkpoint" in evaluated(broken)
+    text = evaluated(broken)
+    assert "holds no checkpoint" in text and "if it holds weights alone" in text and "--init_from.path" in text
     broken.write_text("hello")
     assert "not a checkpoint" in evaluated(broken)
     text = evaluated(other / "checkpoints" / "latest.pt")
@@ -299,7 +300,9 @@ def test_resume_without_checkpoints(error_of: ErrorOf, tmp_path: Path) -> None:
 def test_resume_with_another_model(error_of: ErrorOf, runs: Runs) -> None:
     """D-12, D-13: every key that differs is listed; nothing is half loaded."""
     folder = runs.train("--progress.epoch", "1", name="first")
-    assert "--allow_changes true" in error_of("--resume", str(folder), "--model.width", "6")
+    text = error_of("--resume", str(folder), "--model.width", "6")
+    assert "or if the weights still fit the model, accept these: --allow_changes true" in text
+    assert "--progress.start_epoch 0 --name NEW" in text
     text = error_of("--resume", str(folder), "--model.width", "6", "--allow_changes", "true")
     assert "of another shape" in text and "features.0.0.weight" in text
 

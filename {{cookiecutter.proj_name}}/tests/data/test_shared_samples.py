@@ -58,3 +58,4 @@ def test_data_sets_of_ones_own_can_say_it_too(runs: Runs) -> None:
     mine = "{type: tests.data.test_shared_samples.ValAgain}"
     log = (runs.train("--progress.epoch", "1", "--dataset.eval", mine) / "train.log").read_text()
     assert "dataset.eval: 160 of 160 samples are also in dataset.val" in log
+    assert "Give each split samples of its own" in log

@@ -38,6 +38,7 @@ class WrongModel(Plain):
             "tuple": (logits, None),
             "nothing": None,
             "mean": logits.mean(0),
+            "scalar": logits.mean(),
             "detached": logits.detach(),
             "constant": (logits * 0).softmax(1),
         }
@@ -60,6 +61,7 @@ class WrongDigits(DigitsDataset):
             "tuple": (image, label),
             "key": {"image": image, "target": label},
             "float label": {"image": image, "label": label.float()},
+            "label in a list": {"image": image, "label": label[None]},
             "double": {"image": image.double(), "label": label},
             "label 10": {"image": image, "label": label + 10 * (index == 7)},
             "size": {"image": image[:, : 8 - (index == 7)], "label": label},
@@ -102,7 +104,8 @@ CASES: list[tuple[list[str], int, list[str]]] = [
     (model("tuple"), 1, ["logits a tuple of 2 (float32 (160, 10), None)", "what WrongModel.forward (tests/"]),
     (model("nothing"), 1, ["with the output: logits None", "not None"]),
     (model("mean"), 1, ["logits float32 (10,)", "must keep the first dimension"]),
-    (["--model.in_channels", "3"], 1, ["image float32 (160, 1, 8, 8)", "the model does not fit the batch"]),
+    (model("scalar"), 1, ["logits float32 ()", "must keep the first dimension"]),
+    (["--model.in_channels", "3"], 1, ["image float32 (160, 1, 8, 8)", "not fit the batch", "--model.in_channels 1"]),
     (model("detached"), 2, ["the loss has no gradient: the result of WrongModel.forward (tests/", ".detach()"]),
     (["--loss", f"{{$REPLACE: true, x: {{type: {CUT}}}}}"], 2, [f"cut_off ({place('def cut_off')}) is cut off"]),
     (model("in place"), 2, [f"{place('# the value that')}, in forward: logits = torch.sigmoid", "x = x + y"]),
@@ -110,6 +113,7 @@ CASES: list[tuple[list[str], int, list[str]]] = [
     (data("key", "val"), 1, ["image float32 (160, 1, 8, 8), target int64 (160,)", "the keys are listed above"]),
     (["--metric", "{x: {type: tests.failure.test_advice.WrongMetric}}"], 1, ["'preds'", "the output: logits float32"]),
     (data("float label", "val"), 1, ["label float32 (160,)", "class labels must be of type int64"]),
+    (data("label in a list", "val"), 1, ["label int64 (160, 1)", "each label must be a single number: return"]),
     (data("double", "val"), 1, ["image float64", "not of the type of the weights (float32)"]),
     (data("label 10", "val"), 2, ["in sample 7 of dataset.val: the model gives 10 classes, so labels must be 0 to 9"]),
     (data("label 10", "train"), 2, ["in sample 7 of dataset.train: the model gives 10 classes"]),
@@ -126,7 +130,7 @@ def test_what_the_message_says(
     """TP-01: cause, place and remedy."""
     assert runs.fail(*words, "--batch_size", "160") == code
     text = capsys.readouterr().err
-    text = text[text.rfind(" failed ====" if code == 1 else " ERRO ") :]
+    text = text[text.rfind(" failed ====" if code == 1 else " ERROR ") :]
     for part in parts:
         assert part in text, text
     assert code == 1 or "Traceback" not in text
@@ -182,6 +186,10 @@ def test_checkpoints_that_are_elsewhere_or_are_none(runs: Runs, capsys: pytest.C
     missing = first / "checkpoints" / "best.pt"
     assert evaluated(missing) == f"error: there is no checkpoint {missing}; earlier runs: {earlier}"
     assert evaluated(first) == f"error: there is no checkpoint in {first}; earlier runs: {earlier}"
+    first.rmdir()
+    assert evaluated(first) == f"error: there is no checkpoint {first}; earlier runs: {earlier}"
+    misspelt = earlier.with_name("rnu_20260301-140500")
+    assert evaluated(misspelt) == f"error: there is no checkpoint {misspelt}; did you mean {earlier}?"
 
     pickled = runs.root / "model.pt"
     torch.save(nn.Linear(2, 2), pickled)

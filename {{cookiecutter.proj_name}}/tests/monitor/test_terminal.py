@@ -64,7 +64,7 @@ def test_every_line_fits_the_terminal(short: Runs, columns: int, config: str) ->
     shown = in_terminal(command(short, *words), columns)
     assert shown.code == 0, shown.text
     assert [line for line in shown.lines if len(line) > columns] == []
-    trained = [line for line in shown.lines if re.search(r"INFO epoch .* loss ", line)]
+    trained = [line for line in shown.lines if re.search(r"INFO +epoch .* loss ", line)]
     assert len(trained) == 5 and not any("trainer.py" in line for line in shown.lines)
     assert all(word in shown.text for word in (" lr ", "| loss ", "| best"))
     assert any(
@@ -86,7 +86,7 @@ def test_without_colour_and_at_debug(short: Runs) -> None:
     words = command(short, "--monitor.log_level", "DEBUG", "--progress.epoch", "1", "--monitor.bar", "off")
     shown = in_terminal(words, 120, variables={"NO_COLOR": "1"})
     assert shown.code == 0 and "\x1b" not in shown.raw
-    assert len(re.findall(r"^\S+ INFO common/trainer.py:\d+ +epoch 1/1 step", shown.text, re.MULTILINE)) == 3
+    assert len(re.findall(r"^\S+ INFO +common/trainer.py:\d+ +epoch 1/1 step", shown.text, re.MULTILINE)) == 3
 
 
 def stop(trainer: Trainer) -> None:

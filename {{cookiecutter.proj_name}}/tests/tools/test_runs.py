@@ -91,8 +91,8 @@ def test_different_metrics_are_not_compared(experiments: Path, capsys: pytest.Ca
 def test_mistakes_have_one_clear_sentence(experiments: Path) -> None:
     with pytest.raises(UserError, match=r"there are no runs in .*notes: a run is a folder with"):
         tool.main([str(experiments / "notes")])
-    with pytest.raises(UserError, match="there is no folder"):
-        tool.main([str(experiments / "nowhere")])
+    with pytest.raises(UserError, match=r"there is no folder .*ntoes; did you mean .*notes\?"):
+        tool.main([str(experiments / "ntoes")])
     with pytest.raises(UserError, match=r"--sort nope: choose one of: run, state, best, .*val\.Accuracy"):
         tool.main([str(experiments), "--sort", "nope"])
 

@@ -58,6 +58,8 @@ MISTAKES = {
     "upside down": (["--random", "optim.lr=log:1:0.1", "--trials", "2"], "the first bound must be the lower"),
     "half a width": (["--random", "model.width=int:1:2.5", "--trials", "2"], "whole numbers"),
     "not a range": (["--random", "optim.lr=log:1", "--trials", "2"], "is not a range; write log:1e-5:1e-1"),
+    "how to draw": (["--random", "optim.lr=1e-5:1e-1", "--trials", "2"], "say how to draw from it: log:1e-5:1e-1, "),
+    "one trial": (["--random", "model.width=4", "--trials", "2"], "this space has only one trial;"),
     "too many": (["--random", "model.width=int:4:6", "--trials", "9"], "only 3 different trials"),
     "no file": (["--space", "missing.yaml"], "there is no such file"),
     "its own array": (["--grid", "optim.lr=1,2", "--slurm", "--slurm.array", "0-3"], "the sweep numbers its runs"),
