@@ -144,7 +144,7 @@ def follow_the_readme(project: Path, yours: Path) -> None:
         ('{"Accuracy": {"k": 1}}', '{"Accuracy": {"k": 1}, "top2": {"type": "Accuracy", "k": 2}}'),
     )
     run(project, sys.executable, "-m", f"{yours.name}.reference")
-    caption = ('f"{label} -> {prediction}"', 'f"is {label}, seen as {prediction}"')
+    caption = ("({probability:.0%})", "({probability:.1%})")
     edit(yours / "tasks" / "classification_task.py", caption)
     best = (
         ("  metric: loss ", "  metric: top2 "),
