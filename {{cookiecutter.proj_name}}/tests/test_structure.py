@@ -35,7 +35,7 @@ BUDGET = {
     "failure": 440,
     "run": 435,
     "data": 795,
-    "optim": 791,
+    "optim": 795,
     "checkpoint": 756,
     "monitor": 705,
     "model": 455,

@@ -145,8 +145,9 @@ class Monitor:
         """An optimizer step on `samples` samples, of all processes, is done."""
         self.clock.step_done(samples)
         self.step = at.step
-        self.bar.desc = position(at, self._totals)
-        self.bar.update()
+        if not self.bar.disable:
+            self.bar.desc = position(at, self._totals)
+            self.bar.update()
         for call in tuple(self.after_step):
             call()
 
