@@ -62,7 +62,8 @@ def test_a_table_and_a_class_of_the_users(runs: Runs) -> None:
         assert float(row["loss"]) == entry["values"]["loss"] and float(row["Accuracy"]) == entry["values"]["Accuracy"]
     # The only part of the loss would be the same curve; memory is in GB.
     assert list(rows(folder, "train")[0]) == ["step", "loss"]
-    assert float(rows(folder, "speed")[0]["memory_GB"]) * 1e9 == metrics(folder, "speed")[0]["values"]["memory_bytes"]
+    speed = metrics(folder, "speed")[0]["values"]
+    assert float(rows(folder, "speed")[0]["memory_GB"]) == pytest.approx(speed["memory_bytes"] / 1e9, rel=1e-12)
     diary = (folder / "diary.txt").read_text()
     assert diary.startswith("dear run 4 None\nrun/config 0 1\nrun/environment 0 1\nrun/model 0 ")
     for line in ("train 2 loss", "lr 2 lr", "val 4 loss Accuracy", "view/val 4 5", "finisheddear run 4 6"):
