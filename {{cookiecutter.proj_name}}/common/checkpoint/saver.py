@@ -124,7 +124,7 @@ class Saver:
             raise UserError(f"no checkpoint could be written, {self._failed} times in a row: {what}; {kept}")
         left = self.config.failures - self._failed
         more = f"{left} more failed save{'s' * (left > 1)}"
-        logger.error("checkpoint not written: {}; {}. Training goes on; the run ends after {}", what, kept, more)
+        logger.error("checkpoint not written: {}; {}. Training continues; the run ends after {}", what, kept, more)
 
     def _write(self, state: Mapping[str, Any], step: int, numbered: bool, best: bool) -> None:
         paths = self.folder.save(state, step=step if numbered else None, best=best)

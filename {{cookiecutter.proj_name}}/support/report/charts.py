@@ -12,7 +12,7 @@ Kind = Literal["line", "faint", "dots"]
 
 _WIDTH, _HEIGHT = 560, 300  # of a chart, in its own units; it is scaled to the page
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 22, 12, 44
-_MOST_POINTS = 500  # drawn of a curve: more cannot be told apart on a screen
+_MOST_POINTS = 500  # drawn of a curve: more would not be visible on a screen
 _LOG_FROM = 50.0  # times the lowest value: a higher one makes the axis logarithmic
 
 

@@ -320,8 +320,8 @@ def test_nothing_is_lost_while_the_disk_is_full(runs: Runs) -> None:
     assert "Logging error" not in done.stderr
     # TensorBoard's own thread says why it ends, once for each of the saves in between.
     assert done.stderr.count("Traceback") <= 3
-    for told in ("train.log cannot be written", "a picture cannot be written", "tensorboard cannot be written"):
-        assert told in done.stderr, done.stderr
+    for message in ("train.log cannot be written", "a picture cannot be written", "tensorboard cannot be written"):
+        assert message in done.stderr, done.stderr
     folder = runs.root / "run"
     for event in ("train", "val", "eval"):
         assert [entry["values"] for entry in metrics(folder, event)] == [e["values"] for e in metrics(uncut, event)]

@@ -117,13 +117,13 @@ def test_a_summary_closes_a_run(runs: Runs, words: list[str], rows: list[str]) -
     folder = runs.root / "run"
     log = (folder / "train.log").read_text().splitlines()
     at = next(number for number, line in enumerate(log) if "trained for 0:00:" in line)
-    told = dict(line.split(maxsplit=1) for line in log[at + 1 :])
-    assert list(told) == rows and len(log) - at <= 8
-    assert all((folder / name).exists() for name in told["files"].split(", "))
-    commands = [told[name] for name in ("resume", "evaluate", "curves") if name in told]
+    summary = dict(line.split(maxsplit=1) for line in log[at + 1 :])
+    assert list(summary) == rows and len(log) - at <= 8
+    assert all((folder / name).exists() for name in summary["files"].split(", "))
+    commands = [summary[name] for name in ("resume", "evaluate", "curves") if name in summary]
     assert all(Path(shlex.split(text)[-1]).exists() for text in commands), log
     if "best" in rows:
-        assert re.match(r"loss \S+  Accuracy \S+ \(best.pt: step \d+\)$", told["best"])
+        assert re.match(r"loss \S+  Accuracy \S+ \(best.pt: step \d+\)$", summary["best"])
     assert ended == (143 if "resume" in rows else 0)
 
 
