@@ -232,7 +232,7 @@ def main(argv: list[str]) -> int:
         write_csv(rows)
     else:
         on_terminal = sys.stdout.isatty()
-        width = shutil.get_terminal_size().columns if on_terminal or "COLUMNS" in os.environ else None
+        width = shutil.get_terminal_size().columns if on_terminal else None
         print(table(rows, width, colour=on_terminal and "NO_COLOR" not in os.environ), conclusion(rows), sep="\n")
     return 0
 

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,6 @@ from common.run.paths import RunPaths
 from support.read import read_run
 from tests.conftest import Runs, metrics
 from tools import runs as tool
-
-
-@pytest.fixture(autouse=True)
-def _of_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +45,11 @@ def test_the_table_has_the_keys_that_differ_and_the_best_run_last(
     words = conclusion.split()
     assert words[-4:-1] == ["python", "evaluate.py", "--model_pt"] and Path(words[-1]).name == "best.pt"
     assert Path(words[-1]).is_file()
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("COLUMNS", "60")  # programs such as make export it: it counts on a terminal only
+    tool.main([str(experiments / "sweep")])
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     tool.main([str(experiments / "sweep")])
     *lines, left_out, _ = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 60 and "lr" in lines[0].split() and left_out.startswith("not shown: ")
