@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import islice
+from itertools import islice, tee
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
@@ -72,18 +72,18 @@ class DatasetSection(SetSection):
 
 
 class _Keys:
-    """The batch sampler: the key of each micro-batch of this process, from the position `at` to the end of its epoch.
+    """The batch sampler: the key of each micro-batch of this process in the rest of an epoch.
 
     Workers read ahead of the loop, so this is ahead of it too.
     """
 
-    def __init__(self, plan: EpochPlan) -> None:
-        self.plan, self.at = plan, Position()
+    epoch: int
+    global_batches: Iterator[GlobalBatch]
 
     def __iter__(self) -> Iterator[BatchKey]:
-        for global_batch in self.plan.global_batches(self.at):
+        for global_batch in self.global_batches:
             for indices in global_batch.indices:
-                yield self.at.epoch, indices
+                yield self.epoch, indices
 
 
 class Step(NamedTuple):
@@ -164,7 +164,7 @@ class TrainStream(BatchStream):
         self.plan = plan
         self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.order.size
         self.samples_per_step = plan.samples_per_step
-        self._keys = _Keys(plan)
+        self._keys = _Keys()
         self._copied_to = device if config.prefetch_to_device and device.type == "cuda" else None
         self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.order.seed)
         self._loader = make_loader(self._batches, config, worker, plan.order.seed, device, batch_sampler=self._keys)
@@ -189,12 +189,13 @@ class TrainStream(BatchStream):
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
-        self._keys.at = at
+        self._keys.epoch = at.epoch
+        self._keys.global_batches, global_batches = tee(self.plan.global_batches(at))
         batches: Iterator[Any] = read(self._loader)
         if self._copied_to is not None:
             batches = prefetch_to_device(batches, self._copied_to)
         # In this order, the loader is read to its end, so that its workers stop at once.
-        for first, global_batch in zip(batches, self.plan.global_batches(at), strict=False):
+        for first, global_batch in zip(batches, global_batches, strict=False):
             yield Step([first, *islice(batches, len(global_batch.sizes) - 1)], global_batch)
 
 

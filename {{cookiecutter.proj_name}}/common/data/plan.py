@@ -17,7 +17,7 @@ class GlobalBatch(NamedTuple):
         indices: of the samples in each micro-batch of this process; empty for iterable data sets.
         weights: one factor per micro-batch of this process. The mean loss of each micro-batch, multiplied by its
             factor, summed over micro-batches and averaged over processes, is the mean over all samples of the step.
-        sizes: samples in each micro-batch of this process.
+        sizes: samples in each micro-batch of this process; 0 for one of borrowed samples.
         samples: samples over all processes.
         after: the run's position once the step is done.
     """
@@ -87,7 +87,7 @@ class EpochPlan:
             indices = [each or window[:borrowed].tolist() for each in own]
             is_last = start == starts[-1]
             at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else start + samples, self.order.size)
-            yield GlobalBatch(indices, weights, [len(each) for each in indices], samples, at)
+            yield GlobalBatch(indices, weights, [len(each) for each in own], samples, at)
 
 
 def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:
