@@ -29,7 +29,7 @@ class Metric(ABC):
 
     An object starts empty, sees every batch of one process, merges the objects of the other processes, and computes.
     It is sent between processes, so its attributes are numbers, lists and CPU tensors. Count in whole numbers, and keep
-    floats in a `common.evaluation.exact.ExactSum`: then the value does not depend on the number of processes.
+    floats in a list that `compute` adds with `math.fsum`: then the value does not depend on the number of processes.
     """
 
     higher_is_better: ClassVar[Better] = None
