@@ -13,8 +13,7 @@ from pydantic import Field
 from common.checkpoint import CheckpointConfig, InitConfig
 from common.config import ConfigError, Problem, overlaid, section
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
-from common.data.loader import DatasetSection, LoaderConfig
-from common.data.sets import EvaluationSection, sets_of
+from common.data.loader import LoaderConfig
 from common.distributed import DistConfig
 from common.evaluation.best import BestConfig, EarlyStopConfig, Mode, find_mode
 from common.evaluation.loss import LossSections, measured_losses
@@ -35,6 +34,7 @@ import custom.models
 import custom.schedules
 import custom.tasks
 import custom.writers  # noqa: F401 - importing the folders fills the registries
+from custom.datasets.sections import DatasetSection, EvaluationSection, sets_of
 from custom.profile import ProfileConfig
 from custom.stages import StageConfig, stage_layers, stage_problems
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.data.loader import EvaluationLoader
-from common.data.sets import label
+from common.data.loader import EvaluationLoader, label
 from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task

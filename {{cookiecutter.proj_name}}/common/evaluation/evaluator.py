@@ -13,8 +13,7 @@ import torch
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.data.loader import EvaluationLoader, Step
-from common.data.sets import label
+from common.data.loader import EvaluationLoader, Step, label
 from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
 from common.evaluation.loss import Losses, LossSums
