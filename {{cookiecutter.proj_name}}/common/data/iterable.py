@@ -249,8 +249,3 @@ class IterableStream(BatchStream):
                 f"checkpoint was saved inside an epoch, so it is resumed with as many, not {self.rank.world_size}"
             )
         self._start = states[self.rank.rank if self._batches.shares else 0]
-        if "sample" not in self._start:
-            raise UserError(
-                "dataset.train: the checkpoint was saved inside an epoch by an earlier version, which did "
-                "not record the position in a stream; use only its weights: --progress.start_epoch 0"
-            )

@@ -119,9 +119,7 @@ class MetricFactory:
             metric = METRIC_REGISTRY.build({"type": name, **(section or {})})
             if not isinstance(metric, (Metric, GatheredMetric)):
                 kind = type(metric).__name__
-                raise UserError(
-                    f"metric.{name}: {kind} derives from neither Metric nor GatheredMetric (common.evaluation.metric)"
-                )
+                raise UserError(f"metric.{name}: {kind} derives from neither Metric nor GatheredMetric")
             self._empty[name] = metric
 
     def start(self) -> "MetricDict":
