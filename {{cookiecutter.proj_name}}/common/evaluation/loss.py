@@ -58,13 +58,6 @@ class LossSections(EditorRule):
             yield from check_arguments(_Term, own, below, lambda: "every loss", provided=("name", "function"))
 
 
-def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
-    """The sum and the losses that are part of it; those with the weight 0 are not computed."""
-    sections = sections or {}
-    off = [name for name, section in sections.items() if isinstance(section, Mapping) and section.get("weight") == 0]
-    return ["loss", *(name for name in sections if name not in off)]
-
-
 def _input_path(path: str) -> str:
     if path.split(".")[0] not in ("output", "batch"):
         raise ValueError("must be output.<name> or batch.<name>, what the model gave or what the data set gave")
