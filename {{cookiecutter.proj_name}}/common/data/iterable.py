@@ -239,8 +239,8 @@ class IterableStream(BatchStream):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next pass at the saved position. Raises `UserError` if the number of shares differs inside one."""
         states = state["states"]
-        if not all("dataset" in each for each in states) or not self.is_exactly_resumable:
-            return
+        if not all({"dataset", "sample"} <= each.keys() for each in states) or not self.is_exactly_resumable:
+            return  # the epoch is read again
         if self._batches.shares and len(states) != self.rank.world_size:
             if all(each.get("ended") for each in states):  # between epochs: every share starts anew
                 return
