@@ -182,12 +182,5 @@ class LossSums:
             all_samples, total = all_samples + samples, total + count
             for name, mean in losses.items():
                 terms[name].append(mean * count if count else 0.0)  # the mean over nothing is NaN
-        return {name: _sum(each) / max(total, 1) for name, each in terms.items()}, all_samples
-
-
-def _sum(values: list[float]) -> float:
-    """The sum, rounded once, so the order has no effect."""
-    try:
-        return math.fsum(values)
-    except (ValueError, OverflowError):  # infinities of both signs, or more than the largest float
-        return math.nan
+        # Rounded once, so the order of the terms has no effect.
+        return {name: math.fsum(each) / max(total, 1) for name, each in terms.items()}, all_samples
