@@ -3,27 +3,21 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice, tee
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
 from torch.utils.data import DataLoader
 
-from common.base.errors import UserError
-from common.config import Problem, section
+from common.config import section
 from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
 from common.data.prefetch import prefetch_to_device
-from common.data.view import SetSection, View, build_set, is_map_style, kind_of
 from common.data.workers import WorkerStart, end_workers, read
 from common.distributed import Rank
 from common.progress import Position
-
-# Keys of a data set's section that the loader reads; all others are arguments of the data set.
-OWN = ("eval_batch_size",)
 
 
 @section
@@ -57,20 +51,6 @@ class LoaderConfig:
     timeout: Annotated[int, Field(ge=0, description="seconds to wait for a worker's batch; 0: no limit")] = 0
 
 
-class DatasetSection(SetSection):
-    """Checks a section that describes one split: `{type: DigitsDataset, eval_batch_size: 256, shift: 1}`."""
-
-    ignore = OWN
-
-    def check(self, value: Any, key: str) -> Iterator[Problem]:
-        if value is None:
-            return
-        yield from super().check(value, key)
-        size = value.get("eval_batch_size", 1) if isinstance(value, Mapping) else 1
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            yield Problem(f"{key}.eval_batch_size", size, "must be a whole number, at least 1")
-
-
 class _Keys:
     """The batch sampler: the key of each micro-batch of this process in the rest of an epoch.
 
@@ -91,22 +71,6 @@ class Step(NamedTuple):
 
     batches: list[Any]
     global_batch: GlobalBatch
-
-
-def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:
-    """The data set of one split.
-
-    Raises:
-        UserError: it is empty, cannot be indexed (except for training), or raises one itself (a missing folder, ...).
-    """
-    dataset = build_set(part, mode, data_dir, OWN)
-    if not is_map_style(dataset):
-        if mode != "train":
-            raise UserError(f"dataset.{mode}: {kind_of(dataset)} needs __len__ and __getitem__ to be evaluated on")
-        return dataset
-    if len(dataset) == 0:
-        raise UserError(f"dataset.{mode}: {kind_of(dataset)} has no samples")
-    return View(dataset, limit=limit) if limit else dataset
 
 
 class BatchStream(Protocol):
@@ -237,6 +201,11 @@ class EvaluationLoader:
     def close(self) -> None:
         """Stop the loader's worker processes, once no more data will be read."""
         end_workers(self._loader)
+
+
+def label(split: str, name: str) -> str:
+    """The name of a set in messages: its split, or split.name."""
+    return f"{split}.{name}" if name else split
 
 
 def make_loader(

@@ -64,9 +64,8 @@ class EpochPlan:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in a whole epoch."""
-        return (
-            self.order.size // self.samples_per_step if self.drop_last else -(-self.order.size // self.samples_per_step)
-        )
+        not_full = 0 if self.drop_last else self.samples_per_step - 1
+        return (self.order.size + not_full) // self.samples_per_step
 
     def global_batches(self, at: Position) -> Iterator[GlobalBatch]:
         """The global batches from `at` to the end of its epoch."""
