@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
 from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, shorten
 from common.config.schema import child, keys_of, metadata, only_text, section_of
 from common.config.source import Node, list_items, plain, read_file, scalar_node
@@ -87,15 +85,10 @@ def complete(node: Node, annotation: Any) -> Node:
         return replace(node, value=[complete(each, child(annotation, at)) for at, each in enumerate(value)])
     if not isinstance(value, dict):
         return replace(node, value=node.text) if node.text is not None and only_text(annotation) else node
-    keys = keys_of(schema) if (schema := section_of(annotation)) else {}
-    defaults = {
-        key.name: node_of(to_jsonable_python(key.default), DEFAULT)
-        for key in keys.values()
-        if key.default is not ABSENT
-    }
-    return replace(
-        node, value={name: complete(each, child(annotation, name)) for name, each in {**defaults, **value}.items()}
-    )
+    if schema := section_of(annotation):
+        defaults = {name: key.default for name, key in keys_of(schema).items() if key.default is not ABSENT}
+        value = {**node_of(defaults, DEFAULT).value, **value}
+    return replace(node, value={name: complete(each, child(annotation, name)) for name, each in value.items()})
 
 
 def node_of(value: Any, origin: Origin) -> Node:

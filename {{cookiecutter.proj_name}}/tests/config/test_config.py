@@ -10,7 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import Field, TypeAdapter
 
-from common.config import ConfigError, Problem, Resolved, dump, help_text, parse, resolve, section
+from common.config import ConfigError, Problem, Resolved, dump, resolve, section
+from support.command_line import parse
+from support.config_text import help_text
 
 
 class EvenWidth:

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import pytest
 
 from common.base.errors import UserError
-from common.config import ConfigError, Problem, parse, section
+from common.config import ConfigError, Problem, section
 from common.config.registry import Registered, Registry, file_of
+from support.command_line import parse
 
 MODEL_FILE = """\
 from pathlib import Path
@@ -263,7 +264,7 @@ def test_markers_report_through_the_config(registry: Registry) -> None:
 
 def test_start_up_stays_light() -> None:
     """R-17: reading a config and asking for help must not wait for torch."""
-    code = "import sys, common.config, common.config.registry; sys.exit('torch' in sys.modules)"
+    code = "import sys, support.command_line; sys.exit('torch' in sys.modules)"
     project = Path(__file__).resolve().parents[2]
     subprocess.run([sys.executable, "-c", code], cwd=project, check=True)
 
