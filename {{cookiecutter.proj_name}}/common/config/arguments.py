@@ -65,12 +65,6 @@ def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(parameters(target)[0])
 
 
-def accepts(target: Callable[..., Any], name: str) -> bool:
-    """Whether `target` can be called with an argument `name`; true if Python cannot inspect it."""
-    named, takes_any = parameters(target)
-    return takes_any or name in named
-
-
 def parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """Parameters that can be given by name, and whether any other name is accepted too."""
     try:

@@ -1,6 +1,5 @@
 """The entry points: files and options, or layers of plain values, as one checked configuration."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +8,10 @@ from typing import Any, Generic, TypeVar
 from pydantic_core import to_jsonable_python
 
 from common.config.check import check
-from common.config.layers import complete, flatten, merge, node_of, not_a_file
+from common.config.layers import complete, find_file, flatten, merge, node_of
 from common.config.overrides import layer_of, read_options
-from common.config.problem import DEFAULT, RESERVED, ConfigError, Origin, Problem, place
+from common.config.problem import DEFAULT, RESERVED, Origin
 from common.config.references import References
-from common.config.schema import nearest
 from common.config.source import Node, read_file
 
 T = TypeVar("T")
@@ -41,11 +39,11 @@ def resolve(
     options, problems = read_options(overrides)
     keys = {name: option for name, option in options.items() if name not in RESERVED}
     tree = Node({}, DEFAULT)
-    for body in flatten([_existing(path) for path in files]):
+    for body in flatten([find_file("--config", str(path), Path()) for path in files]):
         tree = merge(tree, body, schema)
     tree = complete(tree, schema)  # so `--model.width 3` changes the default model, not a model without a type
     if overlay is not None:  # its own values only: the configuration below it already has bases
-        body = read_file(_existing(overlay))
+        body = read_file(find_file("--debug", str(overlay), Path()))
         body.value.pop("$BASE", None)
         tree = complete(merge(tree, body, schema), schema)
     tree = complete(merge(tree, layer_of(keys, schema, tree), schema), schema)
@@ -61,14 +59,3 @@ def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:
     for layer in layers:
         tree = merge(tree, node_of(dict(layer), DEFAULT), schema)
     return check(schema, complete(tree, schema), [])[0]
-
-
-def _existing(path: str | Path) -> Path:
-    found = Path(os.path.expanduser(path))
-    if problem := not_a_file(found):
-        folders = (Path(__file__).parents[2] / "configs", Path("configs"), found.parent)
-        others = {other.name: other for folder in folders if os.path.isdir(folder) for other in folder.glob("*.y*ml")}
-        near = nearest(found.name, others)
-        hint = f"the working directory is {Path.cwd()}" + (f"; did you mean {place(others[near])}?" if near else "")
-        raise ConfigError([Problem("--config", str(path), f"this file {problem}", hint)])
-    return found

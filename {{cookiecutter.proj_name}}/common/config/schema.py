@@ -164,20 +164,17 @@ def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
 def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     """A hint for the unknown key `prefix + name` of section `parent`, or "".
 
-    Old names first (`__renamed__`), then a close name in the same section, then the same or a close name elsewhere.
+    An old name first (`__renamed__`), then the closest name of a key, in this section before all others.
     """
-    renamed = getattr(parent, "__renamed__", {}).get(name) or getattr(root, "__renamed__", {}).get(prefix + name)
-    if renamed:
+    if renamed := getattr(parent, "__renamed__", {}).get(name):
         if " " in renamed:
             return str(renamed)
         return f"it is called {prefix + renamed if renamed in keys_of(parent) else renamed}"
-    elsewhere = {option.removeprefix("--"): [option] for option in RESERVED}
+    known = {option.removeprefix("--"): [option] for option in RESERVED}
     for dotted, _ in walk(root):
-        elsewhere.setdefault(dotted.rpartition(".")[2], []).append(dotted)
-    near = nearest(name, keys_of(parent), 0.75)
-    if "[" in prefix and name in elsewhere.get(name, ()):  # in a stage, a key that only the whole run has
+        known.setdefault(dotted.rpartition(".")[2], []).append(dotted)
+    if "[" in prefix and name in known:  # in a stage, a key that only the whole run has
         return f"it belongs to the top level; {prefix[:-1]} has {', '.join(keys_of(parent))}"
-    if near is None and (other := nearest(name, elsewhere, 0.75)):
-        return f"did you mean {' or '.join(elsewhere[other][:3])}?"
-    near = near or nearest(name, keys_of(parent))
-    return f"did you mean {prefix}{near}?" if near else ""
+    known |= {own: [prefix + own] for own in keys_of(parent)}
+    near = nearest(name, known, 0.7)
+    return f"did you mean {' or '.join(known[near][:3])}?" if near else ""
