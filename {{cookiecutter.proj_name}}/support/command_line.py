@@ -1,5 +1,6 @@
 """The command line of the programs: `--config` and keys of it, `--debug`, `--help`, `--list` and `--print-config`."""
 
+import inspect
 import os
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import NoReturn, TypeVar
 from common.base.errors import UserError
 from common.config import ABSENT, ConfigError, Problem, Resolved, resolve
 from common.config.overrides import read_options
-from common.config.registry import Registry
+from common.config.registry import Registry, file_of
 from support.config_text import help_text, with_origins
 
 T = TypeVar("T")
@@ -51,10 +52,21 @@ def parse(
 
 def _listing(kind: str | None, registries: Sequence[Registry]) -> str:
     kinds = [registry.kind for registry in registries]
-    tables = [each.table() for each in registries if kind in (None, each.kind, f"{each.kind}s", f"{each.kind}es")]
+    tables = [table(each) for each in registries if kind in (None, each.kind, f"{each.kind}s", f"{each.kind}es")]
     if not tables:
         raise UserError(f"--list {kind}: unknown kind; the kinds are {', '.join(kinds)}")
     return "\n\n".join(tables)
+
+
+def table(registry: Registry) -> str:
+    """Every entry: name, file:line, signature. Raises `ConfigError` if a file cannot be imported."""
+    if broken := registry.import_files():
+        raise ConfigError(broken)
+    rows = [(name, file_of(entry), str(inspect.signature(entry))) for name, entry in registry.entries().items()]
+    widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
+    lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
+    left_out = [f"  {each}" for each in registry.left_out]
+    return "\n".join([f"{registry.kind}:", *(lines or ["  nothing is registered"]), *left_out])
 
 
 def _print_and_stop(text: str) -> NoReturn:

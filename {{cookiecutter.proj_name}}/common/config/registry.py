@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from common.base.errors import UserError
 from common.config.arguments import check_arguments, fit_arguments, parameter_names, parameters
-from common.config.problem import ABSENT, ConfigError, Origin, Problem, place
+from common.config.problem import ABSENT, Origin, Problem, place
 from common.config.schema import EditorRule, nearest, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -174,15 +174,6 @@ class Registry:
     def where(self, name: str) -> str:
         """File and line of the entry `name`, relative to the working directory when below it."""
         return file_of(self.get(name))
-
-    def table(self) -> str:
-        """Every entry: name, file:line, signature. Raises `ConfigError` if a file cannot be imported."""
-        if broken := self.import_files():
-            raise ConfigError(broken)
-        rows = [(name, file_of(entry), str(inspect.signature(entry))) for name, entry in self.entries().items()]
-        widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
-        lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
-        return "\n".join([f"{self.kind}:", *(lines or ["  nothing is registered"]), *(f"  {x}" for x in self.left_out)])
 
 
 @dataclass(frozen=True)

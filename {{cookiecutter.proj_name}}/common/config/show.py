@@ -11,9 +11,6 @@ from common.config.source import scalar
 class _Dumper(yaml.SafeDumper):
     """Quotes every text that either this project's reader or a YAML 1.1 reader would read as another value."""
 
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     safe = scalar(text) == text and text.isprintable() and text != "<<"

@@ -11,6 +11,7 @@ import pytest
 from pydantic import Field, TypeAdapter
 
 from common.config import ConfigError, Problem, Resolved, dump, resolve, section
+from common.config.registry import Registry
 from support.command_line import parse
 from support.config_text import help_text
 
@@ -438,20 +439,14 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_prints_registries(capsys: pytest.CaptureFixture[str]) -> None:
     """R-16: --list prints all, --list KIND one (singular or plural); an unknown kind names the kinds."""
 
-    class Table:
-        def __init__(self, kind: str):
-            self.kind = kind
-
-        def table(self) -> str:
-            return f"<{self.kind}>"
-
-    tables = (Table("model"), Table("loss"))
-    for words, expected in (("--list", "<model>\n\n<loss>"), ("--list models", "<model>"), ("--list=loss", "<loss>")):
+    registries = (Registry("model"), Registry("loss"))
+    model, loss = (f"{each.kind}:\n  nothing is registered" for each in registries)
+    for words, expected in (("--list", f"{model}\n\n{loss}"), ("--list models", model), ("--list=loss", loss)):
         with pytest.raises(SystemExit):
-            parse(Config, words.split(), registries=tables)
+            parse(Config, words.split(), registries=registries)
         assert capsys.readouterr().out.strip() == expected
     with pytest.raises(ValueError, match="the kinds are model, loss"):
-        parse(Config, ["--list", "x"], registries=tables)
+        parse(Config, ["--list", "x"], registries=registries)
 
 
 def test_sections_are_plain_dataclasses() -> None:

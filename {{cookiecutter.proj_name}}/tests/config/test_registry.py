@@ -14,7 +14,7 @@ import pytest
 from common.base.errors import UserError
 from common.config import ConfigError, Problem, section
 from common.config.registry import Registered, Registry, file_of
-from support.command_line import parse
+from support.command_line import parse, table
 
 MODEL_FILE = """\
 from pathlib import Path
@@ -51,7 +51,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
     write("parts/empty_model.py", "")
     write("parts/other.py", "raise RuntimeError('not for us')")
     found.scan("parts", "_model")
-    found.table()  # the first look-up imports the files
+    table(found)  # the first look-up imports the files
     yield found
     for name in [name for name in sys.modules if name.partition(".")[0] in ("parts", "outside", "half")]:
         del sys.modules[name]
@@ -59,7 +59,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Regist
 
 def look(registry: Registry, suffix: str) -> None:
     registry.scan("parts", suffix)
-    registry.table()
+    table(registry)
 
 
 def write(name: str, text: str) -> None:
@@ -86,7 +86,7 @@ def test_where_a_name_leads(registry: Registry) -> None:
     assert file_of(registry.get("Conv")) == "parts/deep/conv_model.py:6"
     assert re.search(r"\.py:\d+$", registry.where("json.JSONDecoder"))
     assert file_of(len) == "module builtins"
-    lines = registry.table().splitlines()
+    lines = table(registry).splitlines()
     assert lines[0] == "model:"
     assert re.fullmatch(r"  Conv +parts/deep/conv_model.py:6 +\(data_dir, width: int, .*\)", lines[1])
 
@@ -154,7 +154,7 @@ def test_a_file_that_needs_a_missing_package_is_left_out(registry: Registry) -> 
         "parts/b_model.py:1 needs also_missing, which is not installed, so the file is left out",
     ]
     assert registry.left_out == listed
-    assert [line.strip() for line in registry.table().splitlines()[-2:]] == listed
+    assert [line.strip() for line in table(registry).splitlines()[-2:]] == listed
     with pytest.raises(UserError) as caught:
         registry.get("Half")
     assert all(line in str(caught.value) for line in listed)
