@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from common.config import ABSENT, dump
-from common.config.problem import DEFAULT, Origin
+from common.config.problem import DEFAULT
 from common.config.schema import members, metadata, section_of, walk
 
 _WIDTH = 120
@@ -32,9 +32,9 @@ def commented_yaml(schema: type, defaults: Any, header: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_origins(values: Mapping[str, Any], origins: Mapping[str, Origin]) -> str:
+def with_origins(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """YAML text with the origin of each value as a comment; loads back like `dump`."""
-    lines = [(line, "" if is_section else str(origins.get(key, DEFAULT))) for key, line, is_section in _rows(values)]
+    lines = [(line, "" if is_section else origins.get(key, DEFAULT)) for key, line, is_section in _rows(values)]
     width = min(max((len(line) for line, origin in lines if origin), default=0), 60)
     shown = [f"{line:<{width}}  # {' '.join(origin.splitlines())}" if origin else line for line, origin in lines]
     return "".join(f"{line}\n" for line in shown)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, place, shorten
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, place, shorten
 from common.config.schema import child, keys_of, metadata, nearest, only_text, section_of
 from common.config.source import Node, list_items, plain, read_file, scalar_node
 
@@ -41,7 +41,7 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
     done[path.resolve()] = body
 
 
-def find_file(key: str, name: str, folder: Path, origin: Origin | None = None) -> Path:
+def find_file(key: str, name: str, folder: Path, origin: str | None = None) -> Path:
     """The file `name`, which `key` gives relative to `folder`. Raises `ConfigError`, with a similar name if any."""
     found = folder / os.path.expanduser(name)
     if os.path.isfile(found):  # `os.path`, since methods of `Path` raise on some odd names
@@ -95,7 +95,7 @@ def complete(node: Node, annotation: Any) -> Node:
     return replace(node, value={name: complete(each, child(annotation, name)) for name, each in value.items()})
 
 
-def node_of(value: Any, origin: Origin) -> Node:
+def node_of(value: Any, origin: str) -> Node:
     """Plain data as nodes, all with the same origin; nodes get it too."""
     if isinstance(value, Node):
         inner = node_of(value.value, origin)

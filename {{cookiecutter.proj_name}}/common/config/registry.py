@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from common.base.errors import UserError
 from common.config.arguments import check_arguments, fit_arguments, parameter_names, parameters
-from common.config.problem import ABSENT, Origin, Problem, place
+from common.config.problem import ABSENT, Problem, place
 from common.config.schema import EditorRule, nearest, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -39,13 +39,13 @@ class Registry:
         self.left_out: list[str] = []  # files that need a package which is not installed, and which one
         self._where_to_add = "an imported file"
         self._entries: dict[str, Callable[..., Any]] = {}
-        self._origins: dict[str, Origin] = {}
+        self._origins: dict[str, str] = {}
 
     def register(self, name: str | None = None) -> Callable[[F], F]:
         """Decorator: register a class or function as `name`, by default its own. Using a name twice is an error."""
         # The caller's line distinguishes two classes of one file, and is the same on a second import (`python -m`).
         caller = sys._getframe(1)
-        origin = Origin(place(caller.f_code.co_filename), caller.f_lineno)
+        origin = f"{place(caller.f_code.co_filename)}:{caller.f_lineno}"
 
         def enter(target: F) -> F:
             key = name or target.__name__
@@ -85,12 +85,19 @@ class Registry:
 
     def _fail(self, file: Path, error: Exception) -> None:
         """Note that `file` cannot be imported, and drop what it registered before."""
-        problem, missing = _import_problem(error, file), _missing_package(error)
-        if missing:
-            self.left_out.append(f"{problem.origin} needs {missing}, which is not installed, so the file is left out")
+        lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
+        origin = ":".join([place(file), *map(str, lines[-1:])])
+        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if missing and importlib.util.find_spec(missing) is None:  # not a module missing in an installed package
+            self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is left out")
         else:
-            self._broken.append(problem)
-        self._entries = {key: it for key, it in self._entries.items() if self._origins[key].source != place(file)}
+            if isinstance(error, SyntaxError) and error.filename:
+                origin = f"{place(error.filename)}:{error.lineno}"
+            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            hint = "correct or remove the file"
+            self._broken.append(Problem("", ABSENT, f"cannot be imported: {said}", hint, origin))
+        within = f"{place(file)}:"
+        self._entries = {key: it for key, it in self._entries.items() if not self._origins[key].startswith(within)}
 
     def get(self, name: str) -> Callable[..., Any]:
         """The entry registered as `name`, or the object at an import path, "pkg.module.Class" or "pkg.module:Class"."""
@@ -223,21 +230,6 @@ def import_path(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise UserError(f"{name} is {type(found).__name__}, not a class or function")
     return found
-
-
-def _import_problem(error: Exception, file: Path) -> Problem:
-    said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    steps = [step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
-    origin = Origin(place(file), steps[-1] if steps else None)
-    if isinstance(error, SyntaxError) and error.filename:
-        origin = Origin(place(error.filename), error.lineno)
-    return Problem("", ABSENT, f"cannot be imported: {said}", "correct or remove the file", origin)
-
-
-def _missing_package(error: Exception) -> str:
-    """The package that a failed import did not find; "" for other errors, also in a package that is installed."""
-    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    return name if name and importlib.util.find_spec(name) is None else ""
 
 
 MODEL_REGISTRY = Registry("model")

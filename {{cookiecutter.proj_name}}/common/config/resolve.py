@@ -10,7 +10,7 @@ from pydantic_core import to_jsonable_python
 from common.config.check import check
 from common.config.layers import complete, find_file, flatten, merge, node_of
 from common.config.overrides import layer_of, read_options
-from common.config.problem import DEFAULT, RESERVED, Origin
+from common.config.problem import DEFAULT, RESERVED
 from common.config.references import References
 from common.config.source import Node, read_file
 
@@ -26,7 +26,7 @@ class Resolved(Generic[T]):
 
     config: T
     values: dict[str, Any]
-    origins: dict[str, Origin]
+    origins: dict[str, str]
 
 
 def resolve(

@@ -194,9 +194,9 @@ def test_base_order_and_origin() -> None:
     found = load("$BASE: [sub/b.yaml, c.yaml]\nresume: r\n")
     assert (found.config.name, found.config.gpu_ids, found.config.resume) == ("b", 1, "r")
     assert (found.config.optim.lr, found.config.optim.eta_min, found.config.optim.steps) == (2, 0.5, [3])
-    assert str(found.origins["optim.lr"]) == "sub/b.yaml:3"
-    assert str(found.origins["optim.steps"]) == "c.yaml:4"
-    assert str(found.origins["optim.kind"]) == "default"
+    assert found.origins["optim.lr"] == "sub/b.yaml:3"
+    assert found.origins["optim.steps"] == "c.yaml:4"
+    assert found.origins["optim.kind"] == "default"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_name_with_dots_is_reached() -> None:
     """R-16: a section named by an import path can be overridden."""
     found = load("loss: {torch.nn.L1Loss: {weight: 1}}", "--loss.torch.nn.L1Loss.weight", "2")
     assert found.values["loss"] == {"torch.nn.L1Loss": {"weight": 2}}
-    assert str(found.origins["loss.torch.nn.L1Loss.weight"]) == "command line: --loss.torch.nn.L1Loss.weight 2"
+    assert found.origins["loss.torch.nn.L1Loss.weight"] == "command line: --loss.torch.nn.L1Loss.weight 2"
 
 
 WRONG = [
@@ -360,7 +360,7 @@ def test_debug_layers_its_own_values_only() -> None:
     found = load("name: x", "--debug", "--optim.lr", "6", debug_overlay="debug.yaml")
     assert (found.config.name, found.config.gpu_ids, found.config.optim.lr) == ("x", 5, 6)
     assert found.values["model"] == {"type": "Conv", "width": 8}
-    assert str(found.origins["gpu_ids"]) == "debug.yaml:2"
+    assert found.origins["gpu_ids"] == "debug.yaml:2"
     assert load("name: x", debug_overlay="debug.yaml").config.gpu_ids == -1
 
 
