@@ -176,5 +176,5 @@ def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     if "[" in prefix and name in known:  # in a stage, a key that only the whole run has
         return f"it belongs to the top level; {prefix[:-1]} has {', '.join(keys_of(parent))}"
     known |= {own: [prefix + own] for own in keys_of(parent)}
-    near = nearest(name, known, 0.7)
+    near = nearest(name, known, 0.65)
     return f"did you mean {' or '.join(known[near][:3])}?" if near else ""

@@ -224,7 +224,7 @@ def test_arguments_are_checked_by_signature(registry: Registry, given: Any, piec
 
 
 def test_what_the_program_supplies(registry: Registry) -> None:
-    """R-16: a registered class must take it; an object at an import path gets it only if it does."""
+    """A registered class must take it; an object at an import path gets it only if it does."""
     write("parts/lacking_model.py", "from parts import REGISTRY\n\n@REGISTRY.register()\nclass Lacking: ...\n")
     look(registry, "lacking_model")
     assert (
