@@ -154,19 +154,15 @@ class _Loader(yaml.SafeLoader):
         return Node([self.construct_object(item, deep=True) for item in node.value], self._origin(node))
 
     def _mapping(self, node: yaml.MappingNode) -> Node:
-        first: dict[str, str] = {}
-        twice: dict[str, str] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be text; put it in quotes", problem_mark=key.start_mark)
-            if key.value in first and key.tag != _MERGE:
-                twice[key.value] = f"this key is given twice, at {first[key.value]} and {self._origin(key)}"
-            first.setdefault(key.value, self._origin(key))
+        own = [key for key, _ in node.value if key.tag != _MERGE]
         self.flatten_mapping(node)  # `<<: *name`: the entries merged in come first, so the mapping's own win
         entries: dict[str, Node] = {}
         for key, item in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be text; put it in quotes", problem_mark=key.start_mark)
             value = self.construct_object(item, deep=True)
-            problem = twice.get(key.value, value.problem)
+            origins = [self._origin(each) for each in own if each.value == key.value]
+            problem = f"this key is given twice, at {' and '.join(origins)}" if len(origins) > 1 else value.problem
             entries[key.value] = replace(value, origin=self._origin(key), problem=problem)  # the key's line
         flag = entries.pop("$REPLACE", Node(False, "")).value
         if not isinstance(flag, bool):
