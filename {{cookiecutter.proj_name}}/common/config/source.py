@@ -55,8 +55,7 @@ def plain(node: Node) -> Any:
 
 # --- scalars -----------------------------------------------------------------------------------------------------
 
-_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
-_FLOAT = re.compile(
+_NUMBER = re.compile(
     r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.?(inf|Inf|INF)|\.?(nan|NaN|NAN)"
 )
 _NAMED = {word: value for name, value in (("true", True), ("false", False), ("null", None))
@@ -69,11 +68,9 @@ def scalar(text: str) -> Any:
     """The value of an unquoted word."""
     if text in _NAMED:
         return _NAMED[text]
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    if _FLOAT.fullmatch(text):
-        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    return text
+    if not _NUMBER.fullmatch(text):
+        return text
+    return int(text) if text.lstrip("+-").isdecimal() else float(text.lower().replace(".i", "i").replace(".n", "n"))
 
 
 def list_items(text: str, annotation: Any, quoted: bool = True) -> list[str]:
