@@ -8,7 +8,7 @@ from common import distributed
 from common.base.errors import UserError
 from common.checkpoint import best_in, load_weights, read_checkpoint
 from common.checkpoint.state import task_state
-from common.config import option_value, parse
+from common.config import option_value
 from common.config.registry import REGISTRIES
 from common.distributed import Rank
 from common.distributed.process import set_up_process
@@ -24,6 +24,7 @@ from common.run.paths import eval_dir
 from common.run_context import managed_evaluation
 from common.task import Place
 from support.advice import explained
+from support.command_line import parse
 from support.summary import shown_path
 from custom.build import PROJECT, build_evaluation, build_task, class_names
 from custom.config import EvalConfig

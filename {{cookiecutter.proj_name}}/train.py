@@ -3,7 +3,6 @@
 import sys
 
 from common import distributed
-from common.config import parse
 from common.config.registry import REGISTRIES, import_path
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
@@ -11,6 +10,7 @@ from common.run.folder import drop_stored_launch_options, stored_config
 from common.run_context import managed_run
 from common.trainer import Trainer
 from support.advice import explained
+from support.command_line import parse
 from support.summary import log_end, log_start
 from custom.build import PROJECT, build_parts
 from custom.config import Config
