@@ -14,6 +14,7 @@ sys.path.insert(0, str(PROJECT))
 
 import torch  # noqa: E402
 from common.data.loader import LoaderConfig, TrainStream  # noqa: E402
+from common.data.order import EpochOrder  # noqa: E402
 from common.data.plan import EpochPlan  # noqa: E402
 from common.progress import Position  # noqa: E402
 
@@ -34,8 +35,9 @@ class Numbers:
 def first_batch(size: int, sample: int) -> float:
     """Seconds from nothing to the first batch."""
     start = time.perf_counter()
-    plan = EpochPlan(size, batch_size=100, seed=1)
-    stream = TrainStream(Numbers(size), plan, LoaderConfig(), worker=0, device=torch.device("cpu"))
+    dataset = Numbers(size)
+    plan = EpochPlan(EpochOrder({"type": "shuffle"}, dataset, seed=1), batch_size=100)
+    stream = TrainStream(dataset, plan, LoaderConfig(), worker=0, device=torch.device("cpu"))
     next(stream.epoch(Position(step=sample // 100, sample=sample, epoch_size=size)))
     return time.perf_counter() - start
 
