@@ -59,8 +59,17 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
         text = "this run finished already, at epoch {}, step {}; to train longer, raise progress.epoch (or max_steps)"
         logger.warning(text, trainer.at.epoch, trainer.at.step)
     steps = trainer.stream.steps_per_epoch
+    logger.info("{} steps per epoch; intervals:\n{}", steps or "unknown", interval_table(trainer))
+
+
+def interval_table(trainer: Trainer) -> str:
+    """One line per action with its interval, in the order of the loop."""
+    names = ("log line, scalars", "training pictures", "validation", "evaluation", "latest.pt", "step_*.pt")
     nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
-    logger.info("{} steps per epoch; intervals:\n{}", steps or "unknown", trainer.triggers.table(without=nothing))
+    return "\n".join(
+        f"  {name:<18} {'never (no data)' if name in nothing else interval}"
+        for name, interval in zip(names, trainer.triggers.intervals.values(), strict=True)
+    )
 
 
 def model_table(model: nn.Module) -> str:
