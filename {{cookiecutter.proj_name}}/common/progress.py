@@ -14,7 +14,7 @@ from common.config import Problem, section
 from common.config.schema import EditorRule
 
 Unit = Literal["step", "epoch"]
-_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?|\d+/0*[1-9]\d*)\s*(step|epoch)s?\s*")
+_TEXT = re.compile(r"\s*(-?[\d.]+(?:e[-+]?\d+)?|\d+/0*[1-9]\d*)\s*(?:(step|epoch)s?)?\s*")
 
 
 class Position(NamedTuple):
@@ -62,20 +62,14 @@ class Interval:
     @classmethod
     def parse(cls, value: int | float | str | None, unit: Unit) -> "Interval":
         """Parse 10, "10", "200step" or "0.5epoch"; a plain number is in `unit`. None, 0 and negative mean never."""
-        if value is None:
-            return cls(Fraction(0), unit)
-        if isinstance(value, (int, float)):
-            return cls(max(Fraction(str(value)), Fraction(0)), unit)
-        match = _TEXT.fullmatch(value)
+        match = _TEXT.fullmatch(str(0 if value is None else value))
         if match is None:
-            number = value.strip().lstrip("-")
-            if number.replace(".", "", 1).isdigit():
-                return cls.parse(float(value), unit)
             raise UserError(f'{value!r} is not an interval: write a number of {unit}s, "200step" or "0.5epoch"')
-        amount = Fraction(match[1])
-        if match[2] == "step" and amount.denominator != 1:
+        amount = max(Fraction(match[1]), Fraction(0))
+        unit = "step" if (match[2] or unit) == "step" else "epoch"
+        if unit == "step" and amount.denominator != 1:
             raise UserError(f"{value!r} is not an interval: the number of steps must be whole")
-        return cls(amount, "step" if match[2] == "step" else "epoch")
+        return cls(amount, unit)
 
     def __bool__(self) -> bool:
         return self.amount > 0
@@ -121,13 +115,13 @@ class _IntervalIn(EditorRule):
 
     def editor_rule(self) -> dict[str, Any]:
         """The form of its texts; a reference to another key has any."""
-        return {"if": {"type": "string"}, "then": {"pattern": rf"^({_TEXT.pattern}|\s*-?[\d.]+\s*)$|\$\{{"}}
+        return {"if": {"type": "string"}, "then": {"pattern": rf"^({_TEXT.pattern})$|\$\{{"}}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if value is None or (isinstance(value, (int, float, str)) and not isinstance(value, bool)):
             try:
                 Interval.parse(value, self.unit)
-            except (UserError, ValueError, OverflowError):
+            except ValueError:
                 yield Problem(key, value, f'must be a number of {self.unit}s, "200step" or "0.5epoch"; -1 for never')
 
 
