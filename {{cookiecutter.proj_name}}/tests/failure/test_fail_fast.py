@@ -27,6 +27,7 @@ from common.failure import monitor
 from common.failure.report import Failure, describe
 from common.progress import Position
 from common.trainer import Trainer
+from support.advice import explained
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, run
 from tests.ranks import SOON, Ended, failed, start_ranks
 
@@ -489,7 +490,9 @@ def test_where_an_error_happened() -> None:
 )
 def test_hints(error: Exception, helps: str) -> None:
     """TP-01: what helps against errors whose own text does not name the cause or the setting."""
-    assert helps in failure(error).text()
+    with pytest.raises(type(error)) as raised, explained():
+        raise error
+    assert helps in describe(raised.value, Rank()).text()
 
 
 DEBUGGED = """
