@@ -20,7 +20,7 @@ from common.monitor.clock import Timing
 from common.monitor.line import evaluation_line, learning_rates, number, train_line
 from common.monitor.log import setup_log
 from common.monitor.meter import Reading
-from common.monitor.pictures import Picture, labelled
+from common.monitor.pictures import Picture
 from common.progress import Position
 from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths
@@ -165,7 +165,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
     logger.remove()
     logger.add(lines.append, format="{message}")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
-    picture = labelled(np.zeros((8, 8)), "3")
+    picture = Picture("", np.zeros((8, 8, 3), np.uint8))
     with open_digits(project, resume=resume_step is not None) as run:
         opened = run if rank is None else None
         monitor = Monitor(
