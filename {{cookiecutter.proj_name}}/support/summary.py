@@ -27,6 +27,7 @@ from common.progress import Outcome
 from common.run_context import RunContext
 from common.trainer import Trainer
 from support.report import write_report
+from support.slow_data import SlowDataAdvice
 from custom.config import Config
 
 _PROJECT = Path(__file__).resolve().parents[1]
@@ -45,6 +46,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     name = config.model["type"]
     logger.info("model {} {} ({:,} parameters, {:,} trainable)", name, MODEL_REGISTRY.where(name), total, trainable)
     trainer.monitor.recorder.begin_with("run/model", model_table(trainer.task.model))
+    trainer.monitor.after_log.append(SlowDataAdvice(config.worker, run.rank, trainer.at))
     log_data("train", config.dataset.train, trainer.stream.dataset)
     for each in (*trainer.val, *trainer.evaluation):
         part = sets_of(getattr(config.dataset, each.split))[each.name]

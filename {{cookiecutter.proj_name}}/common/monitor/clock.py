@@ -1,6 +1,5 @@
 """Time per step, time spent waiting for data, and peak memory use."""
 
-import math
 import resource
 import sys
 from collections import deque
@@ -8,13 +7,6 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import torch
-
-from common.base.process import available_cores
-
-# Advice is given when waiting for data takes more than this share of the time,
-_SLOW_SHARE = 0.3
-_SLOW_BATCH_S = 0.002  # at least this long per step (less is the cost of calling the loader at all),
-_SLOW_TOTAL_S = 2.0  # and at least this long in total.
 
 
 @dataclass(frozen=True)
@@ -44,8 +36,6 @@ class Clock:
 
     def __init__(self, window: int = 10) -> None:
         self._intervals: deque[tuple[int, float]] = deque(maxlen=window)
-        self._waited = 0.0
-        self._has_advised = False
         self.start()
 
     def start(self) -> None:
@@ -86,31 +76,11 @@ class Clock:
         wall = now - self._begin
         busy = max(wall - self._paused, 1e-9)
         self._intervals.append((steps, wall))
-        self._waited += self._data
         done, seconds = (sum(column) for column in zip(*self._intervals, strict=True))
         eta = None if steps_left is None else steps_left * seconds / done
         timing = Timing(busy / steps, self._data / busy, self._samples / busy, eta)
         self._begin_interval(now)
         return timing
-
-    def advice(self, timing: Timing, workers: int, processes: int = 1) -> str | None:
-        """Advice when training spends much of its time waiting for data; once per run, else None.
-
-        `processes`: of the run, which share the cores that this one may use.
-        """
-        is_slow = timing.data > _SLOW_SHARE and timing.data * timing.step >= _SLOW_BATCH_S
-        if self._has_advised or not is_slow or self._waited < _SLOW_TOTAL_S:
-            return None
-        self._has_advised = True
-        cores = max(available_cores() // processes, 1)
-        # Loading a batch takes `workers` times as long as a step, or without workers the share spent waiting. Divided
-        # by the rest of the step, this is the number of workers with which loading keeps up with training.
-        wanted = min(math.ceil((workers or timing.data) / max(1 - timing.data, 0.05)), cores)
-        has = f"{cores} core{'s' * (cores > 1)}"
-        advice = f"try --worker {wanted} (now {workers}; this process has {has})"
-        if wanted <= workers:
-            advice = f"{workers} workers have {has}, so more would not help: try less work per sample"
-        return f"{timing.data:.0%} of the time is spent waiting for data; {advice}, or data kept in memory"
 
 
 def peak_memory(device: torch.device) -> int:
