@@ -21,7 +21,7 @@ FLOORS = (
     {"optim"},
     {"checkpoint", "monitor"},
     {"model", "evaluation", "ops"},
-    {"task", "debug"},
+    {"task"},
     {"run_context", "update"},
     {"trainer"},
 )

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from common import debug, distributed
+from common import distributed
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.distributed import Rank, group
@@ -27,6 +27,7 @@ from common.failure import monitor
 from common.failure.report import Failure, describe
 from common.progress import Position
 from common.trainer import Trainer
+from support import debug
 from support.advice import explained
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, run
 from tests.ranks import SOON, Ended, failed, start_ranks
@@ -498,9 +499,10 @@ def test_hints(error: Exception, helps: str) -> None:
 DEBUGGED = """
 import sys
 sys.path.insert(0, {root!r})
-from common import debug, distributed
+from common import distributed
 from common.distributed import DistConfig
 from common.failure.program import leave, together
+from support import debug
 config = DistConfig(timeout=2, processes=2)
 code = distributed.spawn(-1, config, sys.argv)
 if code is not None:
