@@ -1,5 +1,6 @@
 """TensorBoard's files."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from textwrap import indent
 from typing import Any
@@ -13,6 +14,16 @@ from custom.writers import flat, mosaic
 
 # TensorBoard opens its first two groups only, and sorts capitals before small letters.
 _FIRST = {"train": "Train", "val": "Val"}
+_print_error = threading.excepthook
+
+
+def _print_unless_known(error: threading.ExceptHookArgs) -> None:
+    """TensorBoard's own thread ends if the disk is full; the next entry raises its error again, and it is logged."""
+    if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
+        _print_error(error)
+
+
+threading.excepthook = _print_unless_known
 
 
 @WRITER_REGISTRY.register("tensorboard")
