@@ -74,12 +74,6 @@ class Interval:
     def __bool__(self) -> bool:
         return self.amount > 0
 
-    def __str__(self) -> str:
-        if not self:
-            return "never"
-        amount = self.amount.numerator if self.amount.denominator == 1 else float(self.amount)
-        return f"every {self.unit}" if amount == 1 else f"every {amount} {self.unit}s"
-
     def passed(self, at: Position) -> int:
         """How many times this interval has passed at `at`. Exact: calculated in whole numbers."""
         amount, per = self.amount.numerator, self.amount.denominator
@@ -103,7 +97,7 @@ class Interval:
         if self.unit == "step":
             return int(self.amount)
         if steps_per_epoch is None:
-            raise UserError(f'{self}: the data set has no length; set this in steps, as in "1000step"')
+            raise UserError(f'{self.amount} epochs: the data set has no length; set this in steps, as in "1000step"')
         return max(1, round(self.amount * steps_per_epoch))
 
 

@@ -23,7 +23,7 @@ from common.data.sets import label, sets_of
 from common.data.view import is_map_style
 from common.monitor.line import number
 from common.monitor.writer import without_twins
-from common.progress import Outcome
+from common.progress import Interval, Outcome
 from common.run_context import RunContext
 from common.trainer import Trainer
 from support.report import write_report
@@ -69,9 +69,17 @@ def interval_table(trainer: Trainer) -> str:
     names = ("log line, scalars", "training pictures", "validation", "evaluation", "latest.pt", "step_*.pt")
     nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
     return "\n".join(
-        f"  {name:<18} {'never (no data)' if name in nothing else interval}"
+        f"  {name:<18} {'never (no data)' if name in nothing else shown_interval(interval)}"
         for name, interval in zip(names, trainer.triggers.intervals.values(), strict=True)
     )
+
+
+def shown_interval(interval: Interval) -> str:
+    """As in `every 0.5 epochs`."""
+    if not interval:
+        return "never"
+    amount = interval.amount.numerator if interval.amount.denominator == 1 else float(interval.amount)
+    return f"every {interval.unit}" if amount == 1 else f"every {amount} {interval.unit}s"
 
 
 def model_table(model: nn.Module) -> str:

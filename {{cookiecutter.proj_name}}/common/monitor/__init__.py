@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 # Log records show the line that called the monitor, not a line of this file.
 _log = logger.opt(depth=1)
-_NO_METRICS: dict[str, float] = {}
 
 Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
 
@@ -85,7 +84,7 @@ class Monitor:
         *,
         resume_step: int | None = None,
         local_pictures: bool = False,
-        values: dict[str, Any] | None = None,
+        values: Mapping[str, Any],
     ) -> None:
         self.meter = Meter(config.smooth, None if rank.is_alone else lambda table: sum_over_ranks(table, rank))
         self.clock = Clock()
@@ -109,7 +108,6 @@ class Monitor:
         self._logged = Position()  # the position of the last log line
         self.recorder: Recorder | NullRecorder = NullRecorder()
         if run is not None:
-            values = values or {}
             about = WriterRun(run.folder.root, run.folder.name, run.id, values, resume_step)
             self.recorder = Recorder(run.folder.metrics_file, about, config.writers, attempt=run.attempt)
             self.recorder.begin_with("run/config", dump(values))
@@ -158,7 +156,7 @@ class Monitor:
         at: Position,
         optimizer: torch.optim.Optimizer,
         grad_norm: Tensor | None,
-        metrics: Mapping[str, float] = _NO_METRICS,
+        metrics: Mapping[str, float],
     ) -> None:
         """Write the log line of training and its scalars. Waits for the device; every process must call it."""
         losses = self.meter.read()

@@ -2,7 +2,6 @@
 
 import resource
 import sys
-from collections import deque
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -28,20 +27,18 @@ class Clock:
     """Times the loop: `batch_ready` when a batch has arrived, `step_done` after each optimizer step.
 
     Times are measured on the host. A GPU runs asynchronously, so a single step says little; over a log period they are
-    right, since logging waits for the device.
-
-    Args:
-        window: number of readings that the estimate of the remaining time averages.
+    right, since logging waits for the device. The first step starts workers and compiles kernels, so it is timed
+    separately, and is no part of any average.
     """
 
-    def __init__(self, window: int = 10) -> None:
-        self._intervals: deque[tuple[int, float]] = deque(maxlen=window)
+    def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
         """Start the clock, when training begins."""
         self._first: Timing | None = None
-        self.started = perf_counter()
+        self._done = 0  # steps since the first one
+        self.started = self._first_ended = perf_counter()
         self._begin_interval(self.started)
 
     def _begin_interval(self, now: float) -> None:
@@ -64,20 +61,18 @@ class Clock:
         self._mark = perf_counter()
         self._steps += 1
         self._samples += samples
-        if self._first is None:  # it starts workers and compiles kernels, so it is timed separately
+        if self._first is None:
             self._first = self.read()
-            self._intervals.clear()
+            self._done, self._first_ended = 0, self._begin
 
     def read(self, steps_left: int | None = None) -> Timing:
         """Times since the last reading; a new interval starts here. Right after the first step, those of that step."""
         if self._first is not None and self._steps == 0:
             return self._first
         now, steps = perf_counter(), max(self._steps, 1)
-        wall = now - self._begin
-        busy = max(wall - self._paused, 1e-9)
-        self._intervals.append((steps, wall))
-        done, seconds = (sum(column) for column in zip(*self._intervals, strict=True))
-        eta = None if steps_left is None else steps_left * seconds / done
+        busy = max(now - self._begin - self._paused, 1e-9)
+        self._done += steps
+        eta = None if steps_left is None else steps_left * (now - self._first_ended) / self._done
         timing = Timing(busy / steps, self._data / busy, self._samples / busy, eta)
         self._begin_interval(now)
         return timing

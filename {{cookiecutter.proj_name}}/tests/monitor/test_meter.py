@@ -139,16 +139,6 @@ def test_the_clock_tells_step_time_waiting_and_rest(monkeypatch):
     assert clock.read().eta is None
 
 
-def test_the_estimate_forgets_a_slow_beginning(monkeypatch):
-    """R-04: it looks back on the last readings only."""
-    time = FakeTime(monkeypatch)
-    clock = Clock(window=2)
-    for work in (9.0, 1.0, 1.0):
-        time.steps(clock, 4, wait=0.0, work=work)
-        timing = clock.read(steps_left=10)
-    assert timing.eta == pytest.approx(10.0)
-
-
 def test_memory_is_this_process_own():
     """R-04: peak memory on the CPU is what the process had at most."""
     assert 2**20 < peak_memory(torch.device("cpu")) < 2**40
