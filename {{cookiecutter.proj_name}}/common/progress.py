@@ -112,11 +112,10 @@ class _IntervalIn(EditorRule):
         return {"if": {"type": "string"}, "then": {"pattern": rf"^({_TEXT.pattern})$|\$\{{"}}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
-        if value is None or (isinstance(value, (int, float, str)) and not isinstance(value, bool)):
-            try:
-                Interval.parse(value, self.unit)
-            except ValueError:
-                yield Problem(key, value, f'must be a number of {self.unit}s, "200step" or "0.5epoch"; -1 for never')
+        try:
+            Interval.parse(value, self.unit)
+        except ValueError:
+            yield Problem(key, value, f'must be a number of {self.unit}s, "200step" or "0.5epoch"; -1 for never')
 
 
 EpochInterval = Annotated[int | float | str | None, _IntervalIn("epoch")]
