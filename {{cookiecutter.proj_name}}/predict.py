@@ -17,6 +17,7 @@ from common.failure.program import leave, reported
 from common.monitor.log import logger, setup_log
 from common.monitor.pictures import Picture, save_png
 from common.run.paths import RunPaths
+from support.advice import explained
 from support.files import brief, file_loader, find_files, listed, rows_as_text
 from support.trained import load_trained
 
@@ -120,5 +121,5 @@ def command(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reported(), explained():
         leave(main(sys.argv[1:]))

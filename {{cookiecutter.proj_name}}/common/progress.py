@@ -1,8 +1,7 @@
 """The position of a run, and what is due when: each "every N steps / epochs" in the config is an `Interval`."""
 
-import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -15,7 +14,7 @@ from common.config import Problem, section
 from common.config.schema import EditorRule
 
 Unit = Literal["step", "epoch"]
-_TEXT = re.compile(r"\s*(\d+(?:\.\d+)?|\d+/0*[1-9]\d*)\s*(step|epoch)s?\s*")
+_TEXT = re.compile(r"\s*(-?[\d.]+(?:e[-+]?\d+)?|\d+/0*[1-9]\d*)\s*(?:(step|epoch)s?)?\s*")
 
 
 class Position(NamedTuple):
@@ -63,49 +62,30 @@ class Interval:
     @classmethod
     def parse(cls, value: int | float | str | None, unit: Unit) -> "Interval":
         """Parse 10, "10", "200step" or "0.5epoch"; a plain number is in `unit`. None, 0 and negative mean never."""
-        if value is None:
-            return cls(Fraction(0), unit)
-        if isinstance(value, (int, float)):
-            return cls(max(Fraction(str(value)), Fraction(0)), unit)
-        match = _TEXT.fullmatch(value)
+        match = _TEXT.fullmatch(str(0 if value is None else value))
         if match is None:
-            number = value.strip().lstrip("-")
-            if number.replace(".", "", 1).isdigit():
-                return cls.parse(float(value), unit)
             raise UserError(f'{value!r} is not an interval: write a number of {unit}s, "200step" or "0.5epoch"')
-        amount = Fraction(match[1])
-        if match[2] == "step" and amount.denominator != 1:
+        amount = max(Fraction(match[1]), Fraction(0))
+        unit = "step" if (match[2] or unit) == "step" else "epoch"
+        if unit == "step" and amount.denominator != 1:
             raise UserError(f"{value!r} is not an interval: the number of steps must be whole")
-        return cls(amount, "step" if match[2] == "step" else "epoch")
+        return cls(amount, unit)
 
     def __bool__(self) -> bool:
         return bool(self.amount)  # a fifth of the time of a comparison, in every step
 
-    def __str__(self) -> str:
-        if not self:
-            return "never"
-        amount = self.amount.numerator if self.amount.denominator == 1 else float(self.amount)
-        return f"every {self.unit}" if amount == 1 else f"every {amount} {self.unit}s"
-
-    def elapsed(self, at: Position) -> Fraction:
-        """The amount of training done at `at`, in this interval's unit."""
+    def passed(self, at: Position) -> int:
+        """How many times this interval has passed at `at`. Exact: calculated in whole numbers."""
+        amount, per = self.amount.numerator, self.amount.denominator
         if self.unit == "step":
-            return Fraction(at.step)
-        return at.epoch + Fraction(at.sample if at.epoch_size else 0, at.epoch_size or 1)
+            return at.step * per // amount
+        if not at.epoch_size:
+            return at.epoch * per // amount
+        return (at.epoch * at.epoch_size + at.sample) * per // (amount * at.epoch_size)
 
     def is_due(self, before: Position, after: Position) -> bool:
         """Whether a multiple of this interval lies in (before, after]."""
-        return bool(self) and self.elapsed(after) // self.amount > self.elapsed(before) // self.amount
-
-    def earliest_step(self, at: Position, samples_per_step: int) -> float:
-        """The step before which this cannot be due again in this epoch; exact, or a little too early."""
-        if not self:
-            return math.inf
-        missing = self.amount - self.elapsed(at) % self.amount
-        if self.unit == "step":
-            return at.step + math.ceil(missing)
-        # With `drop_last`, the last step of an epoch can count for almost two.
-        return at.step + max(1, int(missing * at.epoch_size / samples_per_step)) if at.epoch_size else math.inf
+        return bool(self) and self.passed(after) > self.passed(before)
 
     def in_steps(self, steps_per_epoch: int | None) -> int:
         """This length in optimizer steps, rounded to the nearest; at least 1, or 0 for never.
@@ -117,7 +97,7 @@ class Interval:
         if self.unit == "step":
             return int(self.amount)
         if steps_per_epoch is None:
-            raise UserError(f'{self}: the data set has no length; set this in steps, as in "1000step"')
+            raise UserError(f'{self.amount} epochs: the data set has no length; set this in steps, as in "1000step"')
         return max(1, round(self.amount * steps_per_epoch))
 
 
@@ -129,14 +109,13 @@ class _IntervalIn(EditorRule):
 
     def editor_rule(self) -> dict[str, Any]:
         """The form of its texts; a reference to another key has any."""
-        return {"if": {"type": "string"}, "then": {"pattern": rf"^({_TEXT.pattern}|\s*-?[\d.]+\s*)$|\$\{{"}}
+        return {"if": {"type": "string"}, "then": {"pattern": rf"^({_TEXT.pattern})$|\$\{{"}}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
-        if value is None or (isinstance(value, (int, float, str)) and not isinstance(value, bool)):
-            try:
-                Interval.parse(value, self.unit)
-            except (UserError, ValueError, OverflowError):
-                yield Problem(key, value, f'must be a number of {self.unit}s, "200step" or "0.5epoch"; -1 for never')
+        try:
+            Interval.parse(value, self.unit)
+        except ValueError:
+            yield Problem(key, value, f'must be a number of {self.unit}s, "200step" or "0.5epoch"; -1 for never')
 
 
 EpochInterval = Annotated[int | float | str | None, _IntervalIn("epoch")]
@@ -196,20 +175,16 @@ class Due(NamedTuple):
     is_last: bool = False
 
 
-_NOTHING = Due()
-
-
 class Triggers:
     """Decides which actions are due after a step.
 
-    Args:
-        samples_per_step: over all ranks.
+    Attributes:
+        intervals: of the actions, in the order of the loop.
     """
 
-    def __init__(self, config: ProgressConfig, samples_per_step: int) -> None:
-        self._config, self._samples_per_step = config, samples_per_step
-        self._next_step: float = 0  # nothing is due before this step, unless the epoch ends
-        self._intervals = {
+    def __init__(self, config: ProgressConfig) -> None:
+        self._config = config
+        self.intervals = {
             "log": Interval.parse(config.iter_loss, "step"),
             "pictures": Interval.parse(config.iter_save_progress if config.save_progress else None, "step"),
             "validate": Interval.parse(config.epoch_val, "epoch"),
@@ -220,12 +195,8 @@ class Triggers:
 
     def due(self, before: Position, after: Position) -> Due:
         """The actions due after the step from `before` to `after`. After the last step, all that are not "never"."""
-        if after.step < self._next_step and after.epoch == before.epoch:
-            return _NOTHING
-        earliest = [each.earliest_step(after, self._samples_per_step) for each in self._intervals.values()]
-        self._next_step = min(*earliest, self._config.max_steps or math.inf)
         is_last = self.is_over(after)
-        due = {name: bool(each) if is_last else each.is_due(before, after) for name, each in self._intervals.items()}
+        due = {name: bool(each) if is_last else each.is_due(before, after) for name, each in self.intervals.items()}
         due["log"] &= before.epoch % self._config.epoch_loss == 0
         due["pictures"] &= before.epoch % self._config.epoch_save_progress == 0
         return Due(**due, is_last=is_last)
@@ -234,14 +205,6 @@ class Triggers:
         """Whether the run has reached its configured end."""
         epoch, max_steps = self._config.epoch, self._config.max_steps
         return (epoch is not None and at.epoch >= epoch) or (max_steps is not None and at.step >= max_steps)
-
-    def table(self, without: Collection[str] = ()) -> str:
-        """One line per action with its interval, in the order of the loop; those in `without` have no data."""
-        names = ("log line, scalars", "training pictures", "validation", "evaluation", "latest.pt", "step_*.pt")
-        return "\n".join(
-            f"  {name:<18} {'never (no data)' if name in without else interval}"
-            for name, interval in zip(names, self._intervals.values(), strict=True)
-        )
 
 
 @dataclass

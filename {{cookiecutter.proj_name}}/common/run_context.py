@@ -136,7 +136,6 @@ class RunContext:
             self._folder,
             resume_step=None if resumed is None else resumed.step,
             local_pictures=config.progress.local_progress,
-            workers=config.worker,
             values=self.values,
         )
         self._is_open = True

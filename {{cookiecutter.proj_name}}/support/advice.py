@@ -69,6 +69,15 @@ ADVICE = {
     ),
 }
 _WITHOUT_TASK = (_UNEQUAL, "default_collate")  # in reading a batch
+# The same for errors of the machine, the workers and the other processes.
+MACHINE = {
+    "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --worker",
+    "timed? ?out": "a rank was late, see others above; if it was legitimately busy, increase dist.timeout",
+    "out of memory|can't allocate memory": "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16",
+    "worker.*(killed|exited unexpectedly)|bus error": "out of memory or /dev/shm? --worker 0 shows the true error",
+    "CUDA in forked|initialization error": "a worker used the GPU: load on the CPU, or loader.start_method: forkserver",
+    "device-side assert|Target .* out of bounds": "label above the number of classes? CUDA_LAUNCH_BLOCKING=1 helps",
+}
 
 
 @contextmanager
@@ -114,6 +123,7 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
             advice = _channels(text, _local(frames, "batch"), model) or advice
             yield HINT + advice.format(forward=_place(model, "forward"), output=_place(task, "output"))
             return
+    yield from [HINT + advice for pattern, advice in MACHINE.items() if re.search(pattern, text, re.IGNORECASE)][:1]
 
 
 def _channels(text: str, batch: Any, model: nn.Module | None) -> str:

@@ -23,10 +23,11 @@ from common.data.loader import label
 from common.data.view import is_map_style
 from common.monitor.line import number
 from common.monitor.writer import without_twins
-from common.progress import Outcome
+from common.progress import Interval, Outcome
 from common.run_context import RunContext
 from common.trainer import Trainer
 from support.report import write_report
+from support.slow_data import SlowDataAdvice
 from custom.config import Config
 from custom.datasets.sections import sets_of
 
@@ -46,6 +47,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     name = config.model["type"]
     logger.info("model {} {} ({:,} parameters, {:,} trainable)", name, MODEL_REGISTRY.where(name), total, trainable)
     trainer.monitor.recorder.begin_with("run/model", model_table(trainer.task.model))
+    trainer.monitor.after_log.append(SlowDataAdvice(config.worker, run.rank, trainer.at))
     log_data("train", config.dataset.train, trainer.stream.dataset)
     for each in (*trainer.val, *trainer.evaluation):
         part = sets_of(getattr(config.dataset, each.split))[each.name]
@@ -60,8 +62,25 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
         text = "this run finished already, at epoch {}, step {}; to train longer, raise progress.epoch (or max_steps)"
         logger.warning(text, trainer.at.epoch, trainer.at.step)
     steps = trainer.stream.steps_per_epoch
+    logger.info("{} steps per epoch; intervals:\n{}", steps or "unknown", interval_table(trainer))
+
+
+def interval_table(trainer: Trainer) -> str:
+    """One line per action with its interval, in the order of the loop."""
+    names = ("log line, scalars", "training pictures", "validation", "evaluation", "latest.pt", "step_*.pt")
     nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
-    logger.info("{} steps per epoch; intervals:\n{}", steps or "unknown", trainer.triggers.table(without=nothing))
+    return "\n".join(
+        f"  {name:<18} {'never (no data)' if name in nothing else shown_interval(interval)}"
+        for name, interval in zip(names, trainer.triggers.intervals.values(), strict=True)
+    )
+
+
+def shown_interval(interval: Interval) -> str:
+    """As in `every 0.5 epochs`."""
+    if not interval:
+        return "never"
+    amount = interval.amount.numerator if interval.amount.denominator == 1 else float(interval.amount)
+    return f"every {interval.unit}" if amount == 1 else f"every {amount} {interval.unit}s"
 
 
 def model_table(model: nn.Module) -> str:

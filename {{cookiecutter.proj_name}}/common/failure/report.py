@@ -27,16 +27,6 @@ _PROJECT = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)\n +(.+)$', re.MULTILINE)
 # Torch's messages on one rank after another rank has ended or stopped responding.
 _CONSEQUENCE = "connection|broken pipe|socket|timed? ?out|remote process|NCCL|failed to recv|no error message|store has"
-# Hints for errors whose own text lacks the cause, or the setting that helps. The first match is used.
-_HINTS = {
-    "ended without a word": "killed by a person, by the scheduler, for lack of memory (see dmesg), or by os._exit",
-    "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --worker",
-    "timed? ?out": "a rank was late, see others above; if it was legitimately busy, increase dist.timeout",
-    "out of memory|can't allocate memory": "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16",
-    "worker.*(killed|exited unexpectedly)|bus error": "out of memory or /dev/shm? --worker 0 shows the true error",
-    "CUDA in forked|initialization error": "a worker used the GPU: load on the CPU, or loader.start_method: forkserver",
-    "device-side assert|Target .* out of bounds": "label above the number of classes? CUDA_LAUNCH_BLOCKING=1 helps",
-}
 
 
 @dataclass(frozen=True)
@@ -49,6 +39,7 @@ class Failure:
         trace: the whole traceback; empty for a user error, which needs none.
         source: the innermost line of the project's own code.
         during: the enclosing operations, innermost first: step, epoch, samples.
+        hint: advice, from a note on the error that begins with `HINT`.
         others: positions of the ranks that did not fail, if this looks like the consequence of a late one.
         may_follow: this looks like the consequence of another rank's failure, which is then the cause.
     """
@@ -60,6 +51,7 @@ class Failure:
     trace: str = ""
     source: str = ""
     during: list[str] = field(default_factory=list)
+    hint: str = ""
     others: list[str] = field(default_factory=list)
     may_follow: bool = False
     host: str = field(default_factory=socket.gethostname)
@@ -88,12 +80,9 @@ class Failure:
         """The part to read first, and so printed last."""
         if not self.is_boxed:
             return self.title if self.world_size == 1 else f"{self.title}\n  ({self.process})"
-        hints = [text for pattern, text in _HINTS.items() if re.search(pattern, self.title, re.IGNORECASE)]
-        hints = [note.removeprefix(HINT) for note in self.during if note.startswith(HINT)] + hints
-        rows = [("at", self.source)]
-        rows += [("during", note) for note in self.during if not note.startswith(HINT)]
+        rows = [("at", self.source), *(("during", note) for note in self.during)]
         rows += [("others", line) for line in self.others]
-        rows += [("process", self.process), ("hint", "".join(hints[:1])), ("details", str(details or ""))]
+        rows += [("process", self.process), ("hint", self.hint), ("details", str(details or ""))]
         head = " failed " if self.world_size == 1 else f" rank {self.rank} failed "
         title = [f"  {line}" for line in self.title.splitlines()[:12]]
         width = min(terminal_width(), 100)
@@ -119,8 +108,10 @@ def describe(error: BaseException, rank: Rank) -> Failure:
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     for note in notes:  # they are in the summary
         trace = trace.replace(f"\n{note}", "")
+    hint = next((note.removeprefix(HINT) for note in notes if note.startswith(HINT)), "")
+    during = [note for note in notes if not note.startswith(HINT)]
     may_follow = not rank.is_alone and re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
-    return Failure(rank.rank, rank.world_size, code, title, trace, _source(trace), notes, may_follow=may_follow)
+    return Failure(rank.rank, rank.world_size, code, title, trace, _source(trace), during, hint, may_follow=may_follow)
 
 
 def position() -> str:

@@ -17,7 +17,7 @@ from common.config import dump, section
 from common.data.loader import label
 from common.distributed import Rank, sum_over_ranks
 from common.distributed.sharded import local
-from common.monitor.clock import Clock, peak_memory
+from common.monitor.clock import Clock, Timing, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, number, position, train_line
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 # Log records show the line that called the monitor, not a line of this file.
 _log = logger.opt(depth=1)
-_NO_METRICS: dict[str, float] = {}
 
 Level = Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"]
 
@@ -68,11 +67,11 @@ class Monitor:
         run: the open run folder, in the main process; None in the others, which then write nothing.
         resume_step: optimizer steps of the checkpoint that this run continues from; later entries are removed.
         local_pictures: write pictures as PNG files too.
-        workers: number of loader workers, for advice on it.
         values: the whole config as plain values, for the writers.
 
     Attributes:
         after_step: functions to call after each optimizer step; add your own.
+        after_log: functions to call after each log line, with the position and the times since the last one.
         start: optimizer steps done when training began; None before.
         step: optimizer steps done now.
     """
@@ -85,19 +84,17 @@ class Monitor:
         *,
         resume_step: int | None = None,
         local_pictures: bool = False,
-        workers: int = 0,
-        values: dict[str, Any] | None = None,
+        values: Mapping[str, Any],
     ) -> None:
         self.meter = Meter(config.smooth, None if rank.is_alone else lambda table: sum_over_ranks(table, rank))
         self.clock = Clock()
         self.batch_ready = self.clock.batch_ready
         self.reset_timer = self.clock.reset
         self.after_step: list[Callable[[], object]] = []
+        self.after_log: list[Callable[[Position, Timing], object]] = []
         self.start: int | None = None
         self.step: int | None = None
         self._device = rank.device
-        # Slurm gives each process cores of its own.
-        self._sharing = workers, 1 if rank.launcher == "slurm" else rank.local_world
         self._totals: tuple[int | None, int | None] = (None, None)  # steps and epochs of the run, where known
         self._recording = threading.Lock()  # another thread records the failure of another process
         self._has_ended = False
@@ -111,7 +108,6 @@ class Monitor:
         self._logged = Position()  # the position of the last log line
         self.recorder: Recorder | NullRecorder = NullRecorder()
         if run is not None:
-            values = values or {}
             about = WriterRun(run.folder.root, run.folder.name, run.id, values, resume_step)
             self.recorder = Recorder(run.folder.metrics_file, about, config.writers, attempt=run.attempt)
             self.recorder.begin_with("run/config", dump(values))
@@ -160,7 +156,7 @@ class Monitor:
         at: Position,
         optimizer: torch.optim.Optimizer,
         grad_norm: Tensor | None,
-        metrics: Mapping[str, float] = _NO_METRICS,
+        metrics: Mapping[str, float],
     ) -> None:
         """Write the log line of training and its scalars. Waits for the device; every process must call it."""
         losses = self.meter.read()
@@ -172,8 +168,8 @@ class Monitor:
         line = train_line(at, self._totals, rates, losses, {**metrics, **norm}, timing, memory)
         _log.bind(short=line.fitted).info("{}", line.full)
         self._show_on_bar("loss", losses.raw.get("loss"))
-        if advice := self.clock.advice(timing, *self._sharing):
-            _log.warning("{}", advice)
+        for call in self.after_log:
+            call(at, timing)
         where, others = {"step": at.step, "epoch": current_epoch(at)}, {**metrics, **norm}
         self.recorder.record("train", **where, values=losses.raw | others | rates)
         # Separate from the others, since these differ from run to run.

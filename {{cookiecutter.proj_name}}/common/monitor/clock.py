@@ -1,20 +1,11 @@
 """Time per step, time spent waiting for data, and peak memory use."""
 
-import math
 import resource
 import sys
-from collections import deque
 from dataclasses import dataclass
 from time import perf_counter
 
 import torch
-
-from common.base.process import available_cores
-
-# Advice is given when waiting for data takes more than this share of the time,
-_SLOW_SHARE = 0.3
-_SLOW_BATCH_S = 0.002  # at least this long per step (less is the cost of calling the loader at all),
-_SLOW_TOTAL_S = 2.0  # and at least this long in total.
 
 
 @dataclass(frozen=True)
@@ -36,22 +27,18 @@ class Clock:
     """Times the loop: `batch_ready` when a batch has arrived, `step_done` after each optimizer step.
 
     Times are measured on the host. A GPU runs asynchronously, so a single step says little; over a log period they are
-    right, since logging waits for the device.
-
-    Args:
-        window: number of readings that the estimate of the remaining time averages.
+    right, since logging waits for the device. The first step starts workers and compiles kernels, so it is timed
+    separately, and is no part of any average.
     """
 
-    def __init__(self, window: int = 10) -> None:
-        self._intervals: deque[tuple[int, float]] = deque(maxlen=window)
-        self._waited = 0.0
-        self._has_advised = False
+    def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
         """Start the clock, when training begins."""
         self._first: Timing | None = None
-        self.started = perf_counter()
+        self._done = 0  # steps since the first one
+        self.started = self._first_ended = perf_counter()
         self._begin_interval(self.started)
 
     def _begin_interval(self, now: float) -> None:
@@ -74,43 +61,21 @@ class Clock:
         self._mark = perf_counter()
         self._steps += 1
         self._samples += samples
-        if self._first is None:  # it starts workers and compiles kernels, so it is timed separately
+        if self._first is None:
             self._first = self.read()
-            self._intervals.clear()
+            self._done, self._first_ended = 0, self._begin
 
     def read(self, steps_left: int | None = None) -> Timing:
         """Times since the last reading; a new interval starts here. Right after the first step, those of that step."""
         if self._first is not None and self._steps == 0:
             return self._first
         now, steps = perf_counter(), max(self._steps, 1)
-        wall = now - self._begin
-        busy = max(wall - self._paused, 1e-9)
-        self._intervals.append((steps, wall))
-        self._waited += self._data
-        done, seconds = (sum(column) for column in zip(*self._intervals, strict=True))
-        eta = None if steps_left is None else steps_left * seconds / done
+        busy = max(now - self._begin - self._paused, 1e-9)
+        self._done += steps
+        eta = None if steps_left is None else steps_left * (now - self._first_ended) / self._done
         timing = Timing(busy / steps, self._data / busy, self._samples / busy, eta)
         self._begin_interval(now)
         return timing
-
-    def advice(self, timing: Timing, workers: int, processes: int = 1) -> str | None:
-        """Advice when training spends much of its time waiting for data; once per run, else None.
-
-        `processes`: of the run, which share the cores that this one may use.
-        """
-        is_slow = timing.data > _SLOW_SHARE and timing.data * timing.step >= _SLOW_BATCH_S
-        if self._has_advised or not is_slow or self._waited < _SLOW_TOTAL_S:
-            return None
-        self._has_advised = True
-        cores = max(available_cores() // processes, 1)
-        # Loading a batch takes `workers` times as long as a step, or without workers the share spent waiting. Divided
-        # by the rest of the step, this is the number of workers with which loading keeps up with training.
-        wanted = min(math.ceil((workers or timing.data) / max(1 - timing.data, 0.05)), cores)
-        has = f"{cores} core{'s' * (cores > 1)}"
-        advice = f"try --worker {wanted} (now {workers}; this process has {has})"
-        if wanted <= workers:
-            advice = f"{workers} workers have {has}, so more would not help: try less work per sample"
-        return f"{timing.data:.0%} of the time is spent waiting for data; {advice}, or data kept in memory"
 
 
 def peak_memory(device: torch.device) -> int:

@@ -81,7 +81,7 @@ class Ema:
         if not self._shadow:
             return
         self._steps += 1
-        if self._start and self._start.elapsed(at) < self._start.amount:
+        if self._start and not self._start.passed(at):
             _copy(self._parts, self._weights(model))
             return
         if self._steps % self._config.every:

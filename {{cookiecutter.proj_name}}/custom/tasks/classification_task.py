@@ -10,9 +10,10 @@ from common.config.registry import TASK_REGISTRY
 from common.evaluation.gallery import Gallery
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
-from common.monitor.pictures import Picture, labelled
+from common.monitor.pictures import Picture
 from common.task import Task
 from custom.datasets.sample_transform import original
+from custom.tasks.labelled import labelled
 from custom.tasks.worst_first import SampleError, WorstFirst
 
 _LONGEST_NAME = 24  # characters of a sample's name below its picture

@@ -1,5 +1,6 @@
 """TensorBoard's files."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from textwrap import indent
 from typing import Any
@@ -15,6 +16,16 @@ from custom.writers import flat, mosaic
 _FIRST = {"train": "Train", "val": "Val"}
 # Sections that say where and how often things are written, which is not what runs are compared by.
 _NO_COLUMNS = ("checkpoint", "dir", "monitor", "slurm")
+_print_error = threading.excepthook
+
+
+def _print_unless_known(error: threading.ExceptHookArgs) -> None:
+    """TensorBoard's own thread ends if the disk is full; the next entry raises its error again, and it is logged."""
+    if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
+        _print_error(error)
+
+
+threading.excepthook = _print_unless_known
 
 
 @WRITER_REGISTRY.register("tensorboard")

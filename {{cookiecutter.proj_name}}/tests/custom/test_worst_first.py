@@ -11,10 +11,11 @@ from PIL import Image
 from torch import Tensor
 
 from common.distributed import Rank
-from common.monitor.pictures import Picture, labelled
+from common.monitor.pictures import Picture
 from tests.conftest import Runs
 from tests.ranks import several
 from custom.tasks import classification_task
+from custom.tasks.labelled import labelled
 from custom.tasks.worst_first import SampleError, WorstFirst
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from common import debug, distributed
+from common import distributed
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.distributed import Rank, group
@@ -27,6 +27,8 @@ from common.failure import monitor
 from common.failure.report import Failure, describe
 from common.progress import Position
 from common.trainer import Trainer
+from support import debug
+from support.advice import explained
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, run
 from tests.ranks import SOON, Ended, failed, start_ranks
 
@@ -489,15 +491,18 @@ def test_where_an_error_happened() -> None:
 )
 def test_hints(error: Exception, helps: str) -> None:
     """TP-01: what helps against errors whose own text does not name the cause or the setting."""
-    assert helps in failure(error).text()
+    with pytest.raises(type(error)) as raised, explained():
+        raise error
+    assert helps in describe(raised.value, Rank()).text()
 
 
 DEBUGGED = """
 import sys
 sys.path.insert(0, {root!r})
-from common import debug, distributed
+from common import distributed
 from common.distributed import DistConfig
 from common.failure.program import leave, together
+from support import debug
 config = DistConfig(timeout=2, processes=2)
 code = distributed.spawn(-1, config, sys.argv)
 if code is not None:

@@ -128,7 +128,7 @@ def test_a_bar_is_not_torn(tmp_path):
         "setup_log()\n"
         f"run = open_run(RunPaths(Path({str(tmp_path)!r})), resume=False, resolved_values={{}}, argv=['train.py'],"
         f" seed=0, rank=Rank(), project=Path({str(tmp_path)!r}))\n"
-        "monitor = Monitor(MonitorConfig(writers=[]), Rank(), run)\n"
+        "monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, values={})\n"
         "with monitor.training(Position(), 10):\n"
         "    monitor.step_done(Position(step=1), 4); logger.info('a line')\n"
         "run.release()"

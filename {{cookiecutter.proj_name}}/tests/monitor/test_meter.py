@@ -139,49 +139,6 @@ def test_the_clock_tells_step_time_waiting_and_rest(monkeypatch):
     assert clock.read().eta is None
 
 
-def test_the_estimate_forgets_a_slow_beginning(monkeypatch):
-    """R-04: it looks back on the last readings only."""
-    time = FakeTime(monkeypatch)
-    clock = Clock(window=2)
-    for work in (9.0, 1.0, 1.0):
-        time.steps(clock, 4, wait=0.0, work=work)
-        timing = clock.read(steps_left=10)
-    assert timing.eta == pytest.approx(10.0)
-
-
-def test_waiting_for_data_is_worth_a_warning_once(monkeypatch):
-    """R-31: with what to change; and none for a fast loop, where waiting is the cost of a call."""
-    time = FakeTime(monkeypatch)
-    monkeypatch.setattr("common.monitor.clock.available_cores", lambda: 8)
-    clock = Clock()
-    time.steps(clock, 100, wait=0.06, work=0.04)
-    advice = clock.advice(clock.read(), workers=2)
-    assert advice is not None
-    assert "60% of the time" in advice
-    assert "--worker 5 (now 2" in advice
-    time.steps(clock, 100, wait=0.06, work=0.04)
-    assert clock.advice(clock.read(), workers=2) is None
-    assert "memory" in str(fresh_advice(time, wait=0.06, workers=8))
-    assert "--worker 2 (now 0; this process has 8 cores)" in str(fresh_advice(time, wait=0.06, workers=0))
-    assert "--worker 1 (now 0" in str(fresh_advice(time, wait=0.03, workers=0))
-    assert "--worker 4 (now 2; this process has 4 cores)" in str(fresh_advice(time, wait=0.06, workers=2, processes=2))
-    told = str(fresh_advice(time, wait=0.06, workers=4, processes=2))
-    assert (
-        "--worker" not in told
-        and "4 workers have 4 cores, so more would not help: try less work per sample, or" in told
-    )
-    assert fresh_advice(time, wait=0.01, workers=2) is None
-    assert fresh_advice(time, wait=0.0005, work=0.0005, count=9000, workers=0) is None
-
-
-def fresh_advice(
-    time: FakeTime, *, wait: float, workers: int, work: float = 0.04, count: int = 100, processes: int = 1
-) -> str | None:
-    clock = Clock()
-    time.steps(clock, count, wait=wait, work=work)
-    return clock.advice(clock.read(), workers, processes)
-
-
 def test_memory_is_this_process_own():
     """R-04: peak memory on the CPU is what the process had at most."""
     assert 2**20 < peak_memory(torch.device("cpu")) < 2**40

@@ -20,7 +20,7 @@ from common.monitor.clock import Timing
 from common.monitor.line import evaluation_line, learning_rates, number, train_line
 from common.monitor.log import setup_log
 from common.monitor.meter import Reading
-from common.monitor.pictures import Picture, labelled
+from common.monitor.pictures import Picture
 from common.progress import Position
 from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths
@@ -141,9 +141,9 @@ def test_the_evaluation_line():
 def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
     """D-28, R-12: also where the monitor makes the line."""
     setup_log(file=tmp_path / "log")
-    monitor = Monitor(MonitorConfig(bar="off", writers=[]), Rank(), run)
+    monitor = Monitor(MonitorConfig(bar="off", writers=[]), Rank(), run, values={})
     at, optimizer = Position(step=1, sample=1), torch.optim.SGD([torch.zeros(1)], lr=0.5)
-    monitor.train(at, optimizer, None)
+    monitor.train(at, optimizer, None, {})
     monitor.evaluation("val", at, SplitResult({"": SetResult({}, 1)}))
     monitor.end("finished", at, "")
     line = int(here().rpartition(":")[2])
@@ -154,7 +154,7 @@ def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
 @pytest.mark.parametrize(("choice", "hidden"), [("auto", True), ("on", False), ("off", True)])
 def test_a_bar_only_on_a_terminal(run, choice, hidden):
     """QQ-51: not in a file, unless it is asked for; a test's output is a file."""
-    monitor = Monitor(MonitorConfig(bar=choice, writers=[]), Rank(), run)
+    monitor = Monitor(MonitorConfig(bar=choice, writers=[]), Rank(), run, values={})
     with monitor.training(Position(), 10):
         assert monitor.bar.disable is hidden
 
@@ -165,11 +165,11 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
     logger.remove()
     logger.add(lines.append, format="{message}")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
-    picture = labelled(np.zeros((8, 8)), "3")
+    picture = Picture("", np.zeros((8, 8, 3), np.uint8))
     with open_digits(project, resume=resume_step is not None) as run:
         opened = run if rank is None else None
         monitor = Monitor(
-            MonitorConfig(bar="off"), rank or Rank(), opened, resume_step=resume_step, local_pictures=True
+            MonitorConfig(bar="off"), rank or Rank(), opened, resume_step=resume_step, local_pictures=True, values={}
         )
         begin = resume_step or 0
         with monitor.training(Position(step=begin), total_steps=9, epochs=3):
@@ -178,7 +178,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
                 monitor.batch_ready()
                 monitor.meter.add(step, losses(1.0 / step, ce=1.0 / step), 4)
                 monitor.step_done(at, 4)
-                monitor.train(at, optimizer, torch.tensor(2.0))
+                monitor.train(at, optimizer, torch.tensor(2.0), {})
         monitor.evaluation("val", at, SplitResult({"": SetResult({"loss": 0.5}, 7, [picture, picture])}), best=True)
         monitor.pictures("train", at, [Picture("7", picture.image)] * 2)
         monitor.saving(at, best=False, numbered=False)

@@ -15,6 +15,7 @@ from loguru import logger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.monitor.writer import Recorder, WriterRun
+from tests.conftest import run
 
 BOARD = ["tensorboard"]
 
@@ -143,6 +144,38 @@ def test_without_tensorboard_a_run_goes_on(tmp_path, monkeypatch):
     logger.remove(number)
     assert len(lines_of(tmp_path / "metrics.jsonl")) == 3
     assert len([line for line in lines if "tensorboard cannot be written" in line]) == 1
+
+
+FULL_DISK = """
+import resource, signal, sys, time
+from pathlib import Path
+from common.monitor.writer import Recorder, WriterRun
+import custom.writers
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder = Path(sys.argv[1])
+recorder = Recorder(folder / "metrics.jsonl", WriterRun(folder, id="a"), ["tensorboard"])
+recorder.scalars("train", 1, {"loss": 1.0})
+recorder.flush()
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+for step in range(2, 5):
+    recorder.scalars("train", step, {"loss": 1.0})
+    recorder.flush()
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+for step in range(5, 7):
+    recorder.flush()
+    recorder.scalars("train", step, {"loss": 1.0})
+recorder.close()
+"""
+
+
+def test_a_full_disk_is_told_once(tmp_path):
+    """CT-58: TensorBoard's own thread prints no traceback; with space again, everything goes on."""
+    done = run([sys.executable, "-c", FULL_DISK, str(tmp_path)])
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.count("tensorboard cannot be written: OSError") == 1
+    assert [entry["step"] for entry in lines_of(tmp_path / "metrics.jsonl")[1:]] == [1, 2, 3, 4, 5, 6]
+    assert {1, 5, 6} <= {point.step for point in events(tmp_path).Scalars("Train/loss")}
 
 
 def test_closing_is_final_and_harmless(tmp_path):

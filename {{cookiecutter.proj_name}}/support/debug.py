@@ -17,7 +17,7 @@ _STEPS = ("n", "next", "s", "step", "unt", "until", "r", "return")
 def breakpoint(rank: int = 0) -> None:
     """Stop here in `rank`, in pdb; the other processes wait until you continue. Every process must call this.
 
-        from common import debug
+        from support import debug
         debug.breakpoint(rank=1)
 
     `continue` resumes all processes; so does `next`, but this one stops again at the next line; `quit` ends all. A

@@ -1,0 +1,51 @@
+"""Advice when training waits for its data."""
+
+import math
+
+from loguru import logger
+
+from common.base.process import available_cores
+from common.distributed import Rank
+from common.monitor.clock import Timing
+from common.progress import Position
+
+# Advice is given when waiting for data takes more than this share of the time,
+_SLOW_SHARE = 0.3
+_SLOW_BATCH_S = 0.002  # at least this long per step (less is the cost of calling the loader at all),
+_SLOW_TOTAL_S = 2.0  # and at least this long in total.
+
+
+class SlowDataAdvice:
+    """Logs, once, what to try if training spends much of its time waiting for data. To be called at each log line.
+
+    Args:
+        workers: number of loader workers.
+        rank: this process; others on the same host may share its cores.
+        at: the position when training begins.
+    """
+
+    def __init__(self, workers: int, rank: Rank, at: Position) -> None:
+        # Slurm gives each process cores of its own.
+        self._workers, self._processes = workers, 1 if rank.launcher == "slurm" else rank.local_world
+        self._at, self._waited, self._is_given = at, 0.0, False
+
+    def __call__(self, at: Position, timing: Timing) -> None:
+        self._waited += timing.data * timing.step * (at.step - self._at.step)
+        self._at = at
+        is_slow = timing.data > _SLOW_SHARE and timing.data * timing.step >= _SLOW_BATCH_S
+        if is_slow and self._waited >= _SLOW_TOTAL_S and not self._is_given:
+            self._is_given = True
+            logger.warning("{}", advice(timing, self._workers, self._processes))
+
+
+def advice(timing: Timing, workers: int, processes: int = 1) -> str:
+    """What to try. `processes`: of the run, which share the cores that this one may use."""
+    cores = max(available_cores() // processes, 1)
+    # Loading a batch takes `workers` times as long as a step, or without workers the share spent waiting. Divided
+    # by the rest of the step, this is the number of workers with which loading keeps up with training.
+    wanted = min(math.ceil((workers or timing.data) / max(1 - timing.data, 0.05)), cores)
+    has = f"{cores} core{'s' * (cores > 1)}"
+    remedy = f"try --worker {wanted} (now {workers}; this process has {has})"
+    if wanted <= workers:
+        remedy = f"{workers} workers have {has}, so more would not help: try less work per sample"
+    return f"{timing.data:.0%} of the time is spent waiting for data; {remedy}, or data kept in memory"
