@@ -7,17 +7,22 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import NamedTuple
 
+from loguru import logger
+
 from common.distributed import LaterMax, Rank
+from common.failure.monitor import end
+from common.failure.report import EXIT_INTERRUPTED, describe
 
 EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
 
 # Slurm sends one of these before the time limit, if requested (--signal); they have no other predefined meaning.
 _REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_REQUEUE_SIGNALS)
+_LEAVE_WITHIN_S = 2.0  # after a second Ctrl-C
 _SAME_CTRL_C_S = 1.0  # one Ctrl-C arrives twice: from the terminal, and forwarded by the launcher
 _EXCHANGE_EVERY_S = 0.2
 _MAX_INTERVAL = 100  # steps
@@ -55,20 +60,25 @@ def die_with_parent(starter: int | None = None) -> None:
 class StopDecision(NamedTuple):
     """What the ranks agreed on between two steps: the signal to stop by (0: none), and whether to save."""
 
-    stop: int = 0
-    save: bool = False
+    stop: int
+    save: bool
+
+
+_NOTHING = StopDecision(stop=0, save=False)
 
 
 class StopSignals:
     """Turns signals into a request that the loop reads between two steps.
 
     The handler only records the signal: saving inside a handler could interrupt anything, even another save. A second
-    Ctrl-C exits at once.
+    Ctrl-C exits at once. Python runs handlers between its own instructions only, and a step may be a single one that
+    takes minutes, so a thread acknowledges the signal.
     """
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.signal = 0
+        self._leaves = threading.Event()
         self._noted_at = 0.0
         self._exchange: LaterMax | None = None  # started in the previous step
         self._exchanged_at = time.monotonic()
@@ -88,24 +98,47 @@ class StopSignals:
         self.signal = self.signal or max(_early, default=0)
         _early.clear()
         try:
-            yield
+            with self._acknowledging() if before else nullcontext():
+                yield
         finally:
             if self.rank.parent is None:
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
+    @contextmanager
+    def _acknowledging(self) -> Iterator[None]:
+        """Python writes the number of each signal that has a handler to a pipe, at once; a thread reads it."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._acknowledge, args=(reader,), daemon=True).start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            os.close(writer)
+
+    def _acknowledge(self, reader: int) -> None:
+        """Log the first signal. If a second Ctrl-C does not end the step, end the process."""
+        first, arrived_at = 0, 0.0
+        while number := int.from_bytes(os.read(reader, 1), "big"):
+            if not first and number in _STOP_SIGNALS:
+                first, arrived_at = number, time.monotonic()
+                again = "; press Ctrl-C again to leave at once" * (number == signal.SIGINT)
+                logger.warning("{}: stopping after this step, then saving{}", signal.Signals(number).name, again)
+            is_second = first == signal.SIGINT == number and time.monotonic() > arrived_at + _SAME_CTRL_C_S
+            if is_second and not self._leaves.wait(_LEAVE_WITHIN_S):
+                self.rank.failure_monitor.fail(describe(KeyboardInterrupt(), self.rank))
+                end(EXIT_INTERRUPTED)
+        os.close(reader)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:
             if time.monotonic() > self._noted_at + _SAME_CTRL_C_S:
+                self._leaves.set()
                 raise KeyboardInterrupt
-            return
-        if not self.signal and self.rank.is_main:
-            again = "; press Ctrl-C again to leave at once" * (number == signal.SIGINT)
-            text = f"\n{signal.Signals(number).name}: stopping after this step, then saving{again}\n"
-            with suppress(OSError):  # a lost terminal
-                os.write(2, text.encode())  # not by the log: it may be in the middle of a line
         # Slurm's SIGTERM at the time limit follows its SIGUSR1, and must not downgrade a requeue request to a stop.
-        if self.signal not in _REQUEUE_SIGNALS or number == signal.SIGINT:
+        elif self.signal not in _REQUEUE_SIGNALS or number == signal.SIGINT:
             self.signal, self._noted_at = number, time.monotonic()
 
     def sync(self, save: bool) -> StopDecision:
@@ -115,8 +148,8 @@ class StopSignals:
         it: an exchange in each step cost 6 % at 10 ms per step, with one core per process.
         """
         if self.rank.is_alone:
-            return StopDecision(self.signal, save)
-        decision = StopDecision()
+            return StopDecision(self.signal, save) if self.signal or save else _NOTHING
+        decision = _NOTHING
         self._steps_left -= 1
         if self._exchange is not None:
             stop, wants_save, self._interval = self._exchange.read()
@@ -130,6 +163,10 @@ class StopSignals:
             self._exchange = LaterMax([self.signal, int(save and not decision.save), interval], self.rank)
             self._exchanged_at = now
         return decision
+
+
+# A forked process (a loader's worker) would report its own signals to this one.
+os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 def _is_main_thread() -> bool:
