@@ -73,6 +73,7 @@ class RunContext:
         paths: the paths in the run's folder.
         checkpoint: the checkpoint that the run starts from, or None.
         only_weights: take only the weights of `checkpoint`, because this is a new run.
+        folder: the run's folder, once it is open; None in all processes but the main one.
         seed: of the whole run, configured or drawn.
         monitor: exists after `open`.
     """
@@ -85,10 +86,10 @@ class RunContext:
     paths: RunPaths
     checkpoint: LoadedCheckpoint | None = None
     only_weights: bool = False
+    folder: OpenRun | None = None
     seed: int = field(init=False)
     monitor: Monitor = field(init=False)
     _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
-    _folder: OpenRun | None = None  # only in the main process
     _is_open: bool = False
 
     def choose_start(self) -> None:
@@ -115,7 +116,7 @@ class RunContext:
         config, rank, resumed = self.config, self.rank, self._resumed
         barrier(rank)  # all processes have read the checkpoint and built their parts without error
         if rank.is_main:
-            self._folder = self._open_folder()
+            self.folder = self._open_folder()
         barrier(rank)  # the folder exists
         setup_log(
             config.monitor.log_level,
@@ -124,8 +125,8 @@ class RunContext:
             file=self.paths.log_file(rank.rank),
             banner="started again" if resumed is None else f"resumed at step {resumed.step}",
         )
-        if self._folder is not None:
-            logger.info("started\n{}", environment_text(self._folder.record))
+        if self.folder is not None:
+            logger.info("started\n{}", environment_text(self.folder.record))
             checkpoints = CheckpointFolder(self.paths.checkpoints)
             checkpoints.clean()
             if resumed is not None:
@@ -133,7 +134,7 @@ class RunContext:
         self.monitor = Monitor(
             config.monitor,
             rank,
-            self._folder,
+            self.folder,
             resume_step=None if resumed is None else resumed.step,
             local_pictures=config.progress.local_progress,
             workers=config.worker,
@@ -165,8 +166,8 @@ class RunContext:
         """Close the files and unlock the folder. May be called twice."""
         if self._is_open:
             self.monitor.close()
-        if self._folder is not None:
-            self._folder.release()
+        if self.folder is not None:
+            self.folder.release()
 
     def fail(self, error: BaseException) -> None:
         """Record `error` and end all processes. Returns only for a single process that has not opened its folder: the
@@ -224,8 +225,8 @@ class RunContext:
         details = paths.error_file(failure.rank) if failure.trace else None
         logger.opt(depth=2).log(level, "{}", failure.text(details))
         self.monitor.fail(failure.reason)
-        if self._folder is not None and not failure.trace and self.monitor.step == self.monitor.start:
-            self._folder.withdraw()
+        if self.folder is not None and not failure.trace and self.monitor.step == self.monitor.start:
+            self.folder.withdraw()
         if to_terminal and failure.rank == 0 and not self.rank.is_main:
             self._record_for_rank_0(failure)
         if not self.rank.is_alone:  # this process ends without returning from `managed_run`
@@ -233,12 +234,12 @@ class RunContext:
 
     def _put_back(self, failure: Failure) -> RunPaths:
         """Give an earlier run its folder back if no step was trained. Returns the paths of this run's files."""
-        if self._folder is None or self._folder.earlier is None or self.monitor.step != self.monitor.start:
+        if self.folder is None or self.folder.earlier is None or self.monitor.step != self.monitor.start:
             return self.paths
         self.monitor.fail(failure.reason)
         self.monitor.close()
         try:
-            return self._folder.put_back(self._folder.earlier)
+            return self.folder.put_back(self.folder.earlier)
         except OSError:  # the log says where the earlier run is
             return self.paths
 

@@ -16,7 +16,6 @@ from common.base.files import unused, write_text
 from common.config import dump, option_value
 from common.distributed import Rank, is_launched
 from common.run.git import git_state
-from common.run.job_script import job_script
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
 from common.run.record import describe
@@ -133,7 +132,7 @@ def open_run(
         before = {file: file.read_text() for file in files if resume and file.is_file()}
         git = git_state(project)
         attempt = describe(project, argv, seed, rank, git)
-        _write_record(folder, attempt, resolved_values, git.patch(), project)
+        _write_record(folder, attempt, resolved_values, git.patch())
         run_id = f"{folder.name}_{_first_start(folder)}"
         return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, earlier, before)
     except OSError as error:
@@ -199,9 +198,7 @@ def _first_start(folder: RunPaths) -> str:
     return f"{datetime.fromisoformat(attempts[0]['time']) if attempts else changed:%Y%m%d-%H%M%S}"
 
 
-def _write_record(
-    folder: RunPaths, attempt: dict[str, Any], values: Mapping[str, Any], patch: str, project: Path
-) -> None:
+def _write_record(folder: RunPaths, attempt: dict[str, Any], values: Mapping[str, Any], patch: str) -> None:
     """Write the files that record how the run was started. Adds number and config file name to `attempt`."""
     attempts = [*_attempts(folder), attempt]
     number, suffix = 1, ""
@@ -212,8 +209,4 @@ def _write_record(
     header = f"# Complete configuration of the run {folder.name!r}, attempt {number}, {attempt['time']}.\n"
     write_text(config_file, header + dump(dict(values)))
     write_text(folder.root / f"git{suffix}.diff", patch)
-    if not folder.job_file.exists():
-        gpus = values.get("gpu_ids", -1) not in (-1, [-1])
-        write_text(folder.job_file, job_script(folder.root, project, attempt, gpus))
-        folder.job_file.chmod(folder.job_file.stat().st_mode | 0o111)
     write_text(folder.record_file, json.dumps({"name": folder.name, "attempts": attempts}, indent=2) + "\n")
