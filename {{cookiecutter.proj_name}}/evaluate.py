@@ -18,11 +18,11 @@ from common.failure.program import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
-from common.run.folder import drop_stored_launch_options, stored_config
 from common.run.paths import eval_dir
-from common.run_context import managed_evaluation
 from common.task import Place
 from support.advice import explained
+from support.error_files import error_files
+from support.stored_config import drop_stored_launch_options, stored_config
 from support.summary import shown_path
 from custom.build import PROJECT, build_evaluation, build_task, class_names
 from custom.config import EvalConfig
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     set_up_process(config.dist, place)
     path = best_in(Path(config.model_pt or which_checkpoint()).expanduser())
     folder = eval_dir(config.dir, path, config.split, PROJECT)
-    with together(place, config.dist, resolved.values) as rank, managed_evaluation(rank, folder), explained():
+    with together(place, config.dist, resolved.values) as rank, error_files(rank, folder), explained():
         evaluate(config, path, folder, rank)
     return 0
 

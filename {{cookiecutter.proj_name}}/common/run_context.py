@@ -258,24 +258,3 @@ def keep_error(failure: Failure, paths: RunPaths) -> None:
     """Write the full report of a failure to the `error_rank<k>.txt` of the process that failed."""
     with suppress(OSError):  # for example a full disk; the terminal still shows it
         write_text(paths.error_file(failure.rank), f"{now()}\n{failure.text()}\n")
-
-
-@contextmanager
-def managed_evaluation(rank: Rank, folder: Path) -> Iterator[None]:
-    """Write the traceback of an error inside to `error_rank<k>.txt` in `folder`."""
-    paths = RunPaths(folder)
-
-    def record_failure(failure: Failure, to_terminal: bool) -> None:
-        if failure.trace and failure.rank == rank.rank:
-            with suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-            keep_error(failure, paths)
-        print_failure(failure, to_terminal, paths.error_file(failure.rank) if failure.trace else None)
-
-    rank.failure_monitor.sink = record_failure
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:
-        if rank.is_alone:
-            record_failure(describe(error, rank), False)  # not to the terminal: `reported` prints it
-        raise

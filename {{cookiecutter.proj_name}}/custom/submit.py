@@ -15,9 +15,9 @@ from common.config import Resolved, option_value, parse
 from common.config.registry import REGISTRIES
 from common.failure.program import reported
 from common.monitor.log import setup_log
-from common.run.folder import stored_config
 from common.run.paths import RunPaths
 from support.slurm.submission import array_tasks, frozen, gpus_per_node, job_folder, prepare, run_of_task, words_of_task
+from support.stored_config import stored_config
 from custom.build import PROJECT
 from custom.config import Config
 

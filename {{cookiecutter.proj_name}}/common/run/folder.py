@@ -13,49 +13,15 @@ from loguru import logger
 
 from common.base.errors import UserError
 from common.base.files import unused, write_text
-from common.config import dump, option_value
-from common.distributed import Rank, is_launched
+from common.config import dump
+from common.distributed import Rank
 from common.run.git import git_state
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
-from common.run.record import describe
+from common.run.record import describe, read_attempts
 
 # Files left by a start that failed before the run was opened, see common/run_context.py.
 _FAILED_START = re.compile(r"train(\.rank\d+)?\.log|error_rank\d+\.txt|status\.json|run\.lock")
-
-
-def stored_config(argv: Sequence[str], option: str) -> Path | None:
-    """The config of the last start of a run, for a command line that names its folder or one of its checkpoints.
-
-    Args:
-        option: the option that names it, such as "--model_pt" or "--resume".
-
-    Returns:
-        None if the option is missing or "auto", or does not lead to a run folder.
-    """
-    value = option_value(argv, option)
-    if not value or value == "auto":  # the run that the config names, and the config is not known yet
-        return None
-    path = Path(value).expanduser()
-    folder = RunPaths.of_checkpoint(path / "x.pt" if path.is_dir() else path)
-    attempts = _attempts(folder)
-    file = folder.root / attempts[-1]["config"] if attempts else folder.config_file
-    return file if file.is_file() else None
-
-
-def drop_stored_launch_options(
-    argv: Sequence[str], stored: Path | None, *, only_under_launcher: bool = False
-) -> list[str]:
-    """`argv` with the default launch options, if the config to be read is the `stored` one of an earlier run.
-
-    Args:
-        only_under_launcher: without a launcher, keep the stored launch options.
-    """
-    has_config = any(option_value(argv, name) for name in ("--config", "--configs", "-c"))
-    if stored is None or has_config or (only_under_launcher and not is_launched(option_value(argv, "--dist.launcher"))):
-        return list(argv)
-    defaults = {"--dist.processes": "null", "--dist.launcher": "auto"}
-    return [*argv, *(word for pair in defaults.items() if option_value(argv, pair[0]) is None for word in pair)]
 
 
 @dataclass(frozen=True)
@@ -142,7 +108,7 @@ def open_run(
 
 def is_same_launch(folder: RunPaths, launched_as: Sequence[str]) -> bool:
     """Whether an earlier start of this launch, see `Rank.launched_as`, has opened the run."""
-    attempts = _attempts(folder)
+    attempts = read_attempts(folder)
     return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(launched_as)
 
 
@@ -184,23 +150,16 @@ def _rename(root: Path, target: Path, lock: FolderLock) -> None:
     lock.path = target / lock.path.name
 
 
-def _attempts(folder: RunPaths) -> list[dict[str, Any]]:
-    if not folder.record_file.exists():
-        return []
-    attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
-    return attempts
-
-
 def _first_start(folder: RunPaths) -> str:
     """Time of the first start, as in 20260301-140500; without a record, of the folder's last change."""
-    attempts = _attempts(folder)
+    attempts = read_attempts(folder)
     changed = datetime.fromtimestamp(folder.root.stat().st_mtime)
     return f"{datetime.fromisoformat(attempts[0]['time']) if attempts else changed:%Y%m%d-%H%M%S}"
 
 
 def _write_record(folder: RunPaths, attempt: dict[str, Any], values: Mapping[str, Any], patch: str) -> None:
     """Write the files that record how the run was started. Adds number and config file name to `attempt`."""
-    attempts = [*_attempts(folder), attempt]
+    attempts = [*read_attempts(folder), attempt]
     number, suffix = 1, ""
     while (config_file := folder.root / f"config{suffix}.yaml").exists():
         number, suffix = number + 1, f".resume-{number}"
