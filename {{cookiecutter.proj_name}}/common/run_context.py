@@ -102,7 +102,7 @@ class RunContext:
         resume = "auto" if restarted else config.resume
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
         continued = None if self.only_weights else self.checkpoint
-        if continued is not None and continued.belongs_to(self.paths.root):
+        if continued is not None and self.paths.contains(continued.path):
             self._resumed = continued
         else:  # an earlier run of this name will be moved, so this run may not need weights from it
             path = None if self.checkpoint is None else self.checkpoint.path
@@ -116,7 +116,15 @@ class RunContext:
         config, rank, resumed = self.config, self.rank, self._resumed
         barrier(rank)  # all processes have read the checkpoint and built their parts without error
         if rank.is_main:
-            self.folder = self._open_folder()
+            self.folder = open_run(
+                self.paths,
+                resume=resumed is not None,
+                resolved_values=self.values,
+                argv=self.argv,
+                seed=self.seed,
+                rank=rank,
+                project=self.project,
+            )
         barrier(rank)  # the folder exists
         setup_log(
             config.monitor.log_level,
@@ -143,20 +151,6 @@ class RunContext:
         self._is_open = True
         if config.resume is not None and self.checkpoint is None:
             logger.info("resume {}: nothing was saved yet, so the run starts from the beginning", config.resume)
-
-    def _open_folder(self) -> OpenRun:
-        folder = open_run(
-            self.paths,
-            resume=self._resumed is not None,
-            resolved_values=self.values,
-            argv=self.argv,
-            seed=self.seed,
-            rank=self.rank,
-            project=self.project,
-        )
-        for file in self.paths.root.glob("error_rank*.txt"):  # from an earlier attempt
-            file.unlink(missing_ok=True)
-        return folder
 
     def end(self, outcome: Outcome) -> None:
         """Write the last log line and the status of a run that ended without an error."""
@@ -197,61 +191,46 @@ class RunContext:
         """Write to the folder of this run. Skips an earlier run's folder, and creates none for a user's mistake."""
         paths, rank = self.paths, self.rank
         is_new = not paths.root.is_dir()
-        is_continued = paths.contains(self.config.resume if self.config.progress.start_epoch else None) or (
-            rank.restarted and is_same_launch(paths, rank.launched_as)
-        )
+        is_continued = paths.contains(self.config.resume if self.config.progress.start_epoch else None)
+        is_continued |= rank.restarted and is_same_launch(paths, rank.launched_as)
         if not failure.trace if is_new else paths.record_file.exists() and not is_continued:
             return False
         check_free(paths.lock_file)
         paths.root.parent.mkdir(exist_ok=True)
         paths.root.mkdir(exist_ok=True)
-        if failure.rank == rank.rank:
-            keep_error(failure, paths)
-        text = failure.text(paths.error_file(failure.rank) if failure.trace else None)
-        add_to_log(paths.log_file(rank.rank), f"{now()} {text}\n", "a start that failed before the run was open")
-        if rank.is_main:
-            write_status(paths, "failed", reason=failure.reason)
+        self._record_without_log(failure, rank.rank, None, "a start that failed before the run was open")
         return True
 
     def _record_while_open(self, failure: Failure, to_terminal: bool) -> None:
         if failure.rank == self.rank.rank:
             keep_error(failure, self.paths)
-        paths = self._put_back(failure)
+        self.monitor.fail(failure.reason)
+        paths = self.paths
+        if self.folder is not None and self.monitor.step == self.monitor.start:  # no step was trained
+            self.monitor.close()  # some writers open files by name
+            with suppress(OSError):  # the log says where the earlier run is
+                paths = self.folder.undo(is_mistake=not failure.trace)
         if paths is not self.paths:
             text = "no step was trained: {} is the earlier run again, and the files of this start are in {}"
             logger.opt(depth=2).warning(text, self.paths.root, paths.root)
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
         level = "WARNING" if not to_terminal else "CRITICAL" if failure.trace else "ERROR"
-        details = paths.error_file(failure.rank) if failure.trace else None
-        logger.opt(depth=2).log(level, "{}", failure.text(details))
-        self.monitor.fail(failure.reason)
-        if self.folder is not None and not failure.trace and self.monitor.step == self.monitor.start:
-            self.folder.withdraw()
-        if to_terminal and failure.rank == 0 and not self.rank.is_main:
-            self._record_for_rank_0(failure)
+        logger.opt(depth=2).log(level, "{}", failure.text(paths.error_file(failure.rank) if failure.trace else None))
+        rank_0_is_gone = to_terminal and failure.rank == 0 and not self.rank.is_main
+        if rank_0_is_gone and (read_status(self.paths) or {}).get("state") == "running":
+            with suppress(OSError):
+                self._record_without_log(failure, 0, self.monitor.step, "written by another process")
         if not self.rank.is_alone:  # this process ends without returning from `managed_run`
             self.close()
 
-    def _put_back(self, failure: Failure) -> RunPaths:
-        """Give an earlier run its folder back if no step was trained. Returns the paths of this run's files."""
-        if self.folder is None or self.folder.earlier is None or self.monitor.step != self.monitor.start:
-            return self.paths
-        self.monitor.fail(failure.reason)
-        self.monitor.close()
-        try:
-            return self.folder.put_back(self.folder.earlier)
-        except OSError:  # the log says where the earlier run is
-            return self.paths
-
-    def _record_for_rank_0(self, failure: Failure) -> None:
-        """Record the failure in rank 0's files, because rank 0 was killed; needs a shared folder."""
-        status = read_status(self.paths)
-        if status is None or status["state"] != "running":
-            return
-        with suppress(OSError):
+    def _record_without_log(self, failure: Failure, rank: int, step: int | None, banner: str) -> None:
+        """Record the failure in the files of `rank`, which has no open log: not yet, or it was killed."""
+        if failure.rank == rank:
             keep_error(failure, self.paths)
-            add_to_log(self.paths.log_file(0), f"{now()} {failure.text()}\n", "written by another process")
-            write_status(self.paths, "failed", step=self.monitor.step, reason=failure.reason)
+        text = failure.text(self.paths.error_file(failure.rank) if failure.trace else None)
+        add_to_log(self.paths.log_file(rank), f"{now()} {text}\n", banner)
+        if rank == 0:
+            write_status(self.paths, "failed", step=step, reason=failure.reason)
 
 
 def keep_error(failure: Failure, paths: RunPaths) -> None:

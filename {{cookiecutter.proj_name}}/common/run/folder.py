@@ -44,24 +44,24 @@ class OpenRun(AbstractContextManager["OpenRun"]):
     earlier: Path | None = None
     before: Mapping[Path, str] = field(default_factory=dict, repr=False)
 
-    def put_back(self, earlier: Path) -> RunPaths:
-        """Move the earlier run back to this folder, and this run's files to a new one. Returns their new paths.
+    def undo(self, *, is_mistake: bool) -> RunPaths:
+        """Leave everything as it was, for a start that failed before its first step. Returns where its files are.
 
-        For a start that fails before its first step: `--resume auto` then finds the same run as before.
+        An earlier run is moved back to this folder, and this run's files to a new one: `--resume auto` then finds the
+        same run as before. Of a resume that was refused (`is_mistake`), the record of this attempt is removed.
         """
         root = self.folder.root
-        failed = unused(root.with_name(f"{root.name}_failed{self.id.removeprefix(root.name)}"))
-        _rename(root, failed, self.lock)
-        earlier.rename(root)
-        self.release()
-        return RunPaths(failed)
-
-    def withdraw(self) -> None:
-        """Remove the record of this attempt, a resume that was refused: state and config of the run are as before."""
-        if self.before:
-            (self.folder.root / self.record["config"]).unlink(missing_ok=True)
-        for file, text in self.before.items():
-            write_text(file, text)
+        if self.earlier is not None:
+            failed = unused(root.with_name(f"{root.name}_failed{self.id.removeprefix(root.name)}"))
+            _rename(root, failed, self.lock)
+            self.earlier.rename(root)
+            self.release()
+            return RunPaths(failed)
+        if is_mistake and self.before:
+            (root / self.record["config"]).unlink(missing_ok=True)
+            for file, text in self.before.items():
+                write_text(file, text)
+        return self.folder
 
     def release(self) -> None:
         """Unlock the folder. Safe to call twice."""
@@ -94,6 +94,8 @@ def open_run(
         earlier = None if resume else _move_away(folder)
         folder.root.mkdir(exist_ok=True)
         lock = FolderLock.take(folder.lock_file)
+        for file in folder.root.glob("error_rank*.txt"):  # of an earlier attempt
+            file.unlink(missing_ok=True)
         files = (folder.record_file, folder.status_file)
         before = {file: file.read_text() for file in files if resume and file.is_file()}
         git = git_state(project)
