@@ -18,10 +18,9 @@ from common.failure.program import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
-from common.run.paths import eval_dir
 from common.task import Place
 from support.advice import explained
-from support.error_files import error_files
+from support.evaluation_folder import error_files, eval_dir
 from support.stored_config import drop_stored_launch_options, stored_config
 from support.summary import shown_path
 from custom.build import PROJECT, build_evaluation, build_task, class_names

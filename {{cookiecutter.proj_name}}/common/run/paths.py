@@ -26,14 +26,6 @@ def data_dir(config: DirConfig, project: Path) -> Path:
     return _below(project, config.data_dir, "data")
 
 
-def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> Path:
-    """Where the evaluation of `checkpoint` on a split is written; splits other than eval get their own folder."""
-    if config.eval_dir is not None:
-        return _below(project, config.eval_dir, "")
-    name = checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}"
-    return RunPaths.of_checkpoint(checkpoint).eval / name
-
-
 def _below(project: Path, path: str | None, default: str) -> Path:
     return project / (default if path is None else Path(path).expanduser())
 

@@ -1,4 +1,4 @@
-"""The files in which a failed evaluation leaves its traceback; those of a training run are the engine's."""
+"""The folder that an evaluation writes to: where it is, and the files that a failed one leaves there."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -7,8 +7,16 @@ from pathlib import Path
 from common.distributed import Rank
 from common.failure.monitor import print_failure
 from common.failure.report import Failure, describe
-from common.run.paths import RunPaths
+from common.run.paths import DirConfig, RunPaths
 from common.run_context import keep_error
+
+
+def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> Path:
+    """Where the evaluation of `checkpoint` on a split is written; splits other than eval get their own folder."""
+    if config.eval_dir is not None:
+        return project / Path(config.eval_dir).expanduser()
+    name = checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}"
+    return RunPaths.of_checkpoint(checkpoint).eval / name
 
 
 @contextmanager
