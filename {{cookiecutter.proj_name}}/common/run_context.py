@@ -9,7 +9,6 @@ from typing import Any
 from loguru import logger
 
 from common import distributed
-from common.base.errors import UserError
 from common.base.files import write_text
 from common.checkpoint import CheckpointFolder, LoadedCheckpoint, find_checkpoint, weights_path
 from common.config import Resolved
@@ -23,7 +22,7 @@ from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
 from common.progress import Outcome
 from common.run.folder import OpenRun, check_stays, is_same_launch, open_run
-from common.run.lock import check_free
+from common.run.lock import is_held
 from common.run.paths import RunPaths
 from common.run.record import environment_text
 from common.run.status import now, read_status, write_status
@@ -183,19 +182,20 @@ class RunContext:
             self._record_while_open(failure, to_terminal)
             return
         written = False
-        with suppress(OSError, UserError):  # not writable, or another process uses the folder
+        with suppress(OSError):  # the folder cannot be written
             written = self._record_before_open(failure)
         print_failure(failure, to_terminal, self.paths.error_file(failure.rank) if written and failure.trace else None)
 
     def _record_before_open(self, failure: Failure) -> bool:
-        """Write to the folder of this run. Skips an earlier run's folder, and creates none for a user's mistake."""
+        """Write to the folder of this run. Skips the folder of an earlier run, and one that another process uses;
+        creates none for a user's mistake."""
         paths, rank = self.paths, self.rank
         is_new = not paths.root.is_dir()
         is_continued = paths.contains(self.config.resume if self.config.progress.start_epoch else None)
         is_continued |= rank.restarted and is_same_launch(paths, rank.launched_as)
-        if not failure.trace if is_new else paths.record_file.exists() and not is_continued:
+        is_skipped = not failure.trace if is_new else paths.record_file.exists() and not is_continued
+        if is_skipped or is_held(paths.lock_file):
             return False
-        check_free(paths.lock_file)
         paths.root.parent.mkdir(exist_ok=True)
         paths.root.mkdir(exist_ok=True)
         self._record_without_log(failure, rank.rank, None, "a start that failed before the run was open")

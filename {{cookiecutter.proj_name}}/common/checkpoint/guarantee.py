@@ -169,7 +169,7 @@ def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[
         text = "bit-exact: weights and metrics will be those of a run that was never stopped"
     if measuring := ", ".join(change.key for change in safe if change.matches(_MEASURING)):
         text += (
-            f". Had {measuring} been the same from its start, the run might have measured at other steps, and had another "
+            f". A run with the new {measuring} from its start might have measured at other steps, and had another "
             "learning rate where that depends on its length or on validation"
         )
     return f"this resume is {text}"

@@ -37,7 +37,6 @@ class RunPaths:
         progress: pictures, when `progress.local_progress` is on.
         config_file: the complete configuration, for `--config`.
         record_file: `{"name": ..., "attempts": [...]}`, one entry per start or resume, see `record.describe`.
-        diff_file: uncommitted changes at the first start.
         job_file: repeats the run: `sh job.sh`.
     """
 
@@ -49,7 +48,6 @@ class RunPaths:
         self.eval = root / "eval"
         self.config_file = root / "config.yaml"
         self.record_file = root / "run.json"
-        self.diff_file = root / "git.diff"
         self.job_file = root / "job.sh"
         self.metrics_file = root / "metrics.jsonl"
         self.status_file = root / "status.json"

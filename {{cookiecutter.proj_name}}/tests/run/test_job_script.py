@@ -64,7 +64,7 @@ def test_git_state_is_recorded_and_can_be_restored(project):
     assert recorded["commit"] == git(project, "rev-parse", "HEAD")
     assert (recorded["branch"], recorded["dirty"], recorded["untracked"]) == ("main", True, ["loose.py"])
     git(project, "reset", "-q", "--hard")
-    git(project, "apply", str(run.folder.diff_file))
+    git(project, "apply", str(run.folder.root / "git.diff"))
     assert (project / "train.py").read_text() == TRAIN + "# changed ü\n"
     assert (project / "n\u00e4w 1.txt").exists()
     assert (project / "data.bin").read_bytes()[0] == 255
@@ -88,7 +88,7 @@ def test_without_git_a_run_starts_all_the_same(project, monkeypatch, trouble):
         expected = {"no repository": "repository", "no commit": "HEAD", "no git": "'git'", "hangs": "timed out"}
         assert expected[trouble] in run.record["git"]["note"]
         assert "rev-parse" not in run.folder.job_file.read_text()
-        told = run.folder.diff_file.read_text()
+        told = (run.folder.root / "git.diff").read_text()
         assert ("not in a git repository (git init makes one)" in told) == (trouble == "no repository")
 
 
