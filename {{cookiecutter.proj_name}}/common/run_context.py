@@ -108,7 +108,7 @@ class RunContext:
             init = weights_path(config.init_from.path, self.project)
             check_stays({"init_from.path": init, "resume": path}, self.paths)
         # A drawn seed belongs to the run, because it determines the order of its samples.
-        self.seed = choose_seed(config.dist, rank, drawn=None if continued is None else continued.seed)
+        self.seed = choose_seed(config.dist, rank, drawn=continued.state["about"]["seed"] if continued else None)
 
     def open(self) -> None:
         """Open the run's folder, log and monitor. Moves an earlier run of this name away."""

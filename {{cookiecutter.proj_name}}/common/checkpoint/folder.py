@@ -27,11 +27,6 @@ class LoadedCheckpoint:
         """Optimizer steps done."""
         return int(self.state["position"]["step"])
 
-    @property
-    def seed(self) -> int:
-        """The seed of its run, configured or drawn."""
-        return int(self.state["about"]["seed"])
-
 
 class CheckpointFolder:
     """`latest.pt`, the one before it as `previous.pt`, `best.pt`, and `step_<number>.pt`.

@@ -54,7 +54,7 @@ class Saver:
         self.folder = folder
         self.config = config
         self.rank = rank
-        self._stage = Stage(rank, only_sharded=not config.background)
+        self._buffers: dict[tuple[Any, ...], Tensor] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self.saved_step: int | None = None
@@ -71,7 +71,7 @@ class Saver:
         """
         self.wait()
         self.saved_step, self._saved_at = step, time.monotonic()
-        state = self._stage.copy(state)
+        state = self._copied(state)
         if not self.rank.is_main:
             return
         self._pending = self._executor.submit(self._write, state, step, numbered, best)
@@ -131,30 +131,16 @@ class Saver:
         names = ", ".join(path.name for path in paths)
         logger.info("saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
 
+    def _copied(self, state: Any) -> Any:
+        """`state` with its tensors copied to host buffers, on the main process; valid until the next call.
 
-class Stage:
-    """Copies a state to host buffers that it reuses: nothing is allocated after the first copy.
-
-    Sharded tensors (FSDP) are gathered one after the other, and only the main process keeps them.
-
-    Args:
-        only_sharded: leave other tensors where they are.
-    """
-
-    def __init__(self, rank: Rank = _ALONE, *, only_sharded: bool = False) -> None:
-        self.rank = rank
-        self.only_sharded = only_sharded
-        self._buffers: dict[tuple[Any, ...], Tensor] = {}
-
-    def copy(self, state: Any) -> Any:
-        """`state` with copies of its tensors on the CPU, which only the main process receives.
-
-        The copy is valid until the next call. Every process must call this.
+        The buffers are reused: nothing is allocated after the first copy. Sharded tensors (FSDP) are gathered one after
+        the other; without `background`, all others stay where they are. Every process must call this.
         """
         seen: dict[tuple[Any, ...], Tensor] = {}
 
         def copied(value: Any, path: tuple[Any, ...]) -> Any:
-            if not isinstance(value, Tensor) or (self.only_sharded and not is_sharded(value)):
+            if not isinstance(value, Tensor) or not (self.config.background or is_sharded(value)):
                 return value
             # Two names of one tensor (tied weights) stay one tensor in the file.
             part = local(value)
