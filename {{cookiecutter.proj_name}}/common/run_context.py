@@ -8,11 +8,10 @@ from typing import Any
 
 from loguru import logger
 
-from common import distributed
 from common.base.files import write_text
 from common.checkpoint import CheckpointFolder, LoadedCheckpoint, find_checkpoint, weights_path
 from common.config import Resolved
-from common.distributed import Rank, barrier
+from common.distributed import Rank, barrier, find_rank, from_main
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.failure.monitor import print_failure
@@ -21,7 +20,7 @@ from common.failure.report import Failure, describe
 from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
 from common.progress import Outcome
-from common.run.folder import OpenRun, check_stays, is_same_launch, open_run
+from common.run.folder import OpenRun, check_stays, is_restart, open_run
 from common.run.lock import is_held
 from common.run.paths import RunPaths
 from common.run.record import environment_text
@@ -44,7 +43,7 @@ def managed_run(
         UserError: the checkpoint does not exist, or the processes do not match.
         SystemExit: an error that was already reported.
     """
-    place = distributed.find_rank(config.gpu_ids, config.dist)
+    place = find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, place)
     paths = RunPaths.for_run(config.dir, config.name, project)
     with together(place, config.dist, resolved.values) as rank:
@@ -95,8 +94,8 @@ class RunContext:
         """Find the checkpoint that the run starts from, and its seed."""
         config, rank = self.config, self.rank
         # A job restarted by its launcher continues its own run, whatever --resume and start_epoch say; never another.
-        restarted = rank.restarted and is_same_launch(self.paths, rank.launched_as)
-        restarted = distributed.from_main(restarted and any(self.paths.checkpoints.glob("*.pt")), rank)
+        restarted = is_restart(self.paths, rank) and any(self.paths.checkpoints.glob("*.pt"))
+        restarted = from_main(restarted, rank)
         self.only_weights = config.progress.start_epoch == 0 and not restarted
         resume = "auto" if restarted else config.resume
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
@@ -189,16 +188,15 @@ class RunContext:
     def _record_before_open(self, failure: Failure) -> bool:
         """Write to the folder of this run. Skips the folder of an earlier run, and one that another process uses;
         creates none for a user's mistake."""
-        paths, rank = self.paths, self.rank
-        is_new = not paths.root.is_dir()
-        is_continued = paths.contains(self.config.resume if self.config.progress.start_epoch else None)
-        is_continued |= rank.restarted and is_same_launch(paths, rank.launched_as)
+        paths, is_new = self.paths, not self.paths.root.is_dir()
+        is_resumed = paths.contains(self.config.resume if self.config.progress.start_epoch else None)
+        is_continued = is_resumed or is_restart(paths, self.rank)
         is_skipped = not failure.trace if is_new else paths.record_file.exists() and not is_continued
         if is_skipped or is_held(paths.lock_file):
             return False
         paths.root.parent.mkdir(exist_ok=True)
         paths.root.mkdir(exist_ok=True)
-        self._record_without_log(failure, rank.rank, None, "a start that failed before the run was open")
+        self._record_without_log(failure, self.rank.rank, None, "a start that failed before the run was open")
         return True
 
     def _record_while_open(self, failure: Failure, to_terminal: bool) -> None:

@@ -1,9 +1,9 @@
 """Saving in the background: the loop waits for a copy in memory, and a thread writes it to disk."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import torch
@@ -40,7 +40,7 @@ class CheckpointConfig:
     ] = 3
 
 
-class Saver:
+class Saver(AbstractContextManager["Saver"]):
     """Writes checkpoints, one at a time, on the main process.
 
     A failed save leaves the old files as they were. Training continues and the next due save tries again, until
@@ -88,17 +88,13 @@ class Saver:
             wait([self._pending])
         self.check()
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Wraps training: afterwards nothing is being written, even after an error, and the folder can be unlocked.
+    def __exit__(self, *error: object) -> None:
+        """After training, even after an error, nothing is being written, and the folder can be unlocked.
 
         With several processes it does not wait after an error, since all of them must end.
         """
-        try:
-            yield
-        finally:
-            if self.rank.is_alone and self._pending is not None:
-                wait([self._pending])
+        if self.rank.is_alone and self._pending is not None:
+            wait([self._pending])
 
     def finish(self) -> None:
         """Wait. Raises like `save`, and also if the last save failed, since the run is then incomplete."""

@@ -108,10 +108,10 @@ def open_run(
         raise UserError(f"{place}: {error}; choose another place with --dir.expr_dir") from error
 
 
-def is_same_launch(folder: RunPaths, launched_as: Sequence[str]) -> bool:
-    """Whether an earlier start of this launch, see `Rank.launched_as`, has opened the run."""
-    attempts = read_attempts(folder)
-    return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(launched_as)
+def is_restart(folder: RunPaths, rank: Rank) -> bool:
+    """Whether the launcher has restarted this process, and an earlier start of its launch has opened the run."""
+    attempts = read_attempts(folder) if rank.restarted else []
+    return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(rank.launched_as)
 
 
 def check_stays(sources: Mapping[str, str | Path | None], folder: RunPaths) -> None:
