@@ -180,24 +180,23 @@ class RunContext:
         if self._is_open:
             self._record_while_open(failure, to_terminal)
             return
-        written = False
+        details = None
         with suppress(OSError):  # the folder cannot be written
-            written = self._record_before_open(failure)
-        print_failure(failure, to_terminal, self.paths.error_file(failure.rank) if written and failure.trace else None)
+            details = self._record_before_open(failure)
+        print_failure(failure, to_terminal, details)
 
-    def _record_before_open(self, failure: Failure) -> bool:
+    def _record_before_open(self, failure: Failure) -> Path | None:
         """Write to the folder of this run. Skips the folder of an earlier run, and one that another process uses;
-        creates none for a user's mistake."""
+        creates none for a user's mistake. Returns the file with the traceback, if there is one."""
         paths, is_new = self.paths, not self.paths.root.is_dir()
         is_resumed = paths.contains(self.config.resume if self.config.progress.start_epoch else None)
         is_continued = is_resumed or is_restart(paths, self.rank)
         is_skipped = not failure.trace if is_new else paths.record_file.exists() and not is_continued
         if is_skipped or is_held(paths.lock_file):
-            return False
+            return None
         paths.root.parent.mkdir(exist_ok=True)
         paths.root.mkdir(exist_ok=True)
-        self._record_without_log(failure, self.rank.rank, None, "a start that failed before the run was open")
-        return True
+        return self._record_without_log(failure, self.rank.rank, None, "a start that failed before the run was open")
 
     def _record_while_open(self, failure: Failure, to_terminal: bool) -> None:
         if failure.rank == self.rank.rank:
@@ -221,14 +220,15 @@ class RunContext:
         if not self.rank.is_alone:  # this process ends without returning from `managed_run`
             self.close()
 
-    def _record_without_log(self, failure: Failure, rank: int, step: int | None, banner: str) -> None:
+    def _record_without_log(self, failure: Failure, rank: int, step: int | None, banner: str) -> Path | None:
         """Record the failure in the files of `rank`, which has no open log: not yet, or it was killed."""
         if failure.rank == rank:
             keep_error(failure, self.paths)
-        text = failure.text(self.paths.error_file(failure.rank) if failure.trace else None)
-        add_to_log(self.paths.log_file(rank), f"{now()} {text}\n", banner)
+        details = self.paths.error_file(failure.rank) if failure.trace else None
+        add_to_log(self.paths.log_file(rank), f"{now()} {failure.text(details)}\n", banner)
         if rank == 0:
             write_status(self.paths, "failed", step=step, reason=failure.reason)
+        return details
 
 
 def keep_error(failure: Failure, paths: RunPaths) -> None:

@@ -23,11 +23,7 @@ class DirConfig:
 
 def data_dir(config: DirConfig, project: Path) -> Path:
     """The parent folder of all data sets."""
-    return _below(project, config.data_dir, "data")
-
-
-def _below(project: Path, path: str | None, default: str) -> Path:
-    return project / (default if path is None else Path(path).expanduser())
+    return project / Path(config.data_dir or "data").expanduser()
 
 
 class RunPaths:
@@ -65,7 +61,7 @@ class RunPaths:
                 f"name: {name!r} cannot name a folder: it must not be empty, '.' or '..', begin with '-',"
                 f" or hold a slash or a control character; to put runs elsewhere use --dir.expr_dir"
             )
-        return cls(_below(project, config.expr_dir, "experiments") / name)
+        return cls(project / Path(config.expr_dir or "experiments").expanduser() / name)
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> "RunPaths":
