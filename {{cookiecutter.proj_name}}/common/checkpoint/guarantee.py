@@ -169,8 +169,8 @@ def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[
         text = "bit-exact: weights and metrics will be those of a run that was never stopped"
     if measuring := ", ".join(change.key for change in safe if change.matches(_MEASURING)):
         text += (
-            f". A run with the new {measuring} from its start might have measured at other steps, and had another "
-            "learning rate where that depends on its length or on validation"
+            f". A run with the new {measuring} from its start might have measured other values or at other steps, "
+            "and had another learning rate where that depends on its length or on validation"
         )
     return f"this resume is {text}"
 
