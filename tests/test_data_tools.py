@@ -124,6 +124,22 @@ def test_a_config_of_the_page_trains_and_resumes(project: Path, python: Path, na
         REPORT.append(f"docs/data_tools.md: {name}")
 
 
+def test_weight_decay_of_a_model_of_timm(project: Path, python: Path) -> None:
+    """optim.no_decay: auto takes its own list, in which a token does not exist."""
+    model = "{type: timm.create_model, model_name: vit_tiny_patch16_224, img_size: 64, num_classes: 3}"
+    words = ["--model", model, "--optim.weight_decay", "0.1", "--optim.no_decay", "auto", "--name", "vit"]
+    call(project, python, "train.py", "--config", "configs/timm.yaml", *words, *SHORT)
+    read = """
+import torch
+state = torch.load("experiments/vit/checkpoints/latest.pt", weights_only=False)
+groups = {group["name"]: group["param_names"] for group in state["optimizer"]["param_groups"]}
+assert "patch_embed.proj.weight" in groups["all"], groups
+assert {"pos_embed", "cls_token", "norm.weight"} < set(groups["all.no_decay"]), groups
+"""
+    call(project, python, "-c", read)
+    REPORT.append("timm's no_weight_decay")
+
+
 def test_the_pretrained_backbone_of_the_readme(project: Path, python: Path) -> None:
     """Its weights come from a file here: the head keeps its own, the frozen layers do not change."""
     make = "import torch, torchvision; torch.save(torchvision.models.resnet18().state_dict(), 'resnet18.pth')"

@@ -8,18 +8,20 @@ from common import distributed
 from common.base.errors import UserError
 from common.checkpoint import best_in, load_weights, read_checkpoint
 from common.checkpoint.state import task_state
-from common.config import option_value, parse
+from common.config import option_value
 from common.config.registry import REGISTRIES
 from common.distributed import Rank
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed, set_seed
-from common.evaluation.evaluator import Evaluator, SplitResult, table, write_evaluation
+from common.evaluation.evaluator import Evaluator, SetResult, SplitResult, write_evaluation
 from common.failure.program import leave, reported, together
 from common.monitor.log import logger, setup_log
+from common.monitor.writer import without_twins
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
 from common.task import Place
 from support.advice import explained
+from support.command_line import parse
 from support.evaluation_folder import error_files, eval_dir
 from support.stored_config import drop_stored_launch_options, stored_config
 from support.summary import shown_path
@@ -113,6 +115,14 @@ def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, po
         raise UserError(f"the evaluation's folder {folder} cannot be written: {error}; see --dir.eval_dir") from error
     pictures = sum(len(one.pictures) for one in result.sets.values())
     logger.info("metrics.json and {} pictures are in {}", pictures, shown_path(folder))
+
+
+def table(result: SetResult) -> str:
+    """The values, one line each, with six digits; `metrics.json` has all of them."""
+    values = without_twins(result.values)
+    rows = {"samples": f"{result.samples}"} | {name: f"{value:.6g}" for name, value in values.items()}
+    width = max(map(len, rows))
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())
 
 
 if __name__ == "__main__":

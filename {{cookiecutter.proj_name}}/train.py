@@ -3,13 +3,13 @@
 import sys
 
 from common import distributed
-from common.config import parse
 from common.config.registry import REGISTRIES, import_path
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
 from common.run_context import managed_run
 from common.trainer import Trainer
 from support.advice import explained
+from support.command_line import parse
 from support.job_script import write_job_script
 from support.stored_config import drop_stored_launch_options, stored_config
 from support.summary import log_end, log_start

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,30 +72,29 @@ class Updates:
         # Methods that a task does not override are not called in the loop.
         self.rate = None if type(task).rate is Task.rate else task.rate
         self._has_counts = type(task).count is not Task.count
-        self.by_name = {name: self._begin(name) for name in task.updates()}
         self._tried: set[str] = set()
+        self.by_name: dict[str, Update] = {}
+        for name in task.updates():
+            self._begin(name)
 
     def take(self, step: Step, at: Position) -> bool:
         """Every update of this step, at position `at`. False if one was skipped (see `Precision.step`)."""
         weights = self._weights(step)
-        taken = [self._take(name, step, weights, at) for name in self.task.updates()]
-        return all(taken)
+        taken = True
+        for name in self.task.updates():
+            update = self.by_name.get(name) or self._begin(name)
+            gradients = partial(self._gradients, update, step, weights, at)
+            if self._needs_closure:
+                taken &= self.precision.step(self.optimizer, gradients)
+            else:
+                gradients()
+                taken &= self.precision.step(self.optimizer)
+        return taken
 
-    def _take(self, name: str, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> bool:
-        if name not in self.by_name:
-            self.by_name[name] = self._begin(name)
-        update = self.by_name[name]
-        if self._needs_closure:
-            return self.precision.step(self.optimizer, lambda: self._forward_backward(update, step, weights, at))
-        self._forward_backward(update, step, weights, at)
-        return self.precision.step(self.optimizer)
-
-    def _forward_backward(
-        self, update: Update, step: Step, weights: Sequence[tuple[float, int]], at: Position
-    ) -> Tensor:
+    def _gradients(self, update: Update, step: Step, weights: Sequence[tuple[float, int]], at: Position) -> Tensor:
         """Compute the clipped gradients of the step's mean loss. Returns this process' part of that loss."""
         self.optimizer.zero_grad(set_to_none=True)
-        total: Tensor | None = None
+        parts = []
         last = len(step.batches) - 1
         for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
             with self.strategy.gradient_sync(update.model, number == last):
@@ -104,15 +104,14 @@ class Updates:
             if update.name != "all":
                 losses = {update.name if name == "loss" else name: value for name, value in losses.items()}
             self.meter.add(at.step + 1, losses, count)
-            total = loss.detach() if total is None else total + loss.detach()
-        assert total is not None
+            parts.append(loss.detach())
         if update.name not in self._tried:
             self._tried.add(update.name)
             self.trainable.warn_of_unused(update.trained)
         self._clear_gradients(update)
         self.precision.unscale(self.optimizer)
         self.grad_norm = self.clip(update.trained, at)
-        return total
+        return sum(parts[1:], parts[0])
 
     def losses(self, update: Update, batch: Any) -> Losses:
         """Forward pass and losses of an update for a loaded batch."""
@@ -132,7 +131,7 @@ class Updates:
         chosen = set(self.task.trained_by(name))
         trained = [parameter for parameter in self._parameters if parameter in chosen]
         others = [parameter for parameter in self._parameters if parameter not in chosen]
-        update = Update(name, self.strategy.wrap(trained), trained, others)
+        update = self.by_name[name] = Update(name, self.strategy.wrap(trained), trained, others)
         warm_up_ddp(update.model, trained, lambda: self.losses(update, self.sample())["loss"], self.rank)
         return update
 
@@ -150,7 +149,7 @@ class Updates:
         """Of each micro-batch: the factor of its mean loss in the step's, and the number of items it is a mean over."""
         plan = step.global_batch
         if not self._has_counts:
-            return [(weight, size if weight else 0) for weight, size in zip(plan.weights, plan.sizes, strict=True)]
+            return list(zip(plan.weights, plan.sizes, strict=True))
         counts = []
         for batch, weight in zip(step.batches, plan.weights, strict=True):
             count = self.task.count(batch)

@@ -16,10 +16,9 @@ from common.config.registry import (
     TASK_REGISTRY,
 )
 from common.data.iterable import IterableStream
-from common.data.loader import BatchStream, EvaluationLoader, TrainStream, build_dataset
+from common.data.loader import BatchStream, EvaluationLoader, TrainStream, label
 from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
-from common.data.sets import label, sets_of
 from common.data.view import is_map_style
 from common.distributed import Rank, check_same
 from common.distributed.seed import set_seed
@@ -31,6 +30,7 @@ from common.optim.precision import build_precision
 from common.run.paths import data_dir
 from common.task import Parts, Task
 from custom.config import Config
+from custom.datasets.sections import build_dataset, sets_of
 from custom.datasets.shared_samples import warn_of_shared_samples
 
 PROJECT = Path(__file__).resolve().parents[1]

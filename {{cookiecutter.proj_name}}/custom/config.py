@@ -13,12 +13,11 @@ from pydantic import Field
 from common.checkpoint import CheckpointConfig, InitConfig
 from common.config import ConfigError, Problem, overlaid, section
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
-from common.data.loader import DatasetSection, LoaderConfig
-from common.data.sets import EvaluationSection, sets_of
+from common.data.loader import LoaderConfig
 from common.distributed import DistConfig
-from common.evaluation.best import BestConfig, EarlyStopConfig, Mode, find_mode
-from common.evaluation.loss import LossSections, measured_losses
-from common.evaluation.metric import MetricSections, check_names, which_are_better
+from common.evaluation.best import BestConfig, EarlyStopConfig, Mode
+from common.evaluation.loss import LossSections
+from common.evaluation.metric import MetricSections
 from common.model import PrepareConfig
 from common.monitor import MonitorConfig
 from common.optim import OptimConfig
@@ -35,6 +34,8 @@ import custom.models
 import custom.schedules
 import custom.tasks
 import custom.writers  # noqa: F401 - importing the folders fills the registries
+from custom.best_mode import check_names, find_mode, measured_losses, which_are_better
+from custom.datasets.sections import DatasetSection, EvaluationSection, sets_of
 from custom.profile import ProfileConfig
 from custom.stages import StageConfig, stage_layers, stage_problems
 

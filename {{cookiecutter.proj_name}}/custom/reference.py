@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 
-from common.config.reference import commented_yaml
+from support.config_text import commented_yaml
 from support.json_schema import json_schema
 from custom.build import PROJECT
 from custom.config import Config, EvalConfig

@@ -10,9 +10,9 @@ from pydantic_core import to_jsonable_python
 from common.base.errors import UserError
 from common.checkpoint.guarantee import Change, changes
 from common.config import ABSENT, ConfigError, Problem, overlaid, section
-from common.evaluation.loss import measured_losses
 from common.optim.stages import PLATEAU
 from common.progress import Interval
+from custom.best_mode import measured_losses
 
 if TYPE_CHECKING:
     from custom.config import Config

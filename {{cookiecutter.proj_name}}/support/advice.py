@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.data.loader import EvaluationLoader
-from common.data.sets import label
+from common.data.loader import EvaluationLoader, label
 from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task
@@ -89,7 +88,7 @@ def _explain(error: Exception) -> TrainingError | None:
     """An error to raise instead, if the cause is known; otherwise adds notes to `error`."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     notes = getattr(error, "__notes__", [])
-    for explain in (_unequal_samples, _bad_label, _no_gradient, _changed_in_place):
+    for explain in (_forked_with_cuda, _unequal_samples, _bad_label, _no_gradient, _changed_in_place):
         with suppress(Exception):  # the error matters more than one in explaining it
             if text := explain(error, frames):
                 explanation: Any = TrainingError(text)
@@ -196,6 +195,16 @@ def _place(owner: Any, method: str) -> str:
         name, function = f"{type(owner).__name__}.{method}", inspect.unwrap(getattr(type(owner), method, type(owner)))
     code = getattr(function, "__code__", None)
     return f"{name} ({code.co_filename.removeprefix(PROJECT)}:{code.co_firstlineno})" if code else name
+
+
+def _forked_with_cuda(error: Exception, _: Sequence[FrameType]) -> str:
+    """For CUDA's errors in a process forked from one that uses a GPU, on new and existing tensors; otherwise ""."""
+    if not re.search("Cannot re-initialize CUDA in forked subprocess|CUDA error: initialization error", str(error)):
+        return ""
+    return (
+        f"{_text(error)}\n  A worker process that was forked cannot use the GPU. Keep the data set on the CPU, or "
+        "start workers with --loader.start_method forkserver, or use none (--worker 0)"
+    )
 
 
 def _unequal_samples(error: Exception, frames: Sequence[FrameType]) -> str:

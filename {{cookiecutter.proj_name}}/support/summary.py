@@ -19,7 +19,7 @@ from common.config.registry import (
     REGISTRIES,
     TASK_REGISTRY,
 )
-from common.data.sets import label, sets_of
+from common.data.loader import label
 from common.data.view import is_map_style
 from common.monitor.line import number
 from common.monitor.writer import without_twins
@@ -28,6 +28,7 @@ from common.run_context import RunContext
 from common.trainer import Trainer
 from support.report import write_report
 from custom.config import Config
+from custom.datasets.sections import sets_of
 
 _PROJECT = Path(__file__).resolve().parents[1]
 _FILES = ("train.log", "report.html", "metrics.jsonl", "checkpoints", "eval", "progress")

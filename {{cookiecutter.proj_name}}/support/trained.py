@@ -11,7 +11,7 @@ from common.base.errors import UserError
 from common.checkpoint import best_in, load_weights, read_checkpoint
 from common.checkpoint.state import task_state
 from common.config import dump, option_value, resolve
-from common.data.sets import label, sets_of
+from common.data.loader import label
 from common.distributed import DistConfig, Rank, find_rank
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
@@ -21,6 +21,7 @@ from common.optim.precision import Precision, build_precision
 from common.task import Place, Task
 from custom.build import build_task
 from custom.config import Config
+from custom.datasets.sections import sets_of
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import torch
 from common import distributed
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.config import parse
 from common.config.registry import REGISTRIES
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
@@ -27,6 +26,7 @@ from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.run.paths import RunPaths
 from common.task import Place
+from support.command_line import parse
 from support.cost import Subject, measure, module_rows
 from support.stored_config import stored_config
 from custom.build import PROJECT, build_stream, build_task

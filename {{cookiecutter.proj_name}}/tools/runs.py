@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
+from common.config.names import listed
 from support import compare
 from support.read import RunFiles
 
@@ -132,7 +133,7 @@ def table(rows: Sequence[Row], width: int | None = None, *, colour: bool = False
     codes = ["1;32" if row in first else _COLOURS.get(row.run.state, "") for row in rows]
     lines = [line(titles, "1"), *map(line, cells, codes)]
     if left_out:
-        lines.append(f"not shown: {', '.join(reversed(left_out))}; widen the terminal, or use --csv")
+        lines.append(f"not shown: {listed(left_out[::-1])}; widen the terminal, or use --csv")
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
@@ -49,15 +50,9 @@ def check_arguments(
 
 def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """`given`, converted to the annotated types: a path for `Path`, a tuple for `tuple[int, int]`, a section for a
-    section class. Values that do not fit are left unchanged; `check_arguments` rejects them."""
+    section class. Raises `ValidationError` if one does not fit, which `check_arguments` reports."""
     named, _ = parameters(target)
-    fitted = dict(given)
-    for name in given.keys() & named.keys():
-        try:
-            fitted[name] = _fit(named[name], given[name])
-        except ValidationError:
-            continue
-    return fitted
+    return {name: _fit(named[name], value) if name in named else value for name, value in given.items()}
 
 
 def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
@@ -65,32 +60,17 @@ def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(parameters(target)[0])
 
 
-def accepts(target: Callable[..., Any], name: str) -> bool:
-    """Whether `target` can be called with an argument `name`; true if Python cannot inspect it."""
-    named, takes_any = parameters(target)
-    return takes_any or name in named
-
-
 def parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """Parameters that can be given by name, and whether any other name is accepted too."""
-    try:
-        found = _signature(target).parameters
-    except (TypeError, ValueError):  # written in C: no signature
-        return {}, True
-    named = {name: parameter for name, parameter in found.items() if parameter.kind in _NAMED}
-    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in found.values())
-
-
-def _signature(target: Callable[..., Any]) -> inspect.Signature:
-    try:
-        return inspect.signature(target, eval_str=True)
-    except Exception:  # noqa: BLE001 - annotations that only a type checker can resolve stay text
-        return inspect.signature(target)
+    for eval_str in (True, False):  # annotations that only a type checker can resolve stay text
+        with suppress(Exception):
+            found = inspect.signature(target, eval_str=eval_str).parameters.values()
+            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in found)
+            return {parameter.name: parameter for parameter in found if parameter.kind in _NAMED}, takes_any
+    return {}, True  # written in C: no signature
 
 
 def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: Callable[[], str]) -> Iterator[Problem]:
-    if value is None and parameter.default is None:  # `width: int = None` is common
-        return
     try:
         _fit(parameter, value)
     except ValidationError as error:
@@ -98,7 +78,8 @@ def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: Callab
         number = isinstance(value, (bool, int, float)) and admits(parameter.annotation, str)
         yield Problem(key, value, f"{rule}: an argument of {label()}", "put it in quotes" if number else "")
     else:
-        yield from run_checks(parameter.annotation, value, key)
+        if value is not None:
+            yield from run_checks(parameter.annotation, value, key)
 
 
 def _fit(parameter: inspect.Parameter, value: Any) -> Any:
@@ -107,6 +88,8 @@ def _fit(parameter: inspect.Parameter, value: Any) -> Any:
     Types that pydantic cannot inspect (a module, a tensor) accept anything.
     """
     annotation = parameter.annotation
+    if value is None and parameter.default is None:  # `width: int = None` is common
+        return value
     if isinstance(value, str):
         wanted = list if isinstance(parameter.default, (list, tuple)) else annotation
         value = [scalar(item) for item in list_items(value, wanted)] or value

@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, join, overlapping, rule_of
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, join, overlapping, rule_of
 from common.config.schema import child, run_checks, section_of, suggest
 from common.config.source import Node, by_key, plain
 
 T = TypeVar("T")
 
 
-def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict[str, Origin]]:
+def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict[str, str]]:
     """The configuration and where each of its keys was written. Raises `ConfigError` with every problem.
 
     `problems`: those found earlier. Further problems of the same keys follow from them, and are left out.
@@ -105,7 +105,7 @@ def _broken_rules(made: Any, known: Sequence[str], key: str = "") -> Iterator[Pr
             yield Problem(key, ABSENT, str(error))
 
 
-def _placed(problem: Problem, places: Mapping[str, Origin]) -> Problem:
+def _placed(problem: Problem, places: Mapping[str, str]) -> Problem:
     """`problem` with the origin of its key, or of the nearest enclosing section that was written."""
     key = problem.key
     while key and places.get(key, DEFAULT) == DEFAULT:

@@ -10,10 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Origin, Problem, shorten
-from common.config.schema import child, keys_of, metadata, only_text, section_of
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, place, shorten
+from common.config.schema import child, keys_of, metadata, nearest, only_text, section_of
 from common.config.source import Node, list_items, plain, read_file, scalar_node
 
 
@@ -31,26 +29,30 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
     body, trail = read_file(path), (*trail, path)
     given = body.value.pop("$BASE", Node([], DEFAULT))
     for base in given.value if isinstance(given.value, list) else [given]:
-        target = path.parent / os.path.expanduser(str(base.value))
         if base.problem or base.refers or not isinstance(base.value, str):
-            rule, hint = base.problem or "must be a path or a list of paths, without references", ""
-        elif reason := not_a_file(target):
-            rule, hint = f"this file {reason}", f"looked for {target}; the path is relative to the file with this $BASE"
-        elif target.resolve() in [step.resolve() for step in trail]:
+            rule = base.problem or "must be a path or a list of paths, without references"
+            raise ConfigError([Problem("$BASE", plain(base), rule, origin=base.origin)])
+        target = find_file("$BASE", base.value, path.parent, base.origin)
+        if target.resolve() in [step.resolve() for step in trail]:
             loop = " -> ".join(os.path.relpath(step, trail[0].parent) for step in (*trail, target))
-            rule, hint = "the files are based on each other in a loop", loop
-        else:
-            _visit(target, trail, done)
-            continue
-        raise ConfigError([Problem("$BASE", plain(base), rule, hint, base.origin)])
+            rule = "the files are based on each other in a loop"
+            raise ConfigError([Problem("$BASE", base.value, rule, loop, base.origin)])
+        _visit(target, trail, done)
     done[path.resolve()] = body
 
 
-def not_a_file(path: Path) -> str:
-    """Why `path` cannot be read; "" for a file. Uses `os.path`, since methods of `Path` raise on some odd names."""
-    if os.path.isfile(path):
-        return ""
-    return "is a folder, not a file" if os.path.isdir(path) else "does not exist"
+def find_file(key: str, name: str, folder: Path, origin: str | None = None) -> Path:
+    """The file `name`, which `key` gives relative to `folder`. Raises `ConfigError`, with a similar name if any."""
+    found = folder / os.path.expanduser(name)
+    if os.path.isfile(found):  # `os.path`, since methods of `Path` raise on some odd names
+        return found
+    folders = (Path(__file__).parents[2] / "configs", Path("configs"), found.parent)
+    others = {other.name: other for each in folders if os.path.isdir(each) for other in each.glob("*.y*ml")}
+    near = nearest(found.name, others)
+    rule = "this file is a folder" if os.path.isdir(found) else "this file does not exist"
+    hint = f"looked for {found}; the working directory is {Path.cwd()}"
+    hint += f"; did you mean {place(others[near])}?" if near else ""
+    raise ConfigError([Problem(key, name, rule, hint, origin)])
 
 
 def merge(base: Node, over: Node, annotation: Any) -> Node:
@@ -87,18 +89,13 @@ def complete(node: Node, annotation: Any) -> Node:
         return replace(node, value=[complete(each, child(annotation, at)) for at, each in enumerate(value)])
     if not isinstance(value, dict):
         return replace(node, value=node.text) if node.text is not None and only_text(annotation) else node
-    keys = keys_of(schema) if (schema := section_of(annotation)) else {}
-    defaults = {
-        key.name: node_of(to_jsonable_python(key.default), DEFAULT)
-        for key in keys.values()
-        if key.default is not ABSENT
-    }
-    return replace(
-        node, value={name: complete(each, child(annotation, name)) for name, each in {**defaults, **value}.items()}
-    )
+    if schema := section_of(annotation):
+        defaults = {name: key.default for name, key in keys_of(schema).items() if key.default is not ABSENT}
+        value = {**node_of(defaults, DEFAULT).value, **value}
+    return replace(node, value={name: complete(each, child(annotation, name)) for name, each in value.items()})
 
 
-def node_of(value: Any, origin: Origin) -> Node:
+def node_of(value: Any, origin: str) -> Node:
     """Plain data as nodes, all with the same origin; nodes get it too."""
     if isinstance(value, Node):
         inner = node_of(value.value, origin)

@@ -6,7 +6,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from common.config.layers import merge
-from common.config.problem import ABSENT, ConfigError, Origin, Problem
+from common.config.problem import ABSENT, ConfigError, Problem
 from common.config.schema import admits, child, only_text
 from common.config.source import Node, read_text, scalar_node
 
@@ -19,7 +19,7 @@ class Option(NamedTuple):
     """One option as typed. `value` is None when none followed it."""
 
     value: str | None
-    origin: Origin
+    origin: str
 
 
 def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]]:
@@ -30,14 +30,14 @@ def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]
     while rest:
         word = rest.pop(0)
         name, equals, value = word.partition("=")
-        name, origin = _OTHER_NAMES.get(name, name), Origin(f"command line: {word}")
+        name, origin = _OTHER_NAMES.get(name, name), f"command line: {word}"
         if not name.startswith("--"):
             hint = f"did you mean --{word}?" if equals else "write --key value, and lists as 1,2,3 or '[1, 2, 3]'"
             problems.append(Problem("", ABSENT, f"unexpected argument {word!r}", hint, origin))
             continue
         option = Option(value if equals else None, origin)
         if not equals and name not in SWITCHES and rest and (rest[0] == "-" or _VALUE.match(rest[0])):
-            option = Option(rest[0], Origin(f"{origin} {rest.pop(0)}"))
+            option = Option(rest[0], f"{origin} {rest.pop(0)}")
         if equals and name in SWITCHES:
             problems.append(Problem(name, value, "takes no value", origin=origin))
         if name in options:
@@ -54,7 +54,7 @@ def option_value(argv: Sequence[str], option: str) -> str | None:
 
 def layer_of(options: Mapping[str, Option], schema: type, tree: Node) -> Node:
     """The options as a tree to lay over `tree`, the merged files. Names that contain dots are found there."""
-    layer = Node({}, Origin("command line"))
+    layer = Node({}, "command line")
     for name, option in options.items():
         parts = _split(name.removeprefix("--"), tree)
         node = _value(name, option, reduce(child, parts, schema))
@@ -87,7 +87,7 @@ def _value(name: str, option: Option, annotation: Any) -> Node:
         return Node(True, origin, problem="" if admits(annotation, bool, Any) else hint)
     if text.strip().startswith(("'", '"') if as_text else ("'", '"', "[", "{")):
         try:
-            return read_text(text, origin) or Node(None, origin)
+            return read_text(text, lambda line: origin) or Node(None, origin)
         except ConfigError:
             hint = "" if as_text else "is not valid YAML; put the whole value in quotes, or the shell will split it"
             return Node(text, origin, problem=hint)

@@ -18,18 +18,8 @@ ABSENT: Any = object()
 """The value of a missing key; not None, since a key may be null."""
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a value was written: a file and its line, the words of the command line, or nowhere (the default)."""
-
-    source: str
-    line: int | None = None
-
-    def __str__(self) -> str:
-        return self.source if self.line is None else f"{self.source}:{self.line}"
-
-
-DEFAULT = Origin("default")
+DEFAULT = "default"
+"""The origin of a value that nobody wrote. Others are a file and its line, or the words of the command line."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +31,7 @@ class Problem:
     value: Any
     rule: str
     hint: str = ""
-    origin: Origin | None = None
+    origin: str | None = None
 
     def __str__(self) -> str:
         is_shown = self.value is not ABSENT and not isinstance(self.value, dict)

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from common.config.layers import node_of
-from common.config.problem import ABSENT, Origin, Problem, join, overlapping, shorten
+from common.config.problem import ABSENT, Problem, join, overlapping, shorten
 from common.config.schema import nearest
 from common.config.source import Node, by_key, fill_in, plain, references_in
 
@@ -54,7 +54,7 @@ class References:
             loop = (*loop[first:], *loop[: first + 1])
             origin = self._nodes[loop[0]].origin
             return Problem(loop[0], ABSENT, "the references form a loop", " -> ".join(loop), origin)
-        places, texts = [str(node.origin)], {}
+        places, texts = [node.origin], {}
         for name in references_in(node.value):
             target = self._target(name, (*trail, key))
             if overlapping([name], [other for other, made in self._done.items() if made is None]):
@@ -63,12 +63,12 @@ class References:
                 return Problem(key, node.value, f"there is no key {name}", _hint(name, self._nodes), node.origin)
             places.append(f"${{{name}}}: {target.origin}")
             if node.value == f"${{{name}}}":
-                return node_of(target, Origin(", ".join(places)))
+                return node_of(target, ", ".join(places))
             if isinstance(target.value, (dict, list)):
                 rule = f"{name} is a section or a list, which cannot be a part of text"
                 return Problem(key, node.value, rule, origin=node.origin)
             texts[name] = target.value if isinstance(target.value, str) else shorten(target.value)
-        return Node(fill_in(node.value, texts.__getitem__), Origin(", ".join(places)))
+        return Node(fill_in(node.value, texts.__getitem__), ", ".join(places))
 
     def _target(self, name: str, trail: tuple[str, ...]) -> Node | None:
         """The value of the key `name`; None if there is none, or it has a problem."""

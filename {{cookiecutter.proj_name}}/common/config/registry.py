@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -11,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.base.errors import UserError
-from common.config.arguments import accepts, check_arguments, fit_arguments, parameter_names
-from common.config.problem import ABSENT, ConfigError, Origin, Problem, place
+from common.config.arguments import check_arguments, fit_arguments, parameter_names, parameters
+from common.config.problem import ABSENT, Problem, place
 from common.config.schema import EditorRule, nearest, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,17 +24,14 @@ class Registry:
 
     Args:
         kind: a word for messages and `--list`, as in "model".
-        provided: arguments that the engine supplies; a config must not.
+        provided: arguments that the engine supplies; a config must not. An object at an import path gets those that it
+            takes.
         call: parameters of an entry that is a function, which is then used directly; a class is always built. None:
             functions are called to build an object, like classes.
-        strict: objects at import paths must take the provided arguments too; else they get those they can take.
     """
 
-    def __init__(
-        self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None, strict: bool = True
-    ) -> None:
+    def __init__(self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None) -> None:
         self.kind = kind
-        self.strict = strict
         self.provided = provided
         self.call = call
         self._to_scan: list[tuple[str, str]] = []
@@ -41,13 +39,13 @@ class Registry:
         self.left_out: list[str] = []  # files that need a package which is not installed, and which one
         self._where_to_add = "an imported file"
         self._entries: dict[str, Callable[..., Any]] = {}
-        self._origins: dict[str, Origin] = {}
+        self._origins: dict[str, str] = {}
 
     def register(self, name: str | None = None) -> Callable[[F], F]:
         """Decorator: register a class or function as `name`, by default its own. Using a name twice is an error."""
         # The caller's line distinguishes two classes of one file, and is the same on a second import (`python -m`).
         caller = sys._getframe(1)
-        origin = Origin(place(caller.f_code.co_filename), caller.f_lineno)
+        origin = f"{place(caller.f_code.co_filename)}:{caller.f_lineno}"
 
         def enter(target: F) -> F:
             key = name or target.__name__
@@ -87,12 +85,19 @@ class Registry:
 
     def _fail(self, file: Path, error: Exception) -> None:
         """Note that `file` cannot be imported, and drop what it registered before."""
-        problem, missing = _import_problem(error, file), _missing_package(error)
-        if missing:
-            self.left_out.append(f"{problem.origin} needs {missing}, which is not installed, so the file is left out")
+        lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
+        origin = ":".join([place(file), *map(str, lines[-1:])])
+        missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if missing and importlib.util.find_spec(missing) is None:  # not a module missing in an installed package
+            self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is left out")
         else:
-            self._broken.append(problem)
-        self._entries = {key: it for key, it in self._entries.items() if self._origins[key].source != place(file)}
+            if isinstance(error, SyntaxError) and error.filename:
+                origin = f"{place(error.filename)}:{error.lineno}"
+            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            hint = "correct or remove the file"
+            self._broken.append(Problem("", ABSENT, f"cannot be imported: {said}", hint, origin))
+        within = f"{place(file)}:"
+        self._entries = {key: it for key, it in self._entries.items() if not self._origins[key].startswith(within)}
 
     def get(self, name: str) -> Callable[..., Any]:
         """The entry registered as `name`, or the object at an import path, "pkg.module.Class" or "pkg.module:Class"."""
@@ -115,14 +120,8 @@ class Registry:
         given = {name: value for name, value in section.items() if name != "type" and name not in ignore}
         if self._used_as_it_is(target):
             return partial(target, **fit_arguments(target, given)) if given else target
-        supplied = self._supplied(section["type"], target, given)
+        supplied = self.supplied_to(target, given)
         return target(**fit_arguments(target, given), **{name: provided[name] for name in provided if name in supplied})
-
-    def _supplied(self, name: str, target: Callable[..., Any], given: Mapping[str, Any]) -> tuple[str, ...]:
-        """The provided arguments that an entry gets."""
-        if self.strict or name in self._entries:
-            return self.provided
-        return tuple(each for each in self.provided if each not in given and accepts(target, each))
 
     def _used_as_it_is(self, target: Callable[..., Any]) -> bool:
         return self.call is not None and not isinstance(target, type)
@@ -158,9 +157,7 @@ class Registry:
             yield Problem(f"{key}.type" if "type" in section else key, name, str(error))
             return
         given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
-        provided = self._supplied(name, target, given)
-        if self._used_as_it_is(target):
-            provided = tuple(mapped) or self.supplied_to(target)
+        provided = tuple(mapped) if mapped and self._used_as_it_is(target) else self.supplied_to(target, given)
         yield from check_arguments(target, given, key, lambda: f"{name} ({file_of(target)})", provided, ignore)
 
     def entries(self) -> dict[str, Callable[..., Any]]:
@@ -168,9 +165,14 @@ class Registry:
         self.import_files()
         return dict(sorted(self._entries.items()))
 
-    def supplied_to(self, target: Callable[..., Any]) -> tuple[str, ...]:
-        """The arguments of an entry that are not for the config to set."""
-        return parameter_names(target)[: len(self.call or ())] if self._used_as_it_is(target) else self.provided
+    def supplied_to(self, target: Callable[..., Any], given: Collection[str] = ()) -> tuple[str, ...]:
+        """The arguments that do not come from the config, which gives the arguments `given`."""
+        if self._used_as_it_is(target):
+            return parameter_names(target)[: len(self.call or ())]
+        if target in self._entries.values():
+            return self.provided
+        named, takes_any = parameters(target)
+        return tuple(name for name in self.provided if name not in given and (takes_any or name in named))
 
     def editor_rule(self, **own: Any) -> dict[str, Any]:
         """For editors: the rule of a section that names an entry. `own`: rules of keys that are not arguments."""
@@ -179,15 +181,6 @@ class Registry:
     def where(self, name: str) -> str:
         """File and line of the entry `name`, relative to the working directory when below it."""
         return file_of(self.get(name))
-
-    def table(self) -> str:
-        """Every entry: name, file:line, signature. Raises `ConfigError` if a file cannot be imported."""
-        if broken := self.import_files():
-            raise ConfigError(broken)
-        rows = [(name, file_of(entry), str(inspect.signature(entry))) for name, entry in self.entries().items()]
-        widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
-        lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
-        return "\n".join([f"{self.kind}:", *(lines or ["  nothing is registered"]), *(f"  {x}" for x in self.left_out)])
 
 
 @dataclass(frozen=True)
@@ -228,45 +221,23 @@ def file_of(target: Any) -> str:
 
 def import_path(name: str) -> Callable[..., Any]:
     """The object at "pkg.module.Class" or "pkg.module:Class". Raises `UserError` if there is none, or not callable."""
-    module, colon, path = name.partition(":")
-    if not colon:
-        module, _, path = name.rpartition(".")
     try:
-        found = importlib.import_module(module)
+        found = pkgutil.resolve_name(name if ":" in name else ":".join(name.rsplit(".", 1)))
     except Exception as error:
-        raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}") from error
-    for part in path.split("."):
-        if not hasattr(found, part):
-            near = nearest(part, dir(found))
-            hint = f"; did you mean {near}?" if near else ""
-            raise UserError(f"{name} cannot be imported: {found.__name__} has no {part}{hint}")
-        found = getattr(found, part)
+        near = nearest(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
+        hint = f"; did you mean {near}?" if near else ""
+        raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}{hint}") from error
     if not callable(found):
         raise UserError(f"{name} is {type(found).__name__}, not a class or function")
     return found
 
 
-def _import_problem(error: Exception, file: Path) -> Problem:
-    said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    steps = [step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
-    origin = Origin(place(file), steps[-1] if steps else None)
-    if isinstance(error, SyntaxError) and error.filename:
-        origin = Origin(place(error.filename), error.lineno)
-    return Problem("", ABSENT, f"cannot be imported: {said}", "correct or remove the file", origin)
-
-
-def _missing_package(error: Exception) -> str:
-    """The package that a failed import did not find; "" for other errors, also in a package that is installed."""
-    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    return name if name and importlib.util.find_spec(name) is None else ""
-
-
 MODEL_REGISTRY = Registry("model")
 TASK_REGISTRY = Registry("task", provided=("model", "loss", "metric"))
-DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"), strict=False)
+DATASET_REGISTRY = Registry("dataset", provided=("data_dir", "mode"))
 LOSS_REGISTRY = Registry("loss", call=("output", "batch"))
 METRIC_REGISTRY = Registry("metric")
-COLLATE_REGISTRY = Registry("collate", provided=("dataset",), call=("items",), strict=False)
+COLLATE_REGISTRY = Registry("collate", provided=("dataset",), call=("items",))
 TRANSFORM_REGISTRY = Registry("transform", call=("value",))
 ORDER_REGISTRY = Registry("order", call=("size", "seed", "epoch", "dataset"))
 SCHEDULE_REGISTRY = Registry("schedule")

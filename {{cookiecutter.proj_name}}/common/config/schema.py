@@ -1,4 +1,4 @@
-"""Look up keys in a schema: their types, defaults and meanings, and suggestions for unknown keys."""
+"""Look up keys in a schema: their types and defaults, and suggestions for unknown keys."""
 
 import dataclasses
 import difflib
@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 from typing_extensions import dataclass_transform  # in `typing` from Python 3.11 on
 
 from common.config.problem import ABSENT, RESERVED, Problem, join
@@ -40,13 +40,10 @@ class EditorRule(ABC):
         return {**handler(core), "allOf": [self.editor_rule()]}
 
 
-@dataclasses.dataclass(frozen=True)
-class Key:
-    """One field of a section. `default` is ABSENT when the field is required."""
+class Key(NamedTuple):
+    """One field of a section. `default` is plain data; ABSENT if the field is required."""
 
-    name: str
     annotation: Any
-    meaning: str
     default: Any
 
 
@@ -58,25 +55,9 @@ def keys_of(schema: type) -> dict[str, Key]:
     for field in dataclasses.fields(schema):
         made = field.default_factory
         default = field.default if made is dataclasses.MISSING else made()
-        default = ABSENT if default is dataclasses.MISSING else default
-        keys[field.name] = Key(field.name, hints[field.name], _meaning(hints[field.name]), default)
+        default = ABSENT if default is dataclasses.MISSING else to_jsonable_python(default)
+        keys[field.name] = Key(hints[field.name], default)
     return keys
-
-
-def choices_of(annotation: Any) -> list[str]:
-    """The choices of a field that accepts only fixed words (or null); [] for any other."""
-    found = [member for member in members(annotation) if member is not type(None)]
-    if not all(get_origin(member) is Literal for member in found):
-        return []
-    return [str(value) for member in found for value in get_args(member)]
-
-
-def _meaning(annotation: Any) -> str:
-    """Of a section: the first paragraph of its docstring; of another field: its description."""
-    if section := section_of(annotation):
-        return " ".join((section.__doc__ or "").partition("\n\n")[0].split())
-    described = (item.description for item in metadata(annotation) if isinstance(item, FieldInfo))
-    return " ".join(" ".join(filter(None, described)).split())
 
 
 def bare(annotation: Any) -> Any:
@@ -174,30 +155,26 @@ def suggestion(name: str, candidates: Iterable[str], otherwise: str = "valid") -
 
 def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
     """Every key of a schema with its dotted name, sections before their keys."""
-    for key in keys_of(schema).values():
-        yield prefix + key.name, key
-        below = section_of(key.annotation)
-        if below is not None:
-            yield from walk(below, f"{prefix}{key.name}.")
+    for name, key in keys_of(schema).items():
+        yield prefix + name, key
+        if below := section_of(key.annotation):
+            yield from walk(below, f"{prefix}{name}.")
 
 
 def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     """A hint for the unknown key `prefix + name` of section `parent`, or "".
 
-    Old names first (`__renamed__`), then a close name in the same section, then the same or a close name elsewhere.
+    An old name first (`__renamed__`), then the closest name of a key, in this section before all others.
     """
-    renamed = getattr(parent, "__renamed__", {}).get(name) or getattr(root, "__renamed__", {}).get(prefix + name)
-    if renamed:
+    if renamed := getattr(parent, "__renamed__", {}).get(name):
         if " " in renamed:
             return str(renamed)
         return f"it is called {prefix + renamed if renamed in keys_of(parent) else renamed}"
-    elsewhere = {option.removeprefix("--"): [option] for option in RESERVED}
-    for dotted, key in walk(root):
-        elsewhere.setdefault(key.name, []).append(dotted)
-    near = nearest(name, keys_of(parent), 0.75)
-    if "[" in prefix and name in elsewhere.get(name, ()):  # in a stage, a key that only the whole run has
+    known = {option.removeprefix("--"): [option] for option in RESERVED}
+    for dotted, _ in walk(root):
+        known.setdefault(dotted.rpartition(".")[2], []).append(dotted)
+    if "[" in prefix and name in known:  # in a stage, a key that only the whole run has
         return f"it belongs to the top level; {prefix[:-1]} has {', '.join(keys_of(parent))}"
-    if near is None and (other := nearest(name, elsewhere, 0.75)):
-        return f"did you mean {' or '.join(elsewhere[other][:3])}?"
-    near = near or nearest(name, keys_of(parent))
-    return f"did you mean {prefix}{near}?" if near else ""
+    known |= {own: [prefix + own] for own in keys_of(parent)}
+    near = nearest(name, known, 0.65)
+    return f"did you mean {' or '.join(known[near][:3])}?" if near else ""

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from common.config.problem import ABSENT, ConfigError, Origin, Problem, join, place
+from common.config.problem import ABSENT, ConfigError, Problem, join, place
 from common.config.schema import admits
 
 
@@ -31,7 +31,7 @@ class Node:
     """
 
     value: Any
-    origin: Origin
+    origin: str
     text: str | None = None
     replace: bool = False
     problem: str = ""
@@ -55,8 +55,7 @@ def plain(node: Node) -> Any:
 
 # --- scalars -----------------------------------------------------------------------------------------------------
 
-_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
-_FLOAT = re.compile(
+_NUMBER = re.compile(
     r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.?(inf|Inf|INF)|\.?(nan|NaN|NAN)"
 )
 _NAMED = {word: value for name, value in (("true", True), ("false", False), ("null", None))
@@ -69,11 +68,9 @@ def scalar(text: str) -> Any:
     """The value of an unquoted word."""
     if text in _NAMED:
         return _NAMED[text]
-    if _INTEGER.fullmatch(text):
-        return int(text)
-    if _FLOAT.fullmatch(text):
-        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-    return text
+    if not _NUMBER.fullmatch(text):
+        return text
+    return int(text) if text.lstrip("+-").isdecimal() else float(text.lower().replace(".i", "i").replace(".n", "n"))
 
 
 def list_items(text: str, annotation: Any, quoted: bool = True) -> list[str]:
@@ -84,7 +81,7 @@ def list_items(text: str, annotation: Any, quoted: bool = True) -> list[str]:
     return [] if quoted and any(isinstance(scalar(item), str) for item in items) else items
 
 
-def scalar_node(text: str, quoted: bool, origin: Origin) -> Node:
+def scalar_node(text: str, quoted: bool, origin: str) -> Node:
     """A scalar from its text: `${env:NAME}` expanded, then read as a number or word unless it was quoted.
 
     Text with references is kept as it is, for `references`.
@@ -132,20 +129,20 @@ _MERGE, _PLAIN = "tag:yaml.org,2002:merge", "unquoted"
 class _Loader(yaml.SafeLoader):
     """PyYAML's loader, but builds `Node`s, and reads unquoted words with `scalar`, not by YAML 1.1's rules.
 
-    If `start` has no line (the command line), it is the origin of every node.
+    `origin_at` names the origin of a line of the text, counted from 0.
     """
 
-    def __init__(self, text: str, start: Origin) -> None:
+    def __init__(self, text: str, origin_at: Callable[[int], str]) -> None:
         super().__init__(text)
-        self.start = start
+        self.origin_at = origin_at
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         if kind is yaml.ScalarNode and implicit[0]:
             return _MERGE if value == "<<" else _PLAIN
         return super().resolve(kind, value, implicit)
 
-    def _origin(self, node: yaml.Node) -> Origin:
-        return _at(self.start, node.start_mark.line)
+    def _origin(self, node: yaml.Node) -> str:
+        return self.origin_at(node.start_mark.line)
 
     def _scalar(self, node: yaml.ScalarNode) -> Node:
         return scalar_node(node.value, node.tag != _PLAIN, self._origin(node))
@@ -154,21 +151,17 @@ class _Loader(yaml.SafeLoader):
         return Node([self.construct_object(item, deep=True) for item in node.value], self._origin(node))
 
     def _mapping(self, node: yaml.MappingNode) -> Node:
-        first: dict[str, Origin] = {}
-        twice: dict[str, str] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be text; put it in quotes", problem_mark=key.start_mark)
-            if key.value in first and key.tag != _MERGE:
-                twice[key.value] = f"this key is given twice, at {first[key.value]} and {self._origin(key)}"
-            first.setdefault(key.value, self._origin(key))
+        own = [key for key, _ in node.value if key.tag != _MERGE]
         self.flatten_mapping(node)  # `<<: *name`: the entries merged in come first, so the mapping's own win
         entries: dict[str, Node] = {}
         for key, item in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be text; put it in quotes", problem_mark=key.start_mark)
             value = self.construct_object(item, deep=True)
-            problem = twice.get(key.value, value.problem)
+            origins = [self._origin(each) for each in own if each.value == key.value]
+            problem = f"this key is given twice, at {' and '.join(origins)}" if len(origins) > 1 else value.problem
             entries[key.value] = replace(value, origin=self._origin(key), problem=problem)  # the key's line
-        flag = entries.pop("$REPLACE", Node(False, self.start)).value
+        flag = entries.pop("$REPLACE", Node(False, "")).value
         if not isinstance(flag, bool):
             raise yaml.MarkedYAMLError(problem="$REPLACE must be true or false", problem_mark=node.start_mark)
         return Node(entries, self._origin(node), replace=flag)
@@ -185,31 +178,35 @@ _Loader.yaml_constructors = {
 
 def read_file(path: Path) -> Node:
     """Read one YAML file, without its bases. Raises `ConfigError` if it is not a readable YAML mapping."""
-    start = Origin(place(path), 1)
+    name = place(path)
+
+    def origin_at(line: int) -> str:
+        return f"{name}:{line + 1}"
+
     try:
-        body = read_text(path.read_text("utf-8-sig"), start) or Node({}, start)
+        body = read_text(path.read_text("utf-8-sig"), origin_at) or Node({}, origin_at(0))
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n")
-        raise _refused("the file is not UTF-8 text; save it as UTF-8", start, line) from error
+        raise _refused("the file is not UTF-8 text; save it as UTF-8", origin_at(line)) from error
     if not isinstance(body.value, dict):
         raise _refused('the top level of the file must be a mapping of keys to values; write "key: value"', body.origin)
     return body
 
 
-def read_text(text: str, start: Origin) -> Node | None:
-    """YAML text, which begins at `start`, as a node; None if it is empty. Raises `ConfigError`."""
+def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
+    """YAML text as a node; None if it is empty. `origin_at`: as in `_Loader`. Raises `ConfigError`."""
     try:
-        node: Node | None = _Loader(text, start).get_single_data()
+        node: Node | None = _Loader(text, origin_at).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else 0
         cause = ", ".join(filter(None, (error.context, error.problem)))
         hint = next((text for part, text in _CAUSES.items() if re.search(part, cause)), "the lines there are")
         shown = [f"\n      {at:>4} | {each}" for at, each in enumerate(text.splitlines(), 1) if 0 <= line + 1 - at <= 1]
-        raise _refused(f"invalid YAML: {cause}", start, line, "".join([hint, *shown])) from error
+        raise _refused(f"invalid YAML: {cause}", origin_at(line), "".join([hint, *shown])) from error
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
-        raise _refused("the file contains a control character; remove it", start, line) from error
+        raise _refused("the file contains a control character; remove it", origin_at(line)) from error
     return node
 
 
@@ -223,9 +220,5 @@ _CAUSES = {
 }
 
 
-def _refused(rule: str, start: Origin, line: int = 0, hint: str = "") -> ConfigError:
-    return ConfigError([Problem("", ABSENT, rule, hint, _at(start, line))])
-
-
-def _at(start: Origin, line: int) -> Origin:
-    return start if start.line is None else Origin(start.source, start.line + line)
+def _refused(rule: str, origin: str, hint: str = "") -> ConfigError:
+    return ConfigError([Problem("", ABSENT, rule, hint, origin)])

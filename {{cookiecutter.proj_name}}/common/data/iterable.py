@@ -239,8 +239,8 @@ class IterableStream(BatchStream):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next pass at the saved position. Raises `UserError` if the number of shares differs inside one."""
         states = state["states"]
-        if not all("dataset" in each for each in states) or not self.is_exactly_resumable:
-            return
+        if not all({"dataset", "sample"} <= each.keys() for each in states) or not self.is_exactly_resumable:
+            return  # the epoch is read again
         if self._batches.shares and len(states) != self.rank.world_size:
             if all(each.get("ended") for each in states):  # between epochs: every share starts anew
                 return
@@ -249,8 +249,3 @@ class IterableStream(BatchStream):
                 f"checkpoint was saved inside an epoch, so it is resumed with as many, not {self.rank.world_size}"
             )
         self._start = states[self.rank.rank if self._batches.shares else 0]
-        if "sample" not in self._start:
-            raise UserError(
-                "dataset.train: the checkpoint was saved inside an epoch by an earlier version, which did "
-                "not record the position in a stream; use only its weights: --progress.start_epoch 0"
-            )

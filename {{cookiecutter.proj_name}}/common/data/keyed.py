@@ -5,8 +5,8 @@ makes them depend on the item alone: not on the number of workers or ranks, nor 
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -74,14 +74,12 @@ class KeyedBatches:
         return items
 
 
-@contextmanager
-def loop_streams_unchanged() -> Iterator[None]:
+def loop_streams_unchanged() -> AbstractContextManager[None]:
     """Restore the global generators on exit: reading data leaves the training loop's numbers (dropout) unchanged.
 
     Does nothing in a worker process, which has no training loop.
     """
-    with nullcontext() if torch.utils.data.get_worker_info() is not None else random_state_unchanged():
-        yield
+    return random_state_unchanged() if torch.utils.data.get_worker_info() is None else nullcontext()
 
 
 def seed_all(seed: int) -> None:

@@ -2,28 +2,22 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import islice
-from pathlib import Path
+from itertools import islice, tee
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
 from pydantic import Field
 from torch.utils.data import DataLoader
 
-from common.base.errors import UserError
-from common.config import Problem, section
+from common.config import section
 from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
 from common.data.prefetch import prefetch_to_device
-from common.data.view import SetSection, View, build_set, is_map_style, kind_of
 from common.data.workers import WorkerStart, end_workers, read
 from common.distributed import Rank
 from common.progress import Position
-
-# Keys of a data set's section that the loader reads; all others are arguments of the data set.
-OWN = ("eval_batch_size",)
 
 
 @section
@@ -57,33 +51,19 @@ class LoaderConfig:
     timeout: Annotated[int, Field(ge=0, description="seconds to wait for a worker's batch; 0: no limit")] = 0
 
 
-class DatasetSection(SetSection):
-    """Checks a section that describes one split: `{type: DigitsDataset, eval_batch_size: 256, shift: 1}`."""
-
-    ignore = OWN
-
-    def check(self, value: Any, key: str) -> Iterator[Problem]:
-        if value is None:
-            return
-        yield from super().check(value, key)
-        size = value.get("eval_batch_size", 1) if isinstance(value, Mapping) else 1
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            yield Problem(f"{key}.eval_batch_size", size, "must be a whole number, at least 1")
-
-
 class _Keys:
-    """The batch sampler: the key of each micro-batch of this process, from the position `at` to the end of its epoch.
+    """The batch sampler: the key of each micro-batch of this process in the rest of an epoch.
 
     Workers read ahead of the loop, so this is ahead of it too.
     """
 
-    def __init__(self, plan: EpochPlan) -> None:
-        self.plan, self.at = plan, Position()
+    epoch: int
+    global_batches: Iterator[GlobalBatch]
 
     def __iter__(self) -> Iterator[BatchKey]:
-        for global_batch in self.plan.global_batches(self.at):
+        for global_batch in self.global_batches:
             for indices in global_batch.indices:
-                yield self.at.epoch, indices
+                yield self.epoch, indices
 
 
 class Step(NamedTuple):
@@ -91,22 +71,6 @@ class Step(NamedTuple):
 
     batches: list[Any]
     global_batch: GlobalBatch
-
-
-def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:
-    """The data set of one split.
-
-    Raises:
-        UserError: it is empty, cannot be indexed (except for training), or raises one itself (a missing folder, ...).
-    """
-    dataset = build_set(part, mode, data_dir, OWN)
-    if not is_map_style(dataset):
-        if mode != "train":
-            raise UserError(f"dataset.{mode}: {kind_of(dataset)} needs __len__ and __getitem__ to be evaluated on")
-        return dataset
-    if len(dataset) == 0:
-        raise UserError(f"dataset.{mode}: {kind_of(dataset)} has no samples")
-    return View(dataset, limit=limit) if limit else dataset
 
 
 class BatchStream(Protocol):
@@ -164,7 +128,7 @@ class TrainStream(BatchStream):
         self.plan = plan
         self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.order.size
         self.samples_per_step = plan.samples_per_step
-        self._keys = _Keys(plan)
+        self._keys = _Keys()
         self._copied_to = device if config.prefetch_to_device and device.type == "cuda" else None
         self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.order.seed)
         self._loader = make_loader(self._batches, config, worker, plan.order.seed, device, batch_sampler=self._keys)
@@ -189,12 +153,13 @@ class TrainStream(BatchStream):
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
-        self._keys.at = at
+        self._keys.epoch = at.epoch
+        self._keys.global_batches, global_batches = tee(self.plan.global_batches(at))
         batches: Iterator[Any] = read(self._loader)
         if self._copied_to is not None:
             batches = prefetch_to_device(batches, self._copied_to)
         # In this order, the loader is read to its end, so that its workers stop at once.
-        for first, global_batch in zip(batches, self.plan.global_batches(at), strict=False):
+        for first, global_batch in zip(batches, global_batches, strict=False):
             yield Step([first, *islice(batches, len(global_batch.sizes) - 1)], global_batch)
 
 
@@ -236,6 +201,11 @@ class EvaluationLoader:
     def close(self) -> None:
         """Stop the loader's worker processes, once no more data will be read."""
         end_workers(self._loader)
+
+
+def label(split: str, name: str) -> str:
+    """The name of a set in messages: its split, or split.name."""
+    return f"{split}.{name}" if name else split
 
 
 def make_loader(

@@ -17,7 +17,7 @@ class GlobalBatch(NamedTuple):
         indices: of the samples in each micro-batch of this process; empty for iterable data sets.
         weights: one factor per micro-batch of this process. The mean loss of each micro-batch, multiplied by its
             factor, summed over micro-batches and averaged over processes, is the mean over all samples of the step.
-        sizes: samples in each micro-batch of this process.
+        sizes: samples in each micro-batch of this process; 0 for one of borrowed samples.
         samples: samples over all processes.
         after: the run's position once the step is done.
     """
@@ -64,9 +64,8 @@ class EpochPlan:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in a whole epoch."""
-        return (
-            self.order.size // self.samples_per_step if self.drop_last else -(-self.order.size // self.samples_per_step)
-        )
+        not_full = 0 if self.drop_last else self.samples_per_step - 1
+        return (self.order.size + not_full) // self.samples_per_step
 
     def global_batches(self, at: Position) -> Iterator[GlobalBatch]:
         """The global batches from `at` to the end of its epoch."""
@@ -87,7 +86,7 @@ class EpochPlan:
             indices = [each or window[:borrowed].tolist() for each in own]
             is_last = start == starts[-1]
             at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else start + samples, self.order.size)
-            yield GlobalBatch(indices, weights, [len(each) for each in indices], samples, at)
+            yield GlobalBatch(indices, weights, [len(each) for each in own], samples, at)
 
 
 def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:

@@ -16,8 +16,6 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from common.base.errors import UserError
 from common.failure.signals import die_with_parent
 
-# CUDA's errors in a forked process whose parent uses a GPU: for new tensors, and for existing ones.
-_CUDA_AFTER_FORK = ("Cannot re-initialize CUDA in forked subprocess", "CUDA error: initialization error")
 # A terminal, Slurm, torchrun and `kill -- -GROUP` signal all processes of a run at once.
 _TRAINER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 
@@ -47,13 +45,6 @@ def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
     except UserError as error:
         # torch prefixes an error from a worker with its whole traceback.
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
-    except RuntimeError as error:
-        if not any(text in str(error) for text in _CUDA_AFTER_FORK):
-            raise
-        raise UserError(
-            f"{error}\n  A worker process that was forked cannot use the GPU. Keep the data set on the CPU, or start "
-            "workers with --loader.start_method forkserver, or use none (--worker 0)"
-        ) from error
 
 
 def end_workers(loader: DataLoader[Any]) -> None:

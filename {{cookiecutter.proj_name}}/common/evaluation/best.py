@@ -1,7 +1,7 @@
 """Tracks the best validation, and decides on early stopping. A resume continues both."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -9,13 +9,10 @@ from loguru import logger
 from pydantic import Field
 
 from common.base.errors import UserError
-from common.config import ConfigError, Problem, section
-from common.config.schema import suggestion
+from common.config import section
 
 _CONSTANT_AFTER = 5  # validations
 Mode = Literal["min", "max"]
-Better = bool | Mapping[str, bool] | None
-"""Whether higher values are better, for one value or for each by name; None if unknown."""
 
 
 @section
@@ -37,40 +34,6 @@ class EarlyStopConfig:
     patience: Annotated[int, Field(ge=0, description="validations without a better value before the end; 0: off")] = 0
     lower_bound: Annotated[float | None, Field(description="end when the value falls below this")] = None
     upper_bound: Annotated[float | None, Field(description="end when the value rises above this")] = None
-
-
-def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[str]) -> Mode:
-    """Whether lower or higher values of the metric are better.
-
-    Args:
-        better: whether higher is better, for each loss and metric by name; each may have parts, `name.part`.
-        sets: names of the validation sets, whose values are called `set.value`; "" for a single one.
-
-    Raises:
-        ConfigError: the config has no such metric, its direction is unknown and `mode` auto, or `mode` contradicts it.
-    """
-    name, says = config.metric, _find(config.metric, better, [each for each in sets if each])
-    if says is None and config.mode == "auto":
-        rule = f"cannot tell whether higher values of {name} are better"
-        hint = "set best.mode to min or max, or higher_is_better in the class of the metric"
-        raise ConfigError([Problem("best.mode", config.mode, rule, hint)])
-    if says is not None and config.mode == ("min" if says else "max"):
-        rule = f"would keep the worst model, since {'higher' if says else 'lower'} values of {name} are better"
-        raise ConfigError([Problem("best.mode", config.mode, rule, "leave best.mode out, or set it to auto")])
-    return config.mode if config.mode != "auto" else "max" if says else "min"
-
-
-def _find(metric: str, better: Mapping[str, Better], named: Sequence[str]) -> bool | None:
-    measured = {f"{name}.{value}": says for name in named for value, says in better.items()} if named else better
-    value = max((value for value in measured if f"{metric}.".startswith(f"{value}.")), key=len, default=None)
-    if value is not None:
-        says = measured[value]
-        return says.get(metric.removeprefix(f"{value}.")) if isinstance(says, Mapping) else says
-    hint = suggestion(metric, list(measured), "there is")
-    if named and metric.partition(".")[0] in better:
-        hint = f"dataset.val has sets by name, so say on which one, as in {named[0]}.{metric}"
-    rule = "is neither a loss with a weight other than 0 nor a metric of this config"
-    raise ConfigError([Problem("best.metric", metric, rule, hint)])
 
 
 @dataclass(frozen=True)

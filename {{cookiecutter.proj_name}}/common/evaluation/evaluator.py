@@ -13,16 +13,13 @@ import torch
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.data.loader import EvaluationLoader, Step
-from common.data.sets import label
+from common.data.loader import EvaluationLoader, Step, label
 from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
-from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossSums
-from common.evaluation.metric import MetricDict
 from common.monitor.pictures import Picture, Pixels, save_png
 from common.monitor.show import Show
-from common.monitor.writer import plain, without_twins
+from common.monitor.writer import plain
 from common.optim.precision import Precision
 
 if TYPE_CHECKING:
@@ -100,16 +97,15 @@ class Evaluator:
         Args:
             max_pictures: of each set; see `Gallery` for `fixed`.
         """
-        return SplitResult({loader.name: self.run_one(loader, max_pictures, fixed) for loader in loaders})
+        return SplitResult({each.name: self._run(each, max_pictures, fixed) for each in loaders})
 
-    def run_one(self, loader: EvaluationLoader, max_pictures: int = 0, fixed: bool = False) -> SetResult:
+    def _run(self, loader: EvaluationLoader, max_pictures: int, fixed: bool) -> SetResult:
         """Evaluate on all of `loader`'s data, over all processes, which synchronize only at the end.
 
         Raises:
             EvaluationInterrupted: a process received a stop signal.
         """
-        gallery = self.task.gallery(self.task, self.rank, max_pictures, fixed=fixed)
-        seen = _Pass(LossSums(), self.task.metric.start(), gallery)
+        seen = _Pass(self.task, self.rank, max_pictures, fixed=fixed)
         # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
         idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.lockstep_forward else 0
         with self._evaluating(), error_context(lambda: _where(loader, seen.batches)):
@@ -133,7 +129,7 @@ class Evaluator:
             UserError: with `needs_loss`, the task gives no loss.
         """
         for loader in loaders:
-            seen = _Pass(LossSums(), self.task.metric.start(), self.task.gallery(self.task, Rank(), 1))
+            seen = _Pass(self.task, Rank(), 1)
             where = f"in trying a batch of {label(loader.split, loader.name)} before training"
             with self._evaluating(), error_context(lambda where=where: where):  # type: ignore[misc]
                 batch = next(iter(loader), None)  # as it will be read, so workers start here
@@ -147,15 +143,11 @@ class Evaluator:
 
     def metrics(self, step: Step) -> dict[str, float]:
         """The metrics over the samples of a training step, of all processes. Every process must call this."""
-        seen, plan = (
-            _Pass(LossSums(), self.task.metric.start(), self.task.gallery(self.task, Rank(), 0)),
-            step.global_batch,
-        )
+        seen, plan = _Pass(self.task, Rank(), 0), step.global_batch
         with self._evaluating():
-            for number, batch in enumerate(step.batches):
-                indices = plan.indices[number] if plan.indices else range(plan.sizes[number])
-                if plan.weights[number]:
-                    self._add(seen, batch, indices)
+            for batch, size, weight in zip(step.batches, plan.sizes, plan.weights, strict=True):
+                if weight:
+                    self._add(seen, batch, range(size))
                 elif self.lockstep_forward:
                     self._measure(batch)
             return seen.metrics.compute(self.rank)
@@ -204,14 +196,12 @@ class Evaluator:
         return losses
 
 
-@dataclass
 class _Pass:
     """What one pass over a data set has measured so far."""
 
-    losses: LossSums
-    metrics: MetricDict
-    gallery: Gallery
-    batches: int = 0
+    def __init__(self, task: "Task", rank: Rank, max_pictures: int, *, fixed: bool = False) -> None:
+        self.losses, self.metrics, self.batches = LossSums(), task.metric.start(), 0
+        self.gallery = task.gallery(task, rank, max_pictures, fixed=fixed)
 
 
 def _where(loader: EvaluationLoader, done: int) -> str:
@@ -236,11 +226,3 @@ def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
             save_png(folder / name / f"{picture.name or f'{number:02}'}.png", picture.image)
         for metric, figure in one.figures.items():
             save_png(folder / name / f"{metric}.png", figure)
-
-
-def table(result: SetResult) -> str:
-    """The values, one line each, with six digits; `metrics.json` has all of them."""
-    values = without_twins(result.values)
-    rows = {"samples": f"{result.samples}"} | {name: f"{value:.6g}" for name, value in values.items()}
-    width = max(map(len, rows))
-    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())

@@ -1,8 +1,10 @@
 """The weighted sum of losses that the config names."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
@@ -15,7 +17,6 @@ from common.config.arguments import check_arguments
 from common.config.registry import LOSS_REGISTRY
 from common.config.schema import EditorRule
 from common.distributed import Rank, gather_objects
-from common.evaluation.exact import ExactSum
 from common.evaluation.weight import WeightSchedule
 from common.monitor.meter import to_floats
 from common.progress import Place
@@ -55,13 +56,6 @@ class LossSections(EditorRule):
             mapped = tuple(own["inputs"]) if isinstance(own.get("inputs"), Mapping) else ()
             yield from LOSS_REGISTRY.check(section, below, ignore=_OWN, default_type=name, mapped=mapped)
             yield from check_arguments(_Term, own, below, lambda: "every loss", provided=("name", "function"))
-
-
-def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
-    """The sum and the losses that are part of it; those with the weight 0 are not computed."""
-    sections = sections or {}
-    off = [name for name, section in sections.items() if isinstance(section, Mapping) and section.get("weight") == 0]
-    return ["loss", *(name for name in sections if name not in off)]
 
 
 def _input_path(path: str) -> str:
@@ -167,7 +161,7 @@ def _has_weights(function: Any) -> bool:
 class LossSums:
     """The mean losses of one pass over a data set, from the means of its batches.
 
-    Losses stay on the device, and are read together at the end. Sums are exact, so the means do not depend on
+    Losses stay on the device, and are read together at the end. Sums are rounded once, so the means do not depend on
     which process had which batch.
     """
 
@@ -180,14 +174,13 @@ class LossSums:
 
     def means(self, rank: Rank) -> tuple[dict[str, float], int]:
         """`loss` (the weighted sum) and each part, over the items of all processes; and the number of samples."""
-        own: defaultdict[str, ExactSum] = defaultdict(ExactSum)
-        for (_, count, _), values in zip(self._batches, to_floats([each for _, _, each in self._batches]), strict=True):
-            for name, mean in values.items():
-                own[name].add(mean * count if count else 0.0)  # the mean over nothing is NaN
-        counted = sum(samples for samples, _, _ in self._batches), sum(count for _, count, _ in self._batches)
-        (sums, (samples, total)), *others = gather_objects((own, counted), rank)
-        for more, (more_samples, more_total) in others:
-            samples, total = samples + more_samples, total + more_total
-            for name, part in more.items():
-                sums[name].merge(part)
-        return {name: part.value / max(total, 1) for name, part in sums.items()}, samples
+        values = to_floats([losses for _, _, losses in self._batches])
+        own = [(samples, count, each) for (samples, count, _), each in zip(self._batches, values, strict=True)]
+        all_samples = total = 0
+        terms: defaultdict[str, list[float]] = defaultdict(list)
+        for samples, count, losses in chain.from_iterable(gather_objects(own, rank)):
+            all_samples, total = all_samples + samples, total + count
+            for name, mean in losses.items():
+                terms[name].append(mean * count if count else 0.0)  # the mean over nothing is NaN
+        # Rounded once, so the order of the terms has no effect.
+        return {name: math.fsum(each) / max(total, 1) for name, each in terms.items()}, all_samples

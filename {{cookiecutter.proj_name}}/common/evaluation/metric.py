@@ -2,8 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,15 +10,16 @@ from numpy.typing import ArrayLike
 from typing_extensions import Self
 
 from common.base.errors import UserError
-from common.config import ABSENT, Problem
+from common.config import Problem
 from common.config.registry import METRIC_REGISTRY
 from common.config.schema import EditorRule
 from common.distributed import Rank, from_main, gather_objects
-from common.evaluation.best import Better
 from common.evaluation.gathered import Results, SampleBuffer
 from common.evaluation.loss import by_part
 from common.monitor.pictures import Pixels, to_rgb
 
+Better = bool | Mapping[str, bool] | None
+"""Whether higher values are better, for one value or for each by name; None if unknown."""
 Value = float | dict[str, float]
 """One number, or several by name."""
 
@@ -29,7 +29,7 @@ class Metric(ABC):
 
     An object starts empty, sees every batch of one process, merges the objects of the other processes, and computes.
     It is sent between processes, so its attributes are numbers, lists and CPU tensors. Count in whole numbers, and keep
-    floats in a `common.evaluation.exact.ExactSum`: then the value does not depend on the number of processes.
+    floats in a list that `compute` adds with `math.fsum`: then the value does not depend on the number of processes.
     """
 
     higher_is_better: ClassVar[Better] = None
@@ -91,25 +91,6 @@ class MetricSections(EditorRule):
             yield from METRIC_REGISTRY.check(section or {}, f"{key}.{name}", default_type=name)
 
 
-def check_names(metrics: Iterable[str], losses: Iterable[str]) -> Iterator[Problem]:
-    """A problem for each metric with the name of a loss, whose value it would replace in every record."""
-    for metric in metrics:
-        if metric in ("loss", *losses):
-            rule = "is the name of a loss too, and only one of the two values could be kept"
-            hint = "call one of them something else and name its type, as in my_name: {type: ...}"
-            yield Problem(f"metric.{metric}", ABSENT, rule, hint)
-
-
-def which_are_better(sections: Mapping[str, Any]) -> dict[str, Better]:
-    """`higher_is_better` of each metric's class; None if the class is not found, which `MetricSections` reports."""
-    found: dict[str, Better] = dict.fromkeys(sections)
-    for name, section in sections.items():
-        kind = section.get("type", name) if isinstance(section, Mapping) else name
-        with suppress(UserError):
-            found[name] = getattr(METRIC_REGISTRY.get(str(kind)), "higher_is_better", None)
-    return found
-
-
 class MetricFactory:
     """The configured metrics, empty."""
 
@@ -119,9 +100,7 @@ class MetricFactory:
             metric = METRIC_REGISTRY.build({"type": name, **(section or {})})
             if not isinstance(metric, (Metric, GatheredMetric)):
                 kind = type(metric).__name__
-                raise UserError(
-                    f"metric.{name}: {kind} derives from neither Metric nor GatheredMetric (common.evaluation.metric)"
-                )
+                raise UserError(f"metric.{name}: {kind} derives from neither Metric nor GatheredMetric")
             self._empty[name] = metric
 
     def start(self) -> "MetricDict":

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from common.base.files import warn_on_oserror
 from common.config import dump, section
-from common.data.sets import label
+from common.data.loader import label
 from common.distributed import Rank, sum_over_ranks
 from common.distributed.sharded import local
 from common.monitor.clock import Clock, peak_memory

@@ -177,4 +177,6 @@ def _without_decay(
         declared = getattr(module, "no_decay", None)
         chosen = list(inside) if isinstance(module, _NORMS) else list(declared()) if callable(declared) else []
         found |= {inside[name] for name in matched(chosen, list(inside), f"{type(module).__name__}.no_decay()")}
+        if callable(timm := getattr(module, "no_weight_decay", None)):  # not all that these models list exists
+            found |= {inside[name] for name in timm() if name in inside}
     return found

@@ -101,6 +101,9 @@ def build_optimizer(
         raise UserError(f"optim.optim_type {config.optim_type} cannot train {type(model).__name__}: {error}") from error
     if needs_closure(optimizer) and any(is_sharded(parameter) for _, parameter in named):
         raise UserError(f"optim.optim_type {cls.__name__} needs the whole gradient in one place: use dist.strategy ddp")
+    if all(parameter.device.type == "cpu" for _, parameter in named):
+        for group in optimizer.param_groups:  # what torch would choose anew in each step, for 20 us
+            group |= {"foreach": False} if {"foreach": None, "fused": None}.items() <= group.items() else {}
     if len(groups) > 1:
         log_groups(optimizer.param_groups)
     optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)

@@ -11,8 +11,9 @@ import torch
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
-from common.data.view import SetSection, build_set, is_map_style
+from common.data.view import is_map_style
 from custom.datasets.from_files import build_files
+from custom.datasets.sections import SetSection, build_set
 
 Section = Annotated[dict[str, Any], SetSection()]
 _PER_SAMPLE = ("sample_ids", "targets", "labels", "weights")  # they have one value per sample

@@ -7,7 +7,7 @@ from typing import Any
 from common.base.errors import UserError
 from common.config.arguments import fit_arguments
 from common.config.registry import DATASET_REGISTRY
-from common.data.view import transformed
+from custom.datasets.sections import OWN, transformed
 
 
 def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> Any:
@@ -25,7 +25,7 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
             f"dataset.{mode}: {section['type']} cannot read single files; give the class a method from_files (see "
             f'docs/predict.md), or name another data set: --dataset.{mode} "{{type: ImageFiles, size: [32, 32]}}"'
         )
-    given = {name: value for name, value in section.items() if name not in ("type", "transforms", "eval_batch_size")}
+    given = {name: value for name, value in section.items() if name not in ("type", "transforms", *OWN)}
     defaults = {each.name: each.default for each in inspect.signature(kind).parameters.values()}
     defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
     return transformed(make(files, **defaults | fit_arguments(kind, given)), section, mode)

@@ -13,6 +13,8 @@ from custom.writers import flat, mosaic
 
 # TensorBoard opens its first two groups only, and sorts capitals before small letters.
 _FIRST = {"train": "Train", "val": "Val"}
+# Sections that say where and how often things are written, which is not what runs are compared by.
+_NO_COLUMNS = ("checkpoint", "dir", "monitor", "slurm")
 
 
 @WRITER_REGISTRY.register("tensorboard")
@@ -34,7 +36,9 @@ class TensorBoardWriter(Writer):
         # The run's row in HPARAMS, at the start: a run that is killed has one too. Without the summary that lists the
         # metrics, TensorBoard offers every curve as a column, with its last value.
         settings = {
-            key: each if type(each) in (int, float, str) else str(each) for key, each in flat(run.config).items()
+            key: each if type(each) in (int, float, str) else str(each)
+            for key, each in flat(run.config).items()
+            if key.partition(".")[0] not in _NO_COLUMNS
         }
         _, start, self.hparams_end = hparams(settings, {})
         self.board._get_file_writer().add_summary(start)

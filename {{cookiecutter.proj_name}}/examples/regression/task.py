@@ -3,8 +3,8 @@
 from torch import Tensor
 from typing_extensions import Self
 
-from common.evaluation.exact import ExactSum
-from common.evaluation.metric import Metric
+from common.evaluation.gathered import Results
+from common.evaluation.metric import GatheredMetric, Metric
 from common.task import Task
 
 
@@ -20,34 +20,18 @@ class RegressionTask(Task):
         return {"mean": mean, "variance": variance}
 
 
-class R2(Metric):
-    """Share of the target's variance that the predicted mean explains, at most 1.
-
-    Sums are exact, so the value does not depend on how the samples are divided among processes.
-    """
+class R2(GatheredMetric):
+    """Share of the target's variance that the predicted mean explains, at most 1."""
 
     higher_is_better = True
 
-    def __init__(self) -> None:
-        self.samples = 0
-        self.sum, self.squares, self.errors = ExactSum(), ExactSum(), ExactSum()
-
-    def update(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> None:
+    def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
         """Reads `mean` and `y`, both (B,)."""
-        self.samples += len(batch["y"])
-        for mean, y in zip(output["mean"].tolist(), batch["y"].tolist(), strict=True):
-            self.sum.add(y)
-            self.squares.add(y * y)
-            self.errors.add((y - mean) ** 2)
+        return {"mean": output["mean"], "y": batch["y"]}
 
-    def merge(self, other: Self) -> None:
-        self.samples += other.samples
-        self.sum.merge(other.sum)
-        self.squares.merge(other.squares)
-        self.errors.merge(other.errors)
-
-    def compute(self) -> float:
-        return 1 - self.errors.value / (self.squares.value - self.sum.value**2 / self.samples)
+    def compute(self, results: Results) -> float:
+        mean, y = results["mean"].double(), results["y"].double()
+        return 1 - float((y - mean).square().sum() / (y - y.mean()).square().sum())
 
 
 class Coverage(Metric):

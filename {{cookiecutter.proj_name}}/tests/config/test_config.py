@@ -10,7 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import Field, TypeAdapter
 
-from common.config import ConfigError, Problem, Resolved, dump, help_text, parse, resolve, section
+from common.config import ConfigError, Problem, Resolved, dump, resolve, section
+from common.config.registry import Registry
+from support.command_line import parse
+from support.config_text import help_text
 
 
 class EvenWidth:
@@ -191,9 +194,9 @@ def test_base_order_and_origin() -> None:
     found = load("$BASE: [sub/b.yaml, c.yaml]\nresume: r\n")
     assert (found.config.name, found.config.gpu_ids, found.config.resume) == ("b", 1, "r")
     assert (found.config.optim.lr, found.config.optim.eta_min, found.config.optim.steps) == (2, 0.5, [3])
-    assert str(found.origins["optim.lr"]) == "sub/b.yaml:3"
-    assert str(found.origins["optim.steps"]) == "c.yaml:4"
-    assert str(found.origins["optim.kind"]) == "default"
+    assert found.origins["optim.lr"] == "sub/b.yaml:3"
+    assert found.origins["optim.steps"] == "c.yaml:4"
+    assert found.origins["optim.kind"] == "default"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +268,7 @@ def test_a_name_with_dots_is_reached() -> None:
     """R-16: a section named by an import path can be overridden."""
     found = load("loss: {torch.nn.L1Loss: {weight: 1}}", "--loss.torch.nn.L1Loss.weight", "2")
     assert found.values["loss"] == {"torch.nn.L1Loss": {"weight": 2}}
-    assert str(found.origins["loss.torch.nn.L1Loss.weight"]) == "command line: --loss.torch.nn.L1Loss.weight 2"
+    assert found.origins["loss.torch.nn.L1Loss.weight"] == "command line: --loss.torch.nn.L1Loss.weight 2"
 
 
 WRONG = [
@@ -357,7 +360,7 @@ def test_debug_layers_its_own_values_only() -> None:
     found = load("name: x", "--debug", "--optim.lr", "6", debug_overlay="debug.yaml")
     assert (found.config.name, found.config.gpu_ids, found.config.optim.lr) == ("x", 5, 6)
     assert found.values["model"] == {"type": "Conv", "width": 8}
-    assert str(found.origins["gpu_ids"]) == "debug.yaml:2"
+    assert found.origins["gpu_ids"] == "debug.yaml:2"
     assert load("name: x", debug_overlay="debug.yaml").config.gpu_ids == -1
 
 
@@ -436,20 +439,14 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
 def test_list_prints_registries(capsys: pytest.CaptureFixture[str]) -> None:
     """R-16: --list prints all, --list KIND one (singular or plural); an unknown kind names the kinds."""
 
-    class Table:
-        def __init__(self, kind: str):
-            self.kind = kind
-
-        def table(self) -> str:
-            return f"<{self.kind}>"
-
-    tables = (Table("model"), Table("loss"))
-    for words, expected in (("--list", "<model>\n\n<loss>"), ("--list models", "<model>"), ("--list=loss", "<loss>")):
+    registries = (Registry("model"), Registry("loss"))
+    model, loss = (f"{each.kind}:\n  nothing is registered" for each in registries)
+    for words, expected in (("--list", f"{model}\n\n{loss}"), ("--list models", model), ("--list=loss", loss)):
         with pytest.raises(SystemExit):
-            parse(Config, words.split(), registries=tables)
+            parse(Config, words.split(), registries=registries)
         assert capsys.readouterr().out.strip() == expected
     with pytest.raises(ValueError, match="the kinds are model, loss"):
-        parse(Config, ["--list", "x"], registries=tables)
+        parse(Config, ["--list", "x"], registries=registries)
 
 
 def test_sections_are_plain_dataclasses() -> None:

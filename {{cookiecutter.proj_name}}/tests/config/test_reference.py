@@ -69,7 +69,7 @@ def test_the_default_config_shows_every_key_with_its_default(tmp_path: Path) -> 
     file.write_text(files()["configs/default.yaml"])
     resolved = resolve(Config, [file])
     assert resolved.config == Config()
-    assert {origin.source for origin in resolved.origins.values()} == {str(file)}
+    assert {origin.rpartition(":")[0] for origin in resolved.origins.values()} == {str(file)}
 
 
 def test_every_config_is_right_and_fits_the_schema() -> None:

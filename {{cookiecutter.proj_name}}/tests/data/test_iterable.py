@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from common.base.errors import UserError
-from common.checkpoint import write_checkpoint
 from common.data.iterable import IterableStream
 from common.data.loader import LoaderConfig, Step
 from common.distributed import Rank
@@ -245,18 +244,6 @@ def test_a_stream_with_state_resumes_exactly(runs: Runs, name: str, at: int) -> 
     folder = runs.train(*stream(name, "--resume", "auto"), name="cut")
     assert differing(uncut, final(folder)) == []
     assert "this resume is bit-exact" in (folder / "train.log").read_text()
-
-
-@pytest.mark.slow
-def test_a_state_of_an_earlier_version_is_refused(runs: Runs) -> None:
-    """It had no place of its own: that of the run was right then."""
-    cut(runs, "plain", 3, *stream("StatefulStream"))
-    file = runs.root / "cut" / "checkpoints" / "latest.pt"
-    state = load(runs.root / "cut")
-    state["data"] = {"states": [{"dataset": each["dataset"]} for each in state["data"]["states"]]}
-    write_checkpoint(state, file)
-    assert runs.fail(*stream("StatefulStream", "--resume", "auto"), name="cut") == 2
-    assert "use only its weights: --progress.start_epoch 0" in (runs.root / "cut" / "train.log").read_text()
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import train
 from common.base.errors import UserError
 from common.data.keyed import KeyedBatches, find_collate
-from common.data.loader import EvaluationLoader, LoaderConfig, build_dataset
+from common.data.loader import EvaluationLoader, LoaderConfig
 from common.distributed import Rank
 from common.evaluation.gallery import Gallery
 from tests.checkpoint.test_resume import cut, differing, final, words
@@ -22,6 +22,7 @@ from tests.conftest import Runs, metrics, same
 from custom.datasets.digits_dataset import DigitsDataset
 from custom.datasets.mix_collate import CutMix, Mixup
 from custom.datasets.sample_transform import ToFloat, original
+from custom.datasets.sections import build_dataset
 from custom.loss.classification_loss import CrossEntropyLoss
 from custom.tasks.classification_task import ClassificationTask
 

@@ -63,8 +63,8 @@ def test_on_two_processes(runs: Runs) -> None:
     several(runs, 2, runs.words(*words, "false", name="first"))
     several(runs, 2, runs.words(*words, "true", *CHECKED, name="last"))
     near(load(runs.root / "first")["model"], load(runs.root / "last")["model"])
-    told = refused(runs, 2, runs.words(*words, "true", "--dist.strategy", "fsdp", name="fsdp"))
-    assert "prepare.channels_last: dist.strategy fsdp needs contiguous weights" in told
+    message = refused(runs, 2, runs.words(*words, "true", "--dist.strategy", "fsdp", name="fsdp"))
+    assert "prepare.channels_last: dist.strategy fsdp needs contiguous weights" in message
 
 
 def log(folder: Path) -> str:

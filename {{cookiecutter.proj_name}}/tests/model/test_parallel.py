@@ -51,7 +51,7 @@ def test_single_names_can_be_frozen(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--prepare.freeze", "[feature.0.0.weight]"], "prepare.freeze: feature.0.0.weight matches none"),
         (["--prepare.freeze", "[feature.0.0.weight]"], "did you mean features.0.0.weight?"),
@@ -61,12 +61,12 @@ def test_single_names_can_be_frozen(runs: Runs) -> None:
         (["--prepare.fsdp.blocks", "[nothing.*]"], "prepare.fsdp.blocks: nothing.* matches none"),
     ],
 )
-def test_a_pattern_that_matches_nothing_is_refused(runs: Runs, words: list[str], told: str) -> None:
+def test_a_pattern_that_matches_nothing_is_refused(runs: Runs, words: list[str], message: str) -> None:
     """R-25, R-36: before an earlier run of the name is moved out of the way."""
     runs.train("--progress.epoch", "1")
     with pytest.raises(UserError) as caught:
         runs.train(*words)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert [path.name for path in runs.root.iterdir()] == ["run"]
 
 
@@ -79,14 +79,14 @@ def unfreezing_late(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("plugin", "told"),
+    ("plugin", "message"),
     [("freezing_late", "head.2.bias was frozen after"), ("unfreezing_late", "features.0.0.weight was unfrozen after")],
 )
-def test_freezing_later_is_refused(runs: Runs, plugin: str, told: str) -> None:
+def test_freezing_later_is_refused(runs: Runs, plugin: str, message: str) -> None:
     """R-36: once the model is prepared, others rely on what is trained."""
     words = ["--plugins", f"[tests.model.test_parallel:{plugin}]", "--prepare.freeze", "[features.*]"]
     assert runs.fail(*words) == 2
-    assert told in log(runs.root / "run")
+    assert message in log(runs.root / "run")
     assert "Use prepare.freeze" in log(runs.root / "run")
 
 
@@ -187,8 +187,8 @@ def test_compiled_on_two_ranks(runs: Runs) -> None:
 @pytest.mark.slow
 def test_unused_parameters_are_named(runs: Runs) -> None:
     """R-36, CT-18: before the first step, on all ranks alike, with what to do; freezing them helps."""
-    told = refused(runs, 2, runs.words(*SPARE, "{type: tests.parts.Spare}"))
-    assert "2 parameters get no gradient in a first step, and DDP would wait for it: spare.weight, spare.bias." in told
+    said = refused(runs, 2, runs.words(*SPARE, "{type: tests.parts.Spare}"))
+    assert "2 parameters get no gradient in a first step, and DDP would wait for it: spare.weight, spare.bias." in said
     several(runs, 2, runs.words(*SPARE, "{type: tests.parts.Spare}", "--prepare.freeze", "[spare.*]"))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from common.config import ConfigError
 from common.monitor.writer import Writer, WriterRun
@@ -130,7 +131,11 @@ def test_what_tensorboard_shows(runs: Runs) -> None:
     assert [each.step for each in board.Histograms("weights/head.2.weight")] == [4, 6]
     assert "weights/head.2.weight.grad" in found["histograms"]
     assert {f"run/{name}/text_summary" for name in ("config", "environment", "model")} <= set(found["tensors"])
-    assert set(board.summary_metadata) >= {"_hparams_/session_start_info", "_hparams_/session_end_info"}
+    about = board.summary_metadata
+    assert set(about) >= {"_hparams_/session_start_info", "_hparams_/session_end_info"}
+    started = HParamsPluginData.FromString(about["_hparams_/session_start_info"].plugin_data.content)
+    settings = started.session_start_info.hparams
+    assert settings["optim.lr"].number_value and not any(key.startswith("dir.") for key in settings)
     left = folder / "eval" / "epoch_000001"
     assert {f"{name}.png" for name in ("ConfusionMatrix", "MeanAveragePrecision", "00", "09")} <= {
         path.name for path in left.iterdir()

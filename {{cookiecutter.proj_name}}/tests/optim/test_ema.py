@@ -281,8 +281,8 @@ def test_an_average_in_host_memory(runs: Runs) -> None:
     words = ["--optim.ema", "{decay: 0.9}", "--progress.epoch", "1"]
     here, host = runs.train(*words, name="here"), runs.train(*words, "--optim.ema.device", "cpu", name="host")
     assert same(load(here)["ema"], load(host)["ema"])
-    told = refused(runs, 2, runs.words(*words, "--optim.ema.device", "cpu", "--dist.strategy", "fsdp", name="fsdp"))
-    assert "optim.ema.device cpu: with dist.strategy fsdp the average is sharded" in told
+    message = refused(runs, 2, runs.words(*words, "--optim.ema.device", "cpu", "--dist.strategy", "fsdp", name="fsdp"))
+    assert "optim.ema.device cpu: with dist.strategy fsdp the average is sharded" in message
 
 
 @pytest.mark.parametrize(

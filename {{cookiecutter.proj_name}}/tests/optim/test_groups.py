@@ -176,8 +176,8 @@ class Scaled(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.zeros(1, 3))
 
-    def no_decay(self) -> list[str]:
-        return ["scale"]
+    def no_weight_decay(self) -> set[str]:  # as in timm's models
+        return {"scale", "dist_token"}
 
 
 class Picky(nn.Module):
