@@ -19,12 +19,11 @@ from common.monitor.log import logger, setup_log
 from common.monitor.writer import without_twins
 from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
-from common.run.folder import drop_stored_launch_options, stored_config
-from common.run.paths import eval_dir
-from common.run_context import managed_evaluation
 from common.task import Place
 from support.advice import explained
 from support.command_line import parse
+from support.evaluation_folder import error_files, eval_dir
+from support.stored_config import drop_stored_launch_options, stored_config
 from support.summary import shown_path
 from custom.build import PROJECT, build_evaluation, build_task, class_names
 from custom.config import EvalConfig
@@ -51,7 +50,7 @@ def main(argv: list[str]) -> int:
     set_up_process(config.dist, place)
     path = best_in(Path(config.model_pt or which_checkpoint()).expanduser())
     folder = eval_dir(config.dir, path, config.split, PROJECT)
-    with together(place, config.dist, resolved.values) as rank, managed_evaluation(rank, folder), explained():
+    with together(place, config.dist, resolved.values) as rank, error_files(rank, folder), explained():
         evaluate(config, path, folder, rank)
     return 0
 
@@ -94,7 +93,7 @@ def check_command(argv: list[str]) -> None:
     read_checkpoint(path)
     raise UserError(
         f"there is no config.yaml in the run folder of {path}; take the config from the checkpoint:\n"
-        f"  python -m common.checkpoint {path} --config > its_config.yaml\n"
+        f"  python -m tools.checkpoint {path} --config > its_config.yaml\n"
         f"  python evaluate.py --config its_config.yaml --model_pt {path}"
     )
 

@@ -6,11 +6,12 @@ from common import distributed
 from common.config.registry import REGISTRIES, import_path
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
-from common.run.folder import drop_stored_launch_options, stored_config
 from common.run_context import managed_run
 from common.trainer import Trainer
 from support.advice import explained
 from support.command_line import parse
+from support.job_script import write_job_script
+from support.stored_config import drop_stored_launch_options, stored_config
 from support.summary import log_end, log_start
 from custom.build import PROJECT, build_parts
 from custom.config import Config
@@ -37,6 +38,7 @@ def main(argv: list[str]) -> int:
     with managed_run(config, resolved, command, PROJECT) as run, explained():
         parts = build_parts(config, run.rank, run.seed)
         run.open()  # after building, so that a mistake there does not move an earlier run of this name
+        write_job_script(run)
         trainer = Trainer(config, parts, run)
         for name in config.plugins:
             import_path(name)(trainer)

@@ -8,12 +8,10 @@ from typing import Any
 
 from loguru import logger
 
-from common import distributed
-from common.base.errors import UserError
 from common.base.files import write_text
 from common.checkpoint import CheckpointFolder, LoadedCheckpoint, find_checkpoint, weights_path
 from common.config import Resolved
-from common.distributed import Rank, barrier
+from common.distributed import Rank, barrier, find_rank, from_main
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.failure.monitor import print_failure
@@ -22,8 +20,8 @@ from common.failure.report import Failure, describe
 from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
 from common.progress import Outcome
-from common.run.folder import OpenRun, check_stays, is_same_launch, open_run
-from common.run.lock import check_free
+from common.run.folder import OpenRun, check_stays, is_restart, open_run
+from common.run.lock import is_held
 from common.run.paths import RunPaths
 from common.run.record import environment_text
 from common.run.status import now, read_status, write_status
@@ -45,7 +43,7 @@ def managed_run(
         UserError: the checkpoint does not exist, or the processes do not match.
         SystemExit: an error that was already reported.
     """
-    place = distributed.find_rank(config.gpu_ids, config.dist)
+    place = find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, place)
     paths = RunPaths.for_run(config.dir, config.name, project)
     with together(place, config.dist, resolved.values) as rank:
@@ -73,6 +71,7 @@ class RunContext:
         paths: the paths in the run's folder.
         checkpoint: the checkpoint that the run starts from, or None.
         only_weights: take only the weights of `checkpoint`, because this is a new run.
+        folder: the run's folder, once it is open; None in all processes but the main one.
         seed: of the whole run, configured or drawn.
         monitor: exists after `open`.
     """
@@ -85,37 +84,45 @@ class RunContext:
     paths: RunPaths
     checkpoint: LoadedCheckpoint | None = None
     only_weights: bool = False
+    folder: OpenRun | None = None
     seed: int = field(init=False)
     monitor: Monitor = field(init=False)
     _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
-    _folder: OpenRun | None = None  # only in the main process
     _is_open: bool = False
 
     def choose_start(self) -> None:
         """Find the checkpoint that the run starts from, and its seed."""
         config, rank = self.config, self.rank
         # A job restarted by its launcher continues its own run, whatever --resume and start_epoch say; never another.
-        restarted = rank.restarted and is_same_launch(self.paths, rank.launched_as)
-        restarted = distributed.from_main(restarted and any(self.paths.checkpoints.glob("*.pt")), rank)
+        restarted = is_restart(self.paths, rank) and any(self.paths.checkpoints.glob("*.pt"))
+        restarted = from_main(restarted, rank)
         self.only_weights = config.progress.start_epoch == 0 and not restarted
         resume = "auto" if restarted else config.resume
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
         continued = None if self.only_weights else self.checkpoint
-        if continued is not None and continued.belongs_to(self.paths.root):
+        if continued is not None and self.paths.contains(continued.path):
             self._resumed = continued
         else:  # an earlier run of this name will be moved, so this run may not need weights from it
             path = None if self.checkpoint is None else self.checkpoint.path
             init = weights_path(config.init_from.path, self.project)
             check_stays({"init_from.path": init, "resume": path}, self.paths)
         # A drawn seed belongs to the run, because it determines the order of its samples.
-        self.seed = choose_seed(config.dist, rank, drawn=None if continued is None else continued.seed)
+        self.seed = choose_seed(config.dist, rank, drawn=continued.state["about"]["seed"] if continued else None)
 
     def open(self) -> None:
         """Open the run's folder, log and monitor. Moves an earlier run of this name away."""
         config, rank, resumed = self.config, self.rank, self._resumed
         barrier(rank)  # all processes have read the checkpoint and built their parts without error
         if rank.is_main:
-            self._folder = self._open_folder()
+            self.folder = open_run(
+                self.paths,
+                resume=resumed is not None,
+                resolved_values=self.values,
+                argv=self.argv,
+                seed=self.seed,
+                rank=rank,
+                project=self.project,
+            )
         barrier(rank)  # the folder exists
         setup_log(
             config.monitor.log_level,
@@ -124,8 +131,8 @@ class RunContext:
             file=self.paths.log_file(rank.rank),
             banner="started again" if resumed is None else f"resumed at step {resumed.step}",
         )
-        if self._folder is not None:
-            logger.info("started\n{}", environment_text(self._folder.record))
+        if self.folder is not None:
+            logger.info("started\n{}", environment_text(self.folder.record))
             checkpoints = CheckpointFolder(self.paths.checkpoints)
             checkpoints.clean()
             if resumed is not None:
@@ -133,7 +140,7 @@ class RunContext:
         self.monitor = Monitor(
             config.monitor,
             rank,
-            self._folder,
+            self.folder,
             resume_step=None if resumed is None else resumed.step,
             local_pictures=config.progress.local_progress,
             values=self.values,
@@ -141,20 +148,6 @@ class RunContext:
         self._is_open = True
         if config.resume is not None and self.checkpoint is None:
             logger.info("resume {}: nothing was saved yet, so the run starts from the beginning", config.resume)
-
-    def _open_folder(self) -> OpenRun:
-        folder = open_run(
-            self.paths,
-            resume=self._resumed is not None,
-            resolved_values=self.values,
-            argv=self.argv,
-            seed=self.seed,
-            rank=self.rank,
-            project=self.project,
-        )
-        for file in self.paths.root.glob("error_rank*.txt"):  # from an earlier attempt
-            file.unlink(missing_ok=True)
-        return folder
 
     def end(self, outcome: Outcome) -> None:
         """Write the last log line and the status of a run that ended without an error."""
@@ -164,8 +157,8 @@ class RunContext:
         """Close the files and unlock the folder. May be called twice."""
         if self._is_open:
             self.monitor.close()
-        if self._folder is not None:
-            self._folder.release()
+        if self.folder is not None:
+            self.folder.release()
 
     def fail(self, error: BaseException) -> None:
         """Record `error` and end all processes. Returns only for a single process that has not opened its folder: the
@@ -186,94 +179,58 @@ class RunContext:
         if self._is_open:
             self._record_while_open(failure, to_terminal)
             return
-        written = False
-        with suppress(OSError, UserError):  # not writable, or another process uses the folder
-            written = self._record_before_open(failure)
-        print_failure(failure, to_terminal, self.paths.error_file(failure.rank) if written and failure.trace else None)
+        details = None
+        with suppress(OSError):  # the folder cannot be written
+            details = self._record_before_open(failure)
+        print_failure(failure, to_terminal, details)
 
-    def _record_before_open(self, failure: Failure) -> bool:
-        """Write to the folder of this run. Skips an earlier run's folder, and creates none for a user's mistake."""
-        paths, rank = self.paths, self.rank
-        is_new = not paths.root.is_dir()
-        is_continued = paths.contains(self.config.resume if self.config.progress.start_epoch else None) or (
-            rank.restarted and is_same_launch(paths, rank.launched_as)
-        )
-        if not failure.trace if is_new else paths.record_file.exists() and not is_continued:
-            return False
-        check_free(paths.lock_file)
+    def _record_before_open(self, failure: Failure) -> Path | None:
+        """Write to the folder of this run. Skips the folder of an earlier run, and one that another process uses;
+        creates none for a user's mistake. Returns the file with the traceback, if there is one."""
+        paths, is_new = self.paths, not self.paths.root.is_dir()
+        is_resumed = paths.contains(self.config.resume if self.config.progress.start_epoch else None)
+        is_continued = is_resumed or is_restart(paths, self.rank)
+        is_skipped = not failure.trace if is_new else paths.record_file.exists() and not is_continued
+        if is_skipped or is_held(paths.lock_file):
+            return None
         paths.root.parent.mkdir(exist_ok=True)
         paths.root.mkdir(exist_ok=True)
-        if failure.rank == rank.rank:
-            keep_error(failure, paths)
-        text = failure.text(paths.error_file(failure.rank) if failure.trace else None)
-        add_to_log(paths.log_file(rank.rank), f"{now()} {text}\n", "a start that failed before the run was open")
-        if rank.is_main:
-            write_status(paths, "failed", reason=failure.reason)
-        return True
+        return self._record_without_log(failure, self.rank.rank, None, "a start that failed before the run was open")
 
     def _record_while_open(self, failure: Failure, to_terminal: bool) -> None:
         if failure.rank == self.rank.rank:
             keep_error(failure, self.paths)
-        paths = self._put_back(failure)
+        self.monitor.fail(failure.reason)
+        paths = self.paths
+        if self.folder is not None and self.monitor.step == self.monitor.start:  # no step was trained
+            self.monitor.close()  # some writers open files by name
+            with suppress(OSError):  # the log says where the earlier run is
+                paths = self.folder.undo(is_mistake=not failure.trace)
         if paths is not self.paths:
             text = "no step was trained: {} is the earlier run again, and the files of this start are in {}"
             logger.opt(depth=2).warning(text, self.paths.root, paths.root)
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
         level = "WARNING" if not to_terminal else "CRITICAL" if failure.trace else "ERROR"
-        details = paths.error_file(failure.rank) if failure.trace else None
-        logger.opt(depth=2).log(level, "{}", failure.text(details))
-        self.monitor.fail(failure.reason)
-        if self._folder is not None and not failure.trace and self.monitor.step == self.monitor.start:
-            self._folder.withdraw()
-        if to_terminal and failure.rank == 0 and not self.rank.is_main:
-            self._record_for_rank_0(failure)
+        logger.opt(depth=2).log(level, "{}", failure.text(paths.error_file(failure.rank) if failure.trace else None))
+        rank_0_is_gone = to_terminal and failure.rank == 0 and not self.rank.is_main
+        if rank_0_is_gone and (read_status(self.paths) or {}).get("state") == "running":
+            with suppress(OSError):
+                self._record_without_log(failure, 0, self.monitor.step, "written by another process")
         if not self.rank.is_alone:  # this process ends without returning from `managed_run`
             self.close()
 
-    def _put_back(self, failure: Failure) -> RunPaths:
-        """Give an earlier run its folder back if no step was trained. Returns the paths of this run's files."""
-        if self._folder is None or self._folder.earlier is None or self.monitor.step != self.monitor.start:
-            return self.paths
-        self.monitor.fail(failure.reason)
-        self.monitor.close()
-        try:
-            return self._folder.put_back(self._folder.earlier)
-        except OSError:  # the log says where the earlier run is
-            return self.paths
-
-    def _record_for_rank_0(self, failure: Failure) -> None:
-        """Record the failure in rank 0's files, because rank 0 was killed; needs a shared folder."""
-        status = read_status(self.paths)
-        if status is None or status["state"] != "running":
-            return
-        with suppress(OSError):
+    def _record_without_log(self, failure: Failure, rank: int, step: int | None, banner: str) -> Path | None:
+        """Record the failure in the files of `rank`, which has no open log: not yet, or it was killed."""
+        if failure.rank == rank:
             keep_error(failure, self.paths)
-            add_to_log(self.paths.log_file(0), f"{now()} {failure.text()}\n", "written by another process")
-            write_status(self.paths, "failed", step=self.monitor.step, reason=failure.reason)
+        details = self.paths.error_file(failure.rank) if failure.trace else None
+        add_to_log(self.paths.log_file(rank), f"{now()} {failure.text(details)}\n", banner)
+        if rank == 0:
+            write_status(self.paths, "failed", step=step, reason=failure.reason)
+        return details
 
 
 def keep_error(failure: Failure, paths: RunPaths) -> None:
     """Write the full report of a failure to the `error_rank<k>.txt` of the process that failed."""
     with suppress(OSError):  # for example a full disk; the terminal still shows it
         write_text(paths.error_file(failure.rank), f"{now()}\n{failure.text()}\n")
-
-
-@contextmanager
-def managed_evaluation(rank: Rank, folder: Path) -> Iterator[None]:
-    """Write the traceback of an error inside to `error_rank<k>.txt` in `folder`."""
-    paths = RunPaths(folder)
-
-    def record_failure(failure: Failure, to_terminal: bool) -> None:
-        if failure.trace and failure.rank == rank.rank:
-            with suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-            keep_error(failure, paths)
-        print_failure(failure, to_terminal, paths.error_file(failure.rank) if failure.trace else None)
-
-    rank.failure_monitor.sink = record_failure
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:
-        if rank.is_alone:
-            record_failure(describe(error, rank), False)  # not to the terminal: `reported` prints it
-        raise

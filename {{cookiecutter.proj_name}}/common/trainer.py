@@ -117,7 +117,7 @@ class Trainer:
             torch.autograd.set_detect_anomaly(self.config.debug.debug_mode),
             self.stop_signals.listening(),
             self.monitor.training(self.at, self.total_steps, self.config.progress.epoch),
-            self.saver.writing(),
+            self.saver,
             error_context(lambda: whereabouts(self.stream, self.step, self.at)),
         ):
             self.rehearse()

@@ -1,2 +1,2 @@
-"""What train.py, predict.py and the tools share: the command line, advice, summaries, reports, sweeps, Slurm jobs. It
-uses `common` and your package; neither depends on it to train."""
+"""What train.py, predict.py and the tools share: the command line, advice, summaries, reports, `job.sh`, sweeps, Slurm
+jobs. It uses `common` and your package; neither depends on it to train."""

@@ -24,11 +24,11 @@ from common.failure.program import leave, reported
 from common.model import prepare
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
-from common.run.folder import stored_config
 from common.run.paths import RunPaths
 from common.task import Place
 from support.command_line import parse
 from support.cost import Subject, measure, module_rows
+from support.stored_config import stored_config
 from custom.build import PROJECT, build_stream, build_task
 from custom.config import Config
 

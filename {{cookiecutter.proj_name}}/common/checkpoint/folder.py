@@ -27,15 +27,6 @@ class LoadedCheckpoint:
         """Optimizer steps done."""
         return int(self.state["position"]["step"])
 
-    @property
-    def seed(self) -> int:
-        """The seed of its run, configured or drawn."""
-        return int(self.state["about"]["seed"])
-
-    def belongs_to(self, run: Path) -> bool:
-        """Whether it lies in the folder `run`: a resume then continues that run."""
-        return self.path.resolve().is_relative_to(run.resolve())
-
 
 class CheckpointFolder:
     """`latest.pt`, the one before it as `previous.pt`, `best.pt`, and `step_<number>.pt`.

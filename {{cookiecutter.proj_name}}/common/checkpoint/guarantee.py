@@ -142,8 +142,9 @@ def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[
         old, new: fingerprints.
         safe, breaking: changes of the config.
     """
-    differing = list(changes({**old, "code": {}}, {**new, "code": {}}))
-    code = _changed_code(old.get("code", {}), new["code"], safe)
+    found = list(changes({"code": {}, **old}, new))
+    differing = [change for change in found if not change.matches(["code.*"])]
+    code = _changed_code([change for change in found if change not in differing], safe)
     order = [change.arrow for change in differing if change.key in ("seed", "samples per epoch")]
     order += [change.arrow for change in breaking]
     if not new["data position restored"]:
@@ -155,31 +156,30 @@ def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[
         reasons.append("CUDA without dist.deterministic strict")
     if "compiled" in new["model"]:
         reasons.append("torch.compile, whose code depends on the shapes that it saw first")
-    measuring = ", ".join(change.key for change in safe if change.matches(_MEASURING))
-    note = (
-        f". With {measuring} changed, a run that had the new values from its start may differ: in when and what it "
-        "measured, and in a learning rate that follows the run's length or its validation"
-    )
     if code:
         text = (
             f"not guaranteed to be bit-exact or sample-exact, since {'; '.join(code + reasons)}; state and place in "
             "the data are those of the checkpoint"
         )
     elif reasons:
-        text = f"sample-exact, not bit-exact ({'; '.join(reasons)}): every sample once"
+        text = f"sample-exact, not bit-exact ({'; '.join(reasons)}): every sample is used once"
         if old["ranks"] != new["ranks"]:
             text += "; the random streams of the ranks (dropout) start again"
     else:
         text = "bit-exact: weights and metrics will be those of a run that was never stopped"
-    return f"this resume is {text}{note if measuring else ''}"
+    if measuring := ", ".join(change.key for change in safe if change.matches(_MEASURING)):
+        text += (
+            f". A run with the new {measuring} from its start might have measured other values or at other steps, "
+            "and had another learning rate where that depends on its length or on validation"
+        )
+    return f"this resume is {text}"
 
 
-def _changed_code(old: Mapping[str, str], new: Mapping[str, str], safe: list[Change]) -> list[str]:
+def _changed_code(files: list[Change], safe: list[Change]) -> list[str]:
     """A list of one text that names the changed code (project packages, plug-ins); empty without a change."""
     names = [
-        name if name in old and name in new else f"{name} ({'new' if name in new else 'gone'})"
-        for name in sorted({*old, *new})
-        if old.get(name) != new.get(name)
+        change.key.removeprefix("code.") + ("" if change.old and change.new else " (gone)" if change.old else " (new)")
+        for change in sorted(files, key=lambda change: change.key)
     ]
     names += [change.arrow for change in safe if change.key == "plugins"]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -1,9 +1,9 @@
 """Saving in the background: the loop waits for a copy in memory, and a thread writes it to disk."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import torch
@@ -40,7 +40,7 @@ class CheckpointConfig:
     ] = 3
 
 
-class Saver:
+class Saver(AbstractContextManager["Saver"]):
     """Writes checkpoints, one at a time, on the main process.
 
     A failed save leaves the old files as they were. Training continues and the next due save tries again, until
@@ -54,7 +54,7 @@ class Saver:
         self.folder = folder
         self.config = config
         self.rank = rank
-        self._stage = Stage(rank, only_sharded=not config.background)
+        self._buffers: dict[tuple[Any, ...], Tensor] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
         self.saved_step: int | None = None
@@ -71,7 +71,7 @@ class Saver:
         """
         self.wait()
         self.saved_step, self._saved_at = step, time.monotonic()
-        state = self._stage.copy(state)
+        state = self._copied(state)
         if not self.rank.is_main:
             return
         self._pending = self._executor.submit(self._write, state, step, numbered, best)
@@ -88,17 +88,13 @@ class Saver:
             wait([self._pending])
         self.check()
 
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """Wraps training: afterwards nothing is being written, even after an error, and the folder can be unlocked.
+    def __exit__(self, *error: object) -> None:
+        """After training, even after an error, nothing is being written, and the folder can be unlocked.
 
         With several processes it does not wait after an error, since all of them must end.
         """
-        try:
-            yield
-        finally:
-            if self.rank.is_alone and self._pending is not None:
-                wait([self._pending])
+        if self.rank.is_alone and self._pending is not None:
+            wait([self._pending])
 
     def finish(self) -> None:
         """Wait. Raises like `save`, and also if the last save failed, since the run is then incomplete."""
@@ -131,30 +127,16 @@ class Saver:
         names = ", ".join(path.name for path in paths)
         logger.info("saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
 
+    def _copied(self, state: Any) -> Any:
+        """`state` with its tensors copied to host buffers, on the main process; valid until the next call.
 
-class Stage:
-    """Copies a state to host buffers that it reuses: nothing is allocated after the first copy.
-
-    Sharded tensors (FSDP) are gathered one after the other, and only the main process keeps them.
-
-    Args:
-        only_sharded: leave other tensors where they are.
-    """
-
-    def __init__(self, rank: Rank = _ALONE, *, only_sharded: bool = False) -> None:
-        self.rank = rank
-        self.only_sharded = only_sharded
-        self._buffers: dict[tuple[Any, ...], Tensor] = {}
-
-    def copy(self, state: Any) -> Any:
-        """`state` with copies of its tensors on the CPU, which only the main process receives.
-
-        The copy is valid until the next call. Every process must call this.
+        The buffers are reused: nothing is allocated after the first copy. Sharded tensors (FSDP) are gathered one after
+        the other; without `background`, all others stay where they are. Every process must call this.
         """
         seen: dict[tuple[Any, ...], Tensor] = {}
 
         def copied(value: Any, path: tuple[Any, ...]) -> Any:
-            if not isinstance(value, Tensor) or (self.only_sharded and not is_sharded(value)):
+            if not isinstance(value, Tensor) or not (self.config.background or is_sharded(value)):
                 return value
             # Two names of one tensor (tied weights) stay one tensor in the file.
             part = local(value)

@@ -13,50 +13,15 @@ from loguru import logger
 
 from common.base.errors import UserError
 from common.base.files import unused, write_text
-from common.config import dump, option_value
-from common.distributed import Rank, is_launched
+from common.config import dump
+from common.distributed import Rank
 from common.run.git import git_state
-from common.run.job_script import job_script
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
-from common.run.record import describe
+from common.run.record import describe, read_attempts
 
 # Files left by a start that failed before the run was opened, see common/run_context.py.
 _FAILED_START = re.compile(r"train(\.rank\d+)?\.log|error_rank\d+\.txt|status\.json|run\.lock")
-
-
-def stored_config(argv: Sequence[str], option: str) -> Path | None:
-    """The config of the last start of a run, for a command line that names its folder or one of its checkpoints.
-
-    Args:
-        option: the option that names it, such as "--model_pt" or "--resume".
-
-    Returns:
-        None if the option is missing or "auto", or does not lead to a run folder.
-    """
-    value = option_value(argv, option)
-    if not value or value == "auto":  # the run that the config names, and the config is not known yet
-        return None
-    path = Path(value).expanduser()
-    folder = RunPaths.of_checkpoint(path / "x.pt" if path.is_dir() else path)
-    attempts = _attempts(folder)
-    file = folder.root / attempts[-1]["config"] if attempts else folder.config_file
-    return file if file.is_file() else None
-
-
-def drop_stored_launch_options(
-    argv: Sequence[str], stored: Path | None, *, only_under_launcher: bool = False
-) -> list[str]:
-    """`argv` with the default launch options, if the config to be read is the `stored` one of an earlier run.
-
-    Args:
-        only_under_launcher: without a launcher, keep the stored launch options.
-    """
-    has_config = any(option_value(argv, name) for name in ("--config", "--configs", "-c"))
-    if stored is None or has_config or (only_under_launcher and not is_launched(option_value(argv, "--dist.launcher"))):
-        return list(argv)
-    defaults = {"--dist.processes": "null", "--dist.launcher": "auto"}
-    return [*argv, *(word for pair in defaults.items() if option_value(argv, pair[0]) is None for word in pair)]
 
 
 @dataclass(frozen=True)
@@ -79,24 +44,24 @@ class OpenRun(AbstractContextManager["OpenRun"]):
     earlier: Path | None = None
     before: Mapping[Path, str] = field(default_factory=dict, repr=False)
 
-    def put_back(self, earlier: Path) -> RunPaths:
-        """Move the earlier run back to this folder, and this run's files to a new one. Returns their new paths.
+    def undo(self, *, is_mistake: bool) -> RunPaths:
+        """Leave everything as it was, for a start that failed before its first step. Returns where its files are.
 
-        For a start that fails before its first step: `--resume auto` then finds the same run as before.
+        An earlier run is moved back to this folder, and this run's files to a new one: `--resume auto` then finds the
+        same run as before. Of a resume that was refused (`is_mistake`), the record of this attempt is removed.
         """
         root = self.folder.root
-        failed = unused(root.with_name(f"{root.name}_failed{self.id.removeprefix(root.name)}"))
-        _rename(root, failed, self.lock)
-        earlier.rename(root)
-        self.release()
-        return RunPaths(failed)
-
-    def withdraw(self) -> None:
-        """Remove the record of this attempt, a resume that was refused: state and config of the run are as before."""
-        if self.before:
-            (self.folder.root / self.record["config"]).unlink(missing_ok=True)
-        for file, text in self.before.items():
-            write_text(file, text)
+        if self.earlier is not None:
+            failed = unused(root.with_name(f"{root.name}_failed{self.id.removeprefix(root.name)}"))
+            _rename(root, failed, self.lock)
+            self.earlier.rename(root)
+            self.release()
+            return RunPaths(failed)
+        if is_mistake and self.before:
+            (root / self.record["config"]).unlink(missing_ok=True)
+            for file, text in self.before.items():
+                write_text(file, text)
+        return self.folder
 
     def release(self) -> None:
         """Unlock the folder. Safe to call twice."""
@@ -129,11 +94,13 @@ def open_run(
         earlier = None if resume else _move_away(folder)
         folder.root.mkdir(exist_ok=True)
         lock = FolderLock.take(folder.lock_file)
+        for file in folder.root.glob("error_rank*.txt"):  # of an earlier attempt
+            file.unlink(missing_ok=True)
         files = (folder.record_file, folder.status_file)
         before = {file: file.read_text() for file in files if resume and file.is_file()}
         git = git_state(project)
         attempt = describe(project, argv, seed, rank, git)
-        _write_record(folder, attempt, resolved_values, git.patch(), project)
+        _write_record(folder, attempt, resolved_values, git.patch())
         run_id = f"{folder.name}_{_first_start(folder)}"
         return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, earlier, before)
     except OSError as error:
@@ -141,10 +108,10 @@ def open_run(
         raise UserError(f"{place}: {error}; choose another place with --dir.expr_dir") from error
 
 
-def is_same_launch(folder: RunPaths, launched_as: Sequence[str]) -> bool:
-    """Whether an earlier start of this launch, see `Rank.launched_as`, has opened the run."""
-    attempts = _attempts(folder)
-    return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(launched_as)
+def is_restart(folder: RunPaths, rank: Rank) -> bool:
+    """Whether the launcher has restarted this process, and an earlier start of its launch has opened the run."""
+    attempts = read_attempts(folder) if rank.restarted else []
+    return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(rank.launched_as)
 
 
 def check_stays(sources: Mapping[str, str | Path | None], folder: RunPaths) -> None:
@@ -185,25 +152,16 @@ def _rename(root: Path, target: Path, lock: FolderLock) -> None:
     lock.path = target / lock.path.name
 
 
-def _attempts(folder: RunPaths) -> list[dict[str, Any]]:
-    if not folder.record_file.exists():
-        return []
-    attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
-    return attempts
-
-
 def _first_start(folder: RunPaths) -> str:
     """Time of the first start, as in 20260301-140500; without a record, of the folder's last change."""
-    attempts = _attempts(folder)
+    attempts = read_attempts(folder)
     changed = datetime.fromtimestamp(folder.root.stat().st_mtime)
     return f"{datetime.fromisoformat(attempts[0]['time']) if attempts else changed:%Y%m%d-%H%M%S}"
 
 
-def _write_record(
-    folder: RunPaths, attempt: dict[str, Any], values: Mapping[str, Any], patch: str, project: Path
-) -> None:
+def _write_record(folder: RunPaths, attempt: dict[str, Any], values: Mapping[str, Any], patch: str) -> None:
     """Write the files that record how the run was started. Adds number and config file name to `attempt`."""
-    attempts = [*_attempts(folder), attempt]
+    attempts = [*read_attempts(folder), attempt]
     number, suffix = 1, ""
     while (config_file := folder.root / f"config{suffix}.yaml").exists():
         number, suffix = number + 1, f".resume-{number}"
@@ -212,8 +170,4 @@ def _write_record(
     header = f"# Complete configuration of the run {folder.name!r}, attempt {number}, {attempt['time']}.\n"
     write_text(config_file, header + dump(dict(values)))
     write_text(folder.root / f"git{suffix}.diff", patch)
-    if not folder.job_file.exists():
-        gpus = values.get("gpu_ids", -1) not in (-1, [-1])
-        write_text(folder.job_file, job_script(folder.root, project, attempt, gpus))
-        folder.job_file.chmod(folder.job_file.stat().st_mode | 0o111)
     write_text(folder.record_file, json.dumps({"name": folder.name, "attempts": attempts}, indent=2) + "\n")

@@ -67,12 +67,6 @@ class FolderLock:
         return self.path.exists() and os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
 
 
-def check_free(path: Path) -> None:
-    """Raise `UserError` when another process holds the lock file `path`."""
-    if path.exists():
-        FolderLock.take(path).release()
-
-
 def is_held(path: Path) -> bool:
     """Whether a process holds the lock file `path`; where the file server has no locks, whether the file exists.
 

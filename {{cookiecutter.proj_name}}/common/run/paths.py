@@ -23,19 +23,7 @@ class DirConfig:
 
 def data_dir(config: DirConfig, project: Path) -> Path:
     """The parent folder of all data sets."""
-    return _below(project, config.data_dir, "data")
-
-
-def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> Path:
-    """Where the evaluation of `checkpoint` on a split is written; splits other than eval get their own folder."""
-    if config.eval_dir is not None:
-        return _below(project, config.eval_dir, "")
-    name = checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}"
-    return RunPaths.of_checkpoint(checkpoint).eval / name
-
-
-def _below(project: Path, path: str | None, default: str) -> Path:
-    return project / (default if path is None else Path(path).expanduser())
+    return project / Path(config.data_dir or "data").expanduser()
 
 
 class RunPaths:
@@ -45,7 +33,6 @@ class RunPaths:
         progress: pictures, when `progress.local_progress` is on.
         config_file: the complete configuration, for `--config`.
         record_file: `{"name": ..., "attempts": [...]}`, one entry per start or resume, see `record.describe`.
-        diff_file: uncommitted changes at the first start.
         job_file: repeats the run: `sh job.sh`.
     """
 
@@ -57,7 +44,6 @@ class RunPaths:
         self.eval = root / "eval"
         self.config_file = root / "config.yaml"
         self.record_file = root / "run.json"
-        self.diff_file = root / "git.diff"
         self.job_file = root / "job.sh"
         self.metrics_file = root / "metrics.jsonl"
         self.status_file = root / "status.json"
@@ -75,7 +61,7 @@ class RunPaths:
                 f"name: {name!r} cannot name a folder: it must not be empty, '.' or '..', begin with '-',"
                 f" or hold a slash or a control character; to put runs elsewhere use --dir.expr_dir"
             )
-        return cls(_below(project, config.expr_dir, "experiments") / name)
+        return cls(project / Path(config.expr_dir or "experiments").expanduser() / name)
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> "RunPaths":

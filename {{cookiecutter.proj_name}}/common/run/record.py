@@ -1,5 +1,6 @@
 """The record of a start in `run.json`: the command line, the machine, versions. No secrets."""
 
+import json
 import os
 import platform
 import shlex
@@ -14,6 +15,7 @@ import torch
 
 from common.distributed import Rank
 from common.run.git import GitState
+from common.run.paths import RunPaths
 from common.run.status import now
 
 # Variables that change results and hold no secrets. The environment as a whole is never recorded: it may hold tokens.
@@ -50,6 +52,14 @@ def describe(project: Path, argv: Sequence[str], seed: int, rank: Rank, git: Git
         "cpu_threads": torch.get_num_threads(),
         "environment": {name: os.environ[name] for name in _REPEATED if name in os.environ},
     }
+
+
+def read_attempts(folder: RunPaths) -> list[dict[str, Any]]:
+    """The entries of `run.json`, one for each start; none without that file."""
+    if not folder.record_file.exists():
+        return []
+    attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
+    return attempts
 
 
 def environment_text(attempt: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from common.checkpoint import weights_path
 from common.config import dump
 from common.distributed.devices import GpuIds
 from common.run.folder import check_stays
-from common.run.lock import check_free
+from common.run.lock import FolderLock
 from common.run.paths import DirConfig, RunPaths, data_dir
 from support.slurm.snapshot import snapshot
 
@@ -149,4 +149,5 @@ def _check_unused(folder: RunPaths) -> None:
                     " or give this run another --name"
                 )
     for lock in (folder.lock_file, *folder.root.glob("*/run.lock")):
-        check_free(lock)
+        if lock.exists():
+            FolderLock.take(lock).release()  # raises an error if it is in use

@@ -103,10 +103,10 @@ def test_the_record_of_a_run(runs: Runs) -> None:
     words = ["--dist.random_seed", "null", "--batch_size", "40"]
     folder = runs.train(*words, "--progress.epoch", "1")
     resolved = resolve(Config, [CONFIG], runs.words(*words, "--progress.epoch", "1")[2:])
-    first = (folder / "config.yaml").read_bytes()
+    first, script = (folder / "config.yaml").read_bytes(), (folder / "job.sh").read_bytes()
     assert yaml.safe_load(first) == resolved.values  # the seed that was drawn is no part of it
     runs.train(*words, "--resume", "auto")
-    assert (folder / "config.yaml").read_bytes() == first
+    assert ((folder / "config.yaml").read_bytes(), (folder / "job.sh").read_bytes()) == (first, script)
     assert yaml.safe_load((folder / "config.resume-1.yaml").read_text())["progress"]["epoch"] == 2
     attempts = json.loads((folder / "run.json").read_text())["attempts"]
     assert [attempt["config"] for attempt in attempts] == ["config.yaml", "config.resume-1.yaml"]

@@ -1,4 +1,4 @@
-"""Where a run came from, and `job.sh`, which repeats it."""
+"""The code's version in the record of a run, and `job.sh`, which repeats the run."""
 
 import os
 import shutil
@@ -11,12 +11,15 @@ from common.distributed import Rank
 from common.run import git as run_git
 from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths
+from support.job_script import job_script
 from tests.conftest import TRAIN
 
 
 def open_(project: Path, name: str = "digits", **changes) -> OpenRun:
     options = {"resume": False, "resolved_values": {"name": name}, "argv": ["train.py"], "seed": 7, "rank": Rank()}
-    return open_run(RunPaths.for_run(DirConfig(), name, project), project=project, **{**options, **changes})
+    run = open_run(RunPaths.for_run(DirConfig(), name, project), project=project, **{**options, **changes})
+    run.folder.job_file.write_text(job_script(run.folder.root, project, run.record))
+    return run
 
 
 def one_of(world: int, per_host: int) -> Rank:
@@ -61,7 +64,7 @@ def test_git_state_is_recorded_and_can_be_restored(project):
     assert recorded["commit"] == git(project, "rev-parse", "HEAD")
     assert (recorded["branch"], recorded["dirty"], recorded["untracked"]) == ("main", True, ["loose.py"])
     git(project, "reset", "-q", "--hard")
-    git(project, "apply", str(run.folder.diff_file))
+    git(project, "apply", str(run.folder.root / "git.diff"))
     assert (project / "train.py").read_text() == TRAIN + "# changed ü\n"
     assert (project / "n\u00e4w 1.txt").exists()
     assert (project / "data.bin").read_bytes()[0] == 255
@@ -85,7 +88,7 @@ def test_without_git_a_run_starts_all_the_same(project, monkeypatch, trouble):
         expected = {"no repository": "repository", "no commit": "HEAD", "no git": "'git'", "hangs": "timed out"}
         assert expected[trouble] in run.record["git"]["note"]
         assert "rev-parse" not in run.folder.job_file.read_text()
-        told = run.folder.diff_file.read_text()
+        told = (run.folder.root / "git.diff").read_text()
         assert ("not in a git repository (git init makes one)" in told) == (trouble == "no repository")
 
 
@@ -116,7 +119,9 @@ def test_job_script_follows_when_run_or_project_move(project, tmp_path):
 def test_job_script_works_with_runs_outside_the_project(project, tmp_path):
     """CT-10: then the project is named by its whole path."""
     folder = RunPaths.for_run(DirConfig(expr_dir=str(tmp_path)), "far", project)
-    with open_run(folder, resume=False, resolved_values={}, argv=["train.py"], seed=0, rank=Rank(), project=project):
+    options = {"resume": False, "resolved_values": {}, "argv": ["train.py"], "seed": 0, "rank": Rank()}
+    with open_run(folder, project=project, **options) as run:
+        folder.job_file.write_text(job_script(folder.root, project, run.record))
         done = subprocess.run(["sh", str(folder.job_file)], cwd="/", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (project / "called.txt").exists()
@@ -125,12 +130,13 @@ def test_job_script_works_with_runs_outside_the_project(project, tmp_path):
 def test_job_script_keeps_the_launcher(project, monkeypatch):
     """CT-10, R-48, D-31: as many processes as there were, and the variables that change results."""
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("SECRET_TOKEN", "canary-4711")
     other = project / "train two.py"
     other.write_text(TRAIN)
     with open_(project, argv=[str(other)], rank=one_of(4, per_host=4)) as run:
         script = run.folder.job_file.read_text()
     assert "-m torch.distributed.run --nproc-per-node=4 --standalone 'train two.py'" in script
-    assert '"${OMP_NUM_THREADS:=3}"' in script
+    assert '"${OMP_NUM_THREADS:=3}"' in script and "canary" not in script
     subprocess.run(["sh", "-n", str(run.folder.job_file)], check=True)
 
 

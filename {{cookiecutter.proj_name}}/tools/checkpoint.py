@@ -1,4 +1,4 @@
-"""Look into a checkpoint: python -m common.checkpoint FILE [--weights OUT | --config]"""
+"""Look into a checkpoint: python -m tools.checkpoint FILE [--weights OUT | --config]"""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ from common.optim.ema import averaged_state_dict
 
 def main(argv: list[str]) -> int:
     """Print the contents of a checkpoint, or write its weights alone to a file."""
-    parser = argparse.ArgumentParser(prog="python -m common.checkpoint", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.checkpoint", description=__doc__)
     parser.add_argument("file", type=lambda word: best_in(Path(word)), help="a checkpoint, or a run: its best one")
     parser.add_argument("--weights", type=Path, metavar="OUT", help="write the weights alone, as .pt or .safetensors")
     parser.add_argument("--config", action="store_true", help="print the whole config of the run instead")
@@ -35,23 +35,26 @@ def main(argv: list[str]) -> int:
 
 def summary(path: Path, state: Mapping[str, Any]) -> str:
     """Position, results, environment and every tensor of the model, as text."""
-    at, best, config = state["position"], state["best"]["best"], state["about"]["config"]
-    surroundings = {**state["fingerprint"], "code": f"{len(state['fingerprint']['code'])} files"}
-    width = max(map(len, state["model"]))
+    at, best, config, weights = state["position"], state["best"]["best"], state["about"]["config"], state["model"]
+    facts = {
+        "validated": state["values"],
+        "best": best and {"step": best[1], **best[2]},
+        "average": f"{state['ema']['updates']} updates" if state["ema"] else None,
+        "parts": ", ".join(state),
+        **state["fingerprint"],
+        "code": f"{len(state['fingerprint']['code'])} files",
+    }
+    width = max(map(len, weights))
     lines = [
         f"{path}: format {state['format']}, {path.stat().st_size:,} bytes, all checksums right",
-        f"  position   step {at['step']}, epoch {at['epoch']}, sample {at['sample']} of {at['epoch_size']}",
-        f"  validated  {_values(state['values'])}",
-        f"  best       {'none' if best is None else f'step {best[1]}: ' + _values(best[2])}",
-        f"  average    {'of the weights, ' + str(state['ema']['updates']) + ' updates' if state['ema'] else 'none'}",
-        f"  parts      {', '.join(state)}",
-        *(f"  {key:<24} {value}" for key, value in surroundings.items()),
-        f"  run {config['name']}, model {config['model']['type']} (--config shows all)",
+        f"step {at['step']}, epoch {at['epoch']}, sample {at['sample']} of {at['epoch_size']}",
+        dump(facts),
+        f"run {config['name']}, model {config['model']['type']} (--config shows all)",
         *(
-            f"    {name:<{width}}  {str(value.dtype).removeprefix('torch.'):<8} {tuple(value.shape)}"
-            for name, value in state["model"].items()
+            f"  {name:<{width}}  {str(value.dtype).removeprefix('torch.'):<8} {tuple(value.shape)}"
+            for name, value in weights.items()
         ),
-        f"    {sum(value.numel() for value in state['model'].values()):,} numbers",
+        f"  {sum(value.numel() for value in weights.values()):,} numbers",
     ]
     return "\n".join(lines)
 
@@ -64,10 +67,6 @@ def export(weights: Mapping[str, Tensor], path: Path) -> None:
         save_file({name: value.contiguous().clone() for name, value in weights.items()}, path)
     else:
         write_checkpoint(weights, path)
-
-
-def _values(values: Mapping[str, float]) -> str:
-    return "  ".join(f"{name} {value:.6g}" for name, value in values.items()) or "nothing yet"
 
 
 if __name__ == "__main__":

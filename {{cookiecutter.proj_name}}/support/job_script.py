@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from common.base.files import write_text
 from common.run.git import is_copy
+from common.run_context import RunContext
 
 _SCRIPT = """\
 #!/bin/sh
@@ -16,7 +18,7 @@ _SCRIPT = """\
 set -eu
 run=$(CDPATH="" cd -P -- "$(dirname -- "$0")" && pwd)
 project={project}
-python=${{PYTHON:-{python}}}  # PYTHON=... sh job.sh takes another one
+python=${{PYTHON:-{python}}}  # PYTHON=... sh job.sh uses another interpreter
 cd -- "$project" || exit 1
 {preparations}exec {launch} {script} --config "$run/config.yaml" \\
     --name {name} --dist.random_seed {seed} "$@"
@@ -33,6 +35,15 @@ if [ -z "${{MASTER_ADDR:-}}" ]; then
     exit 2
 fi
 """
+
+
+def write_job_script(run: RunContext) -> None:
+    """Write `job.sh` to the folder of a run that was just opened. A resume keeps the first one."""
+    if run.folder is None or run.paths.job_file.exists():
+        return
+    script = job_script(run.paths.root, run.project, run.folder.record, run.config.gpu_ids not in (-1, [-1]))
+    write_text(run.paths.job_file, script)
+    run.paths.job_file.chmod(run.paths.job_file.stat().st_mode | 0o111)
 
 
 def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = False) -> str:

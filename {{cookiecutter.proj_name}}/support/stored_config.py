@@ -1,0 +1,43 @@
+"""The config of an earlier run, for a command line that names its folder or one of its checkpoints."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.config import option_value
+from common.distributed import is_launched
+from common.run.paths import RunPaths
+from common.run.record import read_attempts
+
+
+def stored_config(argv: Sequence[str], option: str) -> Path | None:
+    """The config of the last start of a run.
+
+    Args:
+        option: the option that names the run, such as "--model_pt" or "--resume".
+
+    Returns:
+        None if the option is missing or "auto", or does not lead to a run folder.
+    """
+    value = option_value(argv, option)
+    if not value or value == "auto":  # the run that the config names, and the config is not known yet
+        return None
+    path = Path(value).expanduser()
+    folder = RunPaths.of_checkpoint(path / "x.pt" if path.is_dir() else path)
+    attempts = read_attempts(folder)
+    file = folder.root / attempts[-1]["config"] if attempts else folder.config_file
+    return file if file.is_file() else None
+
+
+def drop_stored_launch_options(
+    argv: Sequence[str], stored: Path | None, *, only_under_launcher: bool = False
+) -> list[str]:
+    """`argv` with the default launch options, if the config to be read is the `stored` one of an earlier run.
+
+    Args:
+        only_under_launcher: without a launcher, keep the stored launch options.
+    """
+    has_config = any(option_value(argv, name) for name in ("--config", "--configs", "-c"))
+    if stored is None or has_config or (only_under_launcher and not is_launched(option_value(argv, "--dist.launcher"))):
+        return list(argv)
+    defaults = {"--dist.processes": "null", "--dist.launcher": "auto"}
+    return [*argv, *(word for pair in defaults.items() if option_value(argv, pair[0]) is None for word in pair)]
