@@ -93,7 +93,7 @@ def check_command(argv: list[str]) -> None:
     read_checkpoint(path)
     raise UserError(
         f"there is no config.yaml in the run folder of {path}; take the config from the checkpoint:\n"
-        f"  python -m tools.checkpoint {path} --config > its_config.yaml\n"
+        f"  python -m common.checkpoint {path} --config > its_config.yaml\n"
         f"  python evaluate.py --config its_config.yaml --model_pt {path}"
     )
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-import tools.checkpoint as tool
+import common.checkpoint.__main__ as tool
 import train
 from common.base.errors import UserError
 from common.checkpoint import (
@@ -482,7 +482,7 @@ def test_weights_of_the_run_that_would_be_moved(runs: Runs, how: str) -> None:
 
 
 def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """python -m tools.checkpoint: what is in it; weights alone; a damaged one is named."""
+    """python -m common.checkpoint: what is in it; weights alone; a damaged one is named."""
     path = runs.train("--optim.ema.decay", "0.5") / "checkpoints" / "latest.pt"
     assert tool.main([str(path)]) == 0
     text = capsys.readouterr().out

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import tools.checkpoint as tool
+import common.checkpoint.__main__ as tool
 from common.checkpoint import read_checkpoint
 from common.trainer import Trainer
 from tests.checkpoint.test_resume import words

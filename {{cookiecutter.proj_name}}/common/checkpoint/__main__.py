@@ -1,4 +1,4 @@
-"""Look into a checkpoint: python -m tools.checkpoint FILE [--weights OUT | --config]"""
+"""Look into a checkpoint: python -m common.checkpoint FILE [--weights OUT | --config]"""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ from common.optim.ema import averaged_state_dict
 
 def main(argv: list[str]) -> int:
     """Print the contents of a checkpoint, or write its weights alone to a file."""
-    parser = argparse.ArgumentParser(prog="python -m tools.checkpoint", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m common.checkpoint", description=__doc__)
     parser.add_argument("file", type=lambda word: best_in(Path(word)), help="a checkpoint, or a run: its best one")
     parser.add_argument("--weights", type=Path, metavar="OUT", help="write the weights alone, as .pt or .safetensors")
     parser.add_argument("--config", action="store_true", help="print the whole config of the run instead")
