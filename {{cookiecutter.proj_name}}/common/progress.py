@@ -1,5 +1,6 @@
 """The position of a run, and what is due when: each "every N steps / epochs" in the config is an `Interval`."""
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -86,6 +87,17 @@ class Interval:
     def is_due(self, before: Position, after: Position) -> bool:
         """Whether a multiple of this interval lies in (before, after]."""
         return bool(self) and self.passed(after) > self.passed(before)
+
+    def earliest_step(self, at: Position, samples_per_step: int) -> float:
+        """The step before which this cannot be due again in this epoch; exact, or a little too early."""
+        if not self:
+            return math.inf
+        due = (self.passed(at) + 1) * self.amount
+        if self.unit == "step":
+            return math.ceil(due)
+        # With `drop_last`, the last step of an epoch can count for almost two.
+        missing = (due - at.epoch) * at.epoch_size - at.sample
+        return at.step + max(1, int(missing / samples_per_step)) if at.epoch_size else math.inf
 
     def in_steps(self, steps_per_epoch: int | None) -> int:
         """This length in optimizer steps, rounded to the nearest; at least 1, or 0 for never.
@@ -175,15 +187,22 @@ class Due(NamedTuple):
     is_last: bool = False
 
 
+_NOTHING = Due()
+
+
 class Triggers:
     """Decides which actions are due after a step.
+
+    Args:
+        samples_per_step: over all ranks.
 
     Attributes:
         intervals: of the actions, in the order of the loop.
     """
 
-    def __init__(self, config: ProgressConfig) -> None:
-        self._config = config
+    def __init__(self, config: ProgressConfig, samples_per_step: int) -> None:
+        self._config, self._samples_per_step = config, samples_per_step
+        self._next_step: float = 0  # nothing is due before this step, unless the epoch ends
         self.intervals = {
             "log": Interval.parse(config.iter_loss, "step"),
             "pictures": Interval.parse(config.iter_save_progress if config.save_progress else None, "step"),
@@ -195,6 +214,10 @@ class Triggers:
 
     def due(self, before: Position, after: Position) -> Due:
         """The actions due after the step from `before` to `after`. After the last step, all that are not "never"."""
+        if after.step < self._next_step and after.epoch == before.epoch:
+            return _NOTHING
+        earliest = [each.earliest_step(after, self._samples_per_step) for each in self.intervals.values()]
+        self._next_step = min(*earliest, self._config.max_steps or math.inf)
         is_last = self.is_over(after)
         due = {name: bool(each) if is_last else each.is_due(before, after) for name, each in self.intervals.items()}
         due["log"] &= before.epoch % self._config.epoch_loss == 0

@@ -44,7 +44,7 @@ class Trainer:
         self.config, self.rank, self.paths, self.monitor = config, run.rank, run.paths, run.monitor
         self.parts, self.stream, self.val, self.evaluation = parts, parts.stream, parts.val, parts.evaluation
         self.best = BestTracker(config.best, config.early_stop, config.best_mode)
-        self.triggers = Triggers(config.progress)
+        self.triggers = Triggers(config.progress, self.stream.samples_per_step)
         self.stop_signals = StopSignals(self.rank)
         steps_per_epoch = self.stream.steps_per_epoch
         self.total_steps = total_steps(config.progress, steps_per_epoch)
