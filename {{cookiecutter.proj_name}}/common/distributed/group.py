@@ -44,8 +44,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     timeout = timedelta(seconds=config.timeout)
     store = _open_store(rank, config.timeout)
-    gather = _open_round if rank.is_main else _join_round
-    round_number = gather(store, rank, config.timeout)
+    round_number = _open_round(store, rank, config.timeout) if rank.is_main else _join_round(store, rank)
     # Every start by the same torchrun reads the name that the first one wrote to its store.
     name = store.compare_set("name", "", secrets.token_hex(8)).decode()
     launched_as = (*rank.launched_as, f"store {name}")
@@ -149,18 +148,15 @@ def _open_round(store: Store, own: Rank, timeout: int) -> int:
     )
 
 
-def _join_round(store: Store, rank: Rank, timeout: int) -> int:
+def _join_round(store: Store, rank: Rank) -> int:
     """The other ranks' part of `_open_round`: check in, and wait for the end of the round. Returns its number."""
-    until = time.monotonic() + timeout + _GRACE_S  # rank 0 must give up first, since it reports which ranks are missing
-    number, end = "", ""
+    number = ""
     try:
-        while not end:
-            if opened := store.get("open").decode():
-                number = opened
-                store.set(f"here/{number}/{rank.rank}", "")
+        while not store.check([f"end/{number}"]):
+            number = store.get("open").decode() or number
+            store.set(f"here/{number}/{rank.rank}", "")
             time.sleep(_POLL_S)
-            if store.check([f"end/{number}"]) or time.monotonic() > until:
-                end = store.get(f"end/{number}").decode()
+        end = store.get(f"end/{number}").decode()
     except dist.DistError as error:
         raise UserError(f"rank 0 ended while the processes were gathering: {error}") from error
     if end == "incomplete":
