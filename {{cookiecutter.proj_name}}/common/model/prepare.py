@@ -10,7 +10,6 @@ from common.config.names import matched
 from common.distributed import DistConfig, Rank
 from common.model.blocks import checkpoint_activations, compile_modules, use_channels_last
 from common.model.config import PrepareConfig
-from common.model.freeze import KEY as FREEZE
 from common.model.freeze import freeze, parameter_names
 from common.model.names import matched_modules
 from common.model.strategy import Replicated, Strategy
@@ -67,7 +66,7 @@ def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Pr
 
 def check_patterns(task: nn.Module, config: PrepareConfig) -> dict[str, dict[str, nn.Module]]:
     """The modules that each list of patterns matches, by the list's key. Raises `UserError` for one without a match."""
-    matched(config.freeze, parameter_names(task), FREEZE)
+    matched(config.freeze, parameter_names(task), "prepare.freeze")
     lists = {
         _RECOMPUTED: config.activation_checkpointing,
         _COMPILED: config.compile.blocks,
