@@ -63,32 +63,26 @@ def parameter_names(model: nn.Module) -> list[str]:
     return [name for name, _ in model.named_parameters(remove_duplicate=False)]
 
 
-class Trainable:
-    """Records which parameters are trained, and checks that this does not change: DDP and the optimizer rely on it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-
-    def warn_of_unused(self, trained: Iterable[nn.Parameter]) -> None:
-        """Warn of those of the `trained` parameters that got no gradient in the last backward pass."""
-        if unused := without_gradient(self._model, trained):
-            logger.warning(
-                "{} parameters got no gradient in the first step, although they should be trained: {}. Do the model's "
-                "forward and the loss use them? If that is intended, name them in prepare.freeze",
-                len(unused),
-                listed(unused),
+def check_trained(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
+    """Raise `UserError` unless just these can have a gradient: DDP and the optimizer rely on it."""
+    trained = set(trained)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad != (parameter in trained):
+            raise UserError(
+                f"{name} was {'unfrozen' if parameter.requires_grad else 'frozen'} after the model was prepared: the "
+                "optimizer and the exchange of gradients do not know of it. Use prepare.freeze, or do it in the "
+                "model's __init__. To change it in the course of training, use stages"
             )
 
-    def check(self) -> None:
-        """Raise `UserError` if a parameter was frozen or unfrozen since."""
-        for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad != self._before[name]:
-                raise UserError(
-                    f"{name} was {'unfrozen' if parameter.requires_grad else 'frozen'} after the model was prepared: "
-                    f"the optimizer and the exchange of gradients do not know of it. Use prepare.freeze, or do it in "
-                    "the model's __init__. To change it in the course of training, use stages"
-                )
+
+def warn_of_unused(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
+    """Warn of those of the `trained` parameters that got no gradient in the last backward pass."""
+    if unused := without_gradient(model, trained):
+        text = (
+            "{} parameters got no gradient in the first step, although they should be trained: {}. Do the model's "
+            "forward and the loss use them? If that is intended, name them in prepare.freeze"
+        )
+        logger.warning(text, len(unused), listed(unused))
 
 
 def without_gradient(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
