@@ -2,13 +2,14 @@
 
 from typing import TYPE_CHECKING
 
+import torch
 from loguru import logger
 from torch import nn
 
 from common.base.errors import UserError
 from common.config.names import matched
 from common.distributed import DistConfig, Rank
-from common.model.blocks import checkpoint_activations, compile_modules, use_channels_last
+from common.model.blocks import checkpoint_activations, compile_modules
 from common.model.config import PrepareConfig
 from common.model.freeze import freeze, parameter_names
 from common.model.names import matched_modules
@@ -36,7 +37,8 @@ def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Pr
     if config.channels_last and is_sharded:
         raise UserError("prepare.channels_last: dist.strategy fsdp needs contiguous weights; turn it off, or use ddp")
     if config.channels_last:
-        use_channels_last(task.model)
+        # A convolution with such a weight also gives its input and output this order.
+        task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from the stubs
     thaw = freeze(task, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
     chosen = check_patterns(task, config)
     checkpoint_activations(chosen[_RECOMPUTED].values())
