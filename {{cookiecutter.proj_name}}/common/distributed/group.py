@@ -44,7 +44,8 @@ def start(rank: Rank, config: DistConfig) -> Rank:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     timeout = timedelta(seconds=config.timeout)
     store = _open_store(rank, config.timeout)
-    round_number = _open_round(store, rank, config.timeout) if rank.is_main else _join_round(store, rank)
+    gather = _open_round if rank.is_main else _join_round
+    round_number = gather(store, rank, config.timeout)
     # Every start by the same torchrun reads the name that the first one wrote to its store.
     name = store.compare_set("name", "", secrets.token_hex(8)).decode()
     launched_as = (*rank.launched_as, f"store {name}")
@@ -148,11 +149,12 @@ def _open_round(store: Store, own: Rank, timeout: int) -> int:
     )
 
 
-def _join_round(store: Store, rank: Rank) -> int:
+def _join_round(store: Store, rank: Rank, timeout: int) -> int:
     """The other ranks' part of `_open_round`: check in, and wait for the end of the round. Returns its number."""
+    until = time.monotonic() + timeout + _GRACE_S  # rank 0 must give up first, since it reports which ranks are missing
     number = ""
     try:
-        while not store.check([f"end/{number}"]):
+        while not store.check([f"end/{number}"]) and time.monotonic() < until:
             number = store.get("open").decode() or number
             store.set(f"here/{number}/{rank.rank}", "")
             time.sleep(_POLL_S)
