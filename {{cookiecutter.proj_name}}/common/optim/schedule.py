@@ -82,9 +82,7 @@ class LrSchedulerConfig:
         except UserError:
             return  # the registry reports it
         if isinstance(target, type) and not issubclass(target, Plateau):
-            hint = (
-                "take one of --list schedules, or write it as a function in custom/schedules; torch's do not fit here"
-            )
+            hint = "take one of --list schedules, or write a function in custom/schedules; torch's do not fit here"
             yield Problem("type", self.type, "is not a function of the step", hint)
             return
         ours = {"step", "steps", "milestones", *vars(self)}  # these do not come from `args`
@@ -100,10 +98,8 @@ class Schedule:
     During the warm-up it rises linearly to the schedule's first factor; it is above 0 at the first step.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, name: str, factor: Callable[[int], float], warmup: int = 0, start: float = 0.0
-    ) -> None:
-        self._optimizer, self._name, self._factor = optimizer, name, factor
+    def __init__(self, optimizer: Optimizer, factor: Callable[[int], float], warmup: int, start: float) -> None:
+        self._optimizer, self._factor = optimizer, factor
         self._warmup, self._start = warmup, start
         self._base = [group["lr"] for group in optimizer.param_groups]
 
@@ -130,12 +126,12 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Empty for a function of the step."""
-        return {"type": self._name, **self._factor.state} if isinstance(self._factor, Plateau) else {}
+        return dict(self._factor.state) if isinstance(self._factor, Plateau) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state. A function of the step needs none; that of another schedule has no effect."""
-        if isinstance(self._factor, Plateau) and state.get("type") == self._name:
-            self._factor.state = {key: value for key, value in state.items() if key != "type"}
+        """Continue from a saved state. A function of the step has none, needs none, and can replace any schedule."""
+        if isinstance(self._factor, Plateau) and state:
+            self._factor.state = {key: state[key] for key in self._factor.state}
 
 
 def build_schedule(
@@ -174,7 +170,7 @@ def build_schedule(
             raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")
         arguments["steps"] = end - warmup
     factor = target(**arguments) if isinstance(target, type) else partial(target, **arguments)
-    schedule = Schedule(optimizer, config.type, factor, warmup, config.warmup_factor)
+    schedule = Schedule(optimizer, factor, warmup, config.warmup_factor)
     schedule.factor(0)  # rejects wrong arguments now, not in the first step
     return schedule
 
