@@ -136,31 +136,22 @@ def test_a_second_run_does_nothing(built: Build) -> None:
     assert (built.library(), built.library().stat().st_mtime_ns) == before
 
 
-@pytest.mark.parametrize(
-    ("variables", "error"),
-    [
-        ({"CUDA_HOME": "/nowhere"}, "FORCE_CUDA=1, but there is no nvcc; install the CUDA toolkit, or name its folder"),
-        (
-            {"TORCH_CUDA_ARCH_LIST": "Ampere"},
-            "TORCH_CUDA_ARCH_LIST: Ampere is not an architecture; use numbers, like 8.0;9.0+PTX",
-        ),
-        ({"TORCH_CUDA_ARCH_LIST": "8.0;9.0,10.0"}, "TORCH_CUDA_ARCH_LIST: 9.0,10.0 is not an architecture"),
-    ],
-)
-def test_what_cannot_be_built(built: Build, tmp_path: Path, variables: dict[str, str], error: str) -> None:
+def test_what_cannot_be_built(built: Build, tmp_path: Path) -> None:
     """CT-69, XP-02: refused at once, with what to do; nothing is left behind."""
-    done = built.elsewhere(tmp_path).install(**variables)
+    done = built.elsewhere(tmp_path).install(CUDA_HOME="/nowhere")
     assert done.returncode == 1
     assert done.stdout == ""
+    error = "FORCE_CUDA=1, but there is no nvcc; install the CUDA toolkit, or name its folder"
     assert done.stderr.startswith("error: custom/ops was not built:\n" + error)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_gpu_that_nvcc_does_not_know(built: Build, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wanted", "named"), [("3.0", "compute_30"), ("Ampere", "compute_Ampere")])
+def test_a_gpu_that_nvcc_does_not_know(built: Build, tmp_path: Path, wanted: str, named: str) -> None:
     """CT-69: the compiler's own words, and the way out."""
-    done = built.elsewhere(tmp_path).install(TORCH_CUDA_ARCH_LIST="3.0")
+    done = built.elsewhere(tmp_path).install(TORCH_CUDA_ARCH_LIST=wanted)
     assert done.returncode == 1
-    assert "compute_30" in done.stderr
+    assert named in done.stderr
     assert "FORCE_CUDA=0 builds the rest without CUDA." in done.stderr
     assert list(tmp_path.glob("*.so")) == []
 

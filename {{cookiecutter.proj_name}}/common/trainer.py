@@ -21,7 +21,7 @@ from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
 from common.evaluation.evaluator import EvaluationInterrupted, Evaluator, SetResult, SplitResult, write_evaluation
 from common.failure.signals import StopSignals, exit_code
-from common.model import prepare
+from common.model import check_trained, prepare
 from common.optim import Clip, Ema, build_optimizer
 from common.optim.ema import OWN
 from common.optim.gradients import log_gradients
@@ -111,7 +111,7 @@ class Trainer:
 
     def train(self) -> Outcome:
         """Train from the current position to the end of the run, an early stop or a signal."""
-        self.updates.trainable.check()  # a plugin may have changed what is trainable
+        check_trained(self.task, self.parameters)  # a plugin may have changed what is trainable
         self.task.train()
         with (
             torch.autograd.set_detect_anomaly(self.config.debug.debug_mode),
@@ -161,7 +161,7 @@ class Trainer:
     def log(self, step: Step) -> None:
         """Write a log line and its scalars. Of all steps, only those that are logged wait for the device."""
         self.check_losses()
-        self.updates.trainable.check()
+        check_trained(self.task, self.parameters)
         self.saver.check()
         metrics = self.evaluator.metrics(step) if self.config.progress.train_metric else {}
         self.monitor.train(self.at, self.optimizer, self.updates.grad_norm, metrics)

@@ -14,7 +14,7 @@ from common.data.loader import Step
 from common.distributed import Rank, sum_over_ranks
 from common.evaluation.loss import Losses
 from common.model import Strategy
-from common.model.freeze import Trainable
+from common.model.freeze import warn_of_unused
 from common.model.warm_up import warm_up_ddp
 from common.monitor.meter import Meter
 from common.optim import Clip, needs_closure
@@ -66,7 +66,6 @@ class Updates:
         self.task, self.strategy, self.optimizer, self.clip, self.rank = task, strategy, optimizer, clip, rank
         self.precision, self.meter, self.sample = strategy.precision, meter, sample
         self.grad_norm: Tensor | None = None
-        self.trainable = Trainable(task)
         self._parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
         self._needs_closure = needs_closure(optimizer)  # such as LBFGS
         # Methods that a task does not override are not called in the loop.
@@ -107,7 +106,7 @@ class Updates:
             parts.append(loss.detach())
         if update.name not in self._tried:
             self._tried.add(update.name)
-            self.trainable.warn_of_unused(update.trained)
+            warn_of_unused(self.task, update.trained)
         self._clear_gradients(update)
         self.precision.unscale(self.optimizer)
         self.grad_norm = self.clip(update.trained, at)

@@ -38,8 +38,7 @@ class LaterMax:
     def read(self) -> list[int]:
         """The maximum of each value. Waits until every process has made its `LaterMax`."""
         self._work.wait()
-        values: list[int] = self._tensor.tolist()
-        return values
+        return list(self._tensor.tolist())
 
 
 def gather_objects(value: T, rank: Rank) -> list[T]:

@@ -152,15 +152,13 @@ def _open_round(store: Store, own: Rank, timeout: int) -> int:
 def _join_round(store: Store, rank: Rank, timeout: int) -> int:
     """The other ranks' part of `_open_round`: check in, and wait for the end of the round. Returns its number."""
     until = time.monotonic() + timeout + _GRACE_S  # rank 0 must give up first, since it reports which ranks are missing
-    number, end = "", ""
+    number = ""
     try:
-        while not end:
-            if opened := store.get("open").decode():
-                number = opened
-                store.set(f"here/{number}/{rank.rank}", "")
+        while not store.check([f"end/{number}"]) and time.monotonic() < until:
+            number = store.get("open").decode() or number
+            store.set(f"here/{number}/{rank.rank}", "")
             time.sleep(_POLL_S)
-            if store.check([f"end/{number}"]) or time.monotonic() > until:
-                end = store.get(f"end/{number}").decode()
+        end = store.get(f"end/{number}").decode()
     except dist.DistError as error:
         raise UserError(f"rank 0 ended while the processes were gathering: {error}") from error
     if end == "incomplete":

@@ -8,14 +8,16 @@ import torch
 
 from common.base.process import available_cores
 from common.distributed import DistConfig, Rank
-from common.distributed.seed import set_determinism
 
 _FILES = 4096  # tensors from loader workers arrive as open files; many systems start with 1024
 
 
 def set_up_process(config: DistConfig, rank: Rank) -> None:
     """Set determinism, cuDNN, threads and open files, from the config and the number of processes."""
-    set_determinism(config.deterministic)
+    if config.deterministic != "off":
+        # cuBLAS reads this when it starts, so it must be set before the first CUDA call.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=config.deterministic == "warn")
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and config.deterministic == "off"
     if not rank.is_alone and "OMP_NUM_THREADS" not in os.environ:
         # Otherwise each process would start a thread per core: in total, many times more threads than cores.
@@ -32,6 +34,5 @@ def cores(local_world: int, environment: Mapping[str, str]) -> int:
 def raise_file_limit() -> None:
     """Allow this process `_FILES` open files, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if 0 <= soft < _FILES:  # without a limit, -1 on Linux and a large number on macOS
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES if hard < 0 else min(_FILES, hard), hard))

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -35,7 +34,7 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     if count == 1:
         return None
     # On a free port; it outlives rank 0.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30))
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
         **os.environ,
         SPAWNED: str(os.getpid()),

@@ -5,8 +5,8 @@ gradients (DDP) and `fsdp` shards the weights.
 """
 
 from common.model.config import PrepareConfig
-from common.model.freeze import fixed
+from common.model.freeze import check_trained, fixed
 from common.model.prepare import check_patterns, prepare
 from common.model.strategy import Strategy
 
-__all__ = ["PrepareConfig", "Strategy", "check_patterns", "fixed", "prepare"]
+__all__ = ["PrepareConfig", "Strategy", "check_patterns", "check_trained", "fixed", "prepare"]

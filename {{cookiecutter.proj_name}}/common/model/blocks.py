@@ -1,4 +1,4 @@
-"""Memory order, activation checkpointing and compilation of modules. Parameter names do not change."""
+"""Activation checkpointing and compilation of modules. Parameter names do not change."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -6,24 +6,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
-from common.data.move import map_tensors
 from common.model.config import CompileConfig
-
-
-def use_channels_last(model: nn.Module) -> None:
-    """Store 4-D weights with the channels last, and pass 4-D inputs to the model in that order."""
-
-    def ordered(tensor: Tensor) -> Tensor:
-        return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
-
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from the stubs
-    model.register_forward_pre_hook(
-        lambda _, args, named: (map_tensors(args, ordered), map_tensors(named, ordered)), with_kwargs=True
-    )
 
 
 def checkpoint_activations(modules: Iterable[nn.Module]) -> None:

@@ -1,7 +1,6 @@
 """Parts of a model that are not trained."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from types import MethodType
 from typing import TypeVar
 
@@ -12,7 +11,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from common.base.errors import UserError
 from common.config.names import listed, matched
 
-KEY = "prepare.freeze"
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -32,13 +30,11 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Callable[[], None]:
     Raises:
         UserError: a pattern matches nothing.
     """
-    if not patterns:
-        return partial(_thaw, [], [])
     names = parameter_names(model)
-    chosen = matched(patterns, names, KEY)
+    chosen = matched(patterns, names, "prepare.freeze")
     frozen = set(chosen)
-    parameters = [each for name, each in model.named_parameters(remove_duplicate=False) if name in frozen]
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    named = model.named_parameters(remove_duplicate=False)
+    trained = [parameter for name, parameter in named if name in frozen and parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
     norms = [
@@ -48,9 +44,18 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Callable[[], None]:
     ]
     for norm in norms:
         _keep_in_evaluation(norm)
-    text = "frozen: {} of {} parameters, {} norms in evaluation mode: {}"
-    logger.info(text, len(frozen), len(names), len(norms), listed(chosen))
-    return partial(_thaw, trained, norms)
+    if chosen:
+        text = "frozen: {} of {} parameters, {} norms in evaluation mode: {}"
+        logger.info(text, len(frozen), len(names), len(norms), listed(chosen))
+
+    def thaw() -> None:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+        for norm in norms:
+            del norm.train
+            norm.train()
+
+    return thaw
 
 
 def parameter_names(model: nn.Module) -> list[str]:
@@ -58,32 +63,26 @@ def parameter_names(model: nn.Module) -> list[str]:
     return [name for name, _ in model.named_parameters(remove_duplicate=False)]
 
 
-class Trainable:
-    """Records which parameters are trained, and checks that this does not change: DDP and the optimizer rely on it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-
-    def warn_of_unused(self, trained: Iterable[nn.Parameter]) -> None:
-        """Warn of those of the `trained` parameters that got no gradient in the last backward pass."""
-        if unused := without_gradient(self._model, trained):
-            logger.warning(
-                "{} parameters got no gradient in the first step, although they should be trained: {}. Do the model's "
-                "forward and the loss use them? If that is intended, name them in prepare.freeze",
-                len(unused),
-                listed(unused),
+def check_trained(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
+    """Raise `UserError` unless just these can have a gradient: DDP and the optimizer rely on it."""
+    trained = set(trained)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad != (parameter in trained):
+            raise UserError(
+                f"{name} was {'unfrozen' if parameter.requires_grad else 'frozen'} after the model was prepared: the "
+                "optimizer and the exchange of gradients do not know of it. Use prepare.freeze, or do it in the "
+                "model's __init__. To change it in the course of training, use stages"
             )
 
-    def check(self) -> None:
-        """Raise `UserError` if a parameter was frozen or unfrozen since."""
-        for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad != self._before[name]:
-                raise UserError(
-                    f"{name} was {'unfrozen' if parameter.requires_grad else 'frozen'} after the model was prepared: "
-                    f"the optimizer and the exchange of gradients do not know of it. Use {KEY}, or do it in the "
-                    "model's __init__. To change it in the course of training, use stages"
-                )
+
+def warn_of_unused(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
+    """Warn of those of the `trained` parameters that got no gradient in the last backward pass."""
+    if unused := without_gradient(model, trained):
+        text = (
+            "{} parameters got no gradient in the first step, although they should be trained: {}. Do the model's "
+            "forward and the loss use them? If that is intended, name them in prepare.freeze"
+        )
+        logger.warning(text, len(unused), listed(unused))
 
 
 def without_gradient(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
@@ -103,14 +102,6 @@ def _keep_in_evaluation(module: nn.Module) -> None:
     """Make `module.train()` do nothing, also when a parent module calls it, and in a copy of the module."""
     module.eval()
     setattr(module, "train", MethodType(_unchanged, module))  # noqa: B010 - the type checker takes a method as fixed
-
-
-def _thaw(parameters: Iterable[nn.Parameter], norms: Iterable[nn.Module]) -> None:
-    for parameter in parameters:
-        parameter.requires_grad_(True)
-    for norm in norms:
-        del norm.train
-        norm.train()
 
 
 def _unchanged(module: M, mode: bool = True) -> M:

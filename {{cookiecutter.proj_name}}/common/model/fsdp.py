@@ -1,6 +1,6 @@
 """A sharded model: each process holds a part of every weight, gradient and moment (FSDP2)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,7 @@ class Sharded(Strategy):
     def __init__(
         self,
         task: "Task",
-        blocks: Sequence[nn.Module],
+        blocks: Iterable[nn.Module],
         precision: Precision,
         config: FsdpConfig,
         *,

@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
+import torch
 from loguru import logger
 from torch import nn
 
 from common.base.errors import UserError
 from common.config.names import matched
 from common.distributed import DistConfig, Rank
-from common.model.blocks import checkpoint_activations, compile_modules, use_channels_last
+from common.model.blocks import checkpoint_activations, compile_modules
 from common.model.config import PrepareConfig
-from common.model.freeze import KEY as FREEZE
 from common.model.freeze import freeze, parameter_names
 from common.model.names import matched_modules
 from common.model.strategy import Replicated, Strategy
@@ -18,8 +18,6 @@ from common.optim.precision import Precision
 
 if TYPE_CHECKING:
     from common.task import Task
-
-_BLOCKS, _RECOMPUTED, _COMPILED = "prepare.fsdp.blocks", "prepare.activation_checkpointing", "prepare.compile.blocks"
 
 
 def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Precision, rank: Rank) -> Strategy:
@@ -37,22 +35,21 @@ def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Pr
     if config.channels_last and is_sharded:
         raise UserError("prepare.channels_last: dist.strategy fsdp needs contiguous weights; turn it off, or use ddp")
     if config.channels_last:
-        use_channels_last(task.model)
+        # A convolution with such a weight also gives its input and output this order.
+        task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from the stubs
     thaw = freeze(task, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
-    chosen = check_patterns(task, config)
-    checkpoint_activations(chosen[_RECOMPUTED].values())
+    recomputed, compiled, blocks = check_patterns(task, config)
+    checkpoint_activations(recomputed.values())
     if config.compile.enabled:
         # Gathering weights block by block cannot be compiled, so each block is compiled on its own.
-        gathered = chosen[_BLOCKS] if is_sharded else {}
-        compiled = chosen[_COMPILED] or gathered or chosen[_RECOMPUTED] or {"": task.model}
+        compiled = compiled or (is_sharded and blocks) or recomputed or {"": task.model}
         compile_modules(compiled.values(), config.compile)  # with recomputation, which the compiler plans too
         logger.info("compiled at the first step: {}", ", ".join(compiled) or type(task.model).__name__)
     strategy: Strategy
     if is_sharded:
         from common.model.fsdp import Sharded  # the import takes 0.8 s, and most runs do not need it
 
-        blocks = list(chosen[_BLOCKS].values())
-        strategy = Sharded(task, blocks, precision, config.fsdp, broadcast=dist.broadcast_buffers, rank=rank)
+        strategy = Sharded(task, blocks.values(), precision, config.fsdp, broadcast=dist.broadcast_buffers, rank=rank)
     elif rank.is_alone:
         if dist.strategy == "fsdp":
             logger.info("dist.strategy fsdp has no effect on a single process")
@@ -65,12 +62,11 @@ def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Pr
     return strategy
 
 
-def check_patterns(task: nn.Module, config: PrepareConfig) -> dict[str, dict[str, nn.Module]]:
-    """The modules that each list of patterns matches, by the list's key. Raises `UserError` for one without a match."""
-    matched(config.freeze, parameter_names(task), FREEZE)
-    lists = {
-        _RECOMPUTED: config.activation_checkpointing,
-        _COMPILED: config.compile.blocks,
-        _BLOCKS: config.fsdp.blocks,
-    }
-    return {key: matched_modules(task, patterns, key) for key, patterns in lists.items()}
+def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[dict[str, nn.Module], ...]:
+    """The modules to recompute, to compile and to gather, by name. Raises `UserError` for a pattern without a match."""
+    matched(config.freeze, parameter_names(task), "prepare.freeze")
+    return (
+        matched_modules(task, config.activation_checkpointing, "prepare.activation_checkpointing"),
+        matched_modules(task, config.compile.blocks, "prepare.compile.blocks"),
+        matched_modules(task, config.fsdp.blocks, "prepare.fsdp.blocks"),
+    )

@@ -11,8 +11,6 @@ from common.distributed import DistConfig
 from common.model.freeze import freeze
 from common.optim.precision import Precision
 
-_NOTHING = nullcontext()
-
 
 class Strategy:
     """A prepared task, and how processes train it. This class: a single process.
@@ -46,7 +44,7 @@ class Strategy:
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
         """A context in which backward passes of a wrapped task average gradients over processes only if `enabled`."""
-        return _NOTHING
+        return nullcontext()
 
     def shard_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """The state of a checkpoint, with its tensors as this strategy holds them."""
@@ -77,4 +75,4 @@ class Replicated(Strategy):
         return wrapped
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
-        return model.no_sync() if not enabled and isinstance(model, DistributedDataParallel) else _NOTHING
+        return model.no_sync() if not enabled and isinstance(model, DistributedDataParallel) else nullcontext()

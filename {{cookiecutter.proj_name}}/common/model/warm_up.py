@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.base.errors import UserError
 from common.config.names import listed
 from common.distributed import Rank, gather_objects
-from common.distributed.seed import random_state, set_random_state
+from common.distributed.seed import random_state_unchanged
 from common.model.freeze import without_gradient
 
 
@@ -25,19 +25,18 @@ def warm_up_ddp(model: nn.Module, trained: Sequence[nn.Parameter], loss: Callabl
     if not isinstance(model, DistributedDataParallel):
         return
     buffers = [buffer.detach().clone() for buffer in model.buffers()]
-    streams = random_state(rank.device)
     model.train()
-    if not (model.find_unused_parameters or model.static_graph):
-        with model.no_sync():  # otherwise DDP would wait forever for a missing gradient
-            loss().backward()
-        _refuse_unused(model.module, trained, rank)
-        model.zero_grad(set_to_none=True)
-    loss().backward()
+    with random_state_unchanged(rank.device):
+        if not (model.find_unused_parameters or model.static_graph):
+            with model.no_sync():  # otherwise DDP would wait forever for a missing gradient
+                loss().backward()
+            _refuse_unused(model.module, trained, rank)
+            model.zero_grad(set_to_none=True)
+        loss().backward()
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
         for buffer, before in zip(model.buffers(), buffers, strict=True):
             buffer.copy_(before)
-    set_random_state(streams, rank.device)
 
 
 def _refuse_unused(model: nn.Module, trained: Sequence[nn.Parameter], rank: Rank) -> None:

@@ -1,5 +1,4 @@
-"""Builds, finds, checks and loads a folder of C++ and CUDA operators. `python -m common.ops FOLDER` builds one.
+"""Finds, checks and loads the built library of a folder of C++ and CUDA operators. `support.ops` builds it.
 
-Nothing else in `common` depends on it. Building imports the standard library only, so an up-to-date build is
-confirmed at once.
+Nothing else in `common` depends on it.
 """

@@ -50,26 +50,23 @@ def library_path(folder: Path, record: Record) -> Path:
 
 def find(folder: Path) -> tuple[Path, Record] | str:
     """The library of `folder` with its record if it is current; else the reason why there is none, in words."""
-    newest: Record | None = None
-    for file in sorted(build_folder(folder).glob(f"{folder.parent.name}_{folder.name}-*.json"), key=os.path.getmtime):
-        try:
-            newest = Record(**json.loads(file.read_text()))
-        except (ValueError, TypeError):
-            continue  # cut off while it was written, or of another version of this module
-        if newest == record_now(folder, newest.architectures) and library_path(folder, newest).is_file():
-            return library_path(folder, newest), newest
-    if newest is None:
+    records = build_folder(folder).glob(f"{folder.parent.name}_{folder.name}-*.json")
+    try:
+        built = Record(**json.loads(max(records, key=os.path.getmtime).read_text()))
+    except (ValueError, TypeError):  # there is none, or it is of another version of this module
         return "nothing is built"
-    return f"the build is out of date ({_difference(newest, record_now(folder, newest.architectures))})"
+    now = record_now(folder, built.architectures)
+    library = library_path(folder, now)
+    if built == now and library.is_file():
+        return library, built
+    return f"the build is out of date ({_difference(built, now)})"
 
 
 def _difference(old: Record, new: Record) -> str:
     if old.torch != new.torch:
         return f"made for PyTorch {old.torch}, and this is {new.torch}"
-    if old.machine != new.machine:
-        return f"made for {old.machine}, and this is {new.machine}"
-    if old.flags != new.flags:
-        return "made with other compiler flags"
+    if (old.machine, old.flags) != (new.machine, new.flags):
+        return "made for another kind of machine, or with other compiler flags"
     names = sorted(name for name in {*old.sources, *new.sources} if old.sources.get(name) != new.sources.get(name))
     return f"{', '.join(names)} changed since" if names else "its library is missing"
 

@@ -66,8 +66,9 @@ class Ema:
         state = model.state_dict() if config.decay else {}
         if config.device and any(is_sharded(value) for value in state.values()):
             raise UserError("optim.ema.device cpu: with dist.strategy fsdp the average is sharded; set it to null")
+        # In at least 32 bits: half precision is too coarse for the small updates of an average.
         self._shadow = {
-            name: _wide(self._copied(value))
+            name: value.to(config.device or value.device, torch.promote_types(value.dtype, torch.float32), copy=True)
             for name, value in state.items()
             if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
         }
@@ -100,7 +101,7 @@ class Ema:
         Without `average` it has its own, and they too are restored afterwards.
         """
         weights = self._weights(model)
-        own = [self._copied(tensor) for tensor in weights]
+        own = [tensor.to(self._config.device or tensor.device, copy=True) for tensor in weights]
         try:
             # In place: references to this memory (compiled graphs, wrappers, the optimizer) stay valid.
             _copy(weights, self._parts if average else own)
@@ -108,7 +109,6 @@ class Ema:
         finally:
             _copy(weights, own)
 
-    @torch.no_grad()
     def reset(self, model: nn.Module) -> None:
         """Restart from the model's current weights. Needed if weights were loaded after the average was created."""
         self._steps = self._updates = 0
@@ -131,18 +131,10 @@ class Ema:
         _copy(self._parts, [local(state["shadow"][name]) for name in self._shadow])
         self._steps, self._updates = state["steps"], state["updates"]
 
-    def _copied(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._config.device or tensor.device, copy=True)
-
     def _weights(self, model: nn.Module) -> list[Tensor]:
         """The model's tensors in the order of `_parts`. Looked up each time, since a module may replace a buffer."""
         state = model.state_dict()
         return [local(state[name]) for name in self._shadow]
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """`tensor` in at least 32 bits: half precision is too coarse for the small updates of an average."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 @torch.no_grad()

@@ -3,11 +3,10 @@
 A schedule is a function of `step`, counted from the end of the warm-up: a resumed run needs no history. It can also
 take these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `milestones`
 (`lr_steps`, counted like `step`), and the keys of optim.lr_scheduler. All others come from `optim.lr_scheduler.args`.
-A schedule that depends on validation results is a `StatefulFactor`.
+The one schedule that depends on validation results, and so has a state, is `Plateau`.
 """
 
 import math
-from abc import ABC, abstractmethod
 from typing import Any
 
 from common.base.errors import UserError
@@ -34,40 +33,29 @@ def cosine(step: int, steps: int, min_factor: float) -> float:
     return min_factor + (1.0 - min_factor) * half_cosine(min(1.0, step / steps))
 
 
-class StatefulFactor(ABC):
-    """A schedule that depends on more than the step: it gets every validation result.
+@SCHEDULE_REGISTRY.register("plateau")
+class Plateau:
+    """Drops after more than `patience` validations in a row without progress, counted as in ReduceLROnPlateau.
 
     Attributes:
-        state: plain numbers, strings, lists and dicts by name; saved with the run, and restored.
+        state: plain numbers by name; saved with the run, and restored.
     """
-
-    state: dict[str, Any]
-
-    @abstractmethod
-    def __call__(self, step: int) -> float:
-        """The factor at `step`, counted from the end of the warm-up."""
-
-    @abstractmethod
-    def after_validation(self, value: float | None) -> None:
-        """`value` of best.metric, the same number on every rank; None if it was not measured."""
-
-
-@SCHEDULE_REGISTRY.register("plateau")
-class Plateau(StatefulFactor):
-    """Drops after more than `patience` validations in a row without progress, counted as in ReduceLROnPlateau."""
 
     def __init__(
         self, lr_gamma: float, min_factor: float, patience: int, threshold: float, cooldown: int, mode: str
     ) -> None:
         self._gamma, self._floor = lr_gamma, min_factor
         self._patience, self._threshold, self._cooldown, self._mode = patience, threshold, cooldown, mode
-        self.state = {"factor": 1.0, "best": None, "bad": 0, "cooldown": 0}
+        self.state: dict[str, Any] = {"factor": 1.0, "best": None, "bad": 0, "cooldown": 0}
 
     def __call__(self, step: int) -> float:
         return float(self.state["factor"])
 
     def after_validation(self, value: float | None) -> None:
-        """Count a validation. Raises `UserError` without a value, because the rate would then never drop."""
+        """Count a validation with this `value` of best.metric, the same number on every rank.
+
+        Raises `UserError` without a value, because the rate would then never drop.
+        """
         if value is None:
             raise UserError("optim.lr_scheduler.type plateau: this validation gave no value; configure a metric")
         state = self.state

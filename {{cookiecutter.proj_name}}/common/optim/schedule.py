@@ -1,6 +1,5 @@
 """The learning rate of every optimizer step: the configured rate x the factor of a registered schedule (factors.py)."""
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from functools import partial
@@ -15,7 +14,7 @@ from common.base.errors import UserError
 from common.config import Problem, section
 from common.config.arguments import check_arguments, fit_arguments, parameter_names
 from common.config.registry import SCHEDULE_REGISTRY, Registered
-from common.optim.factors import StatefulFactor
+from common.optim.factors import Plateau
 from common.optim.groups import group_name
 from common.progress import EpochInterval, Interval
 
@@ -82,10 +81,8 @@ class LrSchedulerConfig:
             target = SCHEDULE_REGISTRY.get(self.type)
         except UserError:
             return  # the registry reports it
-        if isinstance(target, type) and not issubclass(target, StatefulFactor):
-            hint = (
-                "take one of --list schedules, or write it as a function in custom/schedules; torch's do not fit here"
-            )
+        if isinstance(target, type) and not issubclass(target, Plateau):
+            hint = "take one of --list schedules, or write a function in custom/schedules; torch's do not fit here"
             yield Problem("type", self.type, "is not a function of the step", hint)
             return
         ours = {"step", "steps", "milestones", *vars(self)}  # these do not come from `args`
@@ -101,10 +98,8 @@ class Schedule:
     During the warm-up it rises linearly to the schedule's first factor; it is above 0 at the first step.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, name: str, factor: Callable[[int], float], warmup: int = 0, start: float = 0.0
-    ) -> None:
-        self._optimizer, self._name, self._factor = optimizer, name, factor
+    def __init__(self, optimizer: Optimizer, factor: Callable[[int], float], warmup: int, start: float) -> None:
+        self._optimizer, self._factor = optimizer, factor
         self._warmup, self._start = warmup, start
         self._base = [group["lr"] for group in optimizer.param_groups]
 
@@ -126,24 +121,17 @@ class Schedule:
 
     def after_validation(self, value: float | None) -> None:
         """Pass on a validation result, the same on every rank, to a schedule that depends on it."""
-        if isinstance(self._factor, StatefulFactor):
+        if isinstance(self._factor, Plateau):
             self._factor.after_validation(value)
 
     def state_dict(self) -> dict[str, Any]:
         """Empty for a function of the step."""
-        return {"type": self._name, **self._factor.state} if isinstance(self._factor, StatefulFactor) else {}
+        return dict(self._factor.state) if isinstance(self._factor, Plateau) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state. A function of the step needs none, and can replace any other schedule."""
-        if not isinstance(self._factor, StatefulFactor):
-            return
-        if state.get("type") != self._name:
-            raise UserError(
-                f"optim.lr_scheduler.type {self._name}: the checkpoint holds the state of "
-                f"{state.get('type', 'one without state')}; resume with that schedule, or start a new run from the "
-                "weights with progress.start_epoch 0"
-            )
-        self._factor.state = {key: value for key, value in state.items() if key != "type"}
+        """Continue from a saved state. A function of the step has none, needs none, and can replace any schedule."""
+        if isinstance(self._factor, Plateau) and state:
+            self._factor.state = {key: state[key] for key in self._factor.state}
 
 
 def build_schedule(
@@ -165,7 +153,7 @@ def build_schedule(
         logger.warning("debug: the warm-up of {} steps is shortened, since this run has only {}", warmup, total_steps)
         warmup = total_steps - 1
     target = SCHEDULE_REGISTRY.get(config.type)
-    parameters = inspect.signature(target).parameters
+    parameters = parameter_names(target)
     arguments = {key: value for key, value in vars(config).items() if key in parameters}
     arguments |= fit_arguments(target, config.args)
     if "milestones" in parameters:
@@ -182,7 +170,7 @@ def build_schedule(
             raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")
         arguments["steps"] = end - warmup
     factor = target(**arguments) if isinstance(target, type) else partial(target, **arguments)
-    schedule = Schedule(optimizer, config.type, factor, warmup, config.warmup_factor)
+    schedule = Schedule(optimizer, factor, warmup, config.warmup_factor)
     schedule.factor(0)  # rejects wrong arguments now, not in the first step
     return schedule
 
