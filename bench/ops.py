@@ -17,7 +17,7 @@ PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 
 import torch  # noqa: E402
-from support.ops.build import build  # noqa: E402
+from common.ops.build import build  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 Function = Callable[..., Tensor]

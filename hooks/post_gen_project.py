@@ -21,8 +21,7 @@ PRIVATE = CACHES | {".git", ".venv", "venv", "experiments"}
 # The operators and all that stands on them, file by file: a folder of the same name may hold the user's own.
 OPS = {
     ".": [".clang-format", "configs/ops.yaml", "scripts/install_ops.sh", "custom/models/saturating_model.py"],
-    "common/ops": ["__init__.py", "library.py", "load.py"],
-    "support/ops": ["__init__.py", "__main__.py", "build.py", "toolchain.py"],
+    "common/ops": ["__init__.py", "__main__.py", "build.py", "library.py", "load.py", "toolchain.py"],
     "custom/ops": ["__init__.py", "add_matrix.py", "compare.py", "scale_exp.py", "README.md"],
     "custom/ops/src": ["add_matrix.cpp", "add_matrix.cu", "kernels.h", "launch.cuh", "scale_exp.cpp", "scale_exp.cu"],
     "tests/ops": ["__init__.py", "conftest.py", "test_build.py", "test_operators.py", "test_training.py"],
@@ -69,9 +68,7 @@ def drop_unwanted(root, answers):
             for name in names:
                 (root / folder / name).unlink(missing_ok=True)
         drop_empty(
-            *(root / folder / "ops" for folder in ("common", "support", "tests")),
-            root / "custom" / "ops" / "src",
-            root / "custom" / "ops",
+            root / "custom" / "ops" / "src", root / "custom" / "ops", root / "common" / "ops", root / "tests" / "ops"
         )
         drop_from_schema(root / "configs" / "schema.json", "SaturatingModel")
     if answers["examples"] == "none":

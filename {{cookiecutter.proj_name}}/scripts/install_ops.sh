@@ -17,4 +17,4 @@ case ${1:-} in
     exit 2
     ;;
 esac
-exec "${PYTHON:-python}" -m support.ops custom/ops
+exec "${PYTHON:-python}" -m common.ops custom/ops

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.ops.toolchain import find_compiler
+from common.ops.toolchain import find_compiler
 from tests.conftest import ENVIRONMENT, PROJECT
 from custom.ops import add_matrix  # noqa: F401 - defines the operators, whose kernels the library brings
 
@@ -19,7 +19,7 @@ OPS = PROJECT / "custom" / "ops"
 def install(folder: Path = OPS, **environment: str) -> subprocess.CompletedProcess[str]:
     """Build the operators in `folder` as scripts/install_ops.sh does, without CUDA unless told otherwise."""
     variables = {**ENVIRONMENT, "FORCE_CUDA": "0", **environment}
-    command = [sys.executable, "-m", "support.ops", str(folder)]
+    command = [sys.executable, "-m", "common.ops", str(folder)]
     return subprocess.run(command, cwd=PROJECT, env=variables, capture_output=True, text=True, timeout=300, check=False)
 
 

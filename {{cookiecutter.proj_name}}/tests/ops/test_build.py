@@ -153,7 +153,7 @@ def test_what_is_asked_for_and_missing(tmp_path: Path, variables: dict[str, str]
 
 def test_without_pytorch() -> None:
     """CT-69: one line instead of a traceback."""
-    done = call(sys.executable, "-S", "-m", "support.ops", "custom/ops")
+    done = call(sys.executable, "-S", "-m", "common.ops", "custom/ops")
     assert done.returncode == 2
     assert "not installed for this Python" in done.stderr and "Traceback" not in done.stderr
 

@@ -1,4 +1,4 @@
-"""Build the operators in a folder: python -m support.ops FOLDER. What is current is left as it is.
+"""Build the operators in a folder: python -m common.ops FOLDER. What is current is left as it is.
 
 FORCE_CUDA=1 compiles CUDA where there is no GPU, FORCE_CUDA=0 leaves it out, TORCH_CUDA_ARCH_LIST="8.0;9.0+PTX" names
 the GPUs, CXX and CUDA_HOME the compilers, OPS_BUILD_DIR another folder for the library.
@@ -7,8 +7,8 @@ the GPUs, CXX and CUDA_HOME the compilers, OPS_BUILD_DIR another folder for the 
 import sys
 from pathlib import Path
 
-from support.ops.build import build
-from support.ops.toolchain import BuildError
+from common.ops.build import build
+from common.ops.toolchain import BuildError
 
 
 def main(arguments: list[str]) -> int:

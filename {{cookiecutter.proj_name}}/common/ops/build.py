@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from common.ops.library import Record, build_folder, find, library_path, record_now
-from support.ops.toolchain import BuildError, Cuda, compile_command, find_compiler, find_cuda, link_command
+from common.ops.toolchain import BuildError, Cuda, compile_command, find_compiler, find_cuda, link_command
 
 # Not an error: the kernels are optional, and a script that trains afterwards should continue.
 _WITHOUT_COMPILER = """\
