@@ -39,13 +39,12 @@ BUDGET = {
     "checkpoint": 745,
     "monitor": 660,
     "model": 435,
-    "evaluation": 510,
-    "ops": 245,
-    "task": 122,
-    "debug": 0,
+    "evaluation": 515,
+    "ops": 250,
+    "task": 125,
     "run_context": 180,
     "update": 120,
-    "trainer": 245,
+    "trainer": 250,
 }
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.
 LEAVES = {"ops"}
@@ -97,7 +96,7 @@ def test_every_room_keeps_to_its_budget() -> None:
             used[room(dotted(file))] += source_lines(file.read_text(encoding="utf-8"))
     over = {name: lines for name, lines in used.items() if lines > BUDGET[name]}
     assert not over, f"over budget: {over}"
-    assert sum(BUDGET.values()) <= 8030
+    assert sum(BUDGET.values()) <= 7500
 
 
 def test_files_and_functions_are_short() -> None:
