@@ -75,7 +75,6 @@ MACHINE = {
     "timed? ?out": "a rank was late, see others above; if it was legitimately busy, increase dist.timeout",
     "out of memory|can't allocate memory": "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16",
     "worker.*(killed|exited unexpectedly)|bus error": "out of memory or /dev/shm? --worker 0 shows the true error",
-    "CUDA in forked|initialization error": "a worker used the GPU: load on the CPU, or loader.start_method: forkserver",
     "device-side assert|Target .* out of bounds": "label above the number of classes? CUDA_LAUNCH_BLOCKING=1 helps",
 }
 

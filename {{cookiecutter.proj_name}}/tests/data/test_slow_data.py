@@ -26,6 +26,7 @@ class Slow(DigitsDataset):
         return super().__getitem__(index)
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_to_try(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once per run, and no more workers than cores: here, almost all of the time is spent waiting."""
     monkeypatch.setattr("support.slow_data.available_cores", lambda: 3)

@@ -94,6 +94,7 @@ def test_one_process_cannot_build(runs: Runs, capsys: pytest.CaptureFixture[str]
     assert log.index("no such layer") < log.index("started again") < log.index("finished at epoch")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_late(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """What helps against it is the loader's own limit, and not that of waiting for other processes."""
     words = [

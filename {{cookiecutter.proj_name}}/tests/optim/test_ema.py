@@ -276,6 +276,7 @@ def test_the_start_may_be_taken_away(runs: Runs) -> None:
     assert not same(averaged_state_dict(state["model"], state["ema"]), state["model"])
 
 
+@pytest.mark.slow
 def test_an_average_in_host_memory(runs: Runs) -> None:
     """QQ-34: the same numbers; not for sharded weights, of which each process has its part already."""
     words = ["--optim.ema", "{decay: 0.9}", "--progress.epoch", "1"]
