@@ -15,7 +15,8 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 # Only in the project's own programs: `common.failure.program.reported` ends it.
-_IS_OURS = bool(sys.argv) and Path(sys.argv[0]).absolute().parent == Path(__file__).absolute().parents[1]
+_PROGRAM = Path(*sys.argv[:1])  # not a file with -c
+_IS_OURS = _PROGRAM.is_file() and _PROGRAM.absolute().parent == Path(__file__).absolute().parents[1]
 if _IS_OURS and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _leave)
 
