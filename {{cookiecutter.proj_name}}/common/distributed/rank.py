@@ -48,3 +48,6 @@ class Rank:
     @property
     def is_alone(self) -> bool:
         return self.world_size == 1
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world_size} on {self.device}"

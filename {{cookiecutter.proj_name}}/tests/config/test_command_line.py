@@ -65,8 +65,10 @@ def test_a_config_cannot_run_code(runs: Runs, tmp_path: Path) -> None:
 
 
 def test_the_log_begins_with_what_happens_when(runs: Runs) -> None:
-    """R-27, R-16: which code was chosen, by file and line, then every period, in the order of the loop."""
-    log = (runs.train("--progress.epoch_val", "0.5epoch", "--progress.epoch", "1") / "train.log").read_text()
+    """R-27, R-16: where it runs, which code was chosen, by file and line, then every period, in the loop's order."""
+    folder = runs.train("--progress.epoch_val", "0.5epoch", "--progress.epoch", "1")
+    log = (folder / "train.log").read_text()
+    assert f"  rank 0 of 1 on cpu, seed 42, run folder {folder}\n" in log
     assert f"model ConvModel {MODEL_REGISTRY.where('ConvModel')} (" in log
     table = log.partition("5 steps per epoch; intervals:\n")[2].splitlines()[:6]
     assert [line.strip() for line in table] == [
