@@ -15,7 +15,7 @@ from common.config import Problem, section
 from common.config.schema import EditorRule
 
 Unit = Literal["step", "epoch"]
-_TEXT = re.compile(r"\s*(-?[\d.]+(?:e[-+]?\d+)?|\d+/0*[1-9]\d*)\s*(?:(step|epoch)s?)?\s*")
+_TEXT = re.compile(r"\s*(-?[\d.]+(?:e[-+]?\d{1,2})?|\d+/0*[1-9]\d*)\s*(?:(step|epoch)s?)?\s*")
 
 
 class Position(NamedTuple):
@@ -73,7 +73,7 @@ class Interval:
         return cls(amount, unit)
 
     def __bool__(self) -> bool:
-        return bool(self.amount)  # a fifth of the time of a comparison, in every step
+        return bool(self.amount)
 
     def passed(self, at: Position) -> int:
         """How many times this interval has passed at `at`. Exact: calculated in whole numbers."""
@@ -109,7 +109,8 @@ class Interval:
         if self.unit == "step":
             return int(self.amount)
         if steps_per_epoch is None:
-            raise UserError(f'{self.amount} epochs: the data set has no length; set this in steps, as in "1000step"')
+            length = f"{float(self.amount):g} epoch{'s' * (self.amount != 1)}"
+            raise UserError(f'{length}: the data set has no length; set this in steps, as in "1000step"')
         return max(1, round(self.amount * steps_per_epoch))
 
 

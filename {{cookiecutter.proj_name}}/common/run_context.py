@@ -203,7 +203,8 @@ class RunContext:
         self.monitor.fail(failure.reason)
         paths = self.paths
         if self.folder is not None and self.monitor.step == self.monitor.start:  # no step was trained
-            self.monitor.close()  # some writers open files by name
+            if self.folder.earlier is not None:
+                self.monitor.close()  # some writers open files by name
             with suppress(OSError):  # the log says where the earlier run is
                 paths = self.folder.undo(is_mistake=not failure.trace)
         if paths is not self.paths:

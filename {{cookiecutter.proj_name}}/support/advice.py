@@ -69,10 +69,9 @@ ADVICE = {
     ),
 }
 _WITHOUT_TASK = (_UNEQUAL, "default_collate")  # in reading a batch
-# The same for errors of the machine, the workers and the other processes.
+# Patterns and advice, as above, for errors of the machine and of the workers.
 MACHINE = {
     "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --worker",
-    "timed? ?out": "a rank was late, see others above; if it was legitimately busy, increase dist.timeout",
     "out of memory|can't allocate memory": "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16",
     "worker.*(killed|exited unexpectedly)|bus error": "out of memory or /dev/shm? --worker 0 shows the true error",
     "device-side assert|Target .* out of bounds": "label above the number of classes? CUDA_LAUNCH_BLOCKING=1 helps",
@@ -122,6 +121,7 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
             advice = _channels(text, _local(frames, "batch"), model) or advice
             yield HINT + advice.format(forward=_place(model, "forward"), output=_place(task, "output"))
             return
+    text = _text(error)
     yield from [HINT + advice for pattern, advice in MACHINE.items() if re.search(pattern, text, re.IGNORECASE)][:1]
 
 
@@ -208,10 +208,11 @@ def _place(owner: Any, method: str) -> str:
 
 def _forked_with_cuda(error: Exception, _: Sequence[FrameType]) -> str:
     """For CUDA's errors in a process forked from one that uses a GPU, on new and existing tensors; otherwise ""."""
-    if not re.search("Cannot re-initialize CUDA in forked subprocess|CUDA error: initialization error", str(error)):
+    pattern = ".*(Cannot re-initialize CUDA in forked subprocess|CUDA error: initialization error).*"
+    if not (found := re.search(pattern, str(error))):  # a worker's error has more lines
         return ""
     return (
-        f"{_text(error)}\n  A worker process that was forked cannot use the GPU. Keep the data set on the CPU, or "
+        f"{found[0]}\n  A worker process that was forked cannot use the GPU. Keep the data set on the CPU, or "
         "start workers with --loader.start_method forkserver, or use none (--worker 0)"
     )
 

@@ -1,4 +1,4 @@
-"""The command line of the programs: `--config` and keys of it, `--debug`, `--help`, `--list` and `--print-config`."""
+"""The command line of the programs: `--config`, keys of the config, `--debug`, `--help`, `--list`, `--print-config`."""
 
 import inspect
 import os

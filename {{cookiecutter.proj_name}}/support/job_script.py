@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common.base.files import write_text
+from common.base.files import warn_on_oserror, write_text
 from common.run.git import is_copy
 from common.run_context import RunContext
 
@@ -42,8 +42,9 @@ def write_job_script(run: RunContext) -> None:
     if run.folder is None or run.paths.job_file.exists():
         return
     script = job_script(run.paths.root, run.project, run.folder.record, run.config.gpu_ids not in (-1, [-1]))
-    write_text(run.paths.job_file, script)
-    run.paths.job_file.chmod(run.paths.job_file.stat().st_mode | 0o111)
+    with warn_on_oserror("job.sh"):
+        write_text(run.paths.job_file, script)
+        run.paths.job_file.chmod(run.paths.job_file.stat().st_mode | 0o111)
 
 
 def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = False) -> str:

@@ -30,9 +30,9 @@ FLOORS = (
 BUDGET = {
     "base": 85,
     "config": 950,
-    "distributed": 615,
+    "distributed": 620,
     "progress": 175,
-    "failure": 430,
+    "failure": 435,
     "run": 340,
     "data": 680,
     "optim": 775,

@@ -26,6 +26,7 @@ from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.run.paths import RunPaths
 from common.task import Place
+from support.advice import explained
 from support.command_line import parse
 from support.cost import Subject, measure, module_rows
 from support.stored_config import stored_config
@@ -203,5 +204,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reported(), explained():
         leave(main(sys.argv[1:]))

@@ -30,6 +30,7 @@ from common.monitor.log import setup_log
 from common.monitor.writer import plain
 from common.progress import Position
 from common.run.paths import RunPaths
+from support.advice import explained
 from support.model_inputs import Model, Tensors, flat, inputs_of, read_model
 from support.trained import load_trained
 from custom.build import build_evaluation, build_stream
@@ -242,5 +243,5 @@ def command(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reported(), explained():
         leave(main(sys.argv[1:]))

@@ -19,6 +19,7 @@ from common.config.source import scalar
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
+from support.advice import explained
 from support.sweep.folder import SweepFolder, check_trials, config_of, parser, without
 from support.sweep.space import SPEC, Range, Space, Trial, corners, plain_space, read_space, read_space_file, run_name
 from support.sweep.training import Training, devices, run_trials
@@ -208,5 +209,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reported(), explained():
         leave(main(sys.argv[1:]))

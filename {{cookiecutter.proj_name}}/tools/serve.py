@@ -21,6 +21,7 @@ from common.config.registry import DATASET_REGISTRY
 from common.failure.program import leave, reported
 from common.monitor.log import logger, setup_log
 from common.monitor.writer import plain
+from support.advice import explained
 import custom.config  # noqa: F401 - fills the registries
 from custom.datasets.from_files import build_files
 
@@ -153,5 +154,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with reported():
+    with reported(), explained():
         leave(main(sys.argv[1:]))

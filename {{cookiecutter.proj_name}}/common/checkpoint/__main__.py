@@ -48,7 +48,7 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
     lines = [
         f"{path}: format {state['format']}, {path.stat().st_size:,} bytes, all checksums right",
         f"step {at['step']}, epoch {at['epoch']}, sample {at['sample']} of {at['epoch_size']}",
-        dump(facts),
+        dump(facts).rstrip(),
         f"run {config['name']}, model {config['model']['type']} (--config shows all)",
         *(
             f"  {name:<{width}}  {str(value.dtype).removeprefix('torch.'):<8} {tuple(value.shape)}"

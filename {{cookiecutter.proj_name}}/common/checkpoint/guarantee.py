@@ -144,7 +144,7 @@ def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[
     """
     found = list(changes({"code": {}, **old}, new))
     differing = [change for change in found if not change.matches(["code.*"])]
-    code = _changed_code([change for change in found if change not in differing], safe)
+    code = _changed_code([change for change in found if change.matches(["code.*"])], safe)
     order = [change.arrow for change in differing if change.key in ("seed", "samples per epoch")]
     order += [change.arrow for change in breaking]
     if not new["data position restored"]:

@@ -50,8 +50,9 @@ def find_file(key: str, name: str, folder: Path, origin: str | None = None) -> P
     others = {other.name: other for each in folders if os.path.isdir(each) for other in each.glob("*.y*ml")}
     near = nearest(found.name, others)
     rule = "this file is a folder" if os.path.isdir(found) else "this file does not exist"
-    hint = f"looked for {found}; the working directory is {Path.cwd()}"
-    hint += f"; did you mean {place(others[near])}?" if near else ""
+    hint = f"the working directory is {Path.cwd()}" if folder == Path() else f"looked for {found}"
+    if near:
+        hint += f"; did you mean {place(others[near]) if folder == Path() else os.path.relpath(others[near], folder)}?"
     raise ConfigError([Problem(key, name, rule, hint, origin)])
 
 

@@ -164,7 +164,7 @@ def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
 def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     """A hint for the unknown key `prefix + name` of section `parent`, or "".
 
-    An old name first (`__renamed__`), then the closest name of a key, in this section before all others.
+    An old name first (`__renamed__`), then the same name elsewhere, a close one here, a close one elsewhere.
     """
     if renamed := getattr(parent, "__renamed__", {}).get(name):
         if " " in renamed:
@@ -173,8 +173,10 @@ def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     known = {option.removeprefix("--"): [option] for option in RESERVED}
     for dotted, _ in walk(root):
         known.setdefault(dotted.rpartition(".")[2], []).append(dotted)
-    if "[" in prefix and name in known:  # in a stage, a key that only the whole run has
+    if "[" in prefix and name in known.get(name, ()):  # in a stage, a key that only the whole run has
         return f"it belongs to the top level; {prefix[:-1]} has {', '.join(keys_of(parent))}"
-    known |= {own: [prefix + own] for own in keys_of(parent)}
-    near = nearest(name, known, 0.65)
-    return f"did you mean {' or '.join(known[near][:3])}?" if near else ""
+    own = {key: [prefix + key] for key in keys_of(parent)}
+    for among, cutoff in ((known, 1.0), (own, 0.75), (known, 0.75), (own, 0.6)):
+        if near := nearest(name, among, cutoff):
+            return f"did you mean {' or '.join(among[near][:3])}?"
+    return ""

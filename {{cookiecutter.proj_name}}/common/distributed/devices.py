@@ -63,7 +63,9 @@ def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) 
     if gpu_ids == "mps":
         if not torch.backends.mps.is_available():
             raise UserError("gpu_ids: mps needs a Mac with an Apple GPU that PyTorch supports; use --gpu_ids -1")
-        return [torch.device("mps", 0)] * (processes or 1)
+        if processes not in (None, 1):
+            raise UserError(f"gpu_ids: mps is one device, but {processes} processes were requested; start one")
+        return [torch.device("mps", 0)]
     if own_gpu:
         return [torch.device("cuda", 0)] * (processes or 1)
     count = torch.cuda.device_count()

@@ -182,5 +182,6 @@ class LossSums:
             all_samples, total = all_samples + samples, total + count
             for name, mean in losses.items():
                 terms[name].append(mean * count if count else 0.0)  # the mean over nothing is NaN
-        # Rounded once, so the order of the terms has no effect.
-        return {name: math.fsum(each) / max(total, 1) for name, each in terms.items()}, all_samples
+        # Rounded once, so the order of the terms has no effect; `fsum` raises an error for infinities of both signs.
+        sums = {name: math.fsum(each) if all(map(math.isfinite, each)) else sum(each) for name, each in terms.items()}
+        return {name: each / max(total, 1) for name, each in sums.items()}, all_samples

@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 
 from loguru import logger
 
-from common.base.errors import UserError
 from common.distributed import Rank, from_main
 from common.distributed.network import own_address
 from common.failure.report import EXIT_ERROR, Failure, position, report_to_torchrun
@@ -35,7 +34,7 @@ _ANSWER_WITHIN_S = 5.0  # by rank 0, to a failed rank; longer than rank 0's own 
 _END_AFTER_S = 1.0
 _FOLLOW_AFTER_S = 2.0
 _END_AT_LATEST_S = 8.0  # even if something blocks: an unread terminal, a disk
-_KILLED = "the process ended without a word\nkilled by a person, the scheduler, lack of memory (see dmesg), or os._exit"
+_KILLED = "killed by a person, by the scheduler, for lack of memory (see dmesg), or by os._exit"
 
 FailureSink = Callable[[Failure, bool], None]
 """Shows a failure: in this process' log and, if the second argument says so, on the terminal."""
@@ -71,7 +70,7 @@ class FailureMonitor:
 class _ConnectedMonitor(FailureMonitor):
     """Ends this process when another one fails, and the others when this one does."""
 
-    def __init__(self, rank: Rank, connection: Connection, main_if_killed: Failure, hub: "_Hub | None") -> None:
+    def __init__(self, rank: Rank, connection: Connection | None, main_if_killed: Failure, hub: "_Hub | None") -> None:
         super().__init__()
         self.rank, self._connection, self._hub = rank, connection, hub
         self._main_if_killed = main_if_killed  # shown in that case
@@ -94,6 +93,8 @@ class _ConnectedMonitor(FailureMonitor):
 
     def _listen(self) -> None:
         """Wait for the first failure of the run, and end this process."""
+        if self._connection is None:
+            return
         try:
             while "bye" not in (message := _receive(self._connection)):
                 if "failure" in message:
@@ -170,13 +171,10 @@ class _Hub:
 
 
 def connect(rank: Rank) -> FailureMonitor:
-    """Connect every rank to rank 0. Every process must call this right after joining the process group.
-
-    Raises `UserError` if rank 0 cannot be reached.
-    """
+    """Connect every rank to rank 0. Every process must call this right after joining the process group."""
     if rank.is_alone:
         return FailureMonitor()
-    if_killed = Failure(rank.rank, rank.world_size, EXIT_ERROR, _KILLED)
+    if_killed = Failure(rank.rank, rank.world_size, EXIT_ERROR, "the process ended without a word", hint=_KILLED)
     hub, offer = None, (if_killed, "", 0, b"")
     if rank.is_main:
         several_hosts = rank.local_world < rank.world_size
@@ -190,7 +188,9 @@ def connect(rank: Rank) -> FailureMonitor:
             connection = _close_in_workers(Client((host, port), authkey=key))
             _send(connection, failure=asdict(if_killed))
             return _ConnectedMonitor(rank, connection, main_if_killed, hub)
-    raise UserError(f"{rank} cannot reach rank 0 at {address} or {rank.address}, port {port}: is there a firewall?")
+    text = "{} cannot reach rank 0 (at {} or {}, port {}), so it will notice failures of other ranks late"
+    logger.warning(text, rank, address, rank.address, port)
+    return _ConnectedMonitor(rank, None, main_if_killed, hub)
 
 
 def end(code: int) -> NoReturn:
@@ -202,10 +202,11 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _send(connection: Connection, **message: Any) -> None:
+def _send(connection: Connection | None, **message: Any) -> None:
     """Send a message; does nothing if the other side has closed."""
-    with suppress(OSError):
-        connection.send_bytes(json.dumps(message).encode())
+    if connection is not None:
+        with suppress(OSError):
+            connection.send_bytes(json.dumps(message).encode())
 
 
 def _receive(connection: Connection) -> dict[str, Any]:

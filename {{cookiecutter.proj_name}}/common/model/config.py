@@ -68,7 +68,7 @@ class PrepareConfig:
         Field(description='parameters that are not trained, by full name, as in "backbone.*" or "*.bias"'),
     ] = field(default_factory=list)
     channels_last: Annotated[
-        bool, Field(description="4-D weights and inputs with channels last in memory: faster convolutions on GPUs")
+        bool, Field(description="4-D weights with channels last in memory: faster convolutions on GPUs")
     ] = False
     activation_checkpointing: Annotated[
         list[str],

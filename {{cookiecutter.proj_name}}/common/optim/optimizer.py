@@ -37,7 +37,7 @@ class OptimizerConfig:
     )
     no_decay: Annotated[
         Literal["auto"] | list[str],
-        Field(description="no weight decay for these; auto: biases, norms, 1-D, and those of modules' no_decay()"),
+        Field(description="no weight decay for these; auto: biases, norms, 1-D, and what modules list in no_decay()"),
     ] = field(default_factory=list)
     groups: Annotated[
         list[GroupConfig],
@@ -103,7 +103,8 @@ def build_optimizer(
         raise UserError(f"optim.optim_type {cls.__name__} needs the whole gradient in one place: use dist.strategy ddp")
     if all(parameter.device.type == "cpu" for _, parameter in named):
         for group in optimizer.param_groups:  # what torch would choose anew in each step, for 20 us
-            group |= {"foreach": False} if {"foreach": None, "fused": None}.items() <= group.items() else {}
+            if group.get("foreach", 0) is None and group.get("fused", 0) is None:
+                group["foreach"] = False
     if len(groups) > 1:
         log_groups(optimizer.param_groups)
     optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)

@@ -130,7 +130,7 @@ class Schedule:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. A function of the step has none, needs none, and can replace any schedule."""
-        if isinstance(self._factor, Plateau) and state:
+        if isinstance(self._factor, Plateau) and self._factor.state.keys() <= state.keys():
             self._factor.state = {key: state[key] for key in self._factor.state}
 
 

@@ -68,13 +68,10 @@ class FolderLock:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock file `path`; where the file server has no locks, whether the file exists.
-
-    Takes the lock for a moment, which it may share with other readers.
-    """
+    """Whether a process holds the lock file `path`. Takes the lock for a moment, shared with others who ask."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        return not isinstance(error, FileNotFoundError)
+        return isinstance(error, BlockingIOError)
     return False

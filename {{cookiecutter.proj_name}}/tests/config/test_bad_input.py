@@ -63,10 +63,20 @@ def on_images(folder: Path, **more: str) -> list[str]:
     ]
 
 
-def test_misspelt_key(error_of: ErrorOf) -> None:
-    """D-22: the key, where it was written, and the nearest right one."""
-    text = error_of("--optim.lrr", "0.1")
-    assert "optim.lrr" in text and "command line" in text and "did you mean optim.lr?" in text
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [("optim.lrr", "optim.lr"), ("modle", "model"), ("batch", "batch_size"), ("gpu", "gpu_ids")],
+)
+def test_misspelt_key(error_of: ErrorOf, key: str, near: str) -> None:
+    """D-22: the key, where it was written, and the nearest right one: in the same section before all others."""
+    text = error_of(f"--{key}", "0.1")
+    assert f"(command line: --{key} 0.1)" in text and f"did you mean {near}?" in text
+
+
+def test_a_key_of_another_section_in_a_list(error_of: ErrorOf) -> None:
+    """A key of optim, in one of its groups, is not said to belong to the top level."""
+    text = error_of("--optim.groups", "[{match: features.*, lr: 0.1}]")
+    assert "optim.groups[0].lr" in text and "did you mean" in text and "top level" not in text
 
 
 def test_every_mistake_at_once_with_file_and_line(error_of: ErrorOf, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Endless:
 
     def __iter__(self) -> Iterator[Any]:
         if torch.multiprocessing.parent_process() is not None:
-            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess. To use CUDA with ...")
+            raise RuntimeError("CUDA error: initialization error\nCompile with `TORCH_USE_CUDA_DSA` ...")
         return (self.source[index] for index in range(64))
 
 

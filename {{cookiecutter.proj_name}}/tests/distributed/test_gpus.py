@@ -16,7 +16,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 import train
 from common.base.errors import UserError
 from common.data.loader import LoaderConfig, make_loader
-from common.distributed import DistConfig, find_rank, group
+from common.distributed import DistConfig, find_rank, group, spawn
 from common.distributed.launch import read_launch
 from common.distributed.seed import random_state, set_random_state
 from common.optim.precision import PrecisionConfig, build_precision
@@ -134,6 +134,8 @@ def test_an_apple_gpu_is_one_device_without_pinned_memory_and_64_bits(monkeypatc
     assert torch.equal(torch.rand(3, generator=generator), drawn)
     with pytest.raises(UserError, match="--gpu_ids -1 for the CPU, or mps for the Apple GPU"):
         find_rank(0, DistConfig(), {})
+    with pytest.raises(UserError, match="mps is one device, but 2 processes"):
+        spawn("mps", DistConfig(processes=2), [])
 
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="this computer has an Apple GPU")

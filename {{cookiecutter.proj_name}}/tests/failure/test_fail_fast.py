@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -25,6 +25,7 @@ from common.base.errors import UserError
 from common.distributed import Rank, group
 from common.failure import monitor
 from common.failure.report import Failure, describe
+from common.monitor.writer import Writer, WriterRun
 from common.progress import Position
 from common.trainer import Trainer
 from support import debug
@@ -74,6 +75,29 @@ def test_exception_in_forward(runs: Runs) -> None:
     assert status["reason"].startswith("rank 1: RuntimeError: a mistake in the model (training step 3, epoch 1, of")
     assert not (folder / "run.lock").exists()
     assert ended.codes == [1, 1]
+
+
+class Lingering(Writer):
+    """Takes longer to close than a failed run waits."""
+
+    def __init__(self, run: WriterRun) -> None: ...
+
+    def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None: ...
+
+    def images(self, step: int, tag: str, images: Sequence[Any]) -> None: ...
+
+    def text(self, step: int, tag: str, text: str) -> None: ...
+
+    def close(self, state: str) -> None:
+        time.sleep(30)
+
+
+@pytest.mark.slow
+def test_the_reason_is_logged_before_writers_close(runs: Runs) -> None:
+    """Also in the first step, after which a run that was moved away would get its folder back."""
+    words = ["--monitor.writers", f"[{__name__}.Lingering]", "--progress.init_eval", "true"]
+    broken(runs, "raise 1 train 3", *words)
+    assert "a mistake in the model" in (runs.root / "run" / "train.log").read_text()
 
 
 @pytest.mark.slow
@@ -492,7 +516,15 @@ def test_hints(error: Exception, helps: str) -> None:
     """TP-01: what helps against errors whose own text does not name the cause or the setting."""
     with pytest.raises(type(error)) as raised, explained():
         raise error
-    assert helps in describe(raised.value, Rank()).text()
+    assert helps in describe(raised.value, Rank(world_size=2)).text()
+
+
+def test_advice_follows_the_message_alone() -> None:
+    """Not the line of code; and a single process waits for no other."""
+    with pytest.raises(ValueError, match="wrong") as raised, explained():
+        raise ValueError("wrong")  # out of memory
+    assert "batch_size" not in describe(raised.value, Rank()).text()
+    assert "dist.timeout" not in describe(TimeoutError("timed out"), Rank()).text()
 
 
 DEBUGGED = """
