@@ -38,8 +38,11 @@ def opened(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
-    """The batches of `loader`."""
+    """The batches of `loader`. In this process they are read without its iterator, which takes 15 us for each."""
     try:
+        if loader.num_workers == 0 and loader.batch_sampler is not None and not loader.pin_memory:
+            yield from map(loader.dataset.__getitems__, loader.batch_sampler)  # type: ignore[attr-defined]
+            return
         for loaded in opened(loader):
             yield loaded.batch
     except UserError as error:

@@ -11,6 +11,8 @@ from common.distributed import DistConfig
 from common.model.freeze import freeze
 from common.optim.precision import Precision
 
+_NOTHING = nullcontext()
+
 
 class Strategy:
     """A prepared task, and how processes train it. This class: a single process.
@@ -44,7 +46,7 @@ class Strategy:
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
         """A context in which backward passes of a wrapped task average gradients over processes only if `enabled`."""
-        return nullcontext()
+        return _NOTHING
 
     def shard_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """The state of a checkpoint, with its tensors as this strategy holds them."""
@@ -75,4 +77,4 @@ class Replicated(Strategy):
         return wrapped
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
-        return model.no_sync() if not enabled and isinstance(model, DistributedDataParallel) else nullcontext()
+        return model.no_sync() if not enabled and isinstance(model, DistributedDataParallel) else _NOTHING
