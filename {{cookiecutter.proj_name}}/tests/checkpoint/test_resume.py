@@ -309,7 +309,7 @@ def _leaving_out(part: str, *names: str) -> Any:
 
 CONTROLS = {
     "random streams": ("plain", _no_random_streams),
-    "a generator of the loader's own": ("plain", _no_generator_of_its_own),
+    "a generator of the loader's own": ("workers", _no_generator_of_its_own),
     "keys of the samples": ("workers", _no_keys),
     "the optimizer": ("momentum", _leaving_out("optimizer")),
     "the averaged weights": ("ema", _leaving_out("ema", "shadow")),
