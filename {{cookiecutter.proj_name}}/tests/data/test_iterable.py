@@ -195,7 +195,6 @@ def stream(name: str, *more: str) -> list[str]:
     return words("plain", *data, *more)
 
 
-@pytest.mark.slow
 def test_epochs_end_where_the_data_ends(runs: Runs) -> None:
     """R-63: without a length, the epoch ends when the data does, and periods in epochs are asked there."""
     folder = runs.train(*stream("Rereading"))
