@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         return code
     with managed_run(config, resolved, command, PROJECT) as run, explained():
         parts = build_parts(config, run.rank, run.seed)
-        run.open()  # after building, so that a mistake there does not move an earlier run of this name
+        run.open()  # after building: an error there leaves an earlier run of this name in place
         write_job_script(run)
         trainer = Trainer(config, parts, run)
         for name in config.plugins:

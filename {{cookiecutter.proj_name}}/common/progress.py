@@ -139,7 +139,7 @@ StepInterval = Annotated[int | float | str | None, _IntervalIn("step")]
 class ProgressConfig:
     """Length of a run, and when things happen. Intervals: numbers, "200step" or "0.5epoch"; -1, 0 or null means never.
 
-    Everything that is not "never" also happens after the last step.
+    Everything that is not "never" also happens after the last step (log lines and pictures in the chosen epochs only).
     """
 
     start_epoch: Annotated[

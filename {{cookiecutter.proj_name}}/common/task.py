@@ -103,7 +103,7 @@ class Task(nn.Module, ABC):
         return to_device(batch, device)
 
     def count(self, batch: Any) -> int | None:
-        """What the losses of a batch, as loaded, are means over: words, boxes, pixels. None: samples."""
+        """What the losses of a batch, as loaded, are means over: words, boxes, pixels. By default None: samples."""
         return None
 
     def inspect(self, show: Show) -> None:

@@ -36,8 +36,8 @@ class Trainer:
     """Trains one task.
 
     Attributes:
-        progress: the position and counters of the run; saved in every checkpoint.
-        state: everything that a checkpoint contains.
+        progress: the position and counters of the run.
+        state: everything else whose state a checkpoint contains.
     """
 
     def __init__(self, config: EngineConfig, parts: Parts, run: RunContext) -> None:
@@ -86,7 +86,7 @@ class Trainer:
         """Build everything that the settings of the stage decide."""
         config = self.stages.config
         self.task.zero_grad()
-        vars(self).pop("updates", None)  # frees the wrappers of the stage before it
+        vars(self).pop("updates", None)  # frees the wrappers of the previous stage
         self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
         self.task.loss.weigh(config.loss)
         self.strategy.freeze(config.prepare.freeze)
@@ -176,7 +176,7 @@ class Trainer:
             raise bad_loss(bad, self.monitor.meter.bad_here == bad, self.stream, self.saver, self.rank)
 
     def log_pictures(self, step: Step) -> None:
-        """Log pictures of the batch just trained on, with the model's present output."""
+        """Log pictures of the batch just trained on, with the model's current output."""
         if self.rank.is_main or self.strategy.lockstep_forward:
             pictures = self.evaluator.pictures(step.batches[-1], self.config.progress.max_samples_train)
             self.monitor.pictures("train", self.at, pictures)
@@ -233,7 +233,7 @@ class Trainer:
         except EvaluationInterrupted as interrupted:
             self.progress.stop(signal=interrupted.number)
             self.progress.pending.add(split)
-            logger.info("the {} evaluation was interrupted; it will run first on resume", split)
+            logger.info("evaluation on the {} data was interrupted; it will run first after a resume", split)
         self.monitor.reset_timer()
         return result
 

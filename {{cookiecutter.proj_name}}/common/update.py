@@ -22,7 +22,7 @@ from common.optim.groups import group_name
 from common.progress import Position
 from common.task import Task
 
-_NO_COUNT = "{kind}.count returned None for a batch of rank {rank}; it must be a number for every batch or for none"
+_NO_COUNT = "{kind}.count returned None for a batch of rank {rank}; a task with this method must always return a number"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Updates:
             self._begin(name)
 
     def take(self, step: Step, at: Position) -> bool:
-        """Every update of this step, at position `at`. False if one was skipped (see `Precision.step`)."""
+        """Take every update of this step, at position `at`. Returns False if one was skipped (see `Precision.step`)."""
         weights = self._weights(step)
         taken = True
         for name in self.task.updates():
@@ -145,7 +145,7 @@ class Updates:
                         parameter.grad = None
 
     def _weights(self, step: Step) -> list[tuple[float, int]]:
-        """Of each micro-batch: the factor of its mean loss in the step's, and the number of items it is a mean over."""
+        """For each micro-batch: the weight of its mean loss in the step's, and how many items that mean covers."""
         plan = step.global_batch
         if not self._has_counts:
             return list(zip(plan.weights, plan.sizes, strict=True))

@@ -13,7 +13,7 @@ from common.evaluation.metric import Better
 
 
 def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
-    """The sum and the losses that are part of it; those with the weight 0 are not computed."""
+    """The sum and the losses that are part of it; losses with the weight 0 are not computed."""
     sections = sections or {}
     off = [name for name, section in sections.items() if isinstance(section, Mapping) and section.get("weight") == 0]
     return ["loss", *(name for name in sections if name not in off)]
@@ -67,6 +67,6 @@ def _find(metric: str, better: Mapping[str, Better], named: Sequence[str]) -> bo
         return says.get(metric.removeprefix(f"{value}.")) if isinstance(says, Mapping) else says
     hint = suggestion(metric, list(measured), "there is")
     if named and metric.partition(".")[0] in better:
-        hint = f"dataset.val has sets by name, so say on which one, as in {named[0]}.{metric}"
+        hint = f"dataset.val has sets by name, so name the set too, as in {named[0]}.{metric}"
     rule = "is neither a loss with a weight other than 0 nor a metric of this config"
     raise ConfigError([Problem("best.metric", metric, rule, hint)])

@@ -28,8 +28,8 @@ def parse(
 ) -> Resolved[T]:
     """The configuration that a command line describes.
 
-    `default` is the file used without `--config`; `debug_overlay` is the file whose own values `--debug` lays over
-    it. `--help`, `--print-config` and `--list` print and raise `SystemExit(0)`. Raises `ConfigError` on any mistake.
+    `default` is the file used without `--config`; `debug_overlay` the file that `--debug` applies on top. `--help`,
+    `--print-config` and `--list` print and raise `SystemExit(0)`. Raises `UserError` on any mistake.
     """
     options, _ = read_options(argv)
     if "--help" in options:

@@ -30,7 +30,7 @@ commit=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 _DIRTY = 'echo "warning: that run had uncommitted changes, see $run/git.diff" >&2\n'
 _ON_EACH_HOST = """\
 if [ -z "${{MASTER_ADDR:-}}" ]; then
-    echo "that run had {hosts} hosts; type this on each of them:" >&2
+    echo "that run used {hosts} hosts; type this on each of them:" >&2
     echo "  MASTER_ADDR=<name of the first host> sh '$run/job.sh'" >&2
     exit 2
 fi

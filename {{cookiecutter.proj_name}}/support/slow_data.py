@@ -9,10 +9,10 @@ from common.distributed import Rank
 from common.monitor.clock import Timing
 from common.progress import Position
 
-# Advice is given when waiting for data takes more than this share of the time,
-_SLOW_SHARE = 0.3
-_SLOW_BATCH_S = 0.002  # at least this long per step (less is the cost of calling the loader at all),
-_SLOW_TOTAL_S = 2.0  # and at least this long in total.
+# Advice is given when waiting for data takes more than each of these:
+_SLOW_SHARE = 0.3  # of the time
+_SLOW_BATCH_S = 0.002  # per step; less is the cost of calling the loader at all
+_SLOW_TOTAL_S = 2.0  # in total
 
 
 class SlowDataAdvice:
@@ -47,5 +47,5 @@ def advice(timing: Timing, workers: int, processes: int = 1) -> str:
     has = f"{cores} core{'s' * (cores > 1)}"
     remedy = f"try --worker {wanted} (now {workers}; this process has {has})"
     if wanted <= workers:
-        remedy = f"{workers} workers have {has}, so more would not help: try less work per sample"
+        remedy = f"more workers would not help (now {workers}; this process has {has}): try less work per sample"
     return f"{timing.data:.0%} of the time is spent waiting for data; {remedy}, or data kept in memory"

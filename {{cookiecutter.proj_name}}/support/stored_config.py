@@ -10,7 +10,7 @@ from common.run.record import read_attempts
 
 
 def stored_config(argv: Sequence[str], option: str) -> Path | None:
-    """The config of the last start of a run.
+    """The path of the config of a run's last start.
 
     Args:
         option: the option that names the run, such as "--model_pt" or "--resume".

@@ -1,4 +1,4 @@
-"""From the section of a data set in the config to the data set: its arguments, its transforms, sets with names."""
+"""Builds the data set that a section of the config describes: arguments, transforms, several sets by name."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -76,7 +76,7 @@ class Transform:
 
     @property
     def random(self) -> bool:
-        """Whether it draws random numbers, unless it says that it does not."""
+        """Whether the function may draw random numbers: true unless its own `random` is false."""
         return bool(getattr(self.function, "random", True))
 
     def __call__(self, sample: Any) -> Any:
@@ -86,9 +86,10 @@ class Transform:
             if self.key is None:
                 return self.function(sample)
             if not isinstance(sample, Mapping) or self.key not in sample:
-                known = ", ".join(map(str, sample)) if isinstance(sample, Mapping) else f"a {type(sample).__name__}"
-                rule = f"{self.where}.key: a sample has no {self.key!r} (it is or has: {known}); name another part, or"
-                raise UserError(f"{rule} null for the whole sample")
+                kind = type(sample).__name__
+                known = f"has {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is a {kind}"
+                rule = f"{self.where}: a sample has no {self.key!r}, it {known}"
+                raise UserError(f"{rule}; set key to another part, or to null for the whole sample")
             return {**sample, self.key: self.function(sample[self.key])}
         except UserError:
             raise
@@ -138,7 +139,7 @@ class DatasetSection(SetSection):
 
 
 class EvaluationSection(DatasetSection):
-    """Checks a split: the section of a data set, or names with such sections, `{clean: {type: DigitsDataset}}`.
+    """Checks a split: the section of a data set, or several such sections by name, `{clean: {type: DigitsDataset}}`.
 
     A set that is null is left out, so a config can drop a set of its base.
     """

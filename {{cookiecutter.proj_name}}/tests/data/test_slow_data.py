@@ -61,7 +61,7 @@ def test_waiting_for_data_is_worth_a_warning_once(monkeypatch: pytest.MonkeyPatc
     told = str(warnings(wait=0.06, workers=4, processes=2))
     assert (
         "--worker" not in told
-        and "4 workers have 4 cores, so more would not help: try less work per sample, or" in told
+        and "more workers would not help (now 4; this process has 4 cores): try less work per sample, or" in told
     )
     assert warnings(wait=0.01, workers=2) == []
     assert warnings(wait=0.06, workers=2, count=10) == []

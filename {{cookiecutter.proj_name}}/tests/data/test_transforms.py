@@ -110,7 +110,7 @@ def test_a_data_set_made_for_no_project() -> None:
     ("transform", "words"),
     [
         ({"type": "ToFloat"}, "ToFloat: got a Tensor"),
-        ({"type": "ToFloat", "key": "picture"}, "transforms[0] (ToFloat).key: a sample has no 'picture'"),
+        ({"type": "ToFloat", "key": "picture"}, "transforms[0] (ToFloat): a sample has no 'picture'"),
         ({"type": "Named", "names": ["a"]}, "Named: a sample has 2 parts"),
         ({"type": "Normalize", "mean": [0, 0], "std": [1, 1]}, "Normalize: image has 1 channels, but mean has 2"),
         ({"type": "Normalize", "mean": [0], "std": [1], "key": "x"}, "Normalize: a sample has no 'x'"),
