@@ -131,7 +131,7 @@ def test_weight_decay_of_a_model_of_timm(project: Path, python: Path) -> None:
     call(project, python, "train.py", "--config", "configs/timm.yaml", *words, *SHORT)
     read = """
 import torch
-state = torch.load("experiments/vit/checkpoints/latest.pt", weights_only=False)
+state = torch.load("experiments/vit/checkpoints/latest.pt", weights_only=True)
 groups = {group["name"]: group["param_names"] for group in state["optimizer"]["param_groups"]}
 assert "patch_embed.proj.weight" in groups["all"], groups
 assert {"pos_embed", "cls_token", "norm.weight"} < set(groups["all.no_decay"]), groups

@@ -19,7 +19,7 @@ ABSENT: Any = object()
 
 
 DEFAULT = "default"
-"""The origin of a value that nobody wrote. Others are a file and its line, or the words of the command line."""
+"""The origin of a default value. Others are a file and its line, or the words of the command line."""
 
 
 @dataclass(frozen=True)

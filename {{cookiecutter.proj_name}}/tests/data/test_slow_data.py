@@ -58,10 +58,10 @@ def test_waiting_for_data_is_worth_a_warning_once(monkeypatch: pytest.MonkeyPatc
     assert "--worker 2 (now 0; this process has 8 cores)" in str(warnings(wait=0.06, workers=0))
     assert "--worker 1 (now 0" in str(warnings(wait=0.03, workers=0))
     assert "--worker 4 (now 2; this process has 4 cores)" in str(warnings(wait=0.06, workers=2, processes=2))
-    told = str(warnings(wait=0.06, workers=4, processes=2))
+    text = str(warnings(wait=0.06, workers=4, processes=2))
     assert (
-        "--worker" not in told
-        and "more workers would not help (now 4; this process has 4 cores): try less work per sample, or" in told
+        "--worker" not in text
+        and "more workers would not help (now 4; this process has 4 cores): try less work per sample, or" in text
     )
     assert warnings(wait=0.01, workers=2) == []
     assert warnings(wait=0.06, workers=2, count=10) == []

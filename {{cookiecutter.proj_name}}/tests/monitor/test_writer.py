@@ -170,7 +170,7 @@ recorder.close()
 
 
 def test_a_full_disk_is_told_once(tmp_path):
-    """CT-58: TensorBoard's own thread prints no traceback; with space again, everything goes on."""
+    """CT-58: TensorBoard's own thread prints no traceback; with space again, everything is written."""
     done = run([sys.executable, "-c", FULL_DISK, str(tmp_path)])
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr and done.stderr.count("tensorboard cannot be written: OSError") == 1
