@@ -20,62 +20,9 @@ from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task
 from common.update import Updates
+from support.advice_texts import ADVICE, MACHINE, UNEQUAL, WITHOUT_TASK
 
 PROJECT = f"{Path(__file__).resolve().parents[1]}/"
-
-_UNEQUAL = "equal size|not resizable"  # torch's errors in joining samples, in the main process and in a worker
-# Patterns of an error's type and message, and what to do; the first match is used. {forward} and {output} are the
-# places of the model's forward and the task's output.
-ADVICE = {
-    r"must be Tensor, not|has no attribute '(shape|dim|size|float|topk|softmax|dtype)'": (
-        "a tensor is needed, see the batch and the output above: what {forward} returns is the model's output (not a "
-        "tuple, not None), and every label is a number"
-    ),
-    r"(list|tuple) indices must be integers": (
-        "a sample is a dict: return {{'image': image, 'label': label}} from the data set's __getitem__, not (image, "
-        "label); or begin its transforms with {{type: Named, names: [image, label]}}; or change {output}"
-    ),
-    r"^KeyError: .* at .*(batch|output)": (
-        "the keys are listed above; rename one in the data set's __getitem__, in {output}, or where it is read"
-    ),
-    r"expected target dtype|expected scalar type Long|not implemented for '(Int|Short|Char|Bool)'": (
-        "class labels must be of type int64: return torch.tensor(int(label)), or label.long(), from the data set"
-    ),
-    r"expected scalar type|same dtype|Input type \(|expected m1 and m2|cannot be cast": (
-        "numbers of the batch, listed above, are not of the type of the weights (float32): return image.float() from "
-        "the data set (NumPy's default is float64, that of image files uint8); for mixed formats see precision.mode"
-    ),
-    r"0D or 1D target tensor expected": (
-        "each label must be a single number: return torch.tensor(label), not torch.tensor([label]), from the data set"
-    ),
-    r"1D target must|match target batch_size|target size .* input size|range of \[-1, 0\], but got 1": (
-        "the output must keep the first dimension, the samples, and have one row for each: see what {forward} returns"
-    ),
-    r"shapes cannot be multiplied|to have \d+ channels|size mismatch|must match the size|normalized_shape|too small": (
-        "the model does not fit the batch above (images: samples, channels, height, width): change model.* or what the "
-        "data set returns"
-    ),
-    r"index out of range in self": "a number of the batch is too large for an embedding: see its size in the model",
-    _UNEQUAL: "give all samples the same size, or write a loader.collate that joins them",
-    r"default_collate": (
-        "a batch is made of tensors, arrays and numbers: does the data set's __getitem__ return a sample?"
-    ),
-    r"does not require grad": (
-        "the result of the model or of the loss is cut off from the weights: detach, item, no_grad or argmax"
-    ),
-    r"inplace operation": (
-        "a value that the gradient needs was changed in place (x += y, x[i] = y, relu_): make a new one; --debug shows "
-        "which"
-    ),
-}
-_WITHOUT_TASK = (_UNEQUAL, "default_collate")  # in reading a batch
-# Patterns and advice, as above, for errors of the machine and of the workers.
-MACHINE = {
-    "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --worker",
-    "out of memory|can't allocate memory": "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16",
-    "worker.*(killed|exited unexpectedly)|bus error": "out of memory or /dev/shm? --worker 0 shows the true error",
-    "device-side assert|Target .* out of bounds": "label above the number of classes? CUDA_LAUNCH_BLOCKING=1 helps",
-}
 
 
 @contextmanager
@@ -116,7 +63,7 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
     line = traceback.extract_tb(error.__traceback__)[-1].line or ""
     text = f"{_text(error)} at {line}"
     for pattern, advice in ADVICE.items():
-        if re.search(pattern, text) and (task or pattern in _WITHOUT_TASK):
+        if re.search(pattern, text) and (task or pattern in WITHOUT_TASK):
             model = None if task is None else task.model
             advice = _channels(text, _local(frames, "batch"), model) or advice
             yield HINT + advice.format(forward=_place(model, "forward"), output=_place(task, "output"))
@@ -220,7 +167,7 @@ def _forked_with_cuda(error: Exception, _: Sequence[FrameType]) -> str:
 def _unequal_samples(error: Exception, frames: Sequence[FrameType]) -> str:
     """For samples that cannot be joined to a batch: two that differ, found by reading them again; otherwise ""."""
     trace = f"{error} {frames[-1].f_code.co_filename}"  # a worker's error holds its traceback as text
-    if not re.search(_UNEQUAL, _text(error)) and not (isinstance(error, KeyError) and "_utils/collate.py" in trace):
+    if not re.search(UNEQUAL, _text(error)) and not (isinstance(error, KeyError) and "_utils/collate.py" in trace):
         return ""
     dataset, numbers, of = _samples(frames)
     first: dict[Any, str] = {}

@@ -88,8 +88,8 @@ def test_without_git_a_run_starts_all_the_same(project, monkeypatch, trouble):
         expected = {"no repository": "repository", "no commit": "HEAD", "no git": "'git'", "hangs": "timed out"}
         assert expected[trouble] in run.record["git"]["note"]
         assert "rev-parse" not in run.folder.job_file.read_text()
-        told = (run.folder.root / "git.diff").read_text()
-        assert ("not in a git repository (git init makes one)" in told) == (trouble == "no repository")
+        patch = (run.folder.root / "git.diff").read_text()
+        assert ("not in a git repository (git init makes one)" in patch) == (trouble == "no repository")
 
 
 def test_job_script_repeats_the_run_from_anywhere(project, tmp_path):
