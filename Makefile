@@ -26,7 +26,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/.ruff_cache
 export MYPY_CACHE_DIR := $(CURDIR)/.mypy_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint test-project test-template constraints
+.PHONY: help setup demo test test-all mutate lint test-project test-template constraints
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,9 @@ test: lint  ## every day: style, types, and the fast tests, of the project here 
 test-all: test  ## then the rest: full trainings, real clusters, and the tests of rendered projects
 	@$(MAKE) --no-print-directory test-project test-template SLOW=slow
 	@echo "== all tests passed"
+
+mutate: setup  ## break one line at a time: does the named test of docs/features.md fail? FAULTS="clip ema": some only
+	@"$(BIN)/python" tools/mutate.py --jobs $(JOBS) $(FAULTS)
 
 lint: setup  ## style and types, of the template and of the project inside it
 	@echo "== style and types: the template"

@@ -21,7 +21,7 @@ PRIVATE = CACHES | {".git", ".venv", "venv", "experiments"}
 # The operators and all that stands on them, file by file: a folder of the same name may hold the user's own.
 OPS = {
     ".": [".clang-format", "configs/ops.yaml", "scripts/install_ops.sh", "custom/models/saturating_model.py"],
-    "common/ops": ["__init__.py", "__main__.py", "build.py", "library.py", "load.py", "toolchain.py"],
+    "common/ops": ["__init__.py", "__main__.py", "arguments.py", "build.py", "library.py", "load.py", "toolchain.py"],
     "custom/ops": ["__init__.py", "add_matrix.py", "compare.py", "scale_exp.py", "README.md"],
     "custom/ops/src": ["add_matrix.cpp", "add_matrix.cu", "kernels.h", "launch.cuh", "scale_exp.cpp", "scale_exp.cu"],
     "tests/ops": ["__init__.py", "conftest.py", "test_build.py", "test_operators.py", "test_training.py"],
@@ -30,7 +30,7 @@ OPS = {
 # The examples: the folders, and the files that each may have. Beside them may lie examples of the user's own.
 EXAMPLES = (
     "boxes", "distillation", "gan", "language_model", "metric_learning", "model_from_string", "regression",
-    "segmentation", "self_supervised", "stages", "stream", "text",
+    "reinforcement", "segmentation", "self_supervised", "stages", "stream", "text",
 )  # fmt: skip
 EXAMPLE_FILES = ("__init__.py", "config.yaml", "data.py", "metric.py", "model.py", "next_word.yaml", "task.py")
 EXAMPLE_TESTS = (

@@ -165,7 +165,15 @@ def server(request: pytest.FixtureRequest, project: Path, python: Path) -> Itera
         port = free.getsockname()[1]
     command = [str(python), "-m", "tools.serve", "--model", str(file), "--port", str(port), "--max_bytes", "20000"]
     log = project / "serve.log"
-    with log.open("w") as output, subprocess.Popen(command, cwd=project, stderr=output, stdout=output) as process:
+    programs = project / "programs"  # a Ghostscript that leaves a trace
+    programs.mkdir(exist_ok=True)
+    (programs / "gs").write_text(f"#!/bin/sh\ntouch '{project}/gs_ran'\n")
+    (programs / "gs").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    with (
+        log.open("w") as output,
+        subprocess.Popen(command, cwd=project, env=environment, stderr=output, stdout=output) as process,
+    ):
         try:
             for _ in range(600):
                 if "running on" in log.read_text() or process.poll() is not None:
@@ -179,9 +187,13 @@ def server(request: pytest.FixtureRequest, project: Path, python: Path) -> Itera
 
 
 ASK = """
-import json, sys
+import io, json, sys
 import httpx
+from PIL import Image
 url, image = sys.argv[1], open("0.png", "rb").read()
+picture = io.BytesIO()
+Image.new("1", (5000, 5001)).save(picture, "PNG")  # 3 kB, and a million pixels too many
+eps = b"%!PS-Adobe-3.0 EPSF-3.0\\n%%BoundingBox: 0 0 8 8\\n%%EndComments\\nshowpage\\n"
 with httpx.Client(timeout=60) as client:
     answers = {
         "health": client.get(f"{url}/health"),
@@ -192,6 +204,8 @@ with httpx.Client(timeout=60) as client:
         "nothing": client.post(f"{url}/predict"),
         "no file": client.post(f"{url}/predict", data={"file": "text"}),
         "bad form": client.post(f"{url}/predict", content=b"x", headers={"content-type": "multipart/form-data"}),
+        "many pixels": client.post(f"{url}/predict", content=picture.getvalue()),
+        "PostScript": client.post(f"{url}/predict", content=eps),
         "large": client.post(f"{url}/predict", content=bytes(20001)),
         "chunks": client.post(f"{url}/predict", content=(bytes(999) for _ in range(99))),
         "large form": client.post(f"{url}/predict", files={"file": ("0.png", bytes(20001))}),
@@ -201,12 +215,16 @@ print(json.dumps({name: [answer.status_code, answer.json()] for name, answer in 
 """
 CODES = {
     "health": 200, "raw": 200, "form": 200, "no image": 422, "cut off": 422, "nothing": 400, "no file": 422,
-    "bad form": 400, "large": 413, "chunks": 413, "large form": 413, "after all": 200,
+    "many pixels": 422, "PostScript": 422, "bad form": 400, "large": 413, "chunks": 413, "large form": 413,
+    "after all": 200,
 }  # fmt: skip
 
 
 def test_a_server_answers_as_predict_py(project: Path, python: Path, server: str) -> None:
-    """As body or form; anything else gets a code and a sentence, and nothing of the server's inside."""
+    """As body or form; anything else gets a code and a sentence, and nothing of the server's inside.
+
+    No picture is decoded that is too large or whose format would start a program.
+    """
     answers = json.loads(call(project, python, "-c", ASK, server).splitlines()[-1])
     assert {name: code for name, (code, _) in answers.items()} == CODES | {"no file": answers["no file"][0]}
     assert answers["no file"][0] in (400, 422)
@@ -216,6 +234,10 @@ def test_a_server_answers_as_predict_py(project: Path, python: Path, server: str
         found = answers[name][1]
         assert (found["prediction"], found["class"]) == (row["prediction"], row["class"])
         assert found["top"] == pytest.approx(row["top"], abs=1e-5)
+    log = (project / "serve.log").read_text()
+    for reason in ("Image size (25005000 pixels) exceeds limit", "it is not in one of the formats BMP, GIF"):
+        assert reason in log
+    assert not (project / "gs_ran").exists()
     refused = [body["detail"] for code, body in answers.values() if code != 200]
     assert all(isinstance(each, str) and len(each) > 20 for each in refused), refused
     assert not any(word in each for each in refused for word in ("Traceback", "0x", "/", "Error")), refused

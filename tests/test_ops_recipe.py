@@ -17,6 +17,7 @@ from support import Render
 pytestmark = pytest.mark.slow
 
 RECIPE = "## 4. Add your own operator"
+REDUCTION = "## 5. A reduction"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"(?:#|//) (\S+/\S+\.(?:py|cpp|cu))\n")  # the first line of a block that is a file
 NEEDS_GPU = ("ncu ",)  # commands that cannot run without one
@@ -24,7 +25,7 @@ NVCC = shutil.which("nvcc") is not None
 KERNELS = """
 import torch, {name}.ops
 print(*(key for key in ("CPU", "CUDA")
-        if torch._C._dispatch_has_kernel_for_dispatch_key("custom_ops::soft_threshold", key)))
+        if torch._C._dispatch_has_kernel_for_dispatch_key("custom_ops::{operator}", key)))
 """
 
 
@@ -52,9 +53,15 @@ class Project:
     def guide(self) -> str:
         return (self.root / self.package / "ops" / "README.md").read_text(encoding="utf-8")
 
-    def kernels(self) -> list[str]:
-        """The dispatch keys for which a compiled soft_threshold is registered."""
-        return self.run(sys.executable, "-c", KERNELS.format(name=self.package)).split()
+    def kernels(self, operator: str = "soft_threshold") -> list[str]:
+        """The dispatch keys for which a compiled operator is registered."""
+        return self.run(sys.executable, "-c", KERNELS.format(name=self.package, operator=operator)).split()
+
+    def check_style(self, python: list[str], name: str) -> None:
+        sources = self.root / self.package / "ops" / "src"
+        self.run(sys.executable, "-m", "ruff", "check", "--no-cache", *python)
+        self.run(sys.executable, "-m", "ruff", "format", "--no-cache", "--check", *python)
+        self.run(clang_format(), "--dry-run", "-Werror", *map(str, sources.glob(f"{name}.*")))
 
 
 @pytest.fixture
@@ -78,9 +85,9 @@ def blocks(text: str) -> Iterator[tuple[str, str]]:
     yield from BLOCK.findall(text)
 
 
-def split(guide: str) -> tuple[str, str]:
-    """The recipe, and all that is not the recipe."""
-    start = guide.index(RECIPE)
+def split(guide: str, heading: str) -> tuple[str, str]:
+    """The section below a heading, and the rest."""
+    start = guide.index(heading)
     end = guide.index("\n## ", start)
     return guide[start:end], guide[:start] + guide[end:]
 
@@ -94,7 +101,7 @@ def test_the_recipe_to_the_letter(project: Project) -> None:
     cuda = NVCC and project.package == "custom"
     written: list[str] = []
     outputs: list[tuple[int, str]] = []  # (files written by then, what a command printed)
-    for language, text in blocks(split(project.guide)[0]):
+    for language, text in blocks(split(project.guide, RECIPE)[0]):
         if found := FILE.match(text):
             path = project.root / found[1]
             assert path.exists() == (path.name == "__init__.py"), found[1]
@@ -122,17 +129,41 @@ def test_the_recipe_to_the_letter(project: Project) -> None:
     assert not cuda or re.search(r"CUDA .*\bsoft_threshold\.cu for ", gpu)
     assert "gradcheck: passed" in compared
 
-    python, sources = written[:3], project.root / project.package / "ops" / "src"
-    project.run(sys.executable, "-m", "ruff", "check", "--no-cache", *python)
-    project.run(sys.executable, "-m", "ruff", "format", "--no-cache", "--check", *python)
-    project.run(clang_format(), "--dry-run", "-Werror", *map(str, sources.glob("soft_threshold.*")))
+    project.check_style(written[:3], "soft_threshold")
     REPORT.append(f"the recipe for an operator, {'with nvcc' if cuda else 'C++ alone'}")
+
+
+def test_the_reduction_to_the_letter(project: Project) -> None:
+    """CT-72: two inputs, a backward kernel, vector loads and shared memory; with the reference first, then built."""
+    written: list[str] = []
+    commands: list[str] = []
+    for language, text in blocks(split(project.guide, REDUCTION)[0]):
+        if found := FILE.match(text):
+            (project.root / found[1]).write_text(text, encoding="utf-8")
+            written.append(found[1])
+        else:
+            assert language == "sh", text
+            commands.append(text)
+    names = ["rms_norm.py", "test_rms_norm.py", "rms_norm.cpp", "rms_norm.cu"]
+    assert [Path(each).name for each in written] == names
+    (command,) = commands
+    init = project.root / project.package / "ops" / "__init__.py"
+    text = init.read_text(encoding="utf-8").replace('"implementation", ', '"implementation", "rms_norm", ')
+    line = f"from {project.package}.ops.scale_exp import"
+    text = text.replace(line, f"from {project.package}.ops.rms_norm import rms_norm\n{line}")
+    init.write_text(text, encoding="utf-8")
+    assert project.kernels("rms_norm") == []
+    project.run(sys.executable, "-m", "pytest", "-q", "tests/test_rms_norm.py")
+    assert "gradcheck: passed" in project.shell(command, FORCE_CUDA="1" if NVCC else "0")
+    assert project.kernels("rms_norm") == project.kernels("rms_norm_backward") == ["CPU", *["CUDA"] * NVCC]
+    project.check_style([*written[:2], str(init)], "rms_norm")
 
 
 def test_every_other_snippet_runs(project: Project) -> None:
     """CT-72: in the order in which they stand, each as shown."""
     ran = []
-    for language, text in blocks(split(project.guide)[1]):
+    rest = split(split(project.guide, RECIPE)[1], REDUCTION)[1]
+    for language, text in blocks(rest):
         if language == "sh" and not text.startswith(NEEDS_GPU):
             ran.append(project.shell(text, FORCE_CUDA="0"))
         elif language == "python":

@@ -1,4 +1,4 @@
-"""The picture of the READMEs is what its script draws."""
+"""The pictures of the READMEs are what their script draws."""
 
 import re
 import subprocess
@@ -10,32 +10,46 @@ import pytest
 
 from support import REPO, TEMPLATE
 
+SVG = "{http://www.w3.org/2000/svg}"
+PICTURES = ("mistakes.svg", "run.svg")
 
-def test_both_readmes_open_with_the_picture() -> None:
-    """It is small, it is the same file, and what it shows can be read in it."""
+
+def texts_of(picture: Path) -> list[str]:
+    return ["".join(element.itertext()) for element in ElementTree.parse(picture).iter(f"{SVG}text")]
+
+
+def check(folder: Path) -> None:
+    """Three mistakes at once, an error with its line and a hint, the same bits after a kill, a report."""
+    mistakes, run = (texts_of(folder / name) for name in PICTURES)
+    assert "error: The configuration has 3 problems:" in mistakes
+    assert any(re.match(r"at +custom/models/my_model.py:14, in forward", text) for text in mistakes)
+    assert any(re.match(r"hint +the model does not fit", text) for text in mistakes)
+    assert any(text.startswith("$ kill -9 ") for text in run)
+    assert any("this resume is bit-exact" in text for text in run)
+    assert any(re.match(r"same: \d+ rows up to step 760, \d+ tensors", text) for text in run)
+    assert any(re.match(r"\S+ INFO +eval +\d+/\d+ step .* Accuracy 0\.9", text) for text in run)
+    assert "report.html" in run
+    assert any("log scale" in text for text in run)
+    drawn = ElementTree.parse(folder / "run.svg")
+    assert len(list(drawn.iter(f"{SVG}polyline"))) == 5  # training, validation, evaluation; of accuracy the last two
+    assert not any("/tmp" in text for text in (*mistakes, *run))
+    assert all((folder / name).stat().st_size < 150_000 for name in PICTURES)
+
+
+def test_the_readmes_show_the_pictures() -> None:
+    """Both open with one, and the project's has the other too. What they show can be read in them."""
     for folder in (REPO, TEMPLATE):
-        opening = (folder / "README.md").read_text(encoding="utf-8")[:900]
-        assert re.search(r"^!\[[^]]+\]\(docs/run\.svg\)$", opening, re.MULTILINE)
-    drawn = (REPO / "docs" / "run.svg").read_bytes()
-    assert drawn == (TEMPLATE / "docs" / "run.svg").read_bytes()
-    assert len(drawn) < 150_000
-    texts = [element.text or "" for element in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    assert texts[0] == "$ python train.py --config configs/default.yaml"
-    assert any("Accuracy 0.9" in text for text in texts)
-    assert not any("/tmp" in text for text in texts)
-    assert any(re.fullmatch(r"29\d of 297 test images right", text) for text in texts)
+        page = (folder / "README.md").read_text(encoding="utf-8")
+        assert re.search(r"^!\[[^]]+\]\(docs/(mistakes|run)\.svg\)$", page[:900], re.MULTILINE)
+    for name in PICTURES:
+        assert f"(docs/{name})" in page
+        assert (REPO / "docs" / name).read_bytes() == (TEMPLATE / "docs" / name).read_bytes()
+    check(REPO / "docs")
 
 
 @pytest.mark.slow
-def test_the_script_still_draws_it(tmp_path: Path) -> None:
-    """From a rendered project and a run of it, which is shorter here."""
-    command = [sys.executable, "tools/picture.py", str(tmp_path), "--progress.epoch", "3", "--progress.epoch_eval", "1"]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+def test_the_script_still_draws_them(tmp_path: Path) -> None:
+    """From a rendered project: its real commands, and what they print."""
+    done = subprocess.run([sys.executable, "tools/picture.py", str(tmp_path)], cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    drawn = ElementTree.parse(tmp_path / "run.svg")
-    kinds = [element.tag.rpartition("}")[2] for element in drawn.iter()]
-    assert kinds.count("polyline") == 4  # two curves of the loss, two of the accuracy
-    assert kinds.count("g") == 30  # three images of each digit
-    texts = [element.text or "" for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
-    assert any("epoch 3/3" in text for text in texts)
-    assert "step 57" in texts
+    check(tmp_path)

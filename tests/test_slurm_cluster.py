@@ -415,7 +415,7 @@ def test_nodes_without_scontrol(project: Project, hold: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "told"),
-    [("killed", "the process ended without a word"), ("raised", "RuntimeError: this process is to fail")],
+    [("killed", "the process exited without an error message"), ("raised", "RuntimeError: this process is to fail")],
     ids=["killed", "raised"],
 )
 def test_a_process_that_fails_ends_the_job(project: Project, hold: Path, how: str, told: str) -> None:
@@ -491,6 +491,6 @@ def test_a_sweep_is_an_array(project: Project) -> None:
     assert [project.status(name)["state"] for name in names] == ["finished", "finished", "failed", "failed"]
     widths = [project.final(name)["model"]["head.2.weight"].shape[1] for name in names[:2]]
     assert widths == [32, 64]
-    shown = project.call(sys.executable, "-m", "tools.runs", str(project.run("swept")))
+    shown = project.call(sys.executable, "-m", "tools.runs", str(project.run("swept")), "--failed")
     assert "this task is to fail" in shown.stdout
     assert "width" in shown.stdout

@@ -1,179 +1,205 @@
-"""Makes the picture at the top of both READMEs: the log of a run, its curves, and predictions.
+"""Makes the two pictures of the READMEs from what the commands in them really print.
 
-    python tools/picture.py [FOLDER [--key value ...]]
+    python tools/picture.py [FOLDER]
 
-Renders a project, trains its default config (or with the given keys) on the CPU, and writes the picture as an SVG to
-FOLDER; without one, to docs/ here and in the project.
+Renders a project, makes mistakes in it, trains it, kills it and resumes it, all on the CPU. `mistakes.svg` shows how
+mistakes are explained; `run.svg` a run that was killed and resumed, and its report. Both are written to FOLDER;
+without one, to docs/ here and in the project.
 """
 
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from textwrap import wrap
 
 from cookiecutter.main import cookiecutter
 
 TEMPLATE = Path(__file__).resolve().parent.parent
-NAME = "run.svg"
-TRAIN = ["train.py", "--config", "configs/default.yaml", "--gpu_ids", "-1"]
-BEST = "experiments/default/checkpoints/best.pt"
-# Run in the project: the label and the probabilities of each test image, which training never saw.
-PREDICT = f"""
-import json, sys, numpy, torch
-from common.checkpoint.file import read_checkpoint
-from custom.build import MODEL_REGISTRY
-state = read_checkpoint(__import__("pathlib").Path("{BEST}"))
-model = MODEL_REGISTRY.build(state["about"]["config"]["model"])
-model.load_state_dict(state["model"])
-data = numpy.load("data/digits.npz")
-images, labels = (data[name][data["split"] == 2] for name in ("images", "labels"))
-found = model.eval()(torch.from_numpy(images).float()[:, None] / 16).softmax(1)
-json.dump([images.tolist(), labels.tolist(), found.tolist()], sys.stdout)
+TRAIN = "python train.py --config configs/default.yaml"
+THREE = f"{TRAIN} --optim.lrr 0.01 --model.width wide --batch_size 0"
+MODEL = """import torch
+from torch import nn
+
+from common.config.registry import MODEL_REGISTRY
+
+
+@MODEL_REGISTRY.register()
+class MyModel(nn.Module):
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(32, 100), nn.ReLU(), nn.Linear(100, classes))
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.layers(image)
 """
-
-Record = dict[str, Any]
-Image = list[list[int]]
-Line = list[tuple[float, float]]
-
-WIDTH, PAD, GAP = 1000, 16, 14  # pixels
-LOG_HEIGHT, PANEL_HEIGHT = 262, 216
-COLUMNS = 108  # of the log
-INK, BLUE, ORANGE, GREEN, RED = "#24292f", "#0969da", "#bc4c00", "#2da44e", "#cf222e"
+SAME = "python -m tools.same experiments/default experiments/uncut"
+WIDTH, PAD, LINE = 860, 18, 18  # pixels
+COLUMNS = 100  # of a terminal, as the log fits it where there is none
+LETTER = (WIDTH - 2 * PAD) / COLUMNS
+STYLE = """
+text { font-family: ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; font-size: 13.5px; fill: #c9d1d9 }
+text.prompt { fill: #fff; font-weight: bold } text.best { fill: #7ee787 } text.bad { fill: #ffa198 }
+text.dim { fill: #8b949e }
+.card { fill: #fff; stroke: #d0d7de }
+text.card, .chart text { font-family: sans-serif; fill: #1f2328; stroke: none; font-size: 13px }
+@media (prefers-color-scheme: dark) { .card { fill: #151b23; stroke: #3d444d } text.card { fill: #f0f6fc } }
+"""
 
 
 def main(arguments: Sequence[str]) -> None:
-    folders = (
-        [Path(arguments[0])] if arguments else [TEMPLATE / "docs", TEMPLATE / "{{cookiecutter.proj_name}}" / "docs"]
-    )
+    project_docs = TEMPLATE / "{{cookiecutter.proj_name}}" / "docs"
+    folders = [Path(arguments[0])] if arguments else [TEMPLATE / "docs", project_docs]
     with tempfile.TemporaryDirectory() as temporary:
-        rendered = cookiecutter(str(TEMPLATE), no_input=True, output_dir=temporary, default_config=True)
-        project = Path(rendered)
-        log = run(project, *TRAIN, *arguments[1:]).replace(f"{project}/", "")
-        records = (project / "experiments" / "default" / "metrics.jsonl").read_text().splitlines()
-        text = picture(log, [json.loads(record) for record in records], *json.loads(run(project, "-c", PREDICT)))
+        project = Path(cookiecutter(str(TEMPLATE), no_input=True, output_dir=temporary, default_config=True))
+        pictures = {"mistakes.svg": mistakes(project), "run.svg": killed(project)}
     for folder in folders:
-        (folder / NAME).write_text(text, encoding="utf-8")
-        print(f"wrote {folder / NAME} ({len(text) // 1000} kB)")
+        for name, text in pictures.items():
+            (folder / name).write_text(text, encoding="utf-8")
+            print(f"wrote {folder / name} ({len(text) // 1000} kB)")
 
 
-def run(project: Path, *words: str) -> str:
-    """The output of a Python command in the project, as a terminal of `COLUMNS` would show it."""
-    environment = {**os.environ, "COLUMNS": str(COLUMNS), "NO_COLOR": "1"}
-    done = subprocess.run([sys.executable, *words], cwd=project, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(done.stderr)
-    return done.stdout + done.stderr if words[0] != "-c" else done.stdout
+def mistakes(project: Path) -> str:
+    """Three mistakes in the config, and one in a model."""
+    (project / "custom" / "models" / "my_model.py").write_text(MODEL, encoding="utf-8")
+    command = f"{TRAIN} --model.type MyModel"
+    box = run(project, command)
+    box = box[max(at for at, line in enumerate(box) if line.startswith("=") and " failed " in line) :]
+    top, first = terminal(0, [f"$ {THREE}", *run(project, THREE)])
+    bottom, second = terminal(top + 14, [f"$ {command}", *box])
+    return svg("Mistakes are explained: three in a config, and one in a model", bottom, [*first, *second])
 
 
-def picture(log: str, records: list[Record], images: list[Image], labels: list[int], found: list[list[float]]) -> str:
-    """The SVG. `records`: of metrics.jsonl; `images` (N, 8, 8), 0 to 16; `found`: probabilities (N, 10)."""
-    height = LOG_HEIGHT + PANEL_HEIGHT + GAP
-    top, width = LOG_HEIGHT + GAP, (WIDTH - 2 * GAP) / 3
-    losses = {name: curve(records, name, "loss") for name in ("train", "val")}
-    accuracies = {name: curve(records, name, "Accuracy") for name in ("val", "eval")}
-    right = sum(max(range(10), key=row.__getitem__) == label for row, label in zip(found, labels, strict=True))
-    body = [
-        *terminal(excerpt(log)),
-        *chart(0, top, width, "loss", losses, scale_to=0.0),
-        *chart(width + GAP, top, width, "accuracy", accuracies, scale_to=1.0),
-        *mosaic(2 * (width + GAP), top, width, images, labels, found, f"{right} of {len(labels)} test images right"),
-    ]
-    style = f"text {{ font-family: ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: {INK} }}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img">'
-    title = "<title>Log, curves and predictions of the default run</title>"
-    return "\n".join([head, title, f"<style>{style}</style>", *body, "</svg>"]) + "\n"
+def killed(project: Path) -> str:
+    """A run that is killed and resumed, another one that is not, and the report of the first."""
+    (project / "custom" / "models" / "my_model.py").unlink()
+    first = kill(project, TRAIN)
+    resumed, whole = run(project, f"{TRAIN} --resume auto"), run(project, f"{TRAIN} --name uncut")
+    lines = [
+        f"$ {TRAIN}", *first,
+        f"$ {TRAIN} --resume auto", *find(resumed, "resuming ", "this resume "), "...", *last_lines(resumed),
+        f"$ {TRAIN} --name uncut", "...", *last_lines(whole),
+        f"$ {SAME}", *run(project, SAME),
+    ]  # fmt: skip
+    top, shown = terminal(0, lines)
+    page = (project / "experiments" / "default" / "report.html").read_text(encoding="utf-8")
+    bottom, report = of_report(top + 14, page)
+    return svg("A run that was killed and resumed, with the same results, and its report", bottom, [*shown, *report])
 
 
-def excerpt(log: str) -> list[str]:
-    """A few lines of the log: what is trained, how it begins, how it ends. Without the place in the code, if shown."""
-    lines = [re.sub(r"^(\S+ \w+) +\w[\w/]*\.py:\d+ +", r"\1  ", line) for line in log.splitlines()]
-    lines = [line if len(line) <= COLUMNS else f"{line[: COLUMNS - 2]} …" for line in lines]
-    chosen = ("model ", "train data ", "val data ")
-    first = [line for line in lines if re.sub(r"^\S+ \w+ +", "", line).startswith(chosen)][:3]
-    train, val, evaluation = ([line for line in lines if re.search(rf"\b{word}\b", line)] for word in (
-        r"epoch +\d+/\d+", "val +epoch", "eval +epoch"))  # fmt: skip
-    end = [line for line in lines if re.match(r"  (best|evaluate) ", line)]
-    shown = [*first, *val[:1], *train[:1], "...", *train[-1:], *val[-1:], *evaluation[-1:], *end]
-    return [f"$ python {' '.join(TRAIN[:3])}", *dict.fromkeys(shown)]
+def environment() -> dict[str, str]:
+    """As on a machine with nothing else to do: one thread, whatever runs beside this."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
 
 
-def curve(records: list[Record], event: str, value: str) -> Line:
-    found = [(record["step"], record["values"].get(value)) for record in records if record["event"] == event]
-    return [(step, number) for step, number in found if number is not None]
+def run(project: Path, command: str) -> list[str]:
+    """The lines that a command in the project prints, without the folder that it happens to be in."""
+    options = {"cwd": project, "env": environment(), "shell": True, "text": True}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **options)  # type: ignore[call-overload]
+    return done.stdout.replace(f"{project}/", "").splitlines()  # type: ignore[no-any-return]
 
 
-def terminal(lines: Sequence[str]) -> Iterator[str]:
-    yield f'<rect width="{WIDTH}" height="{LOG_HEIGHT}" rx="8" fill="#0d1117"/>'
+def kill(project: Path, command: str) -> list[str]:
+    """Start a training, and kill it in its tenth epoch. Its first and last lines, and what the shell says."""
+    log = project / "experiments" / "default" / "train.log"
+    with (project / "killed.txt").open("w+") as output:
+        shell = subprocess.Popen(
+            ["bash", "-c", f"{command} & echo $! > pid; wait $!"],
+            cwd=project, env=environment(), stdout=output, stderr=output,
+        )  # fmt: skip
+        while not (log.exists() and re.search(r"val +10/", log.read_text())):
+            time.sleep(0.02)
+            assert shell.poll() is None, "the training ended before it could be killed"
+        time.sleep(0.1)
+        command = f"kill -9 {(project / 'pid').read_text().strip()}"
+        subprocess.run(command, shell=True, check=True)
+        shell.wait()
+        output.seek(0)
+        lines = output.read().replace(f"{project}/", "").splitlines()
+    (project / "pid").unlink()
+    trained = [line for line in lines if re.match(r"\S+ INFO +(epoch|val) ", line)]
+    said = re.sub(r"^bash: line \d+: +\d+ ", "", lines[-1])
+    return [*find(lines, "model ", "train data "), *trained[:2], "...", *trained[-2:], f"$ {command}", said]
+
+
+def find(lines: Sequence[str], *beginnings: str) -> list[str]:
+    """The lines of a log whose texts begin so."""
+    return [line for line in lines if re.sub(r"^\S+ [A-Z]+ +", "", line).startswith(beginnings)]
+
+
+def last_lines(lines: Sequence[str]) -> list[str]:
+    """The last validation and evaluation of a log, and the best result in its summary."""
+    return [find(lines, "val ")[-1], find(lines, "eval ")[-1], *(line for line in lines if line.startswith("  best "))]
+
+
+def terminal(y: float, lines: Sequence[str]) -> tuple[float, list[str]]:
+    """A terminal from `y` on; its lower end, and the elements."""
+    shown = list[tuple[str, str]]()
+    for line in lines:
+        kind = "prompt" if line.startswith("$") else "dim" if line == "..." else ""
+        kind = kind or ("best" if "| best" in line or line.startswith("  best ") else "")
+        kind = kind or ("bad" if line.startswith(("error", "=", "Killed")) else "")
+        indent = " " * (len(line) - len(line.lstrip()) + (4 if kind == "prompt" else 2))
+        pieces = wrap(line, COLUMNS, subsequent_indent=indent, break_long_words=False, drop_whitespace=True)
+        pieces = pieces if len(line) > COLUMNS else [line]
+        shown += [(kind, piece) for piece in pieces]
+    height = 30 + LINE * len(shown) + 14
+    parts = [f'<rect y="{y}" width="{WIDTH}" height="{height}" rx="8" fill="#0d1117"/>']
     for at, colour in enumerate(("#ff5f57", "#febc2e", "#28c840")):
-        yield f'<circle cx="{PAD + 6 + 18 * at}" cy="17" r="5.5" fill="{colour}"/>'
-    for at, line in enumerate(lines):
-        colour = "#7ee787" if line.startswith("$") or "best" in line else "#c9d1d9"
-        place = f'x="{PAD}" y="{48 + 18 * at}" font-size="14" xml:space="preserve"'
-        yield f'<text {place} style="fill: {colour}" textLength="{8.9 * len(line):.0f}">{escape(line)}</text>'
+        parts.append(f'<circle cx="{PAD + 5 + 18 * at}" cy="{y + 15}" r="5" fill="{colour}"/>')
+    for at, (kind, piece) in enumerate(shown):
+        start = len(piece) - len(piece.lstrip())
+        place = f'x="{PAD + start * LETTER:.1f}" y="{y + 42 + LINE * at}"'
+        length = f'textLength="{LETTER * len(piece.strip()):.1f}"'
+        parts.append(f'<text class="{kind}" {place} {length} xml:space="preserve">{escape(piece.strip())}</text>')
+    return y + height, parts
 
 
-def panel(x: float, y: float, width: float, title: str) -> str:
-    box = f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{PANEL_HEIGHT}" rx="8" fill="#fff" stroke="#d0d7de"/>'
-    return f'{box}<text x="{x + 14:.1f}" y="{y + 21}" font-size="13" font-weight="bold">{title}</text>'
+def of_report(y: float, page: str) -> tuple[float, list[str]]:
+    """The main numbers and the first two charts of a report.html, from `y` on; the lower end, and the elements."""
+    cards = re.findall(r"<li[^>]*><span>([^<]*)</span><b><data[^>]*>([^<]*)</data></b><span>([^<]*)</span></li>", page)
+    figures = re.findall(r"<figcaption>([^<]*)(.*?)<ul[^>]*>(.*?)</ul>(<svg.*?</svg>)", page, re.DOTALL)[:2]
+    width, across = (WIDTH - 2 * PAD - 14 * (len(cards) - 1)) / len(cards), (WIDTH - 2 * PAD - 14) / 2
+    chart_height = across * 300 / 560
+    parts = [f'<rect class="card" x=".5" y="{y}" width="{WIDTH - 1}" height="{170 + chart_height:.0f}" rx="8"/>']
+    parts.append(f'<text class="card" x="{PAD}" y="{y + 28}" font-weight="bold">report.html</text>')
+    for at, (name, value, note) in enumerate(cards):
+        x = PAD + at * (width + 14)
+        parts.append(f'<rect class="card" x="{x:.1f}" y="{y + 42}" width="{width:.1f}" height="76" rx="6"/>')
+        for text, down, size in ((name, 62, 12), (value, 88, 20), (note, 108, 12)):
+            place = f'x="{x + 10:.1f}" y="{y + down}" style="font-size: {size}px"'
+            parts.append(f'<text class="card" {place}>{text}</text>')
+    for at, (title, scale, legend, chart) in enumerate(figures):
+        x = PAD + at * (across + 14)
+        names = "".join(
+            f'<tspan dx="14" style="fill: var(--{kind[:2]})">{name}</tspan>'
+            for kind, name in re.findall(r'<li class="(c[^"]*)">([^<]*)</li>', legend)
+        )
+        words = f'<tspan font-weight="bold">{title}{" (log scale)" * ("<small" in scale)}</tspan>{names}'
+        parts.append(f'<text class="card chart" x="{x:.1f}" y="{y + 146}">{words}</text>')
+        place = f'<svg class="chart" x="{x:.1f}" y="{y + 156}" width="{across:.1f}" height="{chart_height:.1f}" '
+        parts.append(chart.replace("<svg ", place, 1))
+    return y + 171 + chart_height, [f"<style>{style_of_charts(page)}</style>", *parts]
 
 
-def chart(x: float, y: float, width: float, title: str, lines: dict[str, Line], scale_to: float) -> Iterator[str]:
-    """Curves over the steps, on a scale that includes `scale_to`."""
-    both = [point for line in lines.values() for point in line]
-    last = max((step for step, _ in both), default=1) or 1
-    low, high = (pick([value for _, value in both] + [scale_to]) for pick in (min, max))
-    left, right, top, bottom = x + 46, x + width - 12, y + 34, y + PANEL_HEIGHT - 28
-
-    def at(step: float, value: float) -> str:
-        across, up = step / last, (value - low) / (high - low or 1)
-        return f"{left + across * (right - left):.1f},{bottom - up * (bottom - top):.1f}"
-
-    yield panel(x, y, width, title)
-    for tick in (low, (low + high) / 2, high):
-        level = at(0, tick).split(",")[1]
-        yield f'<path d="M{left} {level}H{right}" stroke="#eaeef2"/>'
-        yield f'<text x="{left - 6}" y="{float(level) + 4}" font-size="11" text-anchor="end">{tick:.2f}</text>'
-    yield f'<text x="{right}" y="{bottom + 18}" font-size="11" text-anchor="end">step {last}</text>'
-    for number, ((name, line), colour) in enumerate(zip(lines.items(), (BLUE, ORANGE), strict=True)):
-        points = " ".join(at(*point) for point in line)
-        yield f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
-        place = f'x="{right - 56 * (1 - number)}" y="{y + 21}" font-size="12" text-anchor="end"'
-        yield f'<text {place} style="fill: {colour}">{name}</text>'
+def style_of_charts(page: str) -> str:
+    """The rules for charts in a report's style, light and dark."""
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]
+    rules = re.findall(r"^(?:svg|\.c\d) .*", style, re.MULTILINE)
+    rules = [rule.replace("svg ", ".chart ") for rule in rules if not rule.startswith("svg {")]
+    return "\n".join([f".chart {{{light}}}", f"@media (prefers-color-scheme: dark) {{ .chart {{{dark}}} }}", *rules])
 
 
-def mosaic(
-    x: float, y: float, width: float, images: list[Image], labels: list[int], found: list[list[float]], title: str
-) -> Iterator[str]:
-    """For each digit, the three test images of which the model is least sure, each with its answer."""
-    yield panel(x, y, width, title)
-    cell = (width - 24) / 10
-    for digit in range(10):
-        own = sorted((at for at, label in enumerate(labels) if label == digit), key=lambda at: found[at][digit])
-        for row, at in enumerate(own[:3]):
-            answer = max(range(10), key=found[at].__getitem__)
-            left, top = x + 12 + digit * cell, y + 34 + row * 58
-            yield digit_cell(left, top, cell - 4, images[at], GREEN if answer == digit else RED)
-            place = f'x="{left + (cell - 4) / 2:.1f}" y="{top + cell + 13:.1f}" font-size="10" text-anchor="middle"'
-            colour = INK if answer == digit else RED
-            yield f'<text {place} style="fill: {colour}">{answer} {round(100 * found[at][answer])}</text>'
-
-
-def digit_cell(x: float, y: float, size: float, image: Image, frame: str) -> str:
-    """Pixels as runs of equal shade, in four shades."""
-    shades: dict[int, str] = {}
-    for row, pixels in enumerate(image):
-        for column, value in enumerate(pixels):
-            if shade := round(value / 4):
-                shades[shade] = shades.get(shade, "") + f"M{column} {row}h1v1h-1z"
-    ink = "".join(f'<path d="{path}" fill-opacity="{shade / 4}"/>' for shade, path in sorted(shades.items()))
-    box = f'<rect x="-.4" y="-.4" width="8.8" height="8.8" fill="#fff" stroke="{frame}" stroke-width=".6"/>'
-    return f'<g transform="translate({x:.1f} {y:.1f}) scale({size / 8:.3f})" fill="{INK}">{box}{ink}</g>'
+def svg(title: str, height: float, body: Sequence[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" role="img">'
+    return "\n".join([head, f"<title>{title}</title>", f"<style>{STYLE}</style>", *body, "</svg>"]) + "\n"
 
 
 if __name__ == "__main__":

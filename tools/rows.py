@@ -1,18 +1,23 @@
-"""Writes docs/rows.md: what the template must do, row by row, and the tests that hold it.  python tools/rows.py
+"""Writes docs/rows.md: every row of the study before the template, and what became of it.  python tools/rows.py
 
-The ids stand in the docstrings of tests. They come from a study of the trainers this template learnt from: CT the older
-template of this kind, QQ, MM, BS, AN, XP and PN other trainers and notes, R requirements, D defects not to be repeated.
+The ids stand in the docstrings of tests; `tools/rows.yaml` has those that no test names. They come from a study of the
+trainers this template learnt from: CT the older template of this kind, QQ, MM, BS, AN, XP, KW, TP, ZN and PN other
+trainers and notes, R requirements, D defects not to be repeated.
 """
 
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 REPO = Path(__file__).resolve().parent.parent
 PROJECT = "{{cookiecutter.proj_name}}"
-TABLE = REPO / "docs" / "rows.md"
-ROW = re.compile(r"\b(?:CT|QQ|MM|BS|AN|XP|PN|KW|TP|ZN|R|D)-\d\d\b")
+TABLE, OTHERS = REPO / "docs" / "rows.md", REPO / "tools" / "rows.yaml"
+SYSTEMS = ("CT", "QQ", "MM", "BS", "AN", "XP", "PN", "KW", "TP", "ZN", "R", "D")
+ROW = re.compile(rf"\b(?:{'|'.join(SYSTEMS)})-\d\d\b")
 
 # What the first part of the work has to hold; each has a test at least.
 SPINE = [
@@ -332,6 +337,19 @@ ASKED = {
     "QQ-59": "parts of a model can be frozen, before anything is wrapped",
     "R-58": "activation checkpointing by patterns, with equal gradients",
     "TP-31": "compiling is a setting, not a wrapper in user code",
+    "CT-77": "peak memory is measured",
+    "PN-02": "peak memory is measured",
+    "MM-11": "all workers share one long list",
+    "R-59": "all workers share one long list",
+    "MM-16": "the collate function is named in the config",
+    "MM-81": "batch norm over all processes",
+    "MM-95": "what stays random on a GPU is named",
+    "BS-03": "a batch is copied while the one before it is computed",
+    "AN-04": "metrics of training",
+    "AN-08": "data that lie on the GPU already",
+    "AN-18": "the scripts that ship are run",
+    "AN-19": "a guide, whose files exist",
+    "PN-03": "evaluation leaves every module in the mode it had",
 }
 
 
@@ -352,25 +370,56 @@ def _docstrings(file: Path) -> Iterator[tuple[str, str]]:
             yield node.name, ast.get_docstring(node) or ""
 
 
+def others() -> dict[str, tuple[str, str]]:
+    """The rows that no test names: what each asks, and what became of it. Raises `SystemExit` if one is given twice."""
+    given: dict[str, Any] = yaml.safe_load(OTHERS.read_text(encoding="utf-8"))
+    rows = [(row, what, f"{'by' if '.py::' in what else 'feature:'} {_shown(what)}")
+            for what, ids in given["held"].items() for row in ids.split()]  # fmt: skip
+    rows += [(row, ASKED[other], f"as {other}") for other, ids in given["same"].items() for row in ids.split()]
+    rows += [
+        (row, each["what"], f"not here: {each['why']}") for each in given["left out"] for row in each["rows"].split()
+    ]
+    found = {row: (ASKED.get(row) or (what if ".py::" not in what else ""), fate) for row, what, fate in rows}
+    if len(found) < len(rows):
+        names = [row for row, _, _ in rows]
+        raise SystemExit(f"given twice in {OTHERS.name}: {', '.join(sorted({n for n in names if names.count(n) > 1}))}")
+    return found
+
+
+def _shown(name: str) -> str:
+    return f"`{name}`" if ".py::" in name else name
+
+
 def table(found: dict[str, list[str]]) -> str:
     """docs/rows.md. Raises `SystemExit` for an id without words."""
     if unknown := sorted(found.keys() - ASKED.keys()):
         raise SystemExit(f"say in tools/rows.py what these rows ask: {', '.join(unknown)}")
+    rest = {row: each for row, each in others().items() if row not in found}
+    fates = [fate.partition(" ")[0] for _, fate in rest.values()]
+    held = len(fates) - fates.count("as") - fates.count("not")
     lines = [
-        "# What is asked, and the tests that hold it",
+        "# The rows of the study, and what became of each",
         "",
-        "Written by `python tools/rows.py` from the docstrings of the tests. `project/` stands for the project in the",
-        f"template, `{PROJECT}/`, and so for every rendered one; `tests/` alone are the template's own. The ids come",
-        "from a study of other trainers: CT, QQ, MM, BS, AN, XP and PN what they do, R what was missed, D defects that",
-        "must not come back.",
+        "Written by `python tools/rows.py` from the docstrings of the tests and from `tools/rows.yaml`. `project/`",
+        f"stands for the project in the template, `{PROJECT}/`, and so for every rendered one;",
+        "`tests/` alone are the template's own. The ids come from a study of other trainers: CT, QQ, MM, BS, AN, XP,",
+        "KW, TP, ZN and PN what they do, R what was missed, D defects that must not come back.",
         "",
-        "| row | what it asks | tests |",
+        f"Of {len(found) + len(rest)} rows, {len(found)} are named by tests, {held} are held by the tests of a row of",
+        f"features.md or by one test, {fates.count('as')} ask what another asks, {fates.count('not')} are not here.",
+        "",
+        "| row | what it asks | tests, or what became of it |",
         "|---|---|---|",
     ]
-    for row in (row for row in ASKED if row in found):
-        names = "<br>".join(f"`{test.replace(PROJECT, 'project')}`" for test in found[row])
-        lines.append(f"| {row} | {ASKED[row]} | {names} |")
+    for row in sorted({**found, **rest}, key=_place):
+        names = "<br>".join(f"`{test.replace(PROJECT, 'project')}`" for test in found.get(row, ()))
+        what, fate = rest.get(row, ("", ""))
+        lines.append(f"| {row} | {ASKED.get(row, what)} | {names or fate} |")
     return "\n".join(lines) + "\n"
+
+
+def _place(row: str) -> tuple[int, str]:
+    return SYSTEMS.index(row.partition("-")[0]), row
 
 
 if __name__ == "__main__":

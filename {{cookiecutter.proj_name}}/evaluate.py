@@ -1,31 +1,31 @@
 """Evaluate a checkpoint: python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt [--key value ...]"""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 from common import distributed
 from common.base.errors import UserError
-from common.checkpoint import best_in, load_weights, read_checkpoint
-from common.checkpoint.state import task_state
+from common.base.text import number
+from common.checkpoint import best_in, read_checkpoint
 from common.config import option_value
+from common.config.problem import place as shown
 from common.config.registry import REGISTRIES
 from common.distributed import Rank
 from common.distributed.process import set_up_process
-from common.distributed.seed import choose_seed, set_seed
+from common.distributed.seed import choose_seed
 from common.evaluation.evaluator import Evaluator, SetResult, SplitResult, write_evaluation
 from common.failure.program import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.monitor.writer import without_twins
-from common.optim import averaged_state_dict
 from common.optim.precision import build_precision
-from common.task import Place
 from support.advice import explained
 from support.command_line import parse
 from support.evaluation_folder import error_files, eval_dir
 from support.stored_config import drop_stored_launch_options, stored_config
-from support.summary import shown_path
-from custom.build import PROJECT, build_evaluation, build_task, class_names
+from support.trained import restored_task
+from custom.build import PROJECT, build_evaluation, class_names
 from custom.config import EvalConfig
 
 
@@ -51,6 +51,8 @@ def main(argv: list[str]) -> int:
     path = best_in(Path(config.model_pt or which_checkpoint()).expanduser())
     folder = eval_dir(config.dir, path, config.split, PROJECT)
     with together(place, config.dist, resolved.values) as rank, error_files(rank, folder), explained():
+        for text in resolved.warnings if rank.is_main else ():
+            logger.warning("{}", text)
         evaluate(config, path, folder, rank)
     return 0
 
@@ -60,18 +62,9 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
     state = read_checkpoint(path)
     # The seed that the run drew, so that random data are the same as in training.
-    seed = choose_seed(config.dist, rank, drawn=state["about"].get("seed"))
-    set_seed(seed)
+    seed = choose_seed(config.dist, rank, drawn=state["about"]["seed"])
     precision = build_precision(config.precision, rank.device)
-    task = build_task(config, seed, rank, first_weights=False)
-    precision.cast(task).to(rank.device)
-    load_weights(task, averaged_state_dict(task_state(state), state["ema"]), str(path))
-    place = Place(state["position"]["step"], state["position"]["epoch"], *state["about"].get("lengths", ()))
-    task.loss.position = lambda: place
-    stage = state.get("stages", {}).get("number", 0)
-    if stage and stage >= len(config.stages):
-        raise UserError(f"the checkpoint is in stage {stage + 1}, but the config has {len(config.stages)} stages")
-    task.loss.weigh(config.in_stage(stage).loss)
+    task = restored_task(config, state, path, seed, rank, precision)
     loaders = build_evaluation(config, config.split, rank, seed)
     task.classes = class_names(*(loader.dataset for loader in loaders))
     if not loaders:
@@ -93,8 +86,8 @@ def check_command(argv: list[str]) -> None:
     read_checkpoint(path)
     raise UserError(
         f"there is no config.yaml in the run folder of {path}; take the config from the checkpoint:\n"
-        f"  python -m common.checkpoint {path} --config > its_config.yaml\n"
-        f"  python evaluate.py --config its_config.yaml --model_pt {path}"
+        f"  python -m common.checkpoint {shlex.quote(str(path))} --config > its_config.yaml\n"
+        f"  python evaluate.py --config its_config.yaml --model_pt {shlex.quote(str(path))}"
     )
 
 
@@ -106,7 +99,7 @@ def which_checkpoint() -> NoReturn:
 def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, position: dict[str, int]) -> None:
     """Print the numbers, and write them and the pictures to `folder`."""
     about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
-    logger.info("{} of {}, epoch {epoch}, step {step}", config.split, shown_path(path), **position)
+    logger.info("{} of {}, epoch {epoch}, step {step}", config.split, shown(path), **position)
     for name, one in result.sets.items():
         print(f"{name}:\n{table(one)}" if name else table(one), flush=True)
     try:
@@ -114,13 +107,13 @@ def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, po
     except OSError as error:
         raise UserError(f"the evaluation's folder {folder} cannot be written: {error}; see --dir.eval_dir") from error
     pictures = sum(len(one.pictures) for one in result.sets.values())
-    logger.info("metrics.json and {} pictures are in {}", pictures, shown_path(folder))
+    logger.info("metrics.json and {} picture{} are in {}", pictures, "s" * (pictures != 1), shown(folder))
 
 
 def table(result: SetResult) -> str:
-    """The values, one line each, with six digits; `metrics.json` has all of them."""
+    """The values, one line each, as in the log; `metrics.json` has all digits."""
     values = without_twins(result.values)
-    rows = {"samples": f"{result.samples}"} | {name: f"{value:.6g}" for name, value in values.items()}
+    rows = {"samples": f"{result.samples}"} | {name: number(value).strip() for name, value in values.items()}
     width = max(map(len, rows))
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())
 

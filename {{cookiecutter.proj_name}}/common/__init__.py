@@ -1,4 +1,4 @@
-"""The engine. Imported before everything else, so that what is not installed is said here, in one line."""
+"""The engine. Imported before everything else, so that what is missing is said here, in one line."""
 
 import importlib.util
 import os
@@ -19,6 +19,14 @@ _PROGRAM = Path(*sys.argv[:1])  # not a file with -c
 _IS_OURS = _PROGRAM.is_file() and _PROGRAM.absolute().parent == Path(__file__).absolute().parents[1]
 if _IS_OURS and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _leave)
+
+if importlib.util.find_spec("fcntl") is None:
+    print(
+        "error: this project needs Linux or macOS: it locks run folders and handles signals as only these do. On "
+        "Windows, install WSL (wsl --install, in a terminal), and use the project inside it",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 _NEEDED = ("torch", "numpy", "yaml", "pydantic", "loguru", "tqdm", "PIL")
 _MISSING = [name for name in _NEEDED if importlib.util.find_spec(name) is None]

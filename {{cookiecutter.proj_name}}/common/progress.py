@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -142,6 +142,8 @@ class ProgressConfig:
     Everything that is not "never" also happens after the last step (log lines and pictures in the chosen epochs only).
     """
 
+    __renamed__: ClassVar[dict[str, str]] = {"keep": "checkpoint.keep"}
+
     start_epoch: Annotated[
         int,
         Field(ge=-1, le=0, description="with resume: -1 continues where the checkpoint stopped, 0 takes only weights"),
@@ -151,7 +153,7 @@ class ProgressConfig:
         None
     )
     epoch_loss: Annotated[int, Field(ge=1, description="log only in every n-th epoch")] = 1
-    iter_loss: Annotated[StepInterval, Field(description="log line and scalars; steps")] = 50
+    iter_loss: Annotated[StepInterval, Field(description="log line and scalars; steps, one epoch at most")] = 50
     train_metric: Annotated[bool, Field(description="log the metrics of the last step's batch")] = False
     save_progress: Annotated[bool, Field(description="show training pictures")] = True
     epoch_save_progress: Annotated[int, Field(ge=1, description="pictures only in every n-th epoch")] = 1
@@ -196,16 +198,19 @@ class Triggers:
 
     Args:
         samples_per_step: over all ranks.
+        steps_per_epoch: None if the data has no length.
 
     Attributes:
         intervals: of the actions, in the order of the loop.
     """
 
-    def __init__(self, config: ProgressConfig, samples_per_step: int) -> None:
+    def __init__(self, config: ProgressConfig, samples_per_step: int, steps_per_epoch: int | None = None) -> None:
         self._config, self._samples_per_step = config, samples_per_step
+        log, epoch = Interval.parse(config.iter_loss, "step"), steps_per_epoch or math.inf
         self._next_step: float = 0  # nothing is due before this step, unless the epoch ends
         self.intervals = {
-            "log": Interval.parse(config.iter_loss, "step"),
+            # With a few steps per epoch, most validations would have no training loss beside them.
+            "log": Interval.parse(1, "epoch") if log.unit == "step" and log.amount > epoch else log,
             "pictures": Interval.parse(config.iter_save_progress if config.save_progress else None, "step"),
             "validate": Interval.parse(config.epoch_val, "epoch"),
             "evaluate": Interval.parse(config.epoch_eval, "epoch"),

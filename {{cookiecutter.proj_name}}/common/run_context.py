@@ -16,7 +16,7 @@ from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.failure.monitor import print_failure
 from common.failure.program import together
-from common.failure.report import Failure, describe
+from common.failure.report import EXIT_INTERRUPTED, Failure, describe
 from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
 from common.progress import Outcome
@@ -47,6 +47,8 @@ def managed_run(
     set_up_process(config.dist, place)
     paths = RunPaths.for_run(config.dir, config.name, project)
     with together(place, config.dist, resolved.values) as rank:
+        for text in resolved.warnings if rank.is_main else ():
+            logger.warning("{}", text)
         run = RunContext(config=config, values=resolved.values, argv=argv, project=project, rank=rank, paths=paths)
         rank.failure_monitor.sink = run.record_failure
         try:
@@ -94,8 +96,7 @@ class RunContext:
         """Find the checkpoint that the run starts from, and its seed."""
         config, rank = self.config, self.rank
         # A job restarted by its launcher continues its own run, whatever --resume and start_epoch say; never another.
-        restarted = is_restart(self.paths, rank) and any(self.paths.checkpoints.glob("*.pt"))
-        restarted = from_main(restarted, rank)
+        restarted = from_main(is_restart(self.paths, rank) and any(self.paths.checkpoints.glob("*.pt")), rank)
         self.only_weights = config.progress.start_epoch == 0 and not restarted
         resume = "auto" if restarted else config.resume
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
@@ -103,9 +104,8 @@ class RunContext:
         if continued is not None and self.paths.contains(continued.path):
             self._resumed = continued
         else:  # an earlier run of this name will be moved, so this run may not need weights from it
-            path = None if self.checkpoint is None else self.checkpoint.path
             init = weights_path(config.init_from.path, self.project)
-            check_stays({"init_from.path": init, "resume": path}, self.paths)
+            check_stays({"init_from.path": init, "resume": getattr(self.checkpoint, "path", None)}, self.paths)
         # A drawn seed belongs to the run, because it determines the order of its samples.
         self.seed = choose_seed(config.dist, rank, drawn=continued.state["about"]["seed"] if continued else None)
 
@@ -208,11 +208,14 @@ class RunContext:
             with suppress(OSError):  # the log says where the earlier run is
                 paths = self.folder.undo(is_mistake=not failure.trace)
         if paths is not self.paths:
-            text = "no step was trained: {} is the earlier run again, and the files of this start are in {}"
+            text = "nothing was trained: the earlier run is back in {}, and this attempt's files are in {}"
             logger.opt(depth=2).warning(text, self.paths.root, paths.root)
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
         level = "WARNING" if not to_terminal else "CRITICAL" if failure.trace else "ERROR"
-        logger.opt(depth=2).log(level, "{}", failure.text(paths.error_file(failure.rank) if failure.trace else None))
+        again = self.paths.resume_command(self.argv[0]) if self.monitor.step != self.monitor.start else ""
+        text = failure.text(paths.error_file(failure.rank) if failure.trace else None)
+        text += f"\nto resume:  {again}" * (again != "" and failure.code != EXIT_INTERRUPTED)  # its summary has said it
+        logger.opt(depth=2).log(level, "{}", text)
         rank_0_is_gone = to_terminal and failure.rank == 0 and not self.rank.is_main
         if rank_0_is_gone and (read_status(self.paths) or {}).get("state") == "running":
             with suppress(OSError):

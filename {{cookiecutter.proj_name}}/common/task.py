@@ -1,7 +1,8 @@
 """The interface to your code: a `Task`, the built `Parts` of a run, and the config keys that the engine reads."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -10,15 +11,17 @@ from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.checkpoint import CheckpointConfig, InitConfig
-from common.data.loader import BatchStream, EvaluationLoader
+from common.data.loader import BatchStream, EvaluationLoader, label
 from common.data.move import to_device
 from common.distributed import DistConfig
+from common.distributed.seed import random_state_unchanged
 from common.evaluation.best import BestConfig, EarlyStopConfig, Mode
 from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import PrepareConfig, fixed
 from common.monitor import MonitorConfig
+from common.monitor.clock import Clock
 from common.monitor.pictures import Picture
 from common.monitor.show import Show
 from common.optim import OptimConfig
@@ -47,10 +50,15 @@ class Task(nn.Module, ABC):
     Attributes:
         gallery: chooses the samples of an evaluation that `pictures` draws; by default the first ones.
         classes: names of the classes, in the order of their numbers; empty if the data set names none.
+        buffer_kinds: how processes share the buffers that their batches change, by name or pattern: "sum", "gather" or
+            "rank"; see docs/task.md. Models and losses may have it too.
     """
 
     gallery: ClassVar[type[Gallery]] = Gallery
     classes: Sequence[str] = ()
+    buffer_kinds: ClassVar[Mapping[str, str]] = {}
+    seeds: Iterator[list[int]] | None = None  # in an evaluation: for each call of `draw`, a seed for each sample
+    clock: Clock | None = None  # of the run that trains this task
 
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:
         """A subclass may take further keyword arguments: the keys of the config's section `task`."""
@@ -63,6 +71,35 @@ class Task(nn.Module, ABC):
     def at(self) -> Place:
         """The optimizer steps and epochs done so far, on which the weights of losses depend too."""
         return self.loss.position()
+
+    def draw(self, function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
+        """`function(x, *arguments)`, such as `self.draw(torch.randn_like, x)`, for the samples of a batch `x` (B, ...).
+
+        In an evaluation, the function is called with each sample by itself, (1, ...), and torch's random numbers on the
+        device of `x` are seeded by the number of the sample: what it draws does not depend on the rest of the batch.
+
+        Raises:
+            UserError: in an evaluation, `x` has not as many rows as the batch has samples.
+        """
+        if self.seeds is None:
+            return function(x, *arguments)
+        seeds, rows, drawn = next(self.seeds), x.split(1), []
+        if len(seeds) != len(rows):
+            kind = type(self).__name__
+            raise UserError(f"{kind}.draw: x has {len(rows)} rows, but the batch has {len(seeds)} samples")
+        # Not `torch.manual_seed`, which takes 80 us.
+        on_cpu = x.device.type == "cpu"
+        generator = torch.default_generator if on_cpu else torch.get_device_module(x.device)
+        with random_state_unchanged(x.device):
+            for seed, row in zip(seeds, rows, strict=True):
+                generator.manual_seed(seed)
+                drawn.append(function(row, *arguments))
+        return torch.cat(drawn)
+
+    @property
+    def draws_pictures(self) -> bool:
+        """Whether there is a method `pictures`, or a gallery that may do without."""
+        return type(self).pictures is not Task.pictures or self.gallery is not Gallery
 
     @abstractmethod
     def output(self, batch: Any) -> Any:
@@ -105,6 +142,10 @@ class Task(nn.Module, ABC):
     def count(self, batch: Any) -> int | None:
         """What the losses of a batch, as loaded, are means over: words, boxes, pixels. By default None: samples."""
         return None
+
+    def timer(self, name: str) -> AbstractContextManager[None]:
+        """Time a part of a training step: `with self.timer("render"):`. Log lines show its milliseconds per step."""
+        return self.clock.timer(name) if self.clock is not None and self.training else nullcontext()
 
     def inspect(self, show: Show) -> None:
         """Called at each log line, without gradients: `show` has numbers, histograms, texts and pictures logged."""
@@ -177,6 +218,16 @@ class Parts:
     val: Sequence[EvaluationLoader]
     evaluation: Sequence[EvaluationLoader]
     stage_streams: Mapping[int, BatchStream] = field(default_factory=dict)
+
+    def deciding_data(self) -> dict[str, Any]:
+        """The data sets that affect training, by name: validation decides which weights are best, and some rates."""
+        stages = {f"train of stages[{number}]": each.dataset for number, each in self.stage_streams.items()}
+        return {"train": self.stream.dataset, **stages, **{label(v.split, v.name): v.dataset for v in self.val}}
+
+    @property
+    def data(self) -> list[BatchStream | EvaluationLoader]:
+        """All of it, of any split and stage."""
+        return [self.stream, *self.stage_streams.values(), *self.val, *self.evaluation]
 
 
 class EngineConfig:

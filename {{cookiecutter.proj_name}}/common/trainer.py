@@ -11,10 +11,12 @@ from pydantic_core import to_jsonable_python
 from common.base.context import error_context
 from common.base.files import warn_on_oserror
 from common.checkpoint import CheckpointFolder, Saver
+from common.checkpoint.fingerprint import changes, fingerprint
 from common.checkpoint.finite import are_finite, bad_loss, not_finite
-from common.checkpoint.guarantee import accept_changes, changes, fingerprint
-from common.checkpoint.state import RunState, task_state
+from common.checkpoint.guarantee import accept_changes
+from common.checkpoint.state import RunState, load_task
 from common.data.loader import EvaluationLoader, Step
+from common.data.weights import refuse_stale_weights
 from common.data.whereabouts import whereabouts
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
@@ -44,13 +46,13 @@ class Trainer:
         self.config, self.rank, self.paths, self.monitor = config, run.rank, run.paths, run.monitor
         self.parts, self.stream, self.val, self.evaluation = parts, parts.stream, parts.val, parts.evaluation
         self.best = BestTracker(config.best, config.early_stop, config.best_mode)
-        self.triggers = Triggers(config.progress, self.stream.samples_per_step)
-        self.stop_signals = StopSignals(self.rank)
         steps_per_epoch = self.stream.steps_per_epoch
+        self.triggers = Triggers(config.progress, self.stream.samples_per_step, steps_per_epoch)
+        self.stop_signals = StopSignals(self.rank)
         self.total_steps = total_steps(config.progress, steps_per_epoch)
         self.stages = Stages(config, self.total_steps, steps_per_epoch)
         self.task = parts.task
-        self.task.loss.position = lambda: self.place
+        self.task.loss.position, self.task.clock = lambda: self.place, self.monitor.clock
         self.strategy = prepare(self.task, self.stages.config.prepare, config.dist, parts.precision, self.rank)
         precision, lockstep = self.strategy.precision, self.strategy.lockstep_forward
         self.evaluator = Evaluator(self.task, self.rank, precision, lockstep, lambda: self.stop_signals.signal)
@@ -64,8 +66,9 @@ class Trainer:
             self.task,
             {"ema": self.ema, "precision": precision, "best": self.best, **stages},
             rank=self.rank,
-            fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about),
+            fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about, parts.deciding_data()),
             about={"config": run.values, "seed": run.seed, "lengths": [self.total_steps, steps_per_epoch]},
+            keep_frozen=config.checkpoint.frozen,
         )
         self.register_state = self.state.register
         self.step: Step | None = None  # the latest step
@@ -90,13 +93,17 @@ class Trainer:
         self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
         self.task.loss.weigh(config.loss)
         self.strategy.freeze(config.prepare.freeze)
+        self.ema.follow(self.task)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
-        self.optimizer = build_optimizer(config.optim, self.task, self.task.groups(), getattr(self, "optimizer", None))
+        optim = config.optim.scaled(self.stream.samples_per_step)
+        self.optimizer = build_optimizer(optim, self.task, self.task.groups(), getattr(self, "optimizer", None))
         self.schedule = self.stages.schedule(self.optimizer)
         self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
-        sample = partial(self.stream.sample_batch, full=config.prepare.compile.enabled)
         clip, meter = Clip(config.optim), self.monitor.meter
-        self.updates = Updates(self.task, self.strategy, self.optimizer, clip, meter, self.rank, sample)
+        trial = (
+            partial(self.stream.sample_batch, full=config.prepare.compile.enabled) if self.stream.is_indexed else None
+        )
+        self.updates = Updates(self.task, self.strategy, self.optimizer, clip, meter, self.rank, trial)
 
     def next_stage(self) -> None:
         """Begin the stage that is due, if it is another one."""
@@ -149,6 +156,8 @@ class Trainer:
 
     def train_step(self, step: Step) -> None:
         """The optimizer steps of all updates of the task, then what follows from the new weights."""
+        if self.step is None and self.triggers.intervals["pictures"]:
+            self.log_pictures(step, rehearsal=True)
         self.step = step
         if self.config.stages:
             self.next_stage()
@@ -175,14 +184,15 @@ class Trainer:
         if bad := max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank):
             raise bad_loss(bad, self.monitor.meter.bad_here == bad, self.stream, self.saver, self.rank)
 
-    def log_pictures(self, step: Step) -> None:
-        """Log pictures of the batch just trained on, with the model's current output."""
-        if self.rank.is_main or self.strategy.lockstep_forward:
+    def log_pictures(self, step: Step, *, rehearsal: bool = False) -> None:
+        """Log pictures of the batch just trained on, with the model's current output; a rehearsal only draws them."""
+        if self.task.draws_pictures and (self.rank.is_main or self.strategy.lockstep_forward):
             pictures = self.evaluator.pictures(step.batches[-1], self.config.progress.max_samples_train)
-            self.monitor.pictures("train", self.at, pictures)
+            self.monitor.pictures("train", self.at, [] if rehearsal else pictures)
 
     def rehearse(self) -> None:
-        """Try a batch of each evaluation set."""
+        """Try a batch of each evaluation set, and look for data that would be made with stale weights."""
+        refuse_stale_weights(self.parts.data, self.task)
         self.evaluator.rehearse(self.val, needs_loss=self.config.best.metric.rpartition(".")[2] == "loss")
         self.evaluator.rehearse(self.evaluation)
 
@@ -194,7 +204,8 @@ class Trainer:
             return False
         self.progress.values = result.values
         is_best = self.best.update(result.values, self.at.step)
-        self.monitor.evaluation("val", self.at, result, key=self.best.config.metric, best=is_best)
+        shown = is_best and self.best.config.metric not in self.best.untrained
+        self.monitor.evaluation("val", self.at, result, key=self.best.config.metric, best=shown)
         value = result.values.get(self.best.config.metric)
         self.schedule.after_validation(value)
         self.stages.after_validation(value)
@@ -213,18 +224,14 @@ class Trainer:
                 write_evaluation(self.paths.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
     def run_evaluation(self, split: str, sets: Sequence[EvaluationLoader], pictures: int) -> SplitResult | None:
-        """Evaluate the averaged weights, or the weights themselves if averaging is off; or both.
-
-        Returns None without data, and after an interruption by a signal: it then runs first after a resume.
-        """
+        """Evaluate the averaged weights, the weights themselves, or both. None without data, or if a signal arrived."""
         if not sets:
             return None
-        result = None
-        found: dict[str, SetResult] = {}
+        self.state.differing_buffers()  # warns of them, before rank 0's replace the others
+        result, found = None, dict[str, SetResult]()
         try:
             for prefix in ("", OWN) if self.config.optim.ema.evaluate == "both" else ("",):
                 with self.ema.applied(self.task, average=not prefix):
-                    # Batch norm statistics differ between ranks, which see different samples: all use rank 0's.
                     share_buffers(self.task, self.rank)
                     limit = 0 if prefix else pictures
                     measured = self.evaluator.run(sets, max_pictures=limit, fixed=split == "val").sets
@@ -262,8 +269,7 @@ class Trainer:
         if self.saver.saved_step != self.at.step:
             self.save()
         self.saver.finish()
-        self.stream.close()
-        for data in (*self.val, *self.evaluation):
+        for data in self.parts.data:
             data.close()
         reason = signal.Signals(self.progress.signal).name if self.progress.signal else self.progress.stop_reason
         return Outcome(reason, self.at, self.progress.values, self.saver.folder.latest, exit_code(self.progress.signal))
@@ -278,8 +284,8 @@ class Trainer:
         path, state = run.checkpoint.path, dict(run.checkpoint.state)
         run.checkpoint.state.clear()  # as long as its tensors are in use, its file keeps its space on the disk
         if run.only_weights:
-            weights = {"model": task_state(state), "ema": state["ema"]}
-            self.state.load_weights(self.strategy.shard_state(weights), path)
+            state.pop("optimizer")
+            load_task(self.task, self.strategy.shard_state(state), path)
             self.ema.reset(self.task)
             logger.info("starting from the weights of {}", path)
             return

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from loguru import logger
 from torch import nn
@@ -21,15 +22,16 @@ from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
 from common.data.view import is_map_style
 from common.distributed import Rank, check_same
-from common.distributed.seed import set_seed
+from common.distributed.seed import mix, set_seed
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
-from common.model import check_patterns
+from common.model import check_patterns, fill_weights
 from common.model.names import check_names
 from common.optim.precision import build_precision
 from common.run.paths import data_dir
 from common.task import Parts, Task
 from custom.config import Config
+from custom.datasets.class_counts import warn_of_empty_classes, warn_of_sorted_classes
 from custom.datasets.sections import build_dataset, sets_of
 from custom.datasets.shared_samples import warn_of_shared_samples
 
@@ -55,7 +57,10 @@ def build_parts(config: Config, rank: Rank, seed: int) -> Parts:
     check_same_classes(data)
     parts.task.classes = class_names(*data.values())
     warn_of_unused_classes(config, data)
-    warn_of_shared_samples(data, rank)
+    warn_of_shared_samples(data, rank, config.loader, config.worker)
+    if rank.is_main and isinstance(stream, TrainStream):
+        warn_of_empty_classes(stream.dataset)
+        warn_of_sorted_classes(stream, config.loader, config.worker)
     return parts
 
 
@@ -64,6 +69,7 @@ def build_task(config: Config, seed: int, rank: Rank, *, first_weights: bool = T
     set_seed(seed)
     model: nn.Module = MODEL_REGISTRY.build(config.model)
     if first_weights:
+        fill_weights(model, config.init_weights)
         init_weights(model, config.init_from, PROJECT, rank)
     loss, metric = LossFactory(config.loss), MetricFactory(config.metric)
     task: Task = TASK_REGISTRY.build(config.task, model=model, loss=loss, metric=metric)
@@ -80,9 +86,7 @@ def build_task(config: Config, seed: int, rank: Rank, *, first_weights: bool = T
 
 def build_stream(config: Config, rank: Rank, seed: int) -> BatchStream:
     """The training data, shuffled and divided among the ranks; without shuffling if it can only be read in order."""
-    dataset = build_dataset(
-        config.dataset.train, "train", data_dir(config.dir, PROJECT), limit=config.debug.max_samples
-    )
+    dataset = seeded_dataset(config, "train", "train", config.dataset.train, seed)
     check_classes(config, dataset, "train")
     check_size(dataset, "train", rank)
     if not is_map_style(dataset):
@@ -134,7 +138,7 @@ def build_set(
 ) -> EvaluationLoader:
     """One set of a split. A single set has the name ""."""
     with error_context(lambda: f"in building dataset.{label(split, name)}"):
-        dataset = build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
+        dataset = seeded_dataset(config, split, label(split, name), section, seed)
     check_classes(config, dataset, label(split, name))
     check_size(dataset, label(split, name), rank)
     return EvaluationLoader(
@@ -149,28 +153,32 @@ def build_set(
     )
 
 
+def seeded_dataset(config: Config, split: str, name: str, section: Mapping[str, Any], seed: int) -> Any:
+    """The data set of a section. What its constructor draws depends on the seed and its name: the same on all ranks."""
+    set_seed(mix(seed, crc32(name.encode())))
+    return build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
+
+
 def check_classes(config: Config, dataset: Any, split: str) -> None:
     """Refuse a model with fewer classes than the data: it would fail at the first label that is too large."""
-    names, classes = getattr(dataset, "classes", None), config.model.get("classes")
-    if names is None or not isinstance(classes, int):
-        return
-    if len(names) > classes:
+    names, (key, classes) = getattr(dataset, "classes", None), model_classes(config.model)
+    if names and classes and len(names) > classes:
         shown = ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")
-        raise UserError(
-            f"model.classes: {classes}, but dataset.{split} has {len(names)} ({shown}); "
-            f"use --model.classes {len(names)}"
-        )
+        raise UserError(f"{key}: {classes}, but dataset.{split} has {len(names)} ({shown}); use --{key} {len(names)}")
 
 
 def warn_of_unused_classes(config: Config, data: Mapping[str, Any]) -> None:
     """Warn of a model with more classes than the data: nothing fails, but the others are never right."""
-    names = next((each.classes for each in data.values() if getattr(each, "classes", None)), ())
-    classes = config.model.get("classes")
-    if names and isinstance(classes, int) and classes > len(names):
-        logger.warning(
-            "model.classes is {}, but the data have {}; if that is not intended, use --model.classes {}",
-            *(classes, len(names), len(names)),
-        )
+    names, (key, classes) = class_names(*data.values()), model_classes(config.model)
+    if names and classes > len(names):
+        text = "{} is {}, but the data have {}; if that is not intended, use --{} {}"
+        logger.warning(text, key, classes, len(names), key, len(names))
+
+
+def model_classes(model: Mapping[str, Any]) -> tuple[str, int]:
+    """The key of the number of classes in the section of a model, and the number; 0 if it has none."""
+    found = ((f"model.{name}", model[name]) for name in ("classes", "num_classes") if isinstance(model.get(name), int))
+    return next(found, ("", 0))
 
 
 def check_size(dataset: Any, name: str, rank: Rank) -> None:

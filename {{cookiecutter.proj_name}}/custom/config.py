@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from common.checkpoint import CheckpointConfig, InitConfig
 from common.config import ConfigError, Problem, overlaid, section
@@ -18,7 +18,7 @@ from common.distributed import DistConfig
 from common.evaluation.best import BestConfig, EarlyStopConfig, Mode
 from common.evaluation.loss import LossSections
 from common.evaluation.metric import MetricSections
-from common.model import PrepareConfig
+from common.model import PrepareConfig, WeightRules
 from common.monitor import MonitorConfig
 from common.optim import OptimConfig
 from common.optim.ema import OWN
@@ -38,6 +38,12 @@ from custom.best_mode import check_names, find_mode, measured_losses, which_are_
 from custom.datasets.sections import DatasetSection, EvaluationSection, sets_of
 from custom.profile import ProfileConfig
 from custom.stages import StageConfig, stage_layers, stage_problems
+
+
+def _devices(value: Any) -> Any:
+    if isinstance(value, str) and value not in ("all", "mps"):
+        raise ValueError("must be -1 for the CPU, 0 for the first GPU, a list of GPUs, all or mps")
+    return value
 
 
 @section
@@ -67,7 +73,10 @@ class SplitsConfig:
 class Config(EngineConfig):
     """All settings of a training run."""
 
-    __renamed__: ClassVar[dict[str, str]] = {"seed": "dist.random_seed", "lr": "optim.lr", "epochs": "progress.epoch"}
+    __renamed__: ClassVar[dict[str, str]] = {
+        "seed": "dist.random_seed", "lr": "optim.lr", "epochs": "progress.epoch",
+        "model_pt": "to continue a run: --resume; to start from its weights: --init_from.path",
+    }  # fmt: skip
 
     name: Annotated[str, Field(min_length=1, description="name of the run and of its folder")] = "default"
     resume: Annotated[
@@ -78,6 +87,7 @@ class Config(EngineConfig):
     ] = False
     gpu_ids: Annotated[
         int | list[int] | Literal["all", "mps"],
+        BeforeValidator(_devices),
         Field(description="-1: CPU; one or more CUDA devices, or all: one process each; mps: the GPU of a Mac"),
     ] = -1
     batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
@@ -118,6 +128,11 @@ class Config(EngineConfig):
     best: BestConfig = field(default_factory=BestConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    init_weights: Annotated[
+        list[dict[str, Any]],
+        WeightRules(),
+        Field(description='first weights, before init_from: [{match: "*.weight", type: kaiming_normal, arguments}]'),
+    ] = field(default_factory=list)
     init_from: InitConfig = field(default_factory=InitConfig)
     plugins: Annotated[
         list[str], Field(description="module:function, each called with the trainer before training starts")

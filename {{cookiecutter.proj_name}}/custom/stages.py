@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic_core import to_jsonable_python
 
 from common.base.errors import UserError
-from common.checkpoint.guarantee import Change, changes
+from common.checkpoint.fingerprint import Change, changes
 from common.config import ABSENT, ConfigError, Problem, overlaid, section
 from common.optim.stages import PLATEAU
 from common.progress import Interval

@@ -1,19 +1,26 @@
 #!/bin/sh
-# Evaluate a checkpoint:  sh scripts/eval.sh MODEL_PT [--key value ...]
+# Evaluate a checkpoint:  sh scripts/eval.sh --model_pt PATH [--key value ...]     (or the path alone, first)
 # The config is taken from the checkpoint's run folder.
 set -eu
 
-if [ $# -eq 0 ]; then
-    echo "usage: sh scripts/eval.sh MODEL_PT [--key value ...]" >&2
-    exit 2
-fi
-model=$1
-shift
-# Make the path absolute, because the working folder changes below.
-case $model in
-/*) ;;
-*) if [ -e "$model" ]; then model=$PWD/$model; fi ;;
+case ${1-} in
+"" | -*) ;;
+*) set -- --model_pt "$@" ;;
 esac
+# Make the path absolute, because the working folder changes below.
+option=
+for word do
+    shift
+    path=${word#--model_pt=}
+    if [ "$option" = --model_pt ] || [ "$path" != "$word" ]; then
+        case $path in
+        /*) ;;
+        *) if [ -e "$path" ]; then word=${word%"$path"}$PWD/$path; fi ;;
+        esac
+    fi
+    set -- "$@" "$word"
+    option=$word
+done
 cd -- "$(dirname -- "$0")/.."
 
-exec "${PYTHON:-python}" evaluate.py --model_pt "$model" "$@"
+exec "${PYTHON:-python}" evaluate.py "$@"

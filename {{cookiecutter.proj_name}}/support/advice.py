@@ -20,7 +20,7 @@ from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task
 from common.update import Updates
-from support.advice_texts import ADVICE, MACHINE, UNEQUAL, WITHOUT_TASK
+from support.advice_texts import ADVICE, BROADCAST, MACHINE, UNEQUAL, WITHOUT_TASK
 
 PROJECT = f"{Path(__file__).resolve().parents[1]}/"
 
@@ -29,7 +29,9 @@ PROJECT = f"{Path(__file__).resolve().parents[1]}/"
 def explained() -> Iterator[None]:
     """Add to an error raised in the block what the batch held, and advice; or raise a clear `TrainingError` instead."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", BROADCAST)
+            yield
     except UserError:
         raise
     except Exception as error:
@@ -42,7 +44,7 @@ def _explain(error: Exception) -> TrainingError | None:
     """An error to raise instead, if the cause is known; otherwise adds notes to `error`."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     notes = getattr(error, "__notes__", [])
-    for explain in (_forked_with_cuda, _unequal_samples, _bad_label, _no_gradient, _changed_in_place):
+    for explain in (_forked_with_cuda, _pairs, _unequal_samples, _bad_label, _no_gradient, _changed_in_place):
         with suppress(Exception):  # the error matters more than one in explaining it
             if text := explain(error, frames):
                 explanation: Any = TrainingError(text)
@@ -139,7 +141,8 @@ def _updates(frames: Sequence[FrameType]) -> Updates | None:
 def _batch(updates: Updates, frames: Sequence[FrameType]) -> Any:
     """The batch of the step, on the device; a sample batch if the error was raised in preparing the step."""
     batch = _local(frames, "batch")
-    batch = updates.sample() if batch is None else batch
+    if batch is None:
+        batch = updates.sample() if updates.sample is not None else _local(frames, "step").batches[0]
     return updates.task.prepare_batch(updates.precision.cast_batch(batch), updates.rank.device)
 
 
@@ -161,6 +164,17 @@ def _forked_with_cuda(error: Exception, _: Sequence[FrameType]) -> str:
     return (
         f"{found[0]}\n  A worker process that was forked cannot use the GPU. Keep the data set on the CPU, or "
         "start workers with --loader.start_method forkserver, or use none (--worker 0)"
+    )
+
+
+def _pairs(error: Exception, _: Sequence[FrameType]) -> str:
+    """For a loss of predictions (B, 1) and targets (B,), of which torch makes all (B, B) pairs; otherwise ""."""
+    if not (found := re.match(BROADCAST, str(error))):
+        return ""
+    target, given = found[1], found[3]
+    return (
+        f"the target has the shape {target}, but the prediction {given}: the loss would compare each prediction with "
+        "each target. Give both the same shape: target[:, None] in the data set, or output.squeeze(1) in the task"
     )
 
 
@@ -200,7 +214,7 @@ def _bad_label(error: Exception, frames: Sequence[FrameType]) -> str:
         return ""
     return (
         f"label {shown}{more} of {of}: the model gives {classes} classes, so labels must be 0 to {classes - 1}; "
-        "correct the labels, or raise model.classes"
+        "correct the labels, or give the model more classes (model.classes or num_classes)"
     )
 
 

@@ -1,6 +1,11 @@
 """Advice by patterns of errors. Add your own: `support/advice.py` shows the first one that matches."""
 
 UNEQUAL = "equal size|not resizable"  # torch's errors in joining samples, in the main process and in a worker
+# torch's warning for a target (B,) and a prediction (B, 1), or the other way round; not for a single sample.
+BROADCAST = (
+    r"Using a target size \(torch\.Size\((\[(?!1\b)(\d+)(?:, 1)?\])\)\) that is different to the input size "
+    r"\(torch\.Size\((\[\2(?:, 1)?\])\)\)"
+)
 # Patterns of an error's type and message, and what to do; the first match is used. {forward} and {output} are the
 # places of the model's forward and the task's output.
 ADVICE = {
@@ -50,6 +55,9 @@ WITHOUT_TASK = (UNEQUAL, "default_collate")  # in reading a batch
 MACHINE = {
     "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --worker",
     "out of memory|can't allocate memory": "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16",
-    "worker.*(killed|exited unexpectedly)|bus error": "out of memory or /dev/shm? --worker 0 shows the true error",
+    "worker.*(killed|exited unexpectedly)|bus error": (
+        "a worker was killed, probably out of memory (see dmesg; in a container, also /dev/shm): use fewer --worker, a "
+        "smaller loader.prefetch or batch_size; --worker 0 shows an error of its own"
+    ),
     "device-side assert|Target .* out of bounds": "label above the number of classes? CUDA_LAUNCH_BLOCKING=1 helps",
 }

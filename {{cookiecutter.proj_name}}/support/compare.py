@@ -24,6 +24,8 @@ from support.read import RunFiles, leaves, read_run
 PROJECT = Path(__file__).resolve().parents[1]
 # Keys that are different in every run, or say nothing about it.
 _NOT_COMPARED = re.compile(r"name|resume|allow_changes|dir\..*")
+# Which samples a run validates on; its other keys say how they are read.
+_DATA = re.compile(r"dataset\.val\.(?!(.*\.)?(eval_batch_size|size|transforms)$).*|debug\.max_samples")
 _DEPTH = 4  # folders below the one that is searched
 _BANNER = re.compile(r"^=+ .+ =+$", re.MULTILINE)  # in train.log, between two attempts
 _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", re.MULTILINE)
@@ -128,11 +130,30 @@ def _mode_by_class(run: RunFiles, name: str) -> str:
     return "max"
 
 
-def best_first(runs: Iterable[RunFiles]) -> list[RunFiles]:
-    """The runs that have a best validation, all by the same metric, the best first."""
-    found = [(run, run.best["value"]) for run in runs if run.best]
-    sign = -1 if found and mode(found[0][0]) == "max" else 1
-    return [run for run, _ in sorted(found, key=lambda each: sign * each[1])]
+def ranking(run: RunFiles) -> tuple[str, str]:
+    """What a run is ranked by: its metric, and its validation data as text. Only runs with the same ones are compared.
+
+    The size of images and transforms are left out: they prepare the same data in another way.
+    """
+    keys = [key for key in run.config if run.config[key] and _DATA.fullmatch(key)]
+    keys.sort(key=lambda key: key.startswith("debug."))
+    words = [f"{key.removeprefix('dataset.val.')} {shown(run.config[key])}".removeprefix("type ") for key in keys]
+    return str(run.config.get("best.metric", "loss")), ", ".join(words)
+
+
+def ranked(runs: Iterable[RunFiles]) -> dict[tuple[str, str], list[RunFiles]]:
+    """The runs that have a best validation by what they are ranked by, see `ranking`; the best first."""
+    groups: dict[tuple[str, str], list[tuple[float, RunFiles]]] = {}
+    for run in runs:
+        if run.best:
+            value = run.best["value"] * (-1 if mode(run) == "max" else 1)
+            groups.setdefault(ranking(run), []).append((value, run))
+    return {what: [run for _, run in sorted(group, key=lambda each: each[0])] for what, group in groups.items()}
+
+
+def is_failed_start(run: RunFiles) -> bool:
+    """Whether a run failed before its first step, and saved nothing."""
+    return run.state == "failed" and run.step == 0 and not any(RunPaths(run.path).checkpoints.glob("*"))
 
 
 def defaults() -> dict[str, Any]:

@@ -3,37 +3,47 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
-from common.config.registry import DATASET_REGISTRY
 from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
 from common.monitor.writer import plain
 from support.trained import Trained
-from custom.datasets.from_files import build_files
+from custom.datasets.from_files import build_files, reader_of
 
 Batch = tuple[Any, dict[int, str]]
 """A collated batch, None if it is empty; and of the samples that cannot be read the position in it, and the reason."""
 _SHOWN = 100  # files named in a message
 
 
+class Line(str):
+    """A line of a text file, a sample of its own. `file` is the name of the file, a colon and the line's number."""
+
+    file: str
+
+
 def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list[str]:
     """The files that are meant: those named, and in each folder those that the data set of the section can read.
 
-    Files of a folder are in the order of their names; hidden ones are left out.
+    Files of a folder are in the order of their names; hidden ones are left out. For a data set with `lines = True`, it
+    is all lines of these files that are not blank, and `-` is the standard input.
 
     Raises:
         UserError: one does not exist, or there is none.
     """
-    suffixes = getattr(DATASET_REGISTRY.get(section["type"]), "suffixes", None)
+    reader = reader_of(section)
+    suffixes, of_lines = getattr(reader, "suffixes", None), getattr(reader, "lines", False)
     found: dict[str, None] = {}
     missing = []
     for path in map(Path, inputs):
-        if path.is_dir():
+        if str(path) == "-" and of_lines:
+            found["-"] = None
+        elif path.is_dir():
             inside = (each for each in sorted(path.rglob("*")) if each.is_file())
             shown = (each for each in inside if not any(part[0] == "." for part in each.relative_to(path).parts))
             found |= dict.fromkeys(str(each) for each in shown if suffixes is None or each.suffix.lower() in suffixes)
@@ -43,9 +53,29 @@ def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list
             missing.append(str(path))
     if missing:
         raise UserError(f"--input: there is no file or folder {listed(missing)}")
-    if not found:
-        raise UserError(f"--input: no file that {section['type']} can read in {', '.join(map(str, inputs))}")
-    return list(found)
+    samples: list[str] = [line for file in found for line in _lines(file)] if of_lines else list(found)
+    if not samples:
+        kind, places = "line" if of_lines else "file", ", ".join(map(str, inputs))
+        raise UserError(f"--input: no {kind} that {section['type']} can read in {places}")
+    return samples
+
+
+def _lines(file: str) -> Iterator[Line]:
+    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    try:
+        text = io.StringIO(data.decode("utf-8-sig"), newline=None)
+    except UnicodeDecodeError as error:
+        raise UserError(f"--input: {file} is not text in UTF-8: {error}") from error
+    for number, line in enumerate(text, 1):
+        if line.strip():
+            each = Line(line.rstrip("\n"))
+            each.file = f"{file}:{number}"
+            yield each
+
+
+def heading(file: str) -> dict[str, str]:
+    """What a row begins with: the file, or a line's file, number and text."""
+    return {"file": file.file, "text": str(file)} if isinstance(file, Line) else {"file": file}
 
 
 def listed(names: Sequence[str]) -> str:

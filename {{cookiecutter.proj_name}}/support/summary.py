@@ -1,5 +1,6 @@
 """The first and the last lines of a run's log: what it is made of; what it has reached, and what to do next."""
 
+import shlex
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -11,6 +12,8 @@ from loguru import logger
 from torch import nn
 
 from common.base.process import terminal_width
+from common.base.text import number
+from common.config.problem import place
 from common.config.registry import (
     DATASET_REGISTRY,
     LOSS_REGISTRY,
@@ -21,14 +24,15 @@ from common.config.registry import (
 )
 from common.data.loader import label
 from common.data.view import is_map_style
-from common.monitor.line import number
 from common.monitor.writer import without_twins
 from common.progress import Interval, Outcome
 from common.run_context import RunContext
 from common.trainer import Trainer
+from support.first_batch import FirstBatch
 from support.report import write_report
-from support.slow_data import SlowDataAdvice
+from support.slow_data import SlowDataAdvice, warn_of_busy_machine
 from custom.config import Config
+from custom.datasets.class_counts import shown_classes
 from custom.datasets.sections import sets_of
 
 _PROJECT = Path(__file__).resolve().parents[1]
@@ -48,6 +52,9 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     logger.info("model {} {} ({:,} parameters, {:,} trainable)", name, MODEL_REGISTRY.where(name), total, trainable)
     trainer.monitor.recorder.begin_with("run/model", model_table(trainer.task.model))
     trainer.monitor.after_log.append(SlowDataAdvice(config.worker, run.rank, trainer.at))
+    if run.rank.is_main:
+        trainer.evaluator.after_rehearsal.append(FirstBatch(config, trainer))
+        warn_of_busy_machine(run.rank)
     log_data("train", config.dataset.train, trainer.stream.dataset)
     for each in (*trainer.val, *trainer.evaluation):
         part = sets_of(getattr(config.dataset, each.split))[each.name]
@@ -68,9 +75,12 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
 def interval_table(trainer: Trainer) -> str:
     """One line per action with its interval, in the order of the loop."""
     names = ("log line, scalars", "training pictures", "validation", "evaluation", "latest.pt", "step_*.pt")
-    nothing = [name for name, data in (("validation", trainer.val), ("evaluation", trainer.evaluation)) if not data]
+    sets = {"validation": trainer.val, "evaluation": trainer.evaluation}
+    missing = {name: "no data" for name, loaders in sets.items() if not loaders}
+    if not trainer.task.draws_pictures:
+        missing["training pictures"] = "the task draws none"
     return "\n".join(
-        f"  {name:<18} {'never (no data)' if name in nothing else shown_interval(interval)}"
+        f"  {name:<18} {f'never ({missing[name]})' if name in missing else shown_interval(interval)}"
         for name, interval in zip(names, trainer.triggers.intervals.values(), strict=True)
     )
 
@@ -99,9 +109,10 @@ def model_table(model: nn.Module) -> str:
 
 
 def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
-    """Log one data set: its type, the location of its code, and its size."""
+    """Log one data set: its type, the location of its code, its size and, if known, the samples of each class."""
     kind = section["type"]
-    count = f"{len(dataset):,} samples" if is_map_style(dataset) else "unknown length"
+    has_length = is_map_style(dataset) or getattr(dataset, "reads_in_step", False)
+    count = f"{len(dataset):,} samples{shown_classes(dataset)}" if has_length else "unknown length"
     logger.info("{} data {} {} ({})", name, kind, DATASET_REGISTRY.where(kind), count)
 
 
@@ -133,9 +144,9 @@ def summary(trainer: Trainer, outcome: Outcome | None) -> str:
     if saved:
         shown = folder.best if best is not None else folder.latest
         rows.append(("evaluate", command("evaluate.py", "--model_pt", shown)))
-    if any(trainer.paths.root.glob("events.out.tfevents.*")):
-        rows.append(("curves", command("-m tensorboard.main", "--logdir", trainer.paths.root)))
-    head = f"{shown_path(trainer.paths.root)}, trained for {time}"
+    if (trainer.paths.root / "event").exists() or any(trainer.paths.root.glob("events.out.tfevents.*")):
+        rows.append(("curves", command("-m tensorboard.main", "--logdir", trainer.paths.root.parent)))
+    head = f"{place(trainer.paths.root)}, trained for {time}"
     return "\n".join([head, *(f"  {name:<8} {text}" for name, text in rows)])
 
 
@@ -153,13 +164,7 @@ def values(found: Mapping[str, float], trainer: Trainer) -> str:
 
 def command(program: str, option: str, path: Path) -> str:
     """A command to copy, from the folder where this one was given; in two lines where a terminal is too narrow."""
-    words = f"python {program if program.startswith('-') else shown_path(_PROJECT / program)}"
-    line = f"{words} {option} {shown_path(path)}"
-    fits = len("  evaluate ") + len(line) <= terminal_width() or not sys.stderr.isatty()
-    return line if fits else f"{words} \\\n    {option} {shown_path(path)}"
-
-
-def shown_path(path: Path) -> Path:
-    """The path from the current folder, if it is inside."""
-    path = Path.cwd() / path
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    words = f"python {program if program.startswith('-') else shlex.quote(place(_PROJECT / program))}"
+    ending = f"{option} {shlex.quote(place(path))}"
+    fits = len(f"  evaluate {words} {ending}") <= terminal_width() or not sys.stderr.isatty()
+    return f"{words} {ending}" if fits else f"{words} \\\n    {ending}"

@@ -1,22 +1,20 @@
 """A trained task from a checkpoint, ready to be used: for `predict.py` and the tools."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.base.context import error_context
 from common.base.errors import UserError
-from common.checkpoint import best_in, load_weights, read_checkpoint
-from common.checkpoint.state import task_state
-from common.config import dump, option_value, resolve
+from common.checkpoint import best_in, read_checkpoint
+from common.checkpoint.state import load_task
+from common.config import option_value, resolve
+from common.config.layers import node_of
 from common.data.loader import label
 from common.distributed import DistConfig, Rank, find_rank
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.monitor.log import logger
-from common.optim import averaged_state_dict
 from common.optim.precision import Precision, build_precision
 from common.task import Place, Task
 from custom.build import build_task
@@ -74,30 +72,42 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
     config = stored_settings(path, about["config"], options)
     rank = find_device(config.gpu_ids, asked=option_value(options, "--gpu_ids") is not None)
     set_up_process(config.dist, rank)
-    seed = choose_seed(config.dist, rank, drawn=about.get("seed"))
+    seed = choose_seed(config.dist, rank, drawn=about["seed"])
     precision = build_precision(config.precision, rank.device)
-    task = build_task(config, seed, rank, first_weights=False)
-    precision.cast(task).to(rank.device).eval()
-    load_weights(task, averaged_state_dict(task_state(state), state["ema"]), str(path))
-    place = Place(state["position"]["step"], state["position"]["epoch"], *about.get("lengths", ()))
+    task = restored_task(config, state, path, seed, rank, precision).eval()
+    task.classes = about["classes"]
+    return Trained(path, config, task, rank, precision, seed, state["position"])
+
+
+def restored_task(
+    config: Config, state: Mapping[str, Any], path: Path, seed: int, rank: Rank, precision: Precision
+) -> Task:
+    """Build the task of a checkpoint that holds `state`, with its weights and position, on the device of `rank`.
+
+    Every process must call this.
+    """
+    # Frozen tensors that the checkpoint leaves out come from where the run took them.
+    task = build_task(config, seed, rank, first_weights=bool(state.get("frozen")))
+    precision.cast(task).to(rank.device)
+    load_task(task, state, path)
+    place = Place(state["position"]["step"], state["position"]["epoch"], *state["about"]["lengths"])
     task.loss.position = lambda: place
     stage = state.get("stages", {}).get("number", 0)
     if stage and stage >= len(config.stages):
         raise UserError(f"the checkpoint is in stage {stage + 1}, but the config has {len(config.stages)} stages")
     task.loss.weigh(config.in_stage(stage).loss)
-    task.classes = about.get("classes", ())
-    return Trained(path, config, task, rank, precision, seed, state["position"])
+    return task
 
 
 def stored_settings(path: Path, values: Mapping[str, Any], options: Sequence[str]) -> Config:
     """The settings of a checkpoint, or of the file that `--config` names; changed by the words of a command line."""
     if given := option_value(options, "--config"):
-        return resolve(Config, [given], options).config
-    advice = f"in the config of {path}; another one: --config FILE"
-    with tempfile.TemporaryDirectory() as folder, error_context(lambda: advice):
-        file = Path(folder, "config.yaml")
-        file.write_text(dump(values), encoding="utf-8")
-        return resolve(Config, [file], options).config
+        resolved = resolve(Config, [given], options)
+    else:
+        resolved = resolve(Config, [], options, stored=node_of(dict(values), f"the config in {path}"))
+    for text in resolved.warnings:
+        logger.warning("{}", text)
+    return resolved.config
 
 
 def find_device(gpu_ids: int | list[int] | str, *, asked: bool) -> Rank:

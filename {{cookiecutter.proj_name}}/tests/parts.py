@@ -12,7 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from common.task import Task
 from custom.datasets.digits_dataset import DigitsDataset
+from custom.tasks.classification_task import ClassificationTask
+
+
+class Classification(ClassificationTask):
+    """The sample without what its owner logs besides: tests compare the names of its values."""
+
+    losses = Task.losses
 
 
 class Plain(nn.Module):
@@ -111,6 +119,8 @@ class Signalled:
     The environment names the call, the signal, and optionally "eval" (calls of evaluations count, not of training)
     and the rank.
     """
+
+    compares_samples = True  # so that the look at a loss before training does not call it
 
     def __init__(self) -> None:
         at, number, *more = os.environ.get("SIGNAL_AT", "0 2").split()
@@ -264,6 +274,18 @@ def go_wrong(how: str) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
     if how == "hang":
         time.sleep(1000)
+
+
+class DrawnDigits(DigitsDataset):
+    """Its constructor draws, by all three global generators."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        super().__init__(data_dir, mode)
+        self.scale = 1 + random.random() + float(np.random.rand()) + float(torch.rand(()))
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        item = super().__getitem__(index)
+        return {**item, "image": item["image"] / self.scale}
 
 
 class OneBadSample(DigitsDataset):

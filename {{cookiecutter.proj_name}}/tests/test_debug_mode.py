@@ -15,7 +15,7 @@ from common.config.layers import node_of
 from common.config.problem import DEFAULT
 from common.config.source import by_key
 from common.distributed import DistConfig
-from tests.conftest import CONFIG, PROJECT, Runs
+from tests.conftest import CONFIG, PROJECT, Runs, metrics
 from custom.config import Config
 
 BUSY = "gpu_ids: [0, 1]\ndist: {processes: 2}\nworker: 2\ncheckpoint: {background: true}\n"
@@ -98,7 +98,14 @@ def test_lengths_made_for_a_long_run(runs: Runs, tmp_path: Path, schedule: str) 
 
 
 def test_a_warm_up_that_does_not_fit_is_refused_in_a_real_run(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--optim.lr_scheduler", "{type: cosine, warmup: 20step}", "--progress.max_steps", "5"]
-    assert runs.fail(*words) == 2
+    """Unless max_steps cuts the run short."""
+    words = ["--optim.lr_scheduler", "{type: cosine, warmup: 20step}"]
+    assert runs.fail(*words, "--progress.epoch", "1") == 2
     assert "is reached at step 5, in a warm-up of 20" in capsys.readouterr().err
+    words += ["--progress.max_steps", "5"]
+    log = (runs.train(*words, "--progress.iter_loss", "1") / "train.log").read_text()
+    assert "the warm-up of 20 steps is shortened, since this run has only 5" in log
+    assert [row["values"]["lr"] * 1e3 for row in metrics(runs.root / "run", "train")] == pytest.approx(
+        [0.2, 0.4, 0.6, 0.8, 1]
+    )
     assert runs.fail(*words, "--debug.debug_mode", "true", "--optim.lr_scheduler.tmax", "10step") == 2

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,20 @@ def picture(path: Path, seed: int) -> Path:
     return path
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/predict.md"])
+def test_a_trained_task_in_three_lines(run: Path, page: str) -> None:
+    """P11: as the page shows it; for notebooks, sampling and embeddings."""
+    blocks = re.findall(r"```python\n(.*?)```", (PROJECT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    [text] = [text for text in blocks if "load_trained" in text]
+    names: dict[str, Any] = {}
+    exec(text.replace("experiments/default", str(run)), names)
+    assert len(text.splitlines()) == 3
+    images = torch.rand(4, 1, 6, 10)
+    with torch.no_grad():
+        first, second = names["task"].output({"image": images})["logits"], names["task"].model(images)
+    assert first.shape == (4, 2) and torch.equal(first, second) and not names["task"].training
+
+
 def expected(run: Path, path: Path) -> Tensor:
     """The probabilities of the two classes, computed by hand."""
     state = load(run, "best")
@@ -98,6 +113,22 @@ def test_a_folder_is_predicted_as_the_run_would_see_it(
         table = list(csv.DictReader(file))
     assert [float(row["probability"]) for row in table] == [row["probability"] for row in rows]
     assert json.loads(table[0]["top"]) == {rows[0]["class"]: rows[0]["probability"]}
+
+
+def test_nothing_is_overwritten(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A second prediction has a folder of its own, or is refused; a name may be as long as the system allows."""
+    image = picture(tmp_path / f"{'猫' * 83}.png", 1)  # 253 bytes
+    words = ["--model_pt", str(run), "--input", str(image), "--pictures"]
+    earlier = {folder: (folder / "predictions.jsonl").read_bytes() for folder in run.glob("predict*")}
+    assert predict.main(words) == predict.main(words) == 0
+    assert "1 prediction of " in capfd.readouterr().err
+    folders = sorted(run.glob("predict*"), key=lambda folder: (len(folder.name), folder.name))
+    assert [folder.name for folder in folders][-1] == f"predict_{len(earlier) + 2}"
+    assert all((folder / "predictions.jsonl").read_bytes() == text for folder, text in earlier.items())
+    (drawn,) = (folders[-1] / "pictures").iterdir()
+    assert drawn.name.startswith("000000_猫猫") and drawn.stat().st_size > 100
+    with pytest.raises(UserError, match=r"--out .* has predictions.jsonl already; name another folder"):
+        predict.main([*words, "--out", str(folders[-1])])
 
 
 def test_files_that_cannot_be_read(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

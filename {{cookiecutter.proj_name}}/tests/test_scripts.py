@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -103,6 +104,22 @@ def test_eval_finds_a_relative_checkpoint_from_where_the_user_stands(call, tmp_p
 
 
 def test_eval_without_a_checkpoint_explains_itself(call) -> None:
-    done = call("eval.sh")
+    done = call("eval.sh", PYTHON=sys.executable)
     assert done.returncode == 2
-    assert done.stderr.startswith("usage: ")
+    assert "which checkpoint? python evaluate.py --model_pt" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["best.pt"], ["--model_pt", "best.pt"], ["--model_pt=best.pt"]])
+def test_eval_takes_the_checkpoint_as_every_command_does(call, tmp_path: Path, words: list[str]) -> None:
+    """Relative to the folder of the caller, which is not the project."""
+    (tmp_path / "best.pt").touch()
+    folder, program, *arguments = call("eval.sh", *words, "--split", "val").stdout.splitlines()
+    assert (Path(folder), program) == (ROOT, "evaluate.py")
+    assert "=".join(arguments[:-2]) == f"--model_pt={tmp_path}/best.pt" and arguments[-2:] == ["--split", "val"]
+
+
+def test_the_tools_are_listed() -> None:
+    """python -m tools: every program, with what it does."""
+    done = subprocess.run([sys.executable, "-m", "tools"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for file in (ROOT / "tools").glob("[a-z]*.py"):
+        assert re.search(rf"^python -m tools.{file.stem} +\w.*", done.stdout, re.MULTILINE), file

@@ -1,13 +1,9 @@
 """The walls of the house: what may import what, and that the way through it can be read at one go."""
 
 import ast
-import inspect
-import io
 import re
-import tokenize
 from pathlib import Path
 
-import train
 from tests.conftest import PROJECT
 import custom
 
@@ -25,36 +21,9 @@ FLOORS = (
     {"run_context", "update"},
     {"trainer"},
 )
-# Source lines of each room: without blank lines, comments and docstrings. To raise one is a decision: say why in the
-# commit, and ask first what the new lines could replace.
-BUDGET = {
-    "base": 85,
-    "config": 950,
-    "distributed": 620,
-    "progress": 175,
-    "failure": 435,
-    "run": 340,
-    "data": 680,
-    "optim": 775,
-    "checkpoint": 745,
-    "monitor": 660,
-    "model": 435,
-    "evaluation": 515,
-    "ops": 250,
-    "task": 125,
-    "run_context": 180,
-    "update": 120,
-    "trainer": 250,
-}
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.
 LEAVES = {"ops"}
 YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "predict", "support", "tools", "tests"}
-
-
-def test_train_py_is_one_screen() -> None:
-    """CT-01: from the config to the end of training, in one function that fits a screen, in a short file."""
-    assert len(inspect.getsource(train.main).splitlines()) <= 45
-    assert len(inspect.getsource(train).splitlines()) <= 80
 
 
 def test_the_engine_does_not_know_your_code() -> None:
@@ -86,27 +55,6 @@ def test_rooms_import_only_from_the_floors_below() -> None:
             if within(use, "common") and room(use) not in ("", room(name)):
                 assert floor[room(use)] < floor[room(name)], f"{name} imports {use}"
                 assert room(use) not in LEAVES, f"{name} imports {use}"
-
-
-def test_every_room_keeps_to_its_budget() -> None:
-    """CT-01: the engine stays as small as its owner can read."""
-    used = dict.fromkeys(BUDGET, 0)
-    for file in (PROJECT / "common").rglob("*.py"):
-        if room(dotted(file)):
-            used[room(dotted(file))] += source_lines(file.read_text(encoding="utf-8"))
-    over = {name: lines for name, lines in used.items() if lines > BUDGET[name]}
-    assert not over, f"over budget: {over}"
-    assert sum(BUDGET.values()) <= 7500
-
-
-def test_files_and_functions_are_short() -> None:
-    """CT-01: a file of the engine fits a few screens, and a function one."""
-    for file in (PROJECT / "common").rglob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        assert len(text.splitlines()) <= 300, file
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
-                assert (node.end_lineno or 0) - node.lineno < 45, f"{file}: {node.name}"
 
 
 def test_the_picture_shows_these_floors() -> None:
@@ -157,19 +105,6 @@ def test_no_module_needs_itself() -> None:
 def room(name: str) -> str:
     """The room that a module of the engine is in; "" for what is not of the engine, and for `common` itself."""
     return name.split(".")[1] if within(name, "common") and "." in name else ""
-
-
-def source_lines(text: str) -> int:
-    """Lines that hold code."""
-    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in blank:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
-            lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    return len(lines)
 
 
 def within(name: str, part: str) -> bool:

@@ -68,9 +68,12 @@ class Remembering(ClassificationTask):
         self.queue[0] = self.at.step + self.at.epoch / 10 + (self.at.total or 0) / 1000
 
 
-def test_a_task_is_chosen_in_the_config(runs: Runs) -> None:
+def test_a_task_is_chosen_in_the_config(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
     """D15: by name or import path, with settings that are checked like all others; evaluate.py builds the same."""
     folder = runs.train(*of("Remembering", decay=0.5), *PLAIN)
+    measured = metrics(folder, "val")[-1]["values"]
+    assert measured["distance"] > 0
+    assert evaluated(folder / "checkpoints" / "latest.pt", "--split", "val")["values"] == measured
     assert re.search(r"task tests.test_task.Remembering tests/test_task.py:\d+", log(folder))
     with pytest.raises(ConfigError, match=r"task\.threshold"):
         runs.train("--task", "{type: ClassificationTask, threshold: 0.5}")
@@ -354,26 +357,36 @@ class Silent(Showing):
     inspect = Task.inspect
 
 
+class OnlyLoss(Silent):
+    """The same without the further value."""
+
+    def losses(self, output: Tensor, batch: dict[str, Tensor]) -> Losses:
+        return {"loss": super().losses(output, batch)["loss"]}
+
+
 def test_a_task_shows_what_it_wants(runs: Runs) -> None:
-    """In the log, in metrics.jsonl and in TensorBoard, by name; training stays as it is."""
+    """In the log, in metrics.jsonl and in TensorBoard, by name; training stays as it is, nothing more is minimised."""
     given = ["--loss", "null", "--metric", "{$REPLACE: true}", "--monitor.writers", "[tensorboard]"]
     folder = runs.train(*of("Showing"), *given, "--progress.max_steps", "4")
     assert [entry["step"] for entry in metrics(folder, "task")] == [2, 4]
     assert metrics(folder, "task")[0]["values"].keys() == {"norm", "drawn"}
     assert "poem:\nat step 2\nnothing rhymes" in log(folder)
     assert re.search(r"loss \S+ \(\S+\)  entropy \S+ \(\S+\)", log(folder))
-    board = EventAccumulator(str(folder)).Reload().Tags()
+    board = EventAccumulator(str(folder / "event")).Reload().Tags()
     assert {"task/norm", "Train/entropy"} <= set(board["scalars"])
     assert board["histograms"] == ["task/weights"] and "task/noise" in board["images"]
     assert "task/poem/text_summary" in board["tensors"]
-    silent = runs.train(*of("Silent"), *given, "--progress.max_steps", "4", name="silent")
-    assert same(load(folder)["model"], load(silent)["model"])
+    for event in ("train", "val"):
+        assert metrics(folder, event)[-1]["values"]["entropy"] > 0
+    for task in ("Silent", "OnlyLoss"):
+        other = runs.train(*of(task), *given, "--progress.max_steps", "4", name=task)
+        assert same(load(folder)["model"], load(other)["model"])
 
 
 def test_a_task_without_a_loss(runs: Runs) -> None:
     """The config names none, and the task computes none."""
     assert runs.fail("--loss", "null", "--best.metric", "Accuracy") == 2
-    assert "ClassificationTask has no `loss` to minimise in update all" in log(runs.root / "run")
+    assert "Classification has no `loss` to minimise in update all" in log(runs.root / "run")
     with pytest.raises(ConfigError, match="or be null, if the task computes its own"):
         runs.train("--loss", "{$REPLACE: true}", name="empty")
 
@@ -438,12 +451,13 @@ def test_patterns_name_parts_of_the_task(runs: Runs) -> None:
 
 def test_a_config_of_before_is_accepted(runs: Runs) -> None:
     """A key that is newer than the checkpoint had the effect of its default; a part that is newer is a change."""
-    file = runs.train(*PLAIN, "--progress.max_steps", "3") / "checkpoints" / "latest.pt"
+    words = [*PLAIN, "--task.type", "ClassificationTask"]  # the default
+    file = runs.train(*words, "--progress.max_steps", "3") / "checkpoints" / "latest.pt"
     state = load(runs.root / "run")
     del state["about"]["config"]["task"], state["about"]["config"]["optim"]["ema"]
     write_checkpoint(state, file)
-    runs.train(*PLAIN, "--resume", "auto", "--progress.max_steps", "4")
+    runs.train(*words, "--resume", "auto", "--progress.max_steps", "4")
     state["about"]["config"]["loss"] = {"other": {"type": "CrossEntropyLoss"}}
     write_checkpoint(state, file)
-    assert runs.fail(*PLAIN, "--resume", "auto", "--loss.other.type", "CrossEntropyLoss") == 2
+    assert runs.fail(*words, "--resume", "auto", "--loss.other.type", "CrossEntropyLoss") == 2
     assert "loss.CrossEntropyLoss: None in the checkpoint" in log(runs.root / "run")

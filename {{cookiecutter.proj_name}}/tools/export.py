@@ -212,7 +212,10 @@ def main(argv: list[str]) -> int:
         settings = [*settings, "--gpu_ids", "-1"]
     model = read_model(load_trained(options.model_pt, settings))
     out = options.out or RunPaths.of_checkpoint(model.trained.path).root / "export" / suffix
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out.parent} cannot be written: {error.strerror}; choose another place with --out") from error
     about = description(model, options.to)
     kind = type(model.module).__name__
     with (

@@ -5,6 +5,7 @@ after an evaluation.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -20,12 +21,13 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.report", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or of several")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"default: RUN/{FILE}; ./compare.html for several runs"
+        "--out", type=Path, metavar="FILE", help=f"default: RUN/{FILE}; for several runs, compare.html beside them"
     )
     options = parser.parse_args(argv)
     found = {run.path.resolve(): run for folder in options.runs for run in compare.find_runs(folder)}
     runs = list(found.values())
-    out: Path = options.out or (runs[0].path / FILE if len(runs) == 1 else Path("compare.html"))
+    beside = Path(os.path.commonpath([each.parent for each in found]))
+    out: Path = options.out or (runs[0].path / FILE if len(runs) == 1 else beside / "compare.html")
     if out.is_dir():
         raise UserError(f"--out {out} is a folder; name a file, such as {out / FILE}")
     try:

@@ -1,7 +1,7 @@
 """Compare runs in a table: python -m tools.runs [FOLDER ...]
 
-A row has the state of a run, its best validation, the config keys that differ among the runs, other results, steps and
-time. `val` are the results of the best validation, `eval` those of the last evaluation during training.
+A row has the state of a run, its best validation, its time, the config keys that differ between the runs, and other
+results. `val` are the results of the best validation, `eval` those of the last evaluation during training.
 """
 
 import argparse
@@ -15,13 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
+from common.base.text import number
 from common.config.names import listed
+from common.config.problem import place
+from common.run.lock import FolderLock
+from common.run.paths import RunPaths
 from support import compare
-from support.read import RunFiles
+from support.read import RunFiles, read_run
 
 _GAP = "  "
 _WIDEST = 32  # characters of a cell, where lines have a limit
 _ALWAYS = ("run", "state", "best")
+_LAST = ("dataset.", "dist.")  # keys that say on what and where a run was made, rather than how
 _COLOURS = {"failed": "31", "killed": "31", "running": "36", "stopped": "33"}
 
 
@@ -30,13 +35,14 @@ class Row:
 
     Attributes:
         name: its path below the folder that was searched.
-        metric: what its best checkpoint is chosen by.
+        metric: what its best checkpoint is chosen by; `ranking` has the validation data too.
         config: the keys that differ among the runs, as far as this one has them.
         values: the columns by name; missing where the run has none.
     """
 
     def __init__(self, run: RunFiles, name: str, keys: Sequence[str]) -> None:
-        self.run, self.name, self.metric = run, name, str(run.config.get("best.metric", "loss"))
+        self.run, self.name, self.ranking = run, name, compare.ranking(run)
+        self.metric = self.ranking[0]
         self.results, self.seconds, self.epoch = compare.results(run), compare.seconds(run), compare.epoch(run)
         self.config = {key: run.config[key] for key in keys if key in run.config}
         self.values: dict[str, Any] = {"run": name, "state": run.state}
@@ -55,11 +61,16 @@ class Row:
         return {**about, "config": self.config, "problems": run.problems}
 
 
-def read(folders: Sequence[Path]) -> list[Row]:
-    """The runs in the folders. Raises `UserError` if one of them has none."""
+def read(folders: Sequence[Path], *, failed: bool = False) -> tuple[list[Row], list[RunFiles]]:
+    """The runs in the folders; and apart from them those that failed before their first step, unless `failed`.
+
+    Raises `UserError` if a folder has no run.
+    """
     found = {run.path.resolve(): (run, folder) for folder in folders for run in compare.find_runs(folder)}
-    keys = compare.differing([run for run, _ in found.values()])
-    return [Row(run, _name(run, folder, len(folders)), keys) for run, folder in found.values()]
+    left_out = [] if failed else [run for run, _ in found.values() if compare.is_failed_start(run)]
+    shown = [(run, folder) for run, folder in found.values() if run not in left_out]
+    keys = compare.differing([run for run, _ in shown])
+    return [Row(run, _name(run, folder, len(folders)), keys) for run, folder in shown], left_out
 
 
 def _name(run: RunFiles, folder: Path, folders: int) -> str:
@@ -69,17 +80,22 @@ def _name(run: RunFiles, folder: Path, folders: int) -> str:
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
-    """The columns that the rows have: keys before results, those of validation before those of evaluation."""
-    keys = [key for row in rows for key in row.config]
-    results = [name for split in ("val.", "eval.") for row in rows for name in row.results if name.startswith(split)]
-    names = dict.fromkeys(["run", "state", "best", "at", *keys, *results, "step", "epoch", "time", "remark"])
-    return [name for name in names if any(name in row.values for row in rows)]
+    """The columns that the rows have, the most important first: best, a metric, time, learning rates, the model."""
+    results = sorted({name: None for row in rows for name in row.results}, key=lambda name: name.startswith("eval."))
+    results.sort(key=lambda name: name.lower().endswith("loss"))
+    metric = max(results, key=lambda name: sum(name in row.results for row in rows), default="")
+    keys = list(dict.fromkeys(key for row in rows for key in row.config))
+    keys.sort(key=lambda key: (not key.endswith(".lr"), not key.startswith("model."), not key.startswith("optim.")))
+    last = [key for key in keys if key.startswith(_LAST)]
+    early = [key for key in keys if key not in last]
+    names = dict.fromkeys(["run", "state", "best", metric, "time", *early, *results, "at", "step", "epoch", *last])
+    return [name for name in (*names, "remark") if any(name in row.values for row in rows)]
 
 
 def ordered(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Row]:
     """The rows sorted by a column: results with the best one first, all else rising; rows without a value last.
 
-    With `best`, runs whose best checkpoints were chosen by different metrics are sorted within each metric.
+    With `best`, only runs with the same metric and the same validation data are compared.
 
     Raises:
         UserError: there is no such column.
@@ -92,7 +108,7 @@ def ordered(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Ro
     metric = column.partition(".")[2] if column.startswith(("val.", "eval.")) else ""
 
     def place(row: Row) -> tuple[Any, ...]:
-        value, group = row.values.get(column), row.metric if column == "best" else ""
+        value, group = row.values.get(column), row.ranking if column == "best" else ("", "")
         if value is None or value != value:  # NaN
             return group, 2
         if not isinstance(value, (int, float)):
@@ -103,44 +119,38 @@ def ordered(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Ro
     return sorted(rows, key=place)
 
 
-def best_rows(rows: Sequence[Row]) -> list[Row]:
-    """The best run by each metric that best checkpoints were chosen by."""
-    first: dict[str, Row] = {}
-    for row in ordered(rows, "run") if not any(row.run.best for row in rows) else ordered(rows, "best"):
-        if row.run.best:
-            first.setdefault(row.metric, row)
-    return list(first.values())
-
-
 def table(rows: Sequence[Row], width: int | None = None, *, colour: bool = False) -> str:
     """The rows as text, in lines of at most `width` characters as far as possible; None for any length."""
-    first = best_rows(rows)
-    cells = [_cells(row, with_metric=len(first) > 1, limit=_WIDEST if width else None) for row in rows]
-    repeated = _repeated(rows, [row.metric for row in first])
-    names = [name for name in columns(rows) if name not in repeated]
-    titles = _titles(names, [row.metric for row in first])
-    widths = {name: max(len(titles[name]), *(len(row.get(name, "-")) for row in cells)) for name in names}
-    left_out: list[str] = []
-    while width and sum(widths[name] + len(_GAP) for name in names) - len(_GAP) > width and set(names) - set(_ALWAYS):
-        left_out.append(names.pop(_least_important(names)))
-    numbers = {name for name in names if all(isinstance(row.values.get(name, 0), (int, float)) for row in rows)}
+    first = [group[0] for group in compare.ranked(row.run for row in rows).values()]
+    metrics = list(dict.fromkeys(compare.ranking(run)[0] for run in first))
+    cells = [_cells(row, with_metric=len(metrics) > 1, limit=_WIDEST if width else None) for row in rows]
+    repeated, left_out, names, used = _repeated(rows, metrics), list[str](), list[str](), 0
+    every = [name for name in columns(rows) if name not in repeated]
+    titles = _titles(every, metrics)
+    widths = {name: max(len(titles[name]), *(len(row.get(name, "-")) for row in cells)) for name in every}
+    for name in every:
+        fits = width is None or name in _ALWAYS or used + widths[name] <= width
+        (names if fits else left_out).append(name)
+        used += (widths[name] + len(_GAP)) * fits
+    right = {name for name in names if all(isinstance(row.values.get(name, 0), (int, float)) for row in rows)}
 
     def line(texts: Mapping[str, str], code: str) -> str:
-        parts = [f"{texts.get(name, '-'):{'>' if name in numbers else '<'}{widths[name]}}" for name in names]
+        parts = [f"{texts.get(name, '-'):{'>' if name in right else '<'}{widths[name]}}" for name in names]
         text = _GAP.join(parts).rstrip()
         return f"\033[{code}m{text}\033[0m" if colour and code else text
 
-    codes = ["1;32" if row in first else _COLOURS.get(row.run.state, "") for row in rows]
+    codes = ["1;32" if row.run in first else _COLOURS.get(row.run.state, "") for row in rows]
     lines = [line(titles, "1"), *map(line, cells, codes)]
     if left_out:
-        lines.append(f"not shown: {listed(left_out[::-1])}; widen the terminal, or use --csv")
+        lines.append(f"not shown: {listed(left_out)}; widen the terminal, or use --csv")
     return "\n".join(lines)
 
 
 def _cells(row: Row, *, with_metric: bool, limit: int | None) -> dict[str, str]:
     """The texts of a row by column."""
-    cells = {name: compare.shown(value) for name, value in row.values.items()}
-    cells |= {"time": compare.duration(row.seconds)}
+    measured = {name: number(value).strip() for name, value in row.values.items() if name in ("best", *row.results)}
+    cells = {name: compare.shown(value) for name, value in row.values.items()} | measured
+    cells["time"] = compare.duration(row.seconds)
     if with_metric and "best" in cells:
         cells["best"] = f"{row.metric} {cells['best']}"
     return {
@@ -169,19 +179,6 @@ def _titles(names: Sequence[str], metrics: Sequence[str]) -> dict[str, str]:
     return {**titles, "best": f"best {metrics[0]}" if len(metrics) == 1 else "best"}
 
 
-def _least_important(names: Sequence[str]) -> int:
-    """The position of the column to leave out first; never one of `_ALWAYS` while there is another."""
-    ranks = {
-        name: 5 + name.endswith("loss") - 2 * name.startswith("val.")
-        for name in names
-        if name.startswith(("val.", "eval."))
-    }
-    ranks |= {"remark": 8, "epoch": 7, "at": 4, "step": 3, "time": 2, **dict.fromkeys(_ALWAYS, -1)}
-    keys = [name for name in names if name not in ranks]
-    ranks |= {key: 4 if at >= 4 else 0 for at, key in enumerate(keys)}  # beside many keys, a metric is worth more
-    return max(range(len(names)), key=lambda at: (ranks[names[at]], at))
-
-
 def write_csv(rows: Sequence[Row]) -> None:
     """All columns in full precision, to the standard output."""
     writer = csv.DictWriter(sys.stdout, [*columns(rows), "metric"], lineterminator="\n")
@@ -202,15 +199,31 @@ def plain(value: Any) -> Any:
 
 
 def conclusion(rows: Sequence[Row]) -> str:
-    """Which run is best, by what, and how to evaluate it; for each metric on its own."""
-    lines = []
-    for row in best_rows(rows):
-        best, command = row.run.best or {}, compare.evaluate_command(row.run)
-        text = f"best by {row.metric}: {row.name}, {compare.shown(best['value'])} at step {best['step']}"
-        lines.append(f"{text}; {command}" if command else f"{text}; its best.pt is gone")
+    """Which run is best, by what, and how to evaluate it; for each metric and each validation data on their own."""
+    names, groups, lines = {id(row.run): row.name for row in rows}, compare.ranked(row.run for row in rows), []
+    for (metric, data), (run, *_) in groups.items():
+        best, command = run.best or {}, compare.evaluate_command(run)
+        by = f"{metric} on {data}" if len({each[1] for each in groups}) > 1 else metric
+        text = f"best by {by}: {names[id(run)]}, {number(best['value']).strip()} at step {best['step']}"
+        lines.append(f"{text}\n  {command}" if command else f"{text}; its best.pt is gone")
     if len(lines) > 1:
-        lines.insert(0, "The runs were ranked by different metrics (best.metric); to compare all, see --sort val.NAME.")
+        lines.insert(0, "Only runs with the same best.metric and the same validation data are ranked together.")
     return "\n".join(lines) or "No run has a best validation yet."
+
+
+def remove(runs: Sequence[RunFiles], *, is_sure: bool) -> None:
+    """List the folders of failed starts, ask, and delete them. One that is in use, or was started again, stays."""
+    print(*(f"{place(run.path)}: {run.reason}" for run in runs), sep="\n")
+    question = f"Delete {'this folder' if len(runs) == 1 else f'these {len(runs)} folders'}? [y/N] "
+    if not is_sure and not (sys.stdin.isatty() and input(question).strip().lower() in ("y", "yes")):
+        print("Nothing was deleted; to delete without a question, add --yes.")
+        return
+    for run in runs:
+        lock = FolderLock.take(RunPaths(run.path).lock_file)
+        if compare.is_failed_start(read_run(run.path)):
+            shutil.rmtree(run.path)
+        lock.release()
+    print("Deleted.")
 
 
 def main(argv: list[str]) -> int:
@@ -223,18 +236,28 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--reverse", action="store_true", help="the other way round")
     parser.add_argument("--csv", action="store_true", help="all columns, in full precision")
     parser.add_argument("--json", action="store_true", help="a list of objects")
+    parser.add_argument("--failed", action="store_true", help="show starts too that failed before their first step")
+    parser.add_argument("--remove-failed", action="store_true", help="list these, ask, and delete their folders")
+    parser.add_argument("--yes", action="store_true", help="with --remove-failed: do not ask")
     options = parser.parse_args(argv)
-    rows = read(options.folders or [compare.PROJECT / "experiments"])
+    rows, left_out = read(options.folders or [compare.PROJECT / "experiments"], failed=options.failed)
+    if options.remove_failed:
+        remove(left_out, is_sure=options.yes)
+        return 0
     by = options.sort or ("best" if any(row.run.best for row in rows) else "run")
-    rows = ordered(rows, by, backwards=options.reverse)
+    rows = ordered(rows, by, backwards=options.reverse) if rows else []
     if options.json:
         print(json.dumps([plain(row.record()) for row in rows], indent=2, allow_nan=False, default=str))
     elif options.csv:
         write_csv(rows)
-    else:
+    elif rows:
         on_terminal = sys.stdout.isatty()
         width = shutil.get_terminal_size().columns if on_terminal else None
         print(table(rows, width, colour=on_terminal and "NO_COLOR" not in os.environ), conclusion(rows), sep="\n")
+    if left_out:
+        count = f"{len(left_out)} start{'s' * (len(left_out) > 1)}"
+        text = f"{count} that failed before the first step: see --failed, or delete with --remove-failed"
+        print(text, file=sys.stderr if options.json or options.csv else sys.stdout)
     return 0
 
 

@@ -8,12 +8,15 @@ import argparse
 import importlib.util
 import io
 import json
+import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from common.base.errors import UserError
@@ -69,12 +72,13 @@ def answer(run: Run, about: Mapping[str, Any], data: bytes) -> dict[str, Any]:
 
 def build_app(path: Path, limit: int) -> Any:
     """The web application. `limit`: the largest body of a request, bytes."""
+    from anyio import CapacityLimiter, to_thread  # FastAPI is built on it
     from fastapi import FastAPI, HTTPException, Request
-    from fastapi.concurrency import run_in_threadpool
     from fastapi.responses import JSONResponse
 
     about = describe(path)
     run, app = load(path, about), FastAPI(title=path.name)
+    limiter = CapacityLimiter(os.cpu_count() or 1)  # more at once would need memory, and be no faster
 
     async def body(request: Request) -> bytes:
         data = b""
@@ -99,10 +103,10 @@ def build_app(path: Path, limit: int) -> Any:
         if not data:
             raise HTTPException(400, "the request has no body; send an image: curl --data-binary @image.png URL")
         try:
-            return JSONResponse(plain(await run_in_threadpool(answer, run, about, data)))
+            return JSONResponse(plain(await to_thread.run_sync(answer, run, about, data, limiter=limiter)))
         except UserError as error:
             logger.info("{}", error)
-            raise HTTPException(422, "the body is not a file that this model can read") from error
+            raise HTTPException(422, "the body is no file that this model can read, or too large an image") from error
 
     async def health() -> dict[str, Any]:
         return {"status": "ok", "file": path.name, **{key: about[key] for key in ("format", "sha256", "step")}}
@@ -144,8 +148,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from other machines")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--max_bytes", type=int, default=10_000_000, help="largest request; by default 10 million")
+    parser.add_argument("--max_pixels", type=int, default=25_000_000, help="largest image; by default 25 million")
     options = parser.parse_args(argv)
     setup_log()
+    # Before it decodes, Pillow warns above its limit, and refuses above twice as many: a file of half a megabyte can
+    # hold an image of half a gigabyte.
+    Image.MAX_IMAGE_PIXELS = options.max_pixels // 2
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     need("fastapi", "uvicorn", "python-multipart")
     import uvicorn
 

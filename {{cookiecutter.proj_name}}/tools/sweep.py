@@ -125,9 +125,8 @@ def submit(plan: Plan, folder: SweepFolder, waiting: Sequence[Trial]) -> int:
     script = ["sh", str(PROJECT / "scripts" / "slurm.sh"), *words, "--resume=auto"]
     code = subprocess.run(script, env={**os.environ, "PYTHON": sys.executable}, check=False).returncode
     if code == 0:
-        print(
-            f"when it has ended:  python -m tools.runs {folder.root}\nto train what is missing then:  {folder.command}"
-        )
+        print(f"when it has ended:  python -m tools.runs {shlex.quote(str(folder.root))}")
+        print(f"to train what is missing then:  {folder.command}")
     return code
 
 
@@ -144,7 +143,7 @@ def main(argv: list[str]) -> int:
         print(f"sweep {folder.root}: {len(folder.trials)} runs, {len(folder.trials) - len(waiting)} of them finished")
         if plan.slurm is not None:
             return submit(plan, folder, waiting) if waiting else folder.show()
-        print(f"follow a run:  tail -f {folder.root}/<run>/train.log", flush=True)
+        print(f"follow a run:  tail -f {shlex.quote(str(folder.root))}/RUN/train.log", flush=True)
         queue, slots = iter(waiting), devices(config.gpu_ids, plan.jobs)
         settings = without(plan.words, "--dir.expr_dir", *(["--gpu_ids"] if slots[0] else []))
         if not run_trials(folder, lambda: next(queue, None), slots, [f"--config={plan.config}", *settings]):

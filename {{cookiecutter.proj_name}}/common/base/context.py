@@ -10,11 +10,7 @@ def error_context(describe: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # As `add_note` of Python 3.11.
-        notes = getattr(error, "__notes__", None)
-        if notes is None:
-            notes = error.__notes__ = []
-        notes.append(describe())
+        error.__notes__ = [*getattr(error, "__notes__", []), describe()]  # as `add_note` of Python 3.11
         raise
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from common.checkpoint.file import read_checkpoint, write_checkpoint
 from common.checkpoint.folder import best_in
 from common.config import dump
+from common.config.names import listed
 from common.failure.program import reported
 from common.optim.ema import averaged_state_dict
 
@@ -25,7 +26,8 @@ def main(argv: list[str]) -> int:
     state = read_checkpoint(options.file)
     if options.weights is not None:
         export(averaged_state_dict(state["model"], state["ema"]), options.weights)
-        print(f"wrote {options.weights}")
+        without = f" without {len(state['frozen'])} frozen tensors, which are not in the file"
+        print(f"wrote {options.weights}{without if state.get('frozen') else ''}")
     elif options.config:
         print(dump(state["about"]["config"]), end="")
     else:
@@ -42,9 +44,10 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
         "average": f"{state['ema']['updates']} updates" if state["ema"] else None,
         "parts": ", ".join(state),
         **state["fingerprint"],
-        "code": f"{len(state['fingerprint']['code'])} files",
+        "code": f"{len(state['fingerprint'].get('code', {}))} files",
     }
     width = max(map(len, weights))
+    frozen = list(state.get("frozen", ()))
     lines = [
         f"{path}: format {state['format']}, {path.stat().st_size:,} bytes, all checksums right",
         f"step {at['step']}, epoch {at['epoch']}, sample {at['sample']} of {at['epoch_size']}",
@@ -55,6 +58,7 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
             for name, value in weights.items()
         ),
         f"  {sum(value.numel() for value in weights.values()):,} numbers",
+        *([f"{len(frozen)} frozen tensors are left out: {listed(frozen)}"] if frozen else []),
     ]
     return "\n".join(lines)
 

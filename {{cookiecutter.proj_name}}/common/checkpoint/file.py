@@ -16,6 +16,8 @@ from common.base.files import atomic_file
 from common.config import nearest
 from common.run.paths import RunPaths
 
+# Of the layout. A part that is added needs no new number: `completed` fills it in for older files, and older code
+# ignores it. Raise it when older code would misread a new file, and convert the older layout in `completed`.
 FORMAT = 1
 
 
@@ -104,7 +106,20 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} holds no checkpoint of this project in a format up to {FORMAT}; if it holds weights alone, start "
             f"a run from them: --init_from.path {path}"
         )
-    return dict(state)
+    return completed(state)
+
+
+def completed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint of any version in the layout of today: parts that it lacks are given what they meant then."""
+    if "about" not in state:  # not of a run: nothing is known about it
+        return dict(state)
+    about = {"seed": None, "lengths": (), "classes": (), **state["about"]}
+    ranks, config = len(state["random"]), about["config"]
+    batch = config["batch_size"] * config["optim"]["accumulate"] * ranks
+    known = {"ranks": ranks, "seed": about["seed"], "samples per step": batch}
+    known |= {"samples per epoch": state["position"]["epoch_size"], "data position restored": True}  # by index
+    parts: dict[str, Any] = {"values": {}, "owed": [], "task": {}, "data": {}, "user": {}}
+    return {**parts, **state, "about": about, "fingerprint": {**known, **state.get("fingerprint", {})}}
 
 
 def is_checkpoint(state: Any) -> bool:

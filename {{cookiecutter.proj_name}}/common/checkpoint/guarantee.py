@@ -1,22 +1,15 @@
 """What a resume guarantees: which changes of the config are accepted, and how exact the continued run is."""
 
-import os
-import platform
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, is_dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import torch
-
 from common.base.errors import UserError
+from common.checkpoint.fingerprint import Change, changes, compare
 from common.checkpoint.state import RunState
-from common.data.loader import BatchStream
+from common.config.record import config_of_today
+from common.data.view import innermost
 from common.distributed import Rank
-from common.distributed.code import code_of
-from common.run.record import RESULT_VARIABLES
+from common.optim.factors import Plateau
 
 # Keys that decide when and what a run measures, and thereby its best value, early stopping, perhaps its rate.
 _MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val.*", "metric", "metric.*")
@@ -24,7 +17,7 @@ _MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.va
 SAFE = (
     *_MEASURING,
     "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "worker", "plugins", "dir.*", "debug.debug_mode",
-    "debug.print_all_grad", "monitor.*", "profile.*", "checkpoint.*", "init_from.*", "dataset.eval", "dataset.eval.*",
+    "debug.print_all_grad", "monitor.*", "profile.*", "checkpoint.*", "init_*", "dataset.eval", "dataset.eval.*",
     "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method",
     "dist.timeout", "dist.launcher", "dist.processes", "dist.cudnn_benchmark", "dist.distributed_backend",
     "dist.strategy", "dist.gradient_as_bucket_view", "prepare.activation_checkpointing", "prepare.compile.*",
@@ -33,67 +26,6 @@ SAFE = (
 # Together these determine the samples of one optimizer step; see `accept_changes`.
 _BATCH = ("batch_size", "optim.accumulate")
 _SHOWN = 10  # changed files in a message
-
-
-@dataclass(frozen=True)
-class Change:
-    """One key whose value differs between a checkpoint and the config of the run that resumes it."""
-
-    key: str
-    old: Any
-    new: Any
-
-    def matches(self, patterns: Iterable[str]) -> bool:
-        """Whether the key matches one of `patterns`."""
-        return any(fnmatchcase(self.key, pattern) for pattern in patterns)
-
-    @property
-    def arrow(self) -> str:
-        return f"{self.key} {self.old} -> {self.new}"
-
-    def __str__(self) -> str:
-        return f"  {self.key}: {self.old!r} in the checkpoint, {self.new!r} now"
-
-
-def changes(old: Mapping[str, Any], new: Mapping[str, Any], defaults: Any = None, prefix: str = "") -> Iterator[Change]:
-    """The leaves that differ between two resolved configs. `resume` is not compared.
-
-    A key of a section class that the old config lacks, because the project was older, had the effect of its default in
-    `defaults`, an object of the class. Any other missing key counts as null.
-    """
-    for name in dict.fromkeys([*old, *new]):
-        section = getattr(defaults, name, None)
-        default = asdict(section) if is_dataclass(section) and not isinstance(section, type) else section
-        key, before, after = f"{prefix}{name}", old.get(name, default), new.get(name)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            yield from changes(before, after, section if is_dataclass(section) else None, f"{key}.")
-        elif before != after and key != "resume":
-            yield Change(key, before, after)
-
-
-def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str) -> dict[str, Any]:
-    """Everything besides the config that affects the exact result of a run. `model`: how it was prepared."""
-    on_gpu = rank.device.type == "cuda"
-    return {
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "cuda": torch.version.cuda or "none",
-        "cudnn": torch.backends.cudnn.version() if on_gpu else "not used",
-        "device": torch.cuda.get_device_name(rank.device) if on_gpu else f"{rank.device.type} ({platform.machine()})",
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "ranks": rank.world_size,
-        "model": model,
-        "threads": torch.get_num_threads(),
-        "matmul precision": torch.get_float32_matmul_precision(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "samples per step": data.samples_per_step,
-        "seed": seed,
-        "samples per epoch": data.epoch_size,
-        "data position restored": data.is_exactly_resumable,
-        "libraries": ", ".join(sorted(Path(path).name for path in torch.ops.loaded_libraries)) or "none",
-        "environment": {name: os.environ.get(name, "unset") for name in RESULT_VARIABLES},
-        "code": code_of(),
-    }
 
 
 def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allowed: bool, rank: Rank) -> str:
@@ -110,7 +42,8 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allow
         UserError: a change alters the training and `allowed` is false, or the optimizer is another one.
     """
     old, new = saved["fingerprint"], run.fingerprint
-    found = list(changes(saved["about"]["config"], run.about["config"], defaults))
+    config, gone = config_of_today(saved["about"]["config"], type(defaults))
+    found = list(changes(config, run.about["config"], defaults))
     resized = Change("samples per step", old["samples per step"], new["samples per step"])
     is_resized = resized.old != resized.new
     safe = [change for change in found if change.matches(SAFE if is_resized else (*SAFE, *_BATCH))]
@@ -131,48 +64,87 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allow
             "optim.optim_type: the state of one optimizer does not fit another; to take only the weights: "
             "--progress.start_epoch 0 --name NEW"
         )
-    guarantee = resume_guarantee(old, new, safe, breaking)
+    safe += [Change(key, value, None) for key, value in gone.items()]  # no key has an effect any more: the code differs
+    is_restored = new["data position restored"] and old.get("data position restored", True)
+    is_reread = saved["position"]["sample"] > 0 and not is_restored
+    guarantee = resume_guarantee(old, new, safe, breaking, is_reread, unknowns(run), run.unproven(saved))
     return "\n".join(["changed since then:", *map(str, safe + breaking), guarantee]) if safe or breaking else guarantee
 
 
-def resume_guarantee(old: Mapping[str, Any], new: Mapping[str, Any], safe: list[Change], breaking: list[Change]) -> str:
-    """The guarantee, for the log: bit-exact, sample-exact, or neither, and why.
+def unknowns(run: RunState) -> list[str]:
+    """What this run relies on and the engine cannot check, for the log. Whatever else is such belongs in this list."""
+    parts: Mapping[str, Any] = run.parts
+    optimizer, schedule, dataset = type(parts["optimizer"]), parts["schedule"].kind, parts["data"].dataset
+    found = []
+    if not optimizer.__module__.startswith("torch.optim"):
+        found.append(f"optimizer {_path(optimizer)} restores its own state")
+    if issubclass(schedule, Plateau) and schedule is not Plateau:  # all others are functions of the step
+        found.append(f"schedule {_path(schedule)} restores its own state")
+    if not run.fingerprint["data position restored"]:
+        found.append(f"data set {_path(type(innermost(dataset)))} begins each epoch anew")
+    elif callable(getattr(dataset, "state_dict", None)):
+        found.append(f"data set {_path(type(innermost(dataset)))} restores its own state")
+    found += [f"{name}, registered by a plugin, restores its own state" for name in run.user_parts]
+    found += [f"plugin {name}" for name in run.about["config"]["plugins"]]
+    return found
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def resume_guarantee(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    safe: list[Change],
+    breaking: list[Change],
+    is_reread: bool,
+    unknown: list[str],
+    unproven: list[str],
+) -> str:
+    """The guarantee, for the log: bit-exact, sample-exact, or neither, as far as compared, and why.
 
     Args:
         old, new: fingerprints.
         safe, breaking: changes of the config.
+        is_reread: an epoch is read again up to the place in it, since the data cannot restore their place.
+        unknown: see `unknowns`.
+        unproven: further reasons why it is not bit-exact.
     """
-    found = list(changes({"code": {}, **old}, new))
-    differing = [change for change in found if not change.matches(["code.*"])]
-    code = _changed_code([change for change in found if change.matches(["code.*"])], safe)
-    order = [change.arrow for change in differing if change.key in ("seed", "samples per epoch")]
-    order += [change.arrow for change in breaking]
-    if not new["data position restored"]:
+    found = compare(old, new, other_val=any(change.matches(["dataset.val", "dataset.val.*"]) for change in safe))
+    code = _changed_code(found.code, safe)
+    order = found.order + [change.arrow for change in breaking]
+    if is_reread:
         order.append("an iterable data set that cannot restore its place is read again from the start of the epoch")
+    reasons = found.breaks + [change.arrow for change in safe if change.matches(_BATCH)] + unproven
+    doubts = [f"cannot tell: {', '.join(found.unsure)}"] if found.unsure else []
+    extent = f"as far as compared: {', '.join(found.compared)}"
     if order:
-        return "this resume is neither bit-exact nor sample-exact: " + "; ".join(order + code)
-    reasons = [change.arrow for change in differing + [change for change in safe if change.matches(_BATCH)]]
-    if not new["device"].startswith("cpu") and not new["deterministic"]:
-        reasons.append("CUDA without dist.deterministic strict")
-    if "compiled" in new["model"]:
-        reasons.append("torch.compile, whose code depends on the shapes that it saw first")
-    if code:
+        text = "neither bit-exact nor sample-exact: " + "; ".join(order + code + reasons + doubts)
+    elif code:
         text = (
-            f"not guaranteed to be bit-exact or sample-exact, since {'; '.join(code + reasons)}; state and place in "
-            "the data are those of the checkpoint"
+            f"not guaranteed to be bit-exact or sample-exact, since {'; '.join(code + reasons + doubts)}; state and "
+            "place in the data are those of the checkpoint"
         )
-    elif reasons:
-        text = f"sample-exact, not bit-exact ({'; '.join(reasons)}): every sample is used once"
+    elif reasons or doubts:
+        exact = "not bit-exact" if reasons else "perhaps bit-exact"
+        text = f"sample-exact, {exact} ({'; '.join(reasons + doubts)}): every sample is used once, {extent}"
         if old["ranks"] != new["ranks"]:
             text += "; the random streams of the ranks (dropout) start again"
     else:
-        text = "bit-exact: weights and metrics will be those of a run that was never stopped"
-    if measuring := ", ".join(change.key for change in safe if change.matches(_MEASURING)):
-        text += (
-            f". A run with the new {measuring} from its start might have measured other values or at other steps, "
-            "and had another learning rate where that depends on its length or on validation"
-        )
-    return f"this resume is {text}"
+        text = f"bit-exact {extent}"
+    lists = {"harmless": found.harmless, "not compared": found.missing, "not checked": unknown}
+    text += "".join(f"; {title}: {', '.join(items)}" for title, items in lists.items() if items)
+    return f"this resume is {text}{_measured_otherwise(safe)}"
+
+
+def _measured_otherwise(safe: list[Change]) -> str:
+    """A sentence about changes of when and what is measured; "" without one."""
+    measuring = ", ".join(change.key for change in safe if change.matches(_MEASURING))
+    return measuring and (
+        f". A run started with the new {measuring} could differ: its length and its validation steps affect "
+        "schedules and early stopping"
+    )
 
 
 def _changed_code(files: list[Change], safe: list[Change]) -> list[str]:

@@ -35,6 +35,10 @@ class CheckpointConfig:
         bool,
         Field(description="write during training; costs rank 0 a copy in host memory, with fsdp always"),
     ] = True
+    frozen: Annotated[
+        bool,
+        Field(description="false: leave out what is not trained; it comes from its source again, and is compared"),
+    ] = True
     failures: Annotated[
         int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run; 1: the first one does")
     ] = 3
@@ -125,7 +129,8 @@ class Saver(AbstractContextManager["Saver"]):
     def _write(self, state: Mapping[str, Any], step: int, numbered: bool, best: bool) -> None:
         paths = self.folder.save(state, step=step if numbered else None, best=best)
         names = ", ".join(path.name for path in paths)
-        logger.info("saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
+        level = "INFO" if len(paths) > 1 else "DEBUG"  # latest.pt alone is no news, with a line for each epoch
+        logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
 
     def _copied(self, state: Any) -> Any:
         """`state` with its tensors copied to host buffers, on the main process; valid until the next call.
@@ -141,7 +146,7 @@ class Saver(AbstractContextManager["Saver"]):
             # Two names of one tensor (tied weights) stay one tensor in the file.
             part = local(value)
             identity = (part.data_ptr(), part.device, part.dtype, value.shape, value.stride())
-            value = _whole(value) if is_sharded(value) else value
+            value = whole(value) if is_sharded(value) else value
             if not self.rank.is_main:
                 return None
             if value.numel() and identity in seen:
@@ -159,7 +164,7 @@ class Saver(AbstractContextManager["Saver"]):
         return copy
 
 
-def _whole(tensor: Any) -> Tensor:
+def whole(tensor: Any) -> Tensor:
     """A sharded tensor made whole, on every process: a collective. Parts in host memory are sent via the device."""
-    whole: Tensor = tensor.detach().to(tensor.device_mesh.device_type).full_tensor()
-    return whole
+    full: Tensor = tensor.detach().to(tensor.device_mesh.device_type).full_tensor()
+    return full

@@ -6,13 +6,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from loguru import logger
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from common.base.errors import UserError
-from common.checkpoint.file import FORMAT
+from common.checkpoint.checksum import differing, state_checksum
+from common.checkpoint.file import FORMAT, map_leaves
+from common.checkpoint.frozen import Frozen, check_frozen
+from common.checkpoint.saver import whole
 from common.checkpoint.weights import load_weights
-from common.distributed import Rank, gather_objects
+from common.config.names import listed
+from common.distributed import Rank, buffer_kinds, gather_objects, gather_to_main
+from common.distributed.buffers import named_buffers
 from common.distributed.seed import mix, random_state, set_random_state, set_seed
+from common.distributed.sharded import is_sharded
 from common.optim import averaged_state_dict
 from common.progress import Position
 
@@ -25,9 +32,21 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any, /) -> Any: ...
 
 
-def task_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """All tensors of the task in a checkpoint."""
-    return {**state["model"], **state.get("task", {})}
+def load_task(task: nn.Module, state: Mapping[str, Any], source: Path, *, average: bool = True) -> None:
+    """Load the task's tensors in a checkpoint: those of its `model` and all others. Every process must call this.
+
+    Frozen tensors that the checkpoint leaves out must be those of their source in `task`.
+
+    Args:
+        average: load averages, where the checkpoint has them and uses them.
+
+    Raises:
+        UserError: the weights are another model's, or a frozen tensor has changed.
+    """
+    weights = {**state["model"], **state.get("task", {})}
+    left_out = state.get("frozen", {})
+    load_weights(task, averaged_state_dict(weights, state["ema"] if average else {}), str(source), left_out)
+    check_frozen(task, left_out, str(source))
 
 
 @dataclass
@@ -38,8 +57,9 @@ class RunState:
         task: without wrappers, so names have no prefix. The tensors of its `model` are saved as `model`, all others as
             `task`; until they had a place of their own, those of losses were saved as the model's too.
         parts: everything else that is saved, by name.
-        fingerprint: see `common.checkpoint.guarantee`.
+        fingerprint: see `common.checkpoint.fingerprint`.
         about: plain values (the config) stored in a checkpoint.
+        keep_frozen: save tensors that training never changes, too.
         user_parts: parts that plugins registered.
     """
 
@@ -48,10 +68,15 @@ class RunState:
     rank: Rank
     fingerprint: Mapping[str, Any]
     about: Mapping[str, Any]
+    keep_frozen: bool = True
     user_parts: dict[str, Stateful] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._frozen = Frozen(self.task, self.rank, kept=self.keep_frozen)
+        self._warned = False
+
     def register(self, name: str, part: Stateful) -> None:
-        """Save `part` with the run. Raises `UserError` if the name is taken."""
+        """Save `part` with the run, for each rank if ranks differ. Raises `UserError` if the name is taken."""
         if name in self.user_parts:
             raise UserError(f"register_state: {name} is registered twice; give one of them another name")
         self.user_parts[name] = part
@@ -63,17 +88,21 @@ class RunState:
             owed: the splits whose evaluation at `at` was interrupted by a signal.
         """
         mine = random_state(self.rank.device)
-        tensors = self.task.state_dict()
+        tensors, frozen = self.task.state_dict(), self._frozen.to_leave_out()
         model = {name: tensors.pop(name) for name in self.task.get_submodule("model").state_dict()}
+        user = {name: part.state_dict() for name, part in self.user_parts.items()}
         state = {
             "format": FORMAT,
             "position": at._asdict(),
             "values": dict(values),
             "owed": sorted(owed),
-            "model": model,
-            "task": tensors,
+            "model": {name: value for name, value in model.items() if name not in frozen},
+            "task": {name: value for name, value in tensors.items() if name not in frozen},
+            "frozen": frozen,
             **{name: part.state_dict() for name, part in self.parts.items()},
-            "user": {name: part.state_dict() for name, part in self.user_parts.items()},
+            "user": user,
+            "ranks": self._of_each_rank(user),
+            "differing": self.differing_buffers(),
             "random": gather_objects(mine, self.rank),
             "fingerprint": dict(self.fingerprint),
             "about": {**self.about, "classes": [str(name) for name in getattr(self.task, "classes", ())]},
@@ -81,9 +110,36 @@ class RunState:
         set_random_state(mine, self.rank.device)  # a part's state_dict may have drawn random numbers
         return state
 
-    def load_weights(self, state: Mapping[str, Any], source: Path) -> None:
-        """Load only the weights: the averaged ones if the checkpoint has them."""
-        load_weights(self.task, averaged_state_dict(task_state(state), state["ema"]), str(source))
+    def differing_buffers(self) -> list[str]:
+        """The names of buffers that differ between ranks though they are not declared so; warns of them once.
+
+        Statistics of norms may differ: only rank 0's are ever used. Every process must call this.
+        """
+        if self.rank.is_alone:
+            return []
+        kinds = buffer_kinds(self.task)
+        own = {
+            name: state_checksum(buffer)
+            for name, module, _, buffer in named_buffers(self.task)
+            if kinds.get(name) != "rank" and not isinstance(module, _NormBase)
+        }
+        names = differing(gather_objects(own, self.rank)) if own else []
+        if names and not self._warned:
+            self._warned = True
+            logger.warning(
+                "buffers that differ between the processes: {}. Checkpoints and evaluations take rank 0's, and so does "
+                "each step, unless dist.broadcast_buffers is false: what the other processes added is lost. Declare "
+                "them in {}.buffer_kinds as sum, gather or rank; see docs/task.md",
+                *(listed(names), type(self.task).__name__),
+            )
+        return names
+
+    def unproven(self, saved: Mapping[str, Any]) -> list[str]:
+        """What makes a resume from a saved state inexact, though neither code nor config has changed."""
+        names = saved.get("differing", [])
+        if not names or self.about["config"]["dist"]["broadcast_buffers"]:
+            return []
+        return [f"{listed(names)} differed between the processes, and the checkpoint holds rank 0's: see docs/task.md"]
 
     def load_state_dict(self, state: Mapping[str, Any], source: Path) -> tuple[Position, dict[str, float], set[str]]:
         """Restore everything; the random streams last, since nothing may draw from them afterwards.
@@ -92,19 +148,24 @@ class RunState:
             The position of the run, its last measured values, and the splits whose evaluation is pending there.
 
         Raises:
-            UserError: the weights are another model's, or a part is missing.
+            UserError: the weights are another model's, a part is missing, or was saved for each of more or fewer ranks.
         """
-        load_weights(self.task, task_state(state), str(source))
-        if missing := {*(self.parts.keys() - state.keys()), *(self.user_parts.keys() - state["user"].keys())}:
+        load_task(self.task, state, source, average=False)
+        mine = self._mine(state, source)
+        user = {**state["user"], **mine["user"]}
+        if missing := {*(self.parts.keys() - state.keys()), *(self.user_parts.keys() - user.keys())}:
             raise UserError(
                 f"{source} has no state of {', '.join(sorted(missing))}; only its weights can be used, not its state"
             )
-        if extra := state["user"].keys() - self.user_parts.keys():
+        if extra := user.keys() - self.user_parts.keys():
             logger.warning("{} has state of {}, which nothing in this run registers", source, ", ".join(sorted(extra)))
+        for name, _, _, buffer in named_buffers(self.task):
+            if name in mine["buffers"]:
+                buffer.detach().copy_(mine["buffers"][name])
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
         for name, part in self.user_parts.items():
-            part.load_state_dict(state["user"][name])
+            part.load_state_dict(user[name])
         at = Position(**state["position"])
         streams = state["random"]
         if len(streams) == self.rank.world_size:
@@ -112,3 +173,34 @@ class RunState:
         else:
             set_seed(mix(self.fingerprint["seed"], self.rank.rank, at.step))
         return at, dict(state["values"]), set(state["owed"])
+
+    def _of_each_rank(self, user: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """What is saved for each rank, in rank order, on the main process: `rank` buffers, and user parts that differ.
+
+        Empty if there is nothing of that kind.
+        """
+        kinds = buffer_kinds(self.task)
+        buffers = {name: buffer for name, _, _, buffer in named_buffers(self.task) if kinds.get(name) == "rank"}
+        checksums = {} if self.rank.is_alone else {name: state_checksum(part) for name, part in user.items()}
+        names = differing(gather_objects(checksums, self.rank))
+        if not (names or buffers):
+            return []
+        own = {"buffers": buffers, "user": {name: user[name] for name in names if name in user}}
+        # Rank 0's own are not copies: in the file they are the same tensors as in the other parts.
+        return [own, *gather_to_main(map_leaves(own, _in_host_memory), self.rank)[1:]]
+
+    def _mine(self, state: Mapping[str, Any], source: Path) -> dict[str, Any]:
+        """What a checkpoint holds for this rank alone."""
+        ranks = state.get("ranks") or []
+        if ranks and len(ranks) != self.rank.world_size:
+            names = sorted({name for each in ranks for part in each.values() for name in part})
+            raise UserError(
+                f"{source} holds a state of its own for each of {len(ranks)} processes ({listed(names)}), but this run "
+                f"has {self.rank.world_size}: use {len(ranks)} processes, or start a new run from the weights: "
+                "--progress.start_epoch 0 --name NEW"
+            )
+        return ranks[self.rank.rank] if ranks else {"buffers": {}, "user": {}}
+
+
+def _in_host_memory(value: Any, path: tuple[Any, ...]) -> Any:
+    return (whole(value) if is_sharded(value) else value.detach()).cpu() if isinstance(value, Tensor) else value

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
 from http.client import HTTPException
@@ -50,17 +50,18 @@ class InitConfig:
     ] = True
 
 
-def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str) -> None:
-    """Load a state dict into the unwrapped model, every key or none.
+def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, left_out: Collection[str] = ()) -> None:
+    """Load a state dict into the unwrapped model, every key or none. Those in `left_out` stay as they are.
 
     Raises:
         UserError: keys are missing, left over, or of another shape; the message lists which.
     """
-    if report := _misfits(model.state_dict(), weights):
+    own = {name: value for name, value in model.state_dict().items() if name not in left_out}
+    if report := _misfits(own, weights):
         kind = type(getattr(model, "model", model)).__name__
         lines = [f"{source} was made by another model than {kind}:", *report]
         raise UserError("\n".join([*lines, "  Does model.* in the config describe the model that was trained?"]))
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, strict=not left_out)
 
 
 def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank) -> None:
@@ -85,7 +86,7 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
     if not fitting:
         raise UserError(f"init_from: no key of the file fits the model; prefix and rename can change that\n{report}")
     if config.strict and misfits:
-        advice = "exclude what shall stay as it is, or set init_from.strict: false to load what fits"
+        advice = "exclude the entries to keep, or set init_from.strict: false to load what fits"
         raise UserError(f"init_from: {report}\n  {advice}")
     model.load_state_dict(fitting, strict=False)
     logger.info("init_from: {}", report)

@@ -1,19 +1,21 @@
 """YAML files and a command line -> one checked, typed, frozen configuration.
 
 `schema` reads the sections (dataclasses defined next to their consumers), `source` reads YAML, `layers` merges files,
-`overrides` reads the command line, `references` follows references, `check` validates the result against the schema,
-`arguments` a free section against a signature, `show` writes YAML, and `resolve` holds the entry points.
+`overrides` reads the command line, `references` follows references, `record` reads the config of an earlier run,
+`check` validates the result against the schema, `arguments` a free section against a signature, `show` writes YAML, and
+`resolve` holds the entry points.
 """
 
 from common.config.overrides import option_value
 from common.config.problem import ABSENT, ConfigError, Problem, place
 from common.config.resolve import Resolved, overlaid, resolve
-from common.config.schema import nearest, section
+from common.config.schema import Conversions, nearest, section
 from common.config.show import dump
 
 __all__ = [
     "ABSENT",
     "ConfigError",
+    "Conversions",
     "Problem",
     "Resolved",
     "dump",

@@ -2,16 +2,20 @@
 
 import inspect
 import json
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from common.config.problem import ABSENT, Problem, rule_of
-from common.config.schema import admits, run_checks, suggestion
+from common.config.schema import admits, members, run_checks, suggestion
 from common.config.source import list_items, scalar
 
+_PROJECT = Path(__file__).resolve().parents[2]
+_AS_IT_IS = "it is passed as it is, since annotations of other packages can be too narrow"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -22,11 +26,14 @@ def check_arguments(
     label: Callable[[], str],
     provided: tuple[str, ...] = (),
     others: Collection[str] = (),
+    *,
+    strict: bool = True,
 ) -> Iterator[Problem]:
     """Problems that a call `target(**given, **provided)` would have, by its signature and annotations.
 
     `label` names the target in messages; it is called only for a message, since finding a line is slow.
-    `others`: further valid keys of the section, for suggestions.
+    `others`: further valid keys of the section, for suggestions. `strict`: a value of another type than the annotation
+    is refused; otherwise this is a warning, since annotations of other packages are often narrower than what they take.
     """
     named, takes_any = parameters(target)
     for name, value in given.items():
@@ -34,11 +41,11 @@ def check_arguments(
             rule = f"is set for {label()} by the program or another key"
             yield Problem(f"{key}.{name}", value, rule, "remove this key")
         elif name in named:
-            yield from _check_one(named[name], value, f"{key}.{name}", label)
+            yield from _check_one(named[name], value, f"{key}.{name}", label, strict)
         elif not takes_any:
             free = [other for other in (*named, *others) if other not in provided]
             hint = suggestion(name, free, "valid arguments")
-            yield Problem(f"{key}.{name}", value, f"is not an argument of {label()}", hint)
+            yield Problem(f"{key}.{name}", value, f"is not an argument of {label()}", hint, today={})
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in given and name not in provided:
             yield Problem(f"{key}.{name}", ABSENT, f"is required by {label()}")
@@ -50,9 +57,20 @@ def check_arguments(
 
 def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """`given`, converted to the annotated types: a path for `Path`, a tuple for `tuple[int, int]`, a section for a
-    section class. Raises `ValidationError` if one does not fit, which `check_arguments` reports."""
+    section class. Raises `ValidationError` if one does not fit, which `check_arguments` reports; a value for a target
+    outside the project stays as it is then."""
     named, _ = parameters(target)
-    return {name: _fit(named[name], value) if name in named else value for name, value in given.items()}
+    fitted = dict(given)
+    for name in given.keys() & named.keys():
+        with suppress(ValidationError) if is_foreign(target) else nullcontext():
+            fitted[name] = _fit(named[name], given[name])
+    return fitted
+
+
+def is_foreign(target: Callable[..., Any]) -> bool:
+    """Whether `target` is defined outside the project: in an installed package, or in none."""
+    file = getattr(sys.modules.get(getattr(target, "__module__", None) or ""), "__file__", None) or "/"
+    return "site-packages" in file or not Path(file).resolve().is_relative_to(_PROJECT)
 
 
 def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
@@ -70,13 +88,20 @@ def parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter]
     return {}, True  # written in C: no signature
 
 
-def _check_one(parameter: inspect.Parameter, value: Any, key: str, label: Callable[[], str]) -> Iterator[Problem]:
+def _check_one(
+    parameter: inspect.Parameter, value: Any, key: str, label: Callable[[], str], strict: bool
+) -> Iterator[Problem]:
+    kinds = [getattr(each, "__name__", "") for each in members(parameter.annotation)]
+    if isinstance(value, str) and "dtype" in kinds and "str" not in kinds and not _dtype(value):
+        yield Problem(key, value, f"must be a number format such as torch.float32: an argument of {label()}")
+        return
     try:
         _fit(parameter, value)
     except ValidationError as error:
         rule = rule_of(error.errors(include_url=False))
         number = isinstance(value, (bool, int, float)) and admits(parameter.annotation, str)
-        yield Problem(key, value, f"{rule}: an argument of {label()}", "put it in quotes" if number else "")
+        hint = "put it in quotes" if number else "" if strict else _AS_IT_IS
+        yield Problem(key, value, f"{rule}: an argument of {label()}", hint, warns=not strict)
     else:
         if value is not None:
             yield from run_checks(parameter.annotation, value, key)
@@ -90,6 +115,8 @@ def _fit(parameter: inspect.Parameter, value: Any) -> Any:
     annotation = parameter.annotation
     if value is None and parameter.default is None:  # `width: int = None` is common
         return value
+    if isinstance(value, str) and value.startswith("torch.") and not admits(annotation, str):
+        return _dtype(value) or value
     if isinstance(value, str):
         wanted = list if isinstance(parameter.default, (list, tuple)) else annotation
         value = [scalar(item) for item in list_items(value, wanted)] or value
@@ -101,3 +128,11 @@ def _fit(parameter: inspect.Parameter, value: Any) -> Any:
         return value
     fitted = adapter.validate_json(text, strict=True)
     return value if isinstance(fitted, Iterator) else fitted  # for Iterable, pydantic gives a one-pass iterator
+
+
+def _dtype(text: str) -> Any:
+    """The number format that a text like "torch.float32" names; None if it names none."""
+    import torch  # only here: programs that show runs read configs without it
+
+    found = getattr(torch, text.removeprefix("torch."), None)
+    return found if isinstance(found, torch.dtype) else None

@@ -17,21 +17,21 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, join, overlapping, rule_of
-from common.config.schema import child, run_checks, section_of, suggest
+from common.config.schema import child, of_today, run_checks, section_of, suggest
 from common.config.source import Node, by_key, plain
 
 T = TypeVar("T")
 
 
-def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict[str, str]]:
-    """The configuration and where each of its keys was written. Raises `ConfigError` with every problem.
+def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict[str, str], list[Problem]]:
+    """The configuration, where each of its keys was written, and warnings. Raises `ConfigError` with every problem.
 
     `problems`: those found earlier. Further problems of the same keys follow from them, and are left out.
     """
     values, found = plain(tree), list(problems)
 
     def add(more: Iterable[Problem]) -> None:
-        known = [problem.key for problem in found if problem.key]
+        known = [problem.key for problem in found if problem.key and not problem.warns]
         for each in more:
             if each not in found and not overlapping([each.key], known):
                 found.append(each)
@@ -47,11 +47,12 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
         with suppress(ValidationError):  # a key is required, and has no default
             config = adapter.validate_json(json.dumps(values))
     add(run_checks(schema, values, ""))
-    add(_broken_rules(config, [problem.key for problem in found]))
+    add(_broken_rules(config, [problem.key for problem in found if not problem.warns]))
     places = {key: node.origin for key, node in by_key(tree) if key}
-    if found or config is None:
-        raise ConfigError([_placed(problem, places) for problem in found])
-    return config, places
+    found = [_placed(problem, places) for problem in found]
+    if config is None or not all(problem.warns for problem in found):
+        raise ConfigError([problem for problem in found if not problem.warns])
+    return config, places, found
 
 
 def _path(loc: Sequence[str | int], values: Any) -> list[str | int]:
@@ -71,17 +72,18 @@ def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> I
         path, name = _path(error["loc"], values), error["loc"][-1]
         key, value = reduce(join, path, ""), reduce(getitem, path, values)
         if error["type"] == "unexpected_keyword_argument":
-            parent, above = section_of(reduce(child, path[:-1], schema)), reduce(join, path[:-1], "")
-            hint = suggest(schema, parent or schema, f"{above}." if above else "", str(name))
+            parent, above = section_of(reduce(child, path[:-1], schema)) or schema, reduce(join, [*path[:-1], ""], "")
+            hint = suggest(schema, parent, above, str(name))
             hint = "it is only allowed at the top level of a file" if name == "$BASE" else hint
-            yield Problem(key, value, "unknown key", hint)
+            yield Problem(key, value, "unknown key", hint, today=of_today(parent, above, str(name), value))
         elif error["type"] == "missing" and isinstance(name, str):
             yield Problem(join(key, name), ABSENT, "is required")
         else:
             found.setdefault(key, (value, []))[1].append(error)
     for key, (value, of_value) in found.items():
         if not any(other.startswith((f"{key}.", f"{key}[")) for other in found):
-            yield Problem(key, value, rule_of(of_value))
+            joined = isinstance(value, str) and ":" in value and of_value[0]["type"] == "dataclass_type"
+            yield Problem(key, value, rule_of(of_value), "write a blank after the colon" if joined else "")
 
 
 def _drop(values: Any, path: Sequence[str | int]) -> None:

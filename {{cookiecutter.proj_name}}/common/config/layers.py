@@ -15,12 +15,12 @@ from common.config.schema import child, keys_of, metadata, nearest, only_text, s
 from common.config.source import Node, list_items, plain, read_file, scalar_node
 
 
-def flatten(paths: Sequence[Path]) -> list[Node]:
+def flatten(paths: Sequence[Path]) -> dict[Path, Node]:
     """Read the files and all their bases, each file once, every base before the files built on it."""
     done: dict[Path, Node] = {}
     for path in paths:
         _visit(path, (), done)
-    return list(done.values())
+    return done
 
 
 def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:

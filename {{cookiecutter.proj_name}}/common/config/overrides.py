@@ -88,8 +88,10 @@ def _value(name: str, option: Option, annotation: Any) -> Node:
     if text.strip().startswith(("'", '"') if as_text else ("'", '"', "[", "{")):
         try:
             return read_text(text, lambda line: origin) or Node(None, origin)
-        except ConfigError:
-            hint = "" if as_text else "is not valid YAML; put the whole value in quotes, or the shell will split it"
-            return Node(text, origin, problem=hint)
+        except ConfigError as error:
+            rule = error.problems[0].rule
+            if rule.startswith("invalid YAML"):
+                rule = "is not valid YAML; put the whole value in quotes, or the shell will split it"
+            return Node(text, origin, problem="" if as_text else rule)
     null = text in ("null", "None", "~", "") and admits(annotation, type(None))
     return scalar_node(text, as_text and not null, origin)

@@ -1,7 +1,7 @@
 """Problems of a configuration, and where its values were written."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,19 @@ DEFAULT = "default"
 @dataclass(frozen=True)
 class Problem:
     """One broken rule. `key` is the full dotted key, or in a section's `problems`, relative to it. A section as `value`
-    is not shown. The loader fills in `origin`."""
+    is not shown. The loader fills in `origin`. One that `warns` does not refuse the configuration.
+
+    `today`: of a key that an earlier version may have had, the keys and values that mean the same now, perhaps none; in
+    the record of a run it is no problem then, see `record`.
+    """
 
     key: str
     value: Any
     rule: str
     hint: str = ""
     origin: str | None = None
+    today: Mapping[str, Any] | None = None
+    warns: bool = False
 
     def __str__(self) -> str:
         is_shown = self.value is not ABSENT and not isinstance(self.value, dict)

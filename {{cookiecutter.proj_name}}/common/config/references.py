@@ -7,7 +7,9 @@ from dataclasses import replace
 from common.config.layers import node_of
 from common.config.problem import ABSENT, Problem, join, overlapping, shorten
 from common.config.schema import nearest
-from common.config.source import Node, by_key, fill_in, plain, references_in
+from common.config.source import MOST_COPIED, Node, by_key, fill_in, plain, references_in
+
+_LONGEST = 100_000  # characters of a text, and of the origins of its parts
 
 
 class References:
@@ -21,6 +23,7 @@ class References:
         self.problems: list[Problem] = []
         self._nodes: dict[str, Node] = dict(by_key(tree))
         self._done: dict[str, Node | None] = {}
+        self._copied = 0
 
     def resolved(self, node: Node, key: str = "", trail: tuple[str, ...] = ()) -> Node | None:
         """The node at `key` with the values of all references in it; None if it has a problem.
@@ -63,11 +66,16 @@ class References:
                 return Problem(key, node.value, f"there is no key {name}", _hint(name, self._nodes), node.origin)
             places.append(f"${{{name}}}: {target.origin}")
             if node.value == f"${{{name}}}":
+                self._copied += sum(1 for _ in by_key(target))
+                if self._copied > MOST_COPIED:
+                    return Problem(key, node.value, f"references must not add more than {MOST_COPIED:,} values")
                 return node_of(target, ", ".join(places))
             if isinstance(target.value, (dict, list)):
                 rule = f"{name} is a section or a list, which cannot be a part of text"
                 return Problem(key, node.value, rule, origin=node.origin)
             texts[name] = target.value if isinstance(target.value, str) else shorten(target.value)
+        if sum(map(len, (*places, *texts.values()))) > _LONGEST:
+            return Problem(key, node.value, f"references must not stand for more than {_LONGEST:,} characters")
         return Node(fill_in(node.value, texts.__getitem__), ", ".join(places))
 
     def _target(self, name: str, trail: tuple[str, ...]) -> Node | None:

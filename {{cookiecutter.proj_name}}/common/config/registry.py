@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from common.base.errors import UserError
-from common.config.arguments import check_arguments, fit_arguments, parameter_names, parameters
+from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameter_names, parameters
 from common.config.problem import ABSENT, Problem, place
 from common.config.schema import EditorRule, nearest, suggestion
 
@@ -40,9 +40,13 @@ class Registry:
         self._where_to_add = "an imported file"
         self._entries: dict[str, Callable[..., Any]] = {}
         self._origins: dict[str, str] = {}
+        self._renamed: dict[str, str] = {}
 
-    def register(self, name: str | None = None) -> Callable[[F], F]:
-        """Decorator: register a class or function as `name`, by default its own. Using a name twice is an error."""
+    def register(self, name: str | None = None, *, was: Collection[str] = ()) -> Callable[[F], F]:
+        """Decorator: register a class or function as `name`, by default its own. Using a name twice is an error.
+
+        `was`: names or import paths that it had in earlier versions, for the stored configs of their runs.
+        """
         # The caller's line distinguishes two classes of one file, and is the same on a second import (`python -m`).
         caller = sys._getframe(1)
         origin = f"{place(caller.f_code.co_filename)}:{caller.f_lineno}"
@@ -55,6 +59,7 @@ class Registry:
                     f"the {self.kind} name {key} is used twice, at {known} and {origin}; rename one of them"
                 )
             self._entries[key] = target
+            self._renamed |= dict.fromkeys(was, key)
             return target
 
         return enter
@@ -104,9 +109,10 @@ class Registry:
         self.import_files()
         if name in self._entries:
             return self._entries[name]
-        if "." in name or ":" in name:
+        if ("." in name or ":" in name) and name not in self._renamed:
             return import_path(name)
         known = suggestion(name, sorted(self._entries), "known")
+        known = f"it is called {self._renamed[name]}" if name in self._renamed else known
         remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where_to_add}"
         left_out = "".join(f"\n      {each}" for each in self.left_out)
         raise UserError(f"there is no {self.kind} called {name}; {known} (for a new one, {remedy}){left_out}")
@@ -154,16 +160,22 @@ class Registry:
         try:
             target = self.get(name)
         except UserError as error:
-            yield Problem(f"{key}.type" if "type" in section else key, name, str(error))
+            where, today = f"{key}.type", self.today(f"{key}.type", name)
+            yield Problem(where if "type" in section else key, name, str(error), today=today)
             return
         given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
         provided = tuple(mapped) if mapped and self._used_as_it_is(target) else self.supplied_to(target, given)
-        yield from check_arguments(target, given, key, lambda: f"{name} ({file_of(target)})", provided, ignore)
+        strict, label = target in self._entries.values() or not is_foreign(target), f"{name} ({{}})".format
+        yield from check_arguments(target, given, key, lambda: label(file_of(target)), provided, ignore, strict=strict)
 
     def entries(self) -> dict[str, Callable[..., Any]]:
         """Every entry by its name, in alphabetical order."""
         self.import_files()
         return dict(sorted(self._entries.items()))
+
+    def today(self, key: str, name: str) -> dict[str, str] | None:
+        """For a record: `key` with the name that an entry has now which was called `name`; None if there is none."""
+        return {key: self._renamed[name]} if name in self._renamed else None
 
     def supplied_to(self, target: Callable[..., Any], given: Collection[str] = ()) -> tuple[str, ...]:
         """The arguments that do not come from the config, which gives the arguments `given`."""
@@ -205,7 +217,7 @@ class Registered(EditorRule):
             try:
                 self.registry.get(value)
             except UserError as error:
-                yield Problem(key, value, str(error))
+                yield Problem(key, value, str(error), today=self.registry.today(key, value))
         elif value is not None:
             yield from self.registry.check(value, key, ignore=self.ignore)
 
@@ -226,6 +238,8 @@ def import_path(name: str) -> Callable[..., Any]:
     except Exception as error:
         near = nearest(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
         hint = f"; did you mean {near}?" if near else ""
+        if isinstance(error, ModuleNotFoundError) and "." not in (error.name or "."):
+            hint = f"; is it a package to install? pip install {error.name}"
         raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}{hint}") from error
     if not callable(found):
         raise UserError(f"{name} is {type(found).__name__}, not a class or function")
@@ -241,8 +255,9 @@ COLLATE_REGISTRY = Registry("collate", provided=("dataset",), call=("items",))
 TRANSFORM_REGISTRY = Registry("transform", call=("value",))
 ORDER_REGISTRY = Registry("order", call=("size", "seed", "epoch", "dataset"))
 SCHEDULE_REGISTRY = Registry("schedule")
+INIT_REGISTRY = Registry("init", provided=("tensor",))
 WRITER_REGISTRY = Registry("writer", provided=("run",))
 REGISTRIES = (
     TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, TRANSFORM_REGISTRY, COLLATE_REGISTRY, ORDER_REGISTRY,
-    LOSS_REGISTRY, METRIC_REGISTRY, SCHEDULE_REGISTRY, WRITER_REGISTRY,
+    LOSS_REGISTRY, METRIC_REGISTRY, SCHEDULE_REGISTRY, INIT_REGISTRY, WRITER_REGISTRY,
 )  # fmt: skip

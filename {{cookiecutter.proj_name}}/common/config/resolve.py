@@ -10,7 +10,8 @@ from pydantic_core import to_jsonable_python
 from common.config.check import check
 from common.config.layers import complete, find_file, flatten, merge, node_of
 from common.config.overrides import layer_of, read_options
-from common.config.problem import DEFAULT, RESERVED
+from common.config.problem import DEFAULT, RESERVED, Problem
+from common.config.record import is_record, read_record, warning, way_out
 from common.config.references import References
 from common.config.source import Node, read_file
 
@@ -21,25 +22,42 @@ T = TypeVar("T")
 class Resolved(Generic[T]):
     """A checked configuration.
 
-    `values` is all of it as plain data, including defaults; `origins` is where each value was written, by dotted key.
+    `values` is all of it as plain data, including defaults; `origins` is where each value was written, by dotted key;
+    `warnings` are texts for the log: what is wrong but does not refuse it, and keys of an earlier run without a meaning
+    today.
     """
 
     config: T
     values: dict[str, Any]
     origins: dict[str, str]
+    warnings: Sequence[str] = ()
 
 
 def resolve(
-    schema: type[T], files: Sequence[str | Path], overrides: Sequence[str] = (), *, overlay: str | Path | None = None
+    schema: type[T],
+    files: Sequence[str | Path],
+    overrides: Sequence[str] = (),
+    *,
+    stored: Node | None = None,
+    overlay: str | Path | None = None,
 ) -> Resolved[T]:
     """Files and their bases, then the overlay's own values, then command line words, as one checked configuration.
 
-    Raises `ConfigError` with every problem at once.
+    Args:
+        stored: the config of an earlier run, instead of files. A file in the folder of a run is such a config too.
+
+    Raises:
+        ConfigError: with every problem at once.
     """
     options, problems = read_options(overrides)
     keys = {name: option for name, option in options.items() if name not in RESERVED}
-    tree = Node({}, DEFAULT)
-    for body in flatten([find_file("--config", str(path), Path()) for path in files]):
+    bodies = flatten([find_file("--config", str(path), Path()) for path in files])
+    records = [body for path, body in bodies.items() if is_record(path)] + ([stored] if stored else [])
+    tree, dropped = Node({}, DEFAULT), list[Problem]()
+    for body in (stored,) if stored else bodies.values():
+        if body in records:
+            body, more = read_record(body, schema)
+            dropped += more
         tree = merge(tree, body, schema)
     tree = complete(tree, schema)  # so `--model.width 3` changes the default model, not a model without a type
     if overlay is not None:  # its own values only: the configuration below it already has bases
@@ -49,8 +67,11 @@ def resolve(
     tree = complete(merge(tree, layer_of(keys, schema, tree), schema), schema)
     references = References(tree)
     tree = complete(references.resolved(tree) or tree, schema)
-    config, origins = check(schema, tree, problems + references.problems)
-    return Resolved(config, to_jsonable_python(config), origins)
+    with way_out(records):
+        config, origins, warns = check(schema, tree, problems + references.problems)
+    lines = "".join(f"\n{problem}" for problem in warns)
+    warnings = [text for text in (warning(dropped), lines and f"in the configuration:{lines}") if text]
+    return Resolved(config, to_jsonable_python(config), origins, warnings)
 
 
 def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:

@@ -29,6 +29,10 @@ def section(cls: type[T]) -> type[T]:
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
+Conversions = Mapping[str, Callable[[Any], dict[str, Any]]]
+"""What `__stored__` of a section holds: by old name, the keys of today for a value, see `of_today`."""
+
+
 class EditorRule(ABC):
     """Base of the markers, for `Annotated`, of fields whose values are restricted by more than their type."""
 
@@ -161,15 +165,25 @@ def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
             yield from walk(below, f"{prefix}{name}.")
 
 
+def of_today(parent: type, prefix: str, name: str, value: Any) -> dict[str, Any]:
+    """The keys that mean today what `prefix + name` of section `parent` meant in an earlier version; {} if gone.
+
+    By functions of the value in `__stored__` of the section (`{"keep": lambda number: {"checkpoint.keep": number}}`),
+    or by a new name, not a sentence, in `__renamed__`.
+    """
+    if convert := getattr(parent, "__stored__", {}).get(name):
+        return dict(convert(value))
+    renamed = getattr(parent, "__renamed__", {}).get(name, " ")
+    return {} if " " in renamed else {prefix + renamed if renamed in keys_of(parent) else renamed: value}
+
+
 def suggest(root: type, parent: type, prefix: str, name: str) -> str:
     """A hint for the unknown key `prefix + name` of section `parent`, or "".
 
     An old name first (`__renamed__`), then the same name elsewhere, a close one here, a close one elsewhere.
     """
     if renamed := getattr(parent, "__renamed__", {}).get(name):
-        if " " in renamed:
-            return str(renamed)
-        return f"it is called {prefix + renamed if renamed in keys_of(parent) else renamed}"
+        return str(renamed) if " " in renamed else f"it is called {next(iter(of_today(parent, prefix, name, None)))}"
     known = {option.removeprefix("--"): [option] for option in RESERVED}
     for dotted, _ in walk(root):
         known.setdefault(dotted.rpartition(".")[2], []).append(dotted)

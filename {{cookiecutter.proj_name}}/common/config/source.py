@@ -123,6 +123,7 @@ def _expand(match: re.Match[str]) -> str:
 
 # --- files -------------------------------------------------------------------------------------------------------
 
+MOST_COPIED = 20_000  # values that aliases, or references, add
 _MERGE, _PLAIN = "tag:yaml.org,2002:merge", "unquoted"
 
 
@@ -196,7 +197,12 @@ def read_file(path: Path) -> Node:
 def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
     """YAML text as a node; None if it is empty. `origin_at`: as in `_Loader`. Raises `ConfigError`."""
     try:
-        node: Node | None = _Loader(text, origin_at).get_single_data()
+        loader = _Loader(text, origin_at)
+        root = loader.get_single_node()
+        _count(root, {}, origin_at)
+        node: Node | None = loader.construct_document(root) if root else None
+    except RecursionError as error:
+        raise _refused("values are nested too deeply", origin_at(loader.line)) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else 0
@@ -208,6 +214,23 @@ def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
         line = text[: error.position].count("\n")
         raise _refused("the file contains a control character; remove it", origin_at(line)) from error
     return node
+
+
+def _count(node: yaml.Node | None, counts: dict[int, int], origin_at: Callable[[int], str]) -> int:
+    """The values that a node stands for, if those of each alias are counted again. `counts`: those of earlier nodes.
+
+    Raises `ConfigError` if aliases add too many: thirty lines can stand for 10^9 values, which would take minutes.
+    """
+    if node is None or id(node) in counts:
+        return counts.get(id(node), 0)
+    counts[id(node)] = 0  # an alias inside its own anchor, which the construction refuses
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    parts = [part for pair in pairs for part in pair] or (node.value if isinstance(node, yaml.SequenceNode) else [])
+    total = counts[id(node)] = 1 + sum(_count(part, counts, origin_at) for part in parts)
+    if total > len(counts) + MOST_COPIED:
+        rule = f"aliases (*name) must not add more than {MOST_COPIED:,} values, and these stand for {total:,}"
+        raise _refused(rule, origin_at(node.start_mark.line), "write the values, or refer to keys: ${section.key}")
+    return total
 
 
 # Parts of PyYAML's messages, and the mistake that is most often behind them.

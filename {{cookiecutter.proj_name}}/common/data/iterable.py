@@ -28,6 +28,12 @@ _DIFFERENT_RECORDS = (
     "every process (with an order that depends on set_epoch alone), or give it a method share(reader, readers), with "
     "which it reads a share of its own; see docs/data.md"
 )
+_LAG = (
+    "its records are read one step ahead: they would be made with the weights of the step before, and after a resume "
+    "with others. Let the data set give seeds and the task compute the rest, or set reads_in_step = True in {}, which "
+    "has it read in step with the training; see docs/data.md, Streams"
+)
+_TOO_SHORT = "dataset.train: {} has reads_in_step, but ended after {} records of {}; it must give all of its __len__"
 
 
 class _MicroBatch(NamedTuple):
@@ -66,6 +72,7 @@ class _Batches(IterableDataset[Any]):
         # Where the next pass begins: epoch, number of the micro-batch, and a state for the data set to continue from.
         self.epoch = self.first = 0
         self.state: Any = None
+        self.begins_anew = False  # at the end of an epoch, where the data set may stand, it gives nothing at first
 
     def __iter__(self) -> Iterator[_MicroBatch]:
         info = torch.utils.data.get_worker_info()
@@ -90,8 +97,8 @@ class _Batches(IterableDataset[Any]):
                 # If only other ranks have samples left, this one borrows some, with weight 0, as `EpochPlan` does.
                 batch = self.collate(own or records[:2]) if records and is_own else None
             if not records:
-                if number == 0 and self.state is not None:  # of the end of an epoch, from which it cannot go on
-                    self.state = None
+                if number == 0 and self.begins_anew:
+                    self.state, self.begins_anew = None, False
                     yield from self
                 return
             if number == 0 and ranks * workers > 1:
@@ -124,6 +131,10 @@ class IterableStream(BatchStream):
     If the data set has `state_dict` and `load_state_dict` and is read in the main process, a resumed run continues
     at exactly the next sample. Otherwise the epoch is read again up to there: exact if the data set repeats itself.
 
+    Records are read one step ahead, so they may depend on the seed, the epoch and the data set's own state, but not on
+    the weights. A data set with `reads_in_step = True` has a `__len__`, the records of an epoch, by which the last step
+    is known: the records of each step are then read after the one before it is complete, and may depend on the weights.
+
     `limit`: records of an epoch at most, over all readers; with `share`, rounded up for each. 0: all.
     """
 
@@ -145,6 +156,10 @@ class IterableStream(BatchStream):
         self.samples_per_step = batch_size * accumulate * rank.world_size
         self.drop_last = config.drop_last
         self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0
+        self.is_in_step = bool(getattr(dataset, "reads_in_step", False))
+        self.lag = "" if self.is_in_step else _LAG.format(kind_of(dataset))
+        if self.is_in_step:
+            limit = self._set_length(worker, limit)
         collate = find_collate(dataset, config.collate, training=True)
         self._batches = _Batches(dataset, batch_size, collate, seed, rank, limit)
         if self._batches.shares:
@@ -156,8 +171,23 @@ class IterableStream(BatchStream):
         self._loader = make_loader(self._batches, config, worker, seed, rank.device, batch_size=None)
         self._first: _MicroBatch | None = None
         self._opened: Generator[_MicroBatch, None, None] | None = None  # the rest of the pass that `_first` was read in
-        if self._batches.shares and not rank.is_alone:
+        if self._batches.shares and not rank.is_alone and not self.is_in_step:
             self.sample_batch(full=True)
+
+    def _set_length(self, worker: int, limit: int) -> int:
+        """Set the length of an epoch, by which its last step is known without reading ahead. Returns its records."""
+        kind = kind_of(self.dataset)
+        if worker:
+            raise UserError(f"worker: {worker}, but {kind} is read in step with the training: use --worker 0")
+        try:
+            size = min(len(self.dataset), limit or sys.maxsize)
+        except TypeError:
+            raise UserError(f"dataset.train: {kind} has reads_in_step, so needs __len__: records per epoch") from None
+        self.epoch_size = size
+        self.steps_per_epoch = size // self.samples_per_step if self.drop_last else -(-size // self.samples_per_step)
+        if not self.steps_per_epoch:
+            raise UserError(f"dataset.train: {kind} has {size} records, but a step takes {self.samples_per_step}")
+        return size
 
     def _dataset_state(self) -> dict[str, Any]:
         # A copy: the state may be the data set's own object, which changes with every record.
@@ -185,14 +215,20 @@ class IterableStream(BatchStream):
         again, before = (at.sample - self._start.get("sample", 0)) // self.samples_per_step, at
         if again:
             logger.warning("the data set cannot restore its position: reading {} steps again to reach it", again)
+        steps = islice(self._steps(at), again, None)
         # One step is read ahead to detect the last one; a checkpoint holds the state from before that read.
-        for current, ahead in pairwise(islice(self._steps(at), again, None)):
-            is_last = not ahead.total
-            at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else at.sample + self.samples_per_step)
+        for current, ahead in ((each, each) for each in steps) if self.is_in_step else pairwise(steps):
+            if not current.total:
+                raise UserError(_TOO_SHORT.format(kind_of(self.dataset), at.sample, self.epoch_size))
+            sample = at.sample + self.samples_per_step
+            is_last = sample // self.samples_per_step == self.steps_per_epoch if self.is_in_step else not ahead.total
+            at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else sample, self.epoch_size)
             self._state = {**(ahead if ahead.state["ended"] else current).state, "sample": at.sample}
             sizes = [each.size for each in current.found]
             weights = [size * self.rank.world_size / current.total for size in sizes]
             yield Step([each.batch for each in current.found], GlobalBatch([], weights, sizes, current.total, at))
+            if is_last:
+                return
         if at == before:
             raise self._no_samples(at.epoch)
 
@@ -206,6 +242,8 @@ class IterableStream(BatchStream):
                 sizes = gather_objects([each.size for each in found], self.rank)
                 total = sum(map(sum, sizes))
                 missing = max(map(len, sizes)) - len(found)
+                if self.is_in_step and len(set(map(len, sizes))) > 1:
+                    raise UserError(_TOO_SHORT.format(kind_of(self.dataset), "fewer", "others' shares"))
                 found += [_MicroBatch(self.sample_batch(full=True), 0, 0, 0) for _ in range(missing)]
             else:
                 total = sum(each.total for each in found)
@@ -227,6 +265,7 @@ class IterableStream(BatchStream):
             opened.close()
         self._batches.epoch, self._batches.first = at.epoch, sample // (self.batch_size * self.rank.world_size)
         self._batches.state = start.get("dataset")
+        self._batches.begins_anew = self._batches.state is not None or self.is_in_step
         if sample and start["ended"]:
             self.dataset.load_state_dict(self._batches.state)
             return iter(())

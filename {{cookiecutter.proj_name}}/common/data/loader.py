@@ -19,6 +19,8 @@ from common.data.workers import WorkerStart, end_workers, read
 from common.distributed import Rank
 from common.progress import Position
 
+_COPIES = "worker processes have copies of the weights, which do not learn: use worker 0"
+
 
 @section
 class LoaderConfig:
@@ -81,6 +83,8 @@ class BatchStream(Protocol):
         epoch_size: samples; 0 if unknown.
         samples_per_step: samples of one optimizer step, over all ranks.
         is_exactly_resumable: whether `epoch` can start exactly at any position.
+        is_indexed: whether samples have numbers; if not, no batch can be read to try a model on and then read again.
+        lag: why batches are not made with the latest weights, if the data set has them, and what to do; "": they are.
     """
 
     dataset: Any
@@ -88,6 +92,8 @@ class BatchStream(Protocol):
     epoch_size: int = 0
     samples_per_step: int
     is_exactly_resumable: bool
+    is_indexed: bool = False
+    lag: str = ""
     _loader: DataLoader[Any]
 
     def epoch(self, at: Position) -> Iterator[Step]:
@@ -119,7 +125,7 @@ class TrainStream(BatchStream):
         worker: loader processes; 0 reads in the main process. The batches are the same either way.
     """
 
-    is_exactly_resumable = True
+    is_exactly_resumable = is_indexed = True
 
     def __init__(
         self, dataset: SizedDataset, plan: EpochPlan, config: LoaderConfig, *, worker: int, device: torch.device
@@ -130,6 +136,8 @@ class TrainStream(BatchStream):
         self.samples_per_step = plan.samples_per_step
         self._keys = _Keys()
         self._copied_to = device if config.prefetch_to_device and device.type == "cuda" else None
+        ahead = "loader.prefetch_to_device reads one step ahead: turn it off"
+        self.lag = _COPIES if worker else ahead if self._copied_to else ""
         self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.order.seed)
         self._loader = make_loader(self._batches, config, worker, plan.order.seed, device, batch_sampler=self._keys)
 
@@ -171,6 +179,7 @@ class EvaluationLoader:
         split, name: of the data; `name` is the name of a set where the split has several, else "".
         size: samples of the whole set.
         keys: this process' batches, in order.
+        lag: as of `BatchStream`.
     """
 
     dataset: SizedDataset
@@ -184,7 +193,7 @@ class EvaluationLoader:
     name: str = ""
 
     def __post_init__(self) -> None:
-        self.size = len(self.dataset)
+        self.size, self.lag = len(self.dataset), _COPIES if self.worker else ""
         self.keys = evaluation_keys(self.size, self.batch_size, self.rank.rank, self.rank.world_size)
         self._batches = KeyedBatches(self.dataset, find_collate(self.dataset, self.config.collate), self.seed)
         self._loader = make_loader(

@@ -40,7 +40,8 @@ class View:
         return sample
 
 
-def _innermost(dataset: Any) -> Any:
+def innermost(dataset: Any) -> Any:
+    """The data set inside of all views."""
     while isinstance(dataset, View):
         dataset = dataset.whole
     return dataset
@@ -48,11 +49,11 @@ def _innermost(dataset: Any) -> Any:
 
 def kind_of(dataset: Any) -> str:
     """The name of a data set's class, or of the one inside of its views."""
-    return type(_innermost(dataset)).__name__
+    return type(innermost(dataset)).__name__
 
 
 def is_map_style(dataset: Any) -> bool:
     """Whether samples can be indexed, not only read one after the other."""
-    inner = _innermost(dataset)
+    inner = innermost(dataset)
     # PyTorch's own class for iterables has a `__getitem__`, which only raises an error.
     return hasattr(inner, "__len__") and hasattr(inner, "__getitem__") and not isinstance(inner, IterableDataset)

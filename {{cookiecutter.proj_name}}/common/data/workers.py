@@ -3,8 +3,10 @@
 import atexit
 import multiprocessing
 import os
+import re
 import signal
 import sys
+import time
 from collections.abc import Generator, Iterator
 from multiprocessing import resource_tracker
 from typing import Any
@@ -18,6 +20,9 @@ from common.failure.signals import die_with_parent
 
 # A terminal, Slurm, torchrun and `kill -- -GROUP` signal all processes of a run at once.
 _TRAINER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+# Errors of a worker's own code, and what torch says when it notices that a worker is dead.
+_IS_EXPLAINED = re.compile("Caught .* in DataLoader worker process|DataLoader (worker|timed out)")
+_DEATH_WITHIN_S = 5.0
 
 
 def opened(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -39,15 +44,37 @@ def opened(loader: DataLoader[Any]) -> Iterator[Any]:
 
 def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
     """The batches of `loader`. In this process they are read without its iterator, which takes 15 us for each."""
+    iterator: Iterator[Any] | None = None
     try:
         if loader.num_workers == 0 and loader.batch_sampler is not None and not loader.pin_memory:
             yield from map(loader.dataset.__getitems__, loader.batch_sampler)  # type: ignore[attr-defined]
             return
-        for loaded in opened(loader):
+        iterator = opened(loader)
+        for loaded in iterator:
             yield loaded.batch
     except UserError as error:
         # torch prefixes an error from a worker with its whole traceback.
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
+    except Exception as error:
+        if not _IS_EXPLAINED.match(str(error)) and (killed := _killed_worker(iterator)):
+            why = f"DataLoader worker (pid {killed.pid}) is killed by signal {-killed.exitcode}"
+            raise RuntimeError(why) from error
+        raise
+
+
+def _killed_worker(iterator: Iterator[Any] | None) -> Any:
+    """The process of a loader that a signal has killed; None if all live.
+
+    The kernel closes the pipes of a killed process first, and reports its death a little later; torch looks only once,
+    and would raise an error of the pipe (ConnectionResetError, EOFError, ...). On a busy machine that is the usual one.
+    """
+    workers = iterator._workers if isinstance(iterator, _MultiProcessingDataLoaderIter) else ()
+    until = time.monotonic() + _DEATH_WITHIN_S
+    while workers and time.monotonic() < until:
+        if killed := next((each for each in workers if (each.exitcode or 0) < 0), None):
+            return killed
+        time.sleep(0.02)
+    return None
 
 
 def end_workers(loader: DataLoader[Any]) -> None:

@@ -4,6 +4,9 @@
 group, `spawn` starts the processes if no launcher did.
 """
 
+from common.distributed.buffers import SharedBuffers as SharedBuffers
+from common.distributed.buffers import buffer_kinds as buffer_kinds
+from common.distributed.buffers import share_buffers as share_buffers
 from common.distributed.collectives import LaterMax as LaterMax
 from common.distributed.collectives import barrier as barrier
 from common.distributed.collectives import from_main as from_main
@@ -11,7 +14,6 @@ from common.distributed.collectives import gather_objects as gather_objects
 from common.distributed.collectives import gather_to_main as gather_to_main
 from common.distributed.collectives import main_first as main_first
 from common.distributed.collectives import max_over_ranks as max_over_ranks
-from common.distributed.collectives import share_buffers as share_buffers
 from common.distributed.collectives import sum_over_ranks as sum_over_ranks
 from common.distributed.config import DistConfig as DistConfig
 from common.distributed.devices import find_rank as find_rank

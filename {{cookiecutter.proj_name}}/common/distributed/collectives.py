@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from common.distributed.rank import Rank
 
@@ -92,10 +92,3 @@ def main_first(rank: Rank) -> Iterator[None]:
         dist.barrier(group=patient)
     dist.barrier(group=patient)
     dist.destroy_process_group(patient)
-
-
-def share_buffers(model: nn.Module, rank: Rank) -> None:
-    """Copy rank 0's buffers to all: batch norm statistics drift apart, since each process sees different samples."""
-    buffers = [buffer.detach() for buffer in model.buffers()]
-    if buffers and not rank.is_alone:  # as in DDP: many buffers per broadcast, 25 MB at a time
-        dist._broadcast_coalesced(dist.group.WORLD, buffers, 25 << 20, 0)  # type: ignore[attr-defined, arg-type]

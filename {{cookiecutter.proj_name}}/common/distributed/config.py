@@ -38,5 +38,7 @@ class DistConfig:
     gradient_as_bucket_view: Annotated[
         bool, Field(description="DDP: gradients are views of the buckets, which saves a copy")
     ] = True
-    broadcast_buffers: Annotated[bool, Field(description="train with rank 0's buffers (batch norm statistics)")] = True
+    broadcast_buffers: Annotated[
+        bool, Field(description="train with rank 0's buffers (batch norm statistics), but those in buffer_kinds")
+    ] = True
     sync_bn: Annotated[bool, Field(description="batch norm statistics over all processes (CUDA only)")] = False

@@ -1,5 +1,6 @@
 """The evaluation of training and of `evaluate.py`: each sample once, the same digits on any number of ranks."""
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ class SetResult:
     """The outcome of one pass over one set.
 
     Attributes:
-        values: `loss` (the weighted sum), each loss part and each metric by name; the same on every process.
+        values: `loss` (the weighted sum), each metric, and each further loss by name; the same on every process.
         samples: samples seen, over all processes.
         pictures: of the samples that the task's gallery chooses; in the main process only.
         figures: (H, W, 3), RGB, of metrics by name; in the main process only.
@@ -75,7 +76,8 @@ class Evaluator:
 
     The random streams are seeded for each batch by the run's seed, the name of the set and the batch's first sample,
     and restored afterwards: a model that draws numbers gives the same results on any number of processes, and training
-    does not depend on evaluations.
+    does not depend on evaluations. What `Task.draw` draws is seeded for each sample, so it does not depend on the size
+    of batches either.
 
     Args:
         lockstep_forward: whether every forward pass needs all processes (FSDP). A process with fewer batches then keeps
@@ -83,6 +85,8 @@ class Evaluator:
         stop_signal: the number of the stop signal that this process received, 0 for none. An evaluation may take longer
             than the grace period after a signal, so this is checked between batches; with `lockstep_forward` only after
             the last one.
+        after_rehearsal: functions to call with each set's first batch: its loader, the batch on the device, the output,
+            the losses. Add your own.
     """
 
     task: "Task"
@@ -90,6 +94,7 @@ class Evaluator:
     precision: Precision
     lockstep_forward: bool = False
     stop_signal: Callable[[], int] = lambda: 0
+    after_rehearsal: list[Callable[[EvaluationLoader, Any, Any, Losses], object]] = field(default_factory=list)
 
     def run(self, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0, fixed: bool = False) -> SplitResult:
         """Evaluate on the sets of a split, one after the other. Every process must call this.
@@ -108,19 +113,22 @@ class Evaluator:
         seen = _Pass(self.task, self.rank, max_pictures, fixed=fixed)
         # Before the first batch: a process that waits in a collective cannot take part in a forward pass.
         idle = max_over_ranks(len(loader.keys), self.rank) - len(loader.keys) if self.lockstep_forward else 0
+        name = crc32(label(loader.split, loader.name).encode())
         with self._evaluating(), error_context(lambda: _where(loader, seen.batches)):
             for batch, (_, indices) in zip(loader, loader.keys, strict=True):
-                set_seed(mix(loader.seed, crc32(label(loader.split, loader.name).encode()), indices[0]))
-                self._add(seen, batch, indices)
+                set_seed(mix(loader.seed, name, indices[0]))
+                self._add(seen, batch, indices, (loader.seed, name))
                 if not self.lockstep_forward and self.stop_signal():
                     break
             for _ in range(idle):
-                self._measure(loader.sample_batch())
+                self.measure(loader.sample_batch())
             if number := max_over_ranks(self.stop_signal(), self.rank):
                 raise EvaluationInterrupted(number)
-            values, samples = seen.losses.means(self.rank)
-            values |= seen.metrics.compute(self.rank, self.task.classes if max_pictures else None)
-            return SetResult(values, samples, seen.gallery.finish() if max_pictures else [], seen.metrics.figures)
+            losses, samples = seen.losses.means(self.rank)
+            total = {name: value for name, value in losses.items() if name == "loss" or value == losses.get("loss")}
+            metrics = seen.metrics.compute(self.rank, self.task.classes if max_pictures else None)
+            pictures = seen.gallery.finish() if max_pictures else []
+            return SetResult(total | metrics | losses, samples, pictures, seen.metrics.figures)
 
     def rehearse(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
         """Try a batch of each set, so that a mistake in evaluation shows before training and not an epoch later.
@@ -134,12 +142,14 @@ class Evaluator:
             with self._evaluating(), error_context(lambda where=where: where):  # type: ignore[misc]
                 batch = next(iter(loader), None)  # as it will be read, so workers start here
                 if batch is not None:
-                    losses = self._add(seen, batch, loader.keys[0][1])
+                    batch, output, losses = self._add(seen, batch, loader.keys[0][1], ())
                     seen.gallery.finish()
                     if needs_loss and "loss" not in losses:
                         raise UserError("best.metric is loss, but the task gives no loss in validation; name a metric")
+                    for call in self.after_rehearsal:
+                        call(loader, batch, output, losses)
                 elif self.lockstep_forward:
-                    self._measure(loader.sample_batch())
+                    self.measure(loader.sample_batch())
 
     def metrics(self, step: Step) -> dict[str, float]:
         """The metrics over the samples of a training step, of all processes. Every process must call this."""
@@ -149,13 +159,13 @@ class Evaluator:
                 if weight:
                     self._add(seen, batch, range(size))
                 elif self.lockstep_forward:
-                    self._measure(batch)
+                    self.measure(batch)
             return seen.metrics.compute(self.rank)
 
     def pictures(self, batch: Any, limit: int) -> list[Picture]:
         """Up to `limit` pictures of a loaded batch."""
-        with self._evaluating():
-            batch, output, _ = self._measure(batch)
+        with self._evaluating(), error_context(lambda: "in drawing pictures of training data"):
+            batch, output, _ = self.measure(batch)
             gallery = self.task.gallery(self.task, Rank(), limit)
             gallery.add(self.task.post_process(output, batch), batch)
             return gallery.finish()
@@ -174,26 +184,36 @@ class Evaluator:
             try:
                 yield
             finally:
+                self.task.seeds = None
                 for module, training in modes.items():
                     module.training = training
 
-    def _measure(self, batch: Any) -> tuple[Any, Any, Losses]:
-        """A loaded batch on the device, with its output and losses."""
+    def measure(self, batch: Any, seeds: Iterator[list[int]] | None = None) -> tuple[Any, Any, Losses]:
+        """A loaded batch on the device, with its output and losses. `seeds`: as of `Task`."""
+        self.task.seeds = seeds
         batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
         with self.precision.autocast():
             return batch, *self.task("measure", batch)
 
-    def _add(self, seen: "_Pass", batch: Any, indices: Sequence[int]) -> Losses:
-        """Add a loaded batch of the samples `indices`. Returns its losses."""
+    def _add(
+        self, seen: "_Pass", batch: Any, indices: Sequence[int], key: tuple[int, ...] | None = None
+    ) -> tuple[Any, Any, Losses]:
+        """Add a loaded batch of the samples `indices`. Returns it as measured, with its output and losses.
+
+        `key`: of the set; the seeds of each sample follow from it. None: they are not needed.
+        """
+        seeds = (
+            ([mix(*key, index, call) for index in indices] for call in itertools.count()) if key is not None else None
+        )
         count = self.task.count(batch)
-        batch, output, losses = self._measure(batch)
+        batch, output, losses = measured = self.measure(batch, seeds)
         seen.losses.add(losses, len(indices), len(indices) if count is None else int(count))
         output = self.task.post_process(output, batch)
         seen.metrics.update(output, batch, indices)
         if seen.gallery.limit:
             seen.gallery.add(output, batch, indices)
         seen.batches += 1
-        return losses
+        return measured
 
 
 class _Pass:

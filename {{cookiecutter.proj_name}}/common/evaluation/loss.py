@@ -24,6 +24,15 @@ from common.progress import Place
 # Keys of a loss section that are read here; all others are arguments of the loss.
 _OWN = ("weight", "inputs")
 
+
+def _input_path(path: str) -> str:
+    if path.split(".")[0] not in ("output", "batch"):
+        raise ValueError("must be output.<name> or batch.<name>, what the model gave or what the data set gave")
+    return path
+
+
+Inputs = dict[str, Annotated[str, AfterValidator(_input_path)]]
+"""Names, and where each value is: `{input: output.logits, target: batch.label}`."""
 Losses = dict[str, Tensor]
 """Scalars, means over samples: `loss`, which is minimised, then its parts by name, unweighted; all are logged."""
 
@@ -55,39 +64,41 @@ class LossSections(EditorRule):
                     yield from (replace(each, key=f"{below}.weight.{each.key}", origin=None) for each in error.problems)
             mapped = tuple(own["inputs"]) if isinstance(own.get("inputs"), Mapping) else ()
             yield from LOSS_REGISTRY.check(section, below, ignore=_OWN, default_type=name, mapped=mapped)
-            yield from check_arguments(_Term, own, below, lambda: "every loss", provided=("name", "function"))
-
-
-def _input_path(path: str) -> str:
-    if path.split(".")[0] not in ("output", "batch"):
-        raise ValueError("must be output.<name> or batch.<name>, what the model gave or what the data set gave")
-    return path
+            yield from check_arguments(Term, own, below, lambda: "every loss", provided=("name", "function"))
 
 
 @dataclass(frozen=True)
-class _Term:
+class Term:
+    """One loss; metrics have the same `inputs`."""
+
     name: str
     function: Callable[..., Any]
     weight: float = 1.0
-    inputs: dict[str, Annotated[str, AfterValidator(_input_path)]] | None = None
+    inputs: Inputs | None = None
 
     def __call__(self, output: Any, batch: Any) -> Any:
         if self.inputs is None:
             return self.function(output, batch)
-        source = {"output": output, "batch": batch}
-        return self.function(**{argument: self._find(path, source) for argument, path in self.inputs.items()})
+        return self.function(**look_up(self.inputs, output, batch, f"loss.{self.name}"))
 
-    def _find(self, path: str, value: Any) -> Any:
-        try:
-            for name in path.split("."):
-                if isinstance(value, Mapping):
-                    value = value[name]
-                else:
-                    value = getattr(value, name) if hasattr(value, name) else value[int(name)]
-        except (LookupError, TypeError, ValueError) as error:
-            known = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
-            raise UserError(f"loss.{self.name}.inputs: {path} does not exist; available: {known}") from error
-        return value
+
+def look_up(inputs: Inputs, output: Any, batch: Any, key: str) -> dict[str, Any]:
+    """The values of `inputs` by name. `key`: of the config, for the message of the `UserError` if there is none."""
+    source = {"output": output, "batch": batch}
+    return {name: _find(path, source, key) for name, path in inputs.items()}
+
+
+def _find(path: str, value: Any, key: str) -> Any:
+    try:
+        for name in path.split("."):
+            if isinstance(value, Mapping):
+                value = value[name]
+            else:
+                value = getattr(value, name) if hasattr(value, name) else value[int(name)]
+    except (LookupError, TypeError, ValueError) as error:
+        known = ", ".join(map(str, value)) if isinstance(value, Mapping) else f"a {type(value).__name__}"
+        raise UserError(f"{key}.inputs: {path} does not exist; available: {known}") from error
+    return value
 
 
 class LossFactory(nn.Module):
@@ -101,7 +112,7 @@ class LossFactory(nn.Module):
     def __init__(self, sections: Mapping[str, Any] | None) -> None:
         super().__init__()
         self.position: Callable[[], Place] = Place
-        self.terms: list[_Term] = []
+        self.terms: list[Term] = []
         self._weights: dict[str, float | WeightSchedule] = {}
         sections = sections or {}
         for name, section in sections.items():
@@ -109,7 +120,7 @@ class LossFactory(nn.Module):
             if section.get("weight") == 0:
                 continue
             function = LOSS_REGISTRY.build({"type": name, **section}, ignore=_OWN)
-            self.terms.append(_Term(name, function, inputs=section.get("inputs")))
+            self.terms.append(Term(name, function, inputs=section.get("inputs")))
             if isinstance(function, nn.Module):
                 self.add_module(name.replace(".", "_"), function)
             elif _has_weights(function):

@@ -11,12 +11,15 @@ from typing_extensions import Self
 
 from common.base.errors import UserError
 from common.config import Problem
+from common.config.arguments import check_arguments
 from common.config.registry import METRIC_REGISTRY
 from common.config.schema import EditorRule
 from common.distributed import Rank, from_main, gather_objects
 from common.evaluation.gathered import Results, SampleBuffer
-from common.evaluation.loss import by_part
+from common.evaluation.loss import Inputs, Term, by_part, look_up
 from common.monitor.pictures import Pixels, to_rgb
+
+_OWN = ("inputs",)  # keys of a metric's section that are read here; all others are its arguments
 
 Better = bool | Mapping[str, bool] | None
 """Whether higher values are better, for one value or for each by name; None if unknown."""
@@ -81,23 +84,30 @@ class MetricSections(EditorRule):
 
     def editor_rule(self) -> dict[str, Any]:
         """A section for each name."""
-        return {"additionalProperties": METRIC_REGISTRY.editor_rule()}
+        return {"additionalProperties": METRIC_REGISTRY.editor_rule(inputs={"type": ["object", "null"]})}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if not isinstance(value, Mapping):
             yield Problem(key, value, "must map names to metrics; {} for none")
             return
         for name, section in value.items():
-            yield from METRIC_REGISTRY.check(section or {}, f"{key}.{name}", default_type=name)
+            below, section = f"{key}.{name}", section or {}
+            yield from METRIC_REGISTRY.check(section, below, ignore=_OWN, default_type=name)
+            own = {word: section[word] for word in _OWN if isinstance(section, Mapping) and word in section}
+            yield from check_arguments(Term, own, below, lambda: "every metric", provided=("name", "function"))
 
 
 class MetricFactory:
-    """The configured metrics, empty."""
+    """The configured metrics, empty.
+
+    With `inputs: {label: batch.labels}` a metric finds `label` in the output and in the batch: the value at that path.
+    """
 
     def __init__(self, sections: Mapping[str, Any]) -> None:
         self._empty: dict[str, Metric | GatheredMetric] = {}
+        self._inputs = {name: section["inputs"] for name, section in sections.items() if (section or {}).get("inputs")}
         for name, section in sections.items():
-            metric = METRIC_REGISTRY.build({"type": name, **(section or {})})
+            metric = METRIC_REGISTRY.build({"type": name, **(section or {})}, ignore=_OWN)
             if not isinstance(metric, (Metric, GatheredMetric)):
                 kind = type(metric).__name__
                 raise UserError(f"metric.{name}: {kind} derives from neither Metric nor GatheredMetric")
@@ -105,24 +115,29 @@ class MetricFactory:
 
     def start(self) -> "MetricDict":
         """Empty metrics for one pass over a data set."""
-        return MetricDict(copy.deepcopy(self._empty))
+        return MetricDict(copy.deepcopy(self._empty), self._inputs)
 
 
 class MetricDict:
     """The metrics of one pass."""
 
-    def __init__(self, metrics: Mapping[str, Metric | GatheredMetric]) -> None:
-        self._metrics = metrics
+    def __init__(self, metrics: Mapping[str, Metric | GatheredMetric], inputs: Mapping[str, Inputs]) -> None:
+        self._metrics, self._inputs = metrics, inputs
         self.figures: dict[str, Pixels] = {}  # by name; found by `compute`, in the main process
         self._buffers = {name: SampleBuffer(name) for name in metrics}
 
     def update(self, output: Any, batch: Any, indices: Sequence[int]) -> None:
         """Add a batch of the samples `indices` of the data set."""
         for name, metric in self._metrics.items():
+            seen = [output, batch]
+            if name in self._inputs:
+                found = look_up(self._inputs[name], output, batch, f"metric.{name}")
+                # Parts that `inputs` does not name stay as they are, so one name that differs is one line.
+                seen = [{**part, **found} if isinstance(part, Mapping) else found for part in seen]
             if isinstance(metric, Metric):
-                metric.update(output, batch)
+                metric.update(*seen)
             else:
-                self._buffers[name].add(metric.results(output, batch), indices)
+                self._buffers[name].add(metric.results(*seen), indices)
 
     def compute(self, rank: Rank, classes: Sequence[str] | None = None) -> dict[str, float]:
         """Values over all processes, the same on each of them: `name`, or `name.part` for a metric with several.

@@ -34,6 +34,7 @@ _ANSWER_WITHIN_S = 5.0  # by rank 0, to a failed rank; longer than rank 0's own 
 _END_AFTER_S = 1.0
 _FOLLOW_AFTER_S = 2.0
 _END_AT_LATEST_S = 8.0  # even if something blocks: an unread terminal, a disk
+_NO_MESSAGE = "the process exited without an error message"
 _KILLED = "killed by a person, by the scheduler, for lack of memory (see dmesg), or by os._exit"
 
 FailureSink = Callable[[Failure, bool], None]
@@ -174,7 +175,7 @@ def connect(rank: Rank) -> FailureMonitor:
     """Connect every rank to rank 0. Every process must call this right after joining the process group."""
     if rank.is_alone:
         return FailureMonitor()
-    if_killed = Failure(rank.rank, rank.world_size, EXIT_ERROR, "the process ended without a word", hint=_KILLED)
+    if_killed = Failure(rank.rank, rank.world_size, EXIT_ERROR, _NO_MESSAGE, hint=_KILLED)
     hub, offer = None, (if_killed, "", 0, b"")
     if rank.is_main:
         several_hosts = rank.local_world < rank.world_size

@@ -1,5 +1,6 @@
 """Why a process failed, for the person who has to fix it: the error, the line, the samples."""
 
+import errno
 import json
 import os
 import re
@@ -90,12 +91,14 @@ class Failure:
         return "\n".join([f"{head:=^{width}}", *lines, "=" * width])
 
     def text(self, details: Path | None = None) -> str:
-        """Everything: the traceback, then the summary."""
-        return f"{self.trace}\n{self.summary(details)}" if self.trace else self.summary(details)
+        """Everything: the traceback, then the summary; a box begins in a line of its own."""
+        return f"{self.trace}\n{self.summary(details)}" if self.is_boxed else self.summary(details)
 
 
 def describe(error: BaseException, rank: Rank) -> Failure:
     """The report of `error`, raised on `rank`."""
+    if isinstance(error, OSError) and error.errno == errno.EROFS:
+        error = UserError(f"{error.filename} cannot be written: {error.strerror}; choose a folder that can be written")
     if isinstance(error, UserError):
         elsewhere = getattr(error, "elsewhere", False)
         return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, with_notes(error), may_follow=elsewhere)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from common.distributed import DistConfig
+from common.distributed import DistConfig, buffer_kinds
 from common.model.freeze import freeze
 from common.optim.precision import Precision
 
@@ -64,7 +64,7 @@ class Replicated(Strategy):
         config, chosen = self._config, set(trained)
         others = [name for name, parameter in self.task.named_parameters() if parameter not in chosen]
         # DDP writes the name of a parameter of the task itself with a dot in front.
-        ignored = [*others, *(f".{name}" for name in others if "." not in name)]
+        ignored = [*others, *(f".{name}" for name in others if "." not in name), *buffer_kinds(self.task)]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.task, ignored)
         wrapped = DistributedDataParallel(
             self.task,

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.base.errors import UserError
 from common.config.names import listed
 from common.distributed import Rank, gather_objects
+from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import random_state_unchanged
 from common.model.freeze import without_gradient
 
@@ -24,9 +24,8 @@ def warm_up_ddp(model: nn.Module, trained: Sequence[nn.Parameter], loss: Callabl
     """
     if not isinstance(model, DistributedDataParallel):
         return
-    buffers = [buffer.detach().clone() for buffer in model.buffers()]
     model.train()
-    with random_state_unchanged(rank.device):
+    with random_state_unchanged(rank.device), buffers_unchanged(model.module):
         if not (model.find_unused_parameters or model.static_graph):
             with model.no_sync():  # otherwise DDP would wait forever for a missing gradient
                 loss().backward()
@@ -34,9 +33,6 @@ def warm_up_ddp(model: nn.Module, trained: Sequence[nn.Parameter], loss: Callabl
             model.zero_grad(set_to_none=True)
         loss().backward()
     model.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for buffer, before in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(before)
 
 
 def _refuse_unused(model: nn.Module, trained: Sequence[nn.Parameter], rank: Rank) -> None:

@@ -13,12 +13,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from common.base.files import warn_on_oserror
-from common.config import dump, section
+from common.base.text import number
+from common.config import Conversions, dump, section
 from common.data.loader import label
 from common.distributed import Rank, sum_over_ranks
 from common.distributed.sharded import local
 from common.monitor.clock import Clock, Timing, peak_memory
-from common.monitor.line import current_epoch, evaluation_line, number, position, train_line
+from common.monitor.line import current_epoch, evaluation_line, position, train_line
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.show import Show
@@ -43,6 +44,7 @@ class MonitorConfig:
     """Logging and metrics."""
 
     __renamed__: ClassVar[dict[str, str]] = {"tensorboard": "name it in monitor.writers: [tensorboard]"}
+    __stored__: ClassVar[Conversions] = {"tensorboard": lambda on: {"monitor.writers": ["tensorboard"] if on else []}}
 
     log_level: Annotated[Level, Field(description="lowest level of log records that are kept")] = "INFO"
     levels: Annotated[
@@ -174,6 +176,7 @@ class Monitor:
         self.recorder.record("train", **where, values=losses.raw | others | rates)
         # Separate from the others, since these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
+        speed |= {f"{name}_ms": 1e3 * seconds for name, seconds in timing.timers.items()}
         self.recorder.record("speed", **where, values=speed | {"memory_bytes": memory})
         self.recorder.write("scalars", "train", at.step, without_twins(losses.raw) | others)
         self.recorder.write("scalars", "lr", at.step, found if len(found) > 1 else rates)
@@ -190,9 +193,11 @@ class Monitor:
             key: the value that decides about the best checkpoint.
         """
         for name, one in result.sets.items():
-            own = key.removeprefix(f"{name}.")
-            line = evaluation_line(label(split, name), at, without_twins(one.values), one.samples, own, best=best)
-            _log.bind(short=line.fitted, best=best).info("{}", line.full)
+            own, values = key.removeprefix(f"{name}."), without_twins(one.values)
+            decides = best and key in (f"{name}.{value}".removeprefix(".") for value in one.values)
+            here = position(at, self._totals)
+            line = evaluation_line(label(split, name), here, values, one.samples, own, best=decides)
+            _log.bind(short=line.fitted, best=decides).info("{}", line.full)
             place = f"{split}/{name}" if name else split
             self.pictures(place, at, one.pictures)
             for metric, figure in one.figures.items():
@@ -201,7 +206,8 @@ class Monitor:
             self._show_on_bar(f"val {key}", result.values.get(key))
         where = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}
         self.recorder.record(split, **where, values=result.values)
-        self.recorder.write("scalars", split, at.step, without_twins(result.values))
+        for event in (split, *["best"] * best):
+            self.recorder.write("scalars", event, at.step, without_twins(result.values))
 
     def _show_on_bar(self, name: str, value: float | None) -> None:
         if value is not None:

@@ -1,12 +1,13 @@
 """Format of the log lines. Widths are fixed where possible, so numbers stay in the same place from line to line."""
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import NamedTuple
 
+from common.base.text import number
 from common.monitor.clock import Timing
 from common.monitor.meter import Reading
+from common.monitor.writer import without_twins
 from common.progress import Position
 
 
@@ -17,17 +18,21 @@ class Line(NamedTuple):
         full: for the file.
         columns: for the terminal, the most important ones first.
         extra: columns that the terminal shows only where they fit.
+        brief: shown in place of the columns where these need two lines, and the brief ones do not.
     """
 
     full: str
     columns: Sequence[str]
     extra: Sequence[str]
+    brief: Sequence[str] = ()
 
     def fitted(self, room: int) -> str:
         """One line, or where the columns need it two, of at most `room` characters; the rest is left out."""
-        lines = [self.columns[0]]
-        for number, column in enumerate([*self.columns[1:], *self.extra], 1):
-            more, left = f" | {column}", len(self.columns) - number
+        is_brief = self.brief and len(" | ".join(self.brief)) <= room < len(" | ".join(self.columns))
+        columns = self.brief if is_brief else self.columns
+        lines = [columns[0]]
+        for at, column in enumerate([*columns[1:], *self.extra], 1):
+            more, left = f" | {column}", len(columns) - at
             if len(lines[-1] + more) + len(" | … 999 more") * (len(lines) > 1 and left > 1) <= room:
                 lines[-1] += more
             elif left > 0 and len(lines) == 1:
@@ -56,29 +61,34 @@ def train_line(
         more: metrics of the step, and the norm of the gradients, where known.
         memory: bytes.
     """
-    shown = {name: f"{name} {number(value)} ({number(losses.smooth[name])})" for name, value in losses.raw.items()}
-    if list(losses.raw.values())[1:] == [losses.raw.get("loss")]:  # a single loss is the sum already
-        shown = {"loss": shown["loss"]}
-    others = [f"{'grad' if name == 'grad_norm' else name} {number(value)}" for name, value in more.items()]
+    raw = without_twins(losses.raw)
+    shown = [f"{name} {number(value)} ({number(losses.smooth[name])})" for name, value in raw.items()]
+    others = [f"{name} {number(value)}" for name, value in more.items() if name != "grad_norm"]
+    grad = [f"grad {number(more['grad_norm'])}"] if "grad_norm" in more else []
     speed = [f"{timing.step * 1000:6.1f} ms/step", f"data {timing.data:4.0%}", f"{timing.rate:6.0f}/s"]
+    speed += [f"{name} {seconds * 1000:.1f} ms" for name, seconds in timing.timers.items()]
     eta = [] if timing.eta is None else [f"ETA {timedelta(seconds=round(timing.eta))}"]
     place, mem = position(at, totals), f"mem {memory / 2**20:.0f} MB"
-    columns = [f"lr {learning_rates(rates)}", "  ".join(shown.values()), "  ".join(others), " ".join(speed), *eta, mem]
+    columns = [f"lr {learning_rates(rates)}", "  ".join(shown), "  ".join(others + grad), " ".join(speed), *eta, mem]
     full = " | ".join(column for column in [place, *columns] if column)
-    parts = [text if name == "loss" else f"{name} {number(losses.raw[name])}" for name, text in shown.items()]
-    rate = f"lr {learning_rates(rates, most=1)}"
-    return Line(full, [place, *parts[:1], rate, *parts[1:], *others], [*eta, *speed, mem])
+    parts = [f"{name} {number(value)}" for name, value in raw.items()]
+    rest, rate = [*others, *parts[1:], *grad], f"lr {learning_rates(rates, most=1)}"
+    return Line(full, [place, *shown[:1], rate, *rest], [*eta, *speed, mem], brief=[place, *parts[:1], *rest])
 
 
 def evaluation_line(
-    split: str, at: Position, values: Mapping[str, float], samples: int, key: str = "", *, best: bool = False
+    split: str, where: str, values: Mapping[str, float], samples: int, key: str = "", *, best: bool = False
 ) -> Line:
-    """One line about a pass over `samples` samples of evaluation data. The terminal shows the value `key` first."""
+    """One line about a pass over `samples` samples of evaluation data. The terminal shows the value `key` first.
+
+    Args:
+        where: from `position`. The name of the split replaces its "epoch", so that losses are below those of training.
+    """
     shown = {name: f"{name} {number(value)}" for name, value in values.items()}
-    place, count = f"{split:<5} epoch {current_epoch(at)} step {at.step}", f"{samples} samples"
+    place, count = f"{split:<5}{where.removeprefix('epoch')}", f"{samples} samples"
     full = f"{place} | {'  '.join(shown.values())} | {count}{' | best so far' * best}"
     first = [shown.pop(key)] if key in shown else []
-    return Line(full, [place, *["best"] * best, *first, *shown.values()], [count])
+    return Line(full, [place, *first, *["best"] * best, *shown.values()], [count])
 
 
 def position(at: Position, totals: tuple[int | None, int | None]) -> str:
@@ -94,14 +104,6 @@ def current_epoch(at: Position) -> int:
 def counted(value: int, total: int | None) -> str:
     """`12/300`, the number padded to the total's width."""
     return str(value) if total is None else f"{value:>{len(str(total))}}/{total}"
-
-
-def number(value: float) -> str:
-    """A number in seven characters with at least two significant digits: 0.00042 must not be shown as 0.000."""
-    if 0 < abs(value) < 1e-3 or 1e5 <= abs(value) < math.inf:
-        return f"{value:.1e}"
-    text = f"{value:.5f}" if abs(value) < 1 else f"{value:#.6g}"
-    return text.rjust(7)
 
 
 def learning_rates(rates: Mapping[str, float], most: int = 4) -> str:

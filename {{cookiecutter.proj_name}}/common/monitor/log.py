@@ -106,7 +106,7 @@ def _console_format(shows_place: bool, rank: int) -> Callable[["Record"], str]:
             text = _wrapped(text, indent, indent + room)
         extra["text"] = text
         message = "<bold><green>{extra[text]}</green></bold>" if extra.get("best") else "{extra[text]}"
-        extra["level"] = record["level"].name.replace("WARNING", "WARN")
+        extra["level"] = {"WARNING": "WARN", "CRITICAL": "FATAL"}.get(record["level"].name, record["level"].name)
         return f"<green>{{time:HH:mm:ss}}</green> <level>{{extra[level]: <5.5}}</level> {place}{message}\n{{exception}}"
 
     return choose

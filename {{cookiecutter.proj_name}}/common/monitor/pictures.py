@@ -1,5 +1,6 @@
 """Pictures of a model's results, and PNG files of them."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ def save_png(path: Path, image: ArrayLike) -> None:
 def progress_path(root: Path, split: str, name: str, epoch: int, step: int) -> Path:
     """`<root>/<split>/<name>/epoch000003_step000120.png`; a listing has the steps in order.
 
-    Characters that a file name may not have become `_`.
+    Characters that a file name may not have become `_`; it has at most 100 bytes.
     """
-    folder = re.sub(r"[^\w.+=-]+", "_", name).strip("._")[:100]
+    folder = os.fsencode(re.sub(r"[^\w.+=-]+", "_", name).strip("._"))[:100].decode(errors="ignore")
     return root / split / folder / f"epoch{epoch:06d}_step{step:06d}.png"

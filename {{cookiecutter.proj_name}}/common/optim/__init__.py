@@ -1,15 +1,19 @@
 """How weights change: optimizer, learning rate, clipping, weight average, number formats."""
 
 from collections.abc import Iterator
-from dataclasses import field
+from contextlib import suppress
+from dataclasses import field, replace
 from typing import Annotated, ClassVar
 
+from loguru import logger
 from pydantic import Field
 
-from common.config import Problem, section
+from common.base.errors import UserError
+from common.config import ABSENT, Problem, section
+from common.config.arguments import parameters
 from common.optim.clip import Clip, ClipConfig
 from common.optim.ema import Ema, EmaConfig, averaged_state_dict
-from common.optim.optimizer import OptimizerConfig, build_optimizer, needs_closure
+from common.optim.optimizer import OptimizerConfig, build_optimizer, needs_closure, optimizer_class
 from common.optim.schedule import LrSchedulerConfig, build_schedule
 
 __all__ = ["Clip", "Ema", "OptimConfig", "averaged_state_dict", "build_optimizer", "build_schedule", "needs_closure"]
@@ -23,6 +27,14 @@ class OptimConfig(ClipConfig, OptimizerConfig):
     lr_scheduler: Annotated[LrSchedulerConfig, Field(description="how the learning rate changes")] = field(
         default_factory=LrSchedulerConfig
     )
+    momentum_scheduler: Annotated[
+        LrSchedulerConfig | None,
+        Field(description="momentum, or the first of betas: keys as in lr_scheduler, for its factor; null: constant"),
+    ] = None
+    scale_lr_by: Annotated[
+        int | None,
+        Field(ge=1, description="lr is meant for this many samples per step, and is scaled to those of the run"),
+    ] = None
     ema: Annotated[EmaConfig, Field(description="moving average of the weights")] = field(default_factory=EmaConfig)
 
     __renamed__: ClassVar[dict[str, str]] = {
@@ -37,3 +49,20 @@ class OptimConfig(ClipConfig, OptimizerConfig):
         """The problems of both parts."""
         yield from OptimizerConfig.problems(self)
         yield from ClipConfig.problems(self)
+        if self.momentum_scheduler is None:
+            return
+        if self.momentum_scheduler.type == "plateau":
+            yield Problem("momentum_scheduler.type", "plateau", "is not a function of the step")
+        with suppress(UserError):  # reported already
+            named = parameters(optimizer_class(self.optim_type))[0]
+            if "betas" not in named and not self.args.get("momentum", getattr(named.get("momentum"), "default", 0)):
+                rule = f"optim_type {self.optim_type} has no momentum"
+                yield Problem("momentum_scheduler", ABSENT, rule, "set args.momentum, if it takes it")
+
+    def scaled(self, samples_per_step: int) -> "OptimConfig":
+        """These settings with the rate for steps of so many samples, over all processes; see `scale_lr_by`."""
+        if self.scale_lr_by is None:
+            return self
+        lr = self.lr * samples_per_step / self.scale_lr_by
+        logger.info("optim.lr {} x {} samples per step / {} = {:g}", self.lr, samples_per_step, self.scale_lr_by, lr)
+        return replace(self, lr=lr)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.config import Problem, section
+from common.distributed import buffer_kinds
 from common.distributed.sharded import is_sharded, local
 from common.progress import EpochInterval, Interval, Position
 
@@ -46,8 +47,9 @@ class EmaConfig:
 
 
 class Ema:
-    """The floating point tensors of `model.state_dict()`, averaged in at least 32 bits; others are not averaged.
+    """The floating point tensors of `model.state_dict()`, averaged in at least 32 bits.
 
+    Frozen parameters are not averaged until they are trained, nor are buffers that are declared in `buffer_kinds`.
     Pass models without wrappers (DDP). Each process averages its own part of sharded weights (FSDP). With `decay` 0
     there is no average, and every method does nothing.
     Until `start` the average is the weights.
@@ -63,14 +65,29 @@ class Ema:
         self._steps = 0
         self._updates = 0
         self._start = Interval.parse(config.start, "epoch")
-        state = model.state_dict() if config.decay else {}
-        if config.device and any(is_sharded(value) for value in state.values()):
+        self._shadow: dict[str, Tensor] = {}
+        self._parts: list[Tensor] = []
+        self._never = set(buffer_kinds(model))
+        self.follow(model)
+        if config.device and any(is_sharded(value) for value in self._shadow.values()):
             raise UserError("optim.ema.device cpu: with dist.strategy fsdp the average is sharded; set it to null")
+
+    def follow(self, model: nn.Module) -> None:
+        """Average from now on what is trained now, too. Call it when a stage begins, which may unfreeze parameters."""
+        if self._config.decay:
+            parameters = model.named_parameters(remove_duplicate=False)
+            left_out = self._never | {name for name, parameter in parameters if not parameter.requires_grad}
+            self._add({name: value for name, value in model.state_dict().items() if name not in left_out})
+
+    def _add(self, tensors: Mapping[str, Any]) -> None:
         # In at least 32 bits: half precision is too coarse for the small updates of an average.
-        self._shadow = {
-            name: value.to(config.device or value.device, torch.promote_types(value.dtype, torch.float32), copy=True)
-            for name, value in state.items()
+        self._shadow |= {
+            name: value.to(
+                self._config.device or value.device, torch.promote_types(value.dtype, torch.float32), copy=True
+            )
+            for name, value in tensors.items()
             if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+            if name not in self._shadow
         }
         self._parts = [local(tensor) for tensor in self._shadow.values()]
 
@@ -128,7 +145,11 @@ class Ema:
                 f"optim.ema.decay {self._config.decay}: the checkpoint holds no average of the weights; set it to 0, "
                 "or start a new run from the weights with progress.start_epoch 0"
             )
-        _copy(self._parts, [local(state["shadow"][name]) for name in self._shadow])
+        saved = state["shadow"]
+        # Parts that were frozen since keep their average. Older versions averaged what is frozen, too.
+        device = next(iter(self._parts)).device
+        self._add({name: each.to(device) for name, each in saved.items() if name not in self._never})
+        _copy(self._parts, [local(saved.get(name, each)) for name, each in self._shadow.items()])
         self._steps, self._updates = state["steps"], state["updates"]
 
     def _weights(self, model: nn.Module) -> list[Tensor]:

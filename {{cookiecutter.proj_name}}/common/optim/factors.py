@@ -2,7 +2,8 @@
 
 A schedule is a function of `step`, counted from the end of the warm-up: a resumed run needs no history. It can also
 take these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `milestones`
-(`lr_steps`, counted like `step`), and the keys of optim.lr_scheduler. All others come from `optim.lr_scheduler.args`.
+(`lr_steps`, counted like `step`), `steps_per_epoch` (None for data without length), and the keys of
+optim.lr_scheduler. All others come from `optim.lr_scheduler.args`.
 The one schedule that depends on validation results, and so has a state, is `Plateau`.
 """
 

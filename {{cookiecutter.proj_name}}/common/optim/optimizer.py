@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.arguments import check_arguments, fit_arguments, parameter_names
+from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameter_names
 from common.config.registry import import_path
 from common.distributed.sharded import is_sharded
 from common.optim.groups import Group, GroupConfig, LayerDecayConfig, log_groups, parameter_groups
@@ -58,7 +58,9 @@ class OptimizerConfig:
             if decay and "weight_decay" not in known:
                 yield Problem(key, decay, f"optim_type {cls.__name__} has none", "set it to 0")
         provided = tuple(name for name in _PROVIDED if name in known)
-        wrong = list(check_arguments(cls, self.args, "args", lambda: f"optim_type {cls.__name__}", provided))
+        strict = cls.__module__.startswith("torch.optim") or not is_foreign(cls)
+        label = f"optim_type {cls.__name__}"
+        wrong = list(check_arguments(cls, self.args, "args", lambda: label, provided, strict=strict))
         yield from wrong
         if self.args and not wrong and cls.__module__.startswith("torch.optim"):
             # torch checks values on construction; one number is enough to find errors before the model exists.

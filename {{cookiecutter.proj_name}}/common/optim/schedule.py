@@ -27,8 +27,8 @@ class LrSchedulerConfig:
         str,
         Registered(SCHEDULE_REGISTRY),
         Field(
-            description="constant, linear, cosine, poly, multistep, exponential, onecycle, plateau, or your own "
-            "(see --list schedules)"
+            description="constant, linear, cosine, cosine_restarts, poly, multistep, exponential, onecycle, plateau, "
+            "or your own (see --list schedules)"
         ),
     ] = "constant"
     warmup: Annotated[
@@ -42,7 +42,7 @@ class LrSchedulerConfig:
     ] = 0.1
     lr_steps: Annotated[
         list[EpochInterval],
-        Field(description="multistep: when to drop; exponential: the first is when lr_gamma is reached"),
+        Field(description="multistep: drops; cosine_restarts: restarts; exponential: when lr_gamma is reached"),
     ] = field(default_factory=lambda: [50, 80])
     tmax: Annotated[
         EpochInterval, Field(description="linear, cosine, poly, onecycle: when they end; null = with the run")
@@ -85,7 +85,8 @@ class LrSchedulerConfig:
             hint = "take one of --list schedules, or write a function in custom/schedules; torch's do not fit here"
             yield Problem("type", self.type, "is not a function of the step", hint)
             return
-        ours = {"step", "steps", "milestones", *vars(self)}  # these do not come from `args`
+        ours = {"step", "steps", "milestones", "steps_per_epoch", *vars(self)}  # these do not come from `args`
+        ours -= {"steps_per_epoch"} & self.args.keys()  # but this one may
         provided = tuple(name for name in parameter_names(target) if name in ours)
         yield from check_arguments(
             target, self.args, "args", lambda: f"{self.type} ({SCHEDULE_REGISTRY.where(self.type)})", provided
@@ -98,10 +99,25 @@ class Schedule:
     During the warm-up it rises linearly to the schedule's first factor; it is above 0 at the first step.
     """
 
+    momentum: "Schedule | None" = None
+
     def __init__(self, optimizer: Optimizer, factor: Callable[[int], float], warmup: int, start: float) -> None:
         self._optimizer, self._factor = optimizer, factor
         self._warmup, self._start = warmup, start
-        self._base = [group["lr"] for group in optimizer.param_groups]
+        self._base = [self.value(group) for group in optimizer.param_groups]
+
+    def value(self, group: Mapping[str, Any]) -> float:
+        """The value that a group has now."""
+        return float(group["lr"])
+
+    def set(self, group: dict[str, Any], value: float) -> None:
+        """Give a group another value."""
+        group["lr"] = value
+
+    @property
+    def kind(self) -> type:
+        """The class of what gives the factors; for a function of the step, `partial`."""
+        return type(self._factor)
 
     def factor(self, step: int) -> float:
         """The factor at optimizer step `step`, counted from 0 over the whole run."""
@@ -117,7 +133,9 @@ class Schedule:
         """
         factor = self.factor(step)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
-            group["lr"] = base * factor if rate is None else base * factor * rate(group_name(group))
+            self.set(group, base * factor if rate is None else base * factor * rate(group_name(group)))
+        if self.momentum is not None:
+            self.momentum.step(step)
 
     def after_validation(self, value: float | None) -> None:
         """Pass on a validation result, the same on every rank, to a schedule that depends on it."""
@@ -134,30 +152,46 @@ class Schedule:
             self._factor.state = {key: state[key] for key in self._factor.state}
 
 
+class MomentumSchedule(Schedule):
+    """The same for the momentum of each group: `momentum`, or the first of `betas`."""
+
+    def value(self, group: Mapping[str, Any]) -> float:
+        return float(group["betas"][0] if "betas" in group else group["momentum"])
+
+    def set(self, group: dict[str, Any], value: float) -> None:
+        group |= {"betas": (value, *group["betas"][1:])} if "betas" in group else {"momentum": value}
+
+
 def build_schedule(
     config: LrSchedulerConfig,
     optimizer: Optimizer,
     total_steps: int | None,
     steps_per_epoch: int | None,
-    shorten: bool = False,
+    debug: bool = False,
+    cut: bool = False,
+    kind: type[Schedule] = Schedule,
 ) -> Schedule:
     """The configured schedule over a run of `total_steps` optimizer steps; None for a run without a set end.
 
-    `steps_per_epoch` is None for data without length. `shorten`: the run is cut short for debugging, so a warm-up that
-    does not fit into it is shortened. Raises `UserError` if the schedule needs an unknown number.
+    `steps_per_epoch` is None for data without length. `debug`: the run is cut short for debugging, so a warm-up that
+    does not fit into it is shortened; `cut`: by progress.max_steps, which shortens one that the schedule would refuse.
+    Raises `UserError` if the schedule needs an unknown number.
     """
     warmup = _steps("warmup", config.warmup, steps_per_epoch)
     if config.type == "WarmUpCosineLR":
         warmup = warmup or _steps("lr_steps", config.lr_steps[0], steps_per_epoch)
-    if shorten and config.tmax is None and total_steps is not None and warmup >= total_steps:
-        logger.warning("debug: the warm-up of {} steps is shortened, since this run has only {}", warmup, total_steps)
-        warmup = total_steps - 1
     target = SCHEDULE_REGISTRY.get(config.type)
     parameters = parameter_names(target)
+    shortens = config.tmax is None and (debug or (cut and "steps" in parameters))
+    if shortens and total_steps is not None and warmup >= total_steps:
+        logger.warning("the warm-up of {} steps is shortened, since this run has only {}", warmup, total_steps)
+        warmup = total_steps - 1
     arguments = {key: value for key, value in vars(config).items() if key in parameters}
     arguments |= fit_arguments(target, config.args)
     if "milestones" in parameters:
         arguments["milestones"] = [_steps("lr_steps", each, steps_per_epoch) - warmup for each in config.lr_steps]
+    if "steps_per_epoch" in parameters:
+        arguments = {"steps_per_epoch": steps_per_epoch, **arguments}
     if "steps" in parameters:
         end = _steps("tmax", config.tmax, steps_per_epoch) or total_steps
         if end is None:
@@ -170,7 +204,7 @@ def build_schedule(
             raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")
         arguments["steps"] = end - warmup
     factor = target(**arguments) if isinstance(target, type) else partial(target, **arguments)
-    schedule = Schedule(optimizer, factor, warmup, config.warmup_factor)
+    schedule = kind(optimizer, factor, warmup, config.warmup_factor)
     schedule.factor(0)  # rejects wrong arguments now, not in the first step
     return schedule
 

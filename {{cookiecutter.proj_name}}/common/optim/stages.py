@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.optim.factors import Plateau
-from common.optim.schedule import Schedule, build_schedule
+from common.optim.schedule import MomentumSchedule, Schedule, build_schedule
 from common.progress import Interval, Position
 
 if TYPE_CHECKING:
@@ -74,8 +74,14 @@ class Stages:
     def _schedule(self, number: int, start: int, optimizer: Optimizer) -> Schedule:
         end = (self._ends[number] if self._ends else None) or self._total
         steps = None if end is None else end - start
-        config = self._run.in_stage(number).optim.lr_scheduler
-        return build_schedule(config, optimizer, steps, self._steps_per_epoch, self._run.debug.debug_mode)
+        config = self._run.in_stage(number).optim
+        cut = end == self._run.progress.max_steps
+        length = (optimizer, steps, self._steps_per_epoch, self._run.debug.debug_mode, cut)
+        schedule = build_schedule(config.lr_scheduler, *length)
+        if config.momentum_scheduler is not None:
+            with error_context(lambda: "in optim.momentum_scheduler"):
+                schedule.momentum = build_schedule(config.momentum_scheduler, *length, kind=MomentumSchedule)
+        return schedule
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""

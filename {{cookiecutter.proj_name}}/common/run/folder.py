@@ -96,16 +96,15 @@ def open_run(
         lock = FolderLock.take(folder.lock_file)
         for file in folder.root.glob("error_rank*.txt"):  # of an earlier attempt
             file.unlink(missing_ok=True)
-        files = (folder.record_file, folder.status_file)
-        before = {file: file.read_text() for file in files if resume and file.is_file()}
+        record = (folder.record_file, folder.status_file)
+        before = {file: file.read_text() for file in record if resume and file.is_file()}
         git = git_state(project)
         attempt = describe(project, argv, seed, rank, git)
         _write_record(folder, attempt, resolved_values, git.patch())
         run_id = f"{folder.name}_{_first_start(folder)}"
         return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, earlier, before)
     except OSError as error:
-        place = f"the run's folder {folder.root} cannot be written"
-        raise UserError(f"{place}: {error}; choose another place with --dir.expr_dir") from error
+        raise UserError(f"{folder.root} cannot be written: {error}; choose another place: --dir.expr_dir") from error
 
 
 def is_restart(folder: RunPaths, rank: Rank) -> bool:

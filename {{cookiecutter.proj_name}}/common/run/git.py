@@ -27,8 +27,7 @@ class GitState:
 
     def __str__(self) -> str:
         if self.commit is None:
-            is_none = "not a git repository" in self.note
-            return "not in a git repository (git init makes one)" if is_none else f"unknown ({self.note})"
+            return "no git repository (git init creates one)" if "not a git" in self.note else f"unknown ({self.note})"
         changes = " + uncommitted changes" if self.dirty else ""
         return f"{self.commit[:12]} on {self.branch}{changes}"
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shlex
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -41,7 +42,7 @@ class FolderLock:
             file.close()
             raise UserError(
                 f"{path.parent} is in use by {holder}; wait for it, stop it, or give this run another --name. If its"
-                f" machine died, and the file server keeps the lock:  rm '{path}'"
+                f" machine died, and the file server keeps the lock:  rm {shlex.quote(str(path))}"
             ) from None
         except OSError as error:
             logger.warning("no file locks in {} ({}): make sure that only one process writes there", path.parent, error)

@@ -1,6 +1,7 @@
 """Paths of run folders, and of the files in them. Nothing here writes to disk."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,7 @@ from pydantic import Field
 
 from common.base.errors import UserError
 from common.config import section
+from common.config.problem import place
 
 
 @section
@@ -74,6 +76,11 @@ class RunPaths:
         if path is None:
             return False
         return path == "auto" or Path(path).expanduser().resolve().is_relative_to(self.root.resolve())
+
+    def resume_command(self, program: str) -> str:
+        """How to continue the run; empty if it has saved nothing."""
+        saved = any(self.checkpoints.glob("*.pt"))
+        return shlex.join(["python", place(program), "--resume", place(self.root)]) if saved else ""
 
     def log_file(self, rank: int = 0) -> Path:
         return self.root / ("train.log" if rank == 0 else f"train.rank{rank}.log")

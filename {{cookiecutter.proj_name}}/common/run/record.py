@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from common.distributed import Rank
+from common.run.environment import machine, packages
 from common.run.git import GitState
 from common.run.paths import RunPaths
 from common.run.status import now
@@ -49,6 +50,8 @@ def describe(project: Path, argv: Sequence[str], seed: int, rank: Rank, git: Git
             "template": template.read_text().strip() if template.is_file() else None,
             "system": platform.platform(),
         },
+        "packages": packages(),
+        "machine": machine(rank.device),
         "cpu_threads": torch.get_num_threads(),
         "environment": {name: os.environ[name] for name in _REPEATED if name in os.environ},
     }
@@ -69,8 +72,8 @@ def environment_text(attempt: dict[str, Any]) -> str:
     return (
         f"machine   {attempt['host']}, {versions['system']}\n"
         f"versions  {known}\n"
-        f"code      git {GitState(**attempt['git'])}\n"
-        f"run       {attempt['world_size']} process(es) by {attempt['launcher']}, seed {attempt['seed']}, "
-        f"{attempt['cpu_threads']} CPU threads each\n"
+        f"code      {GitState(**attempt['git'])}\n"
+        f"run       {attempt['world_size']} process{'es' * (attempt['world_size'] > 1)} by {attempt['launcher']}, "
+        f"seed {attempt['seed']}, {attempt['cpu_threads']} CPU thread{'s' * (attempt['cpu_threads'] > 1)} each\n"
         f"command   {attempt['command']}"
     )

@@ -10,6 +10,12 @@ from common.config.registry import DATASET_REGISTRY
 from custom.datasets.sections import OWN, transformed
 
 
+def reader_of(section: Mapping[str, Any]) -> Any:
+    """The class that reads files for a section; of data sets in each other, that of the first one inside."""
+    inner = section.get("set") or next(iter(section.get("sets") or ()), None)
+    return reader_of(inner) if isinstance(inner, Mapping) else DATASET_REGISTRY.get(section["type"])
+
+
 def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> Any:
     """A data set of these files, without labels, prepared as the samples of a section are.
 

@@ -6,13 +6,16 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from typing_extensions import Self
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
 
+# No other of Pillow's formats is opened, whatever the file's name: some start programs (EPS: Ghostscript).
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+SUFFIXES = frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS)
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises
 
@@ -30,7 +33,7 @@ class ImageFiles:
     """
 
     random = False
-    suffixes = frozenset(Image.registered_extensions())
+    suffixes = SUFFIXES
     """Of the files below a folder, those that `predict.py` reads."""
 
     def __init__(
@@ -76,7 +79,11 @@ class ImageFiles:
 
 def read_image(source: str | Path | BinaryIO, size: list[int] | None, channels: int) -> Tensor:
     """The image in a file as (C, H, W), float in 0..1; `size`: resized to (height, width). Raises one of UNREADABLE."""
-    with Image.open(source) as file:
+    try:
+        opened = Image.open(source, formats=FORMATS)
+    except UnidentifiedImageError:
+        raise ValueError(f"it is not in one of the formats {', '.join(FORMATS)}") from None
+    with opened as file:
         # Cameras store the image unrotated, with its orientation as metadata.
         picture = _eight_bits(ImageOps.exif_transpose(file)).convert(_MODES[channels])
         if size is not None:
@@ -89,5 +96,4 @@ def _eight_bits(picture: Image.Image) -> Image.Image:
     """Scale 16 bits per pixel to 8. Pillow's own conversion clips, which makes most of the image white."""
     if not picture.mode.startswith("I"):
         return picture
-    values = np.asarray(picture).astype(np.uint32)
-    return Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8))
+    return Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))

@@ -1,23 +1,24 @@
 """Your own images: one folder per class."""
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from loguru import logger
-from PIL import Image
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
-from custom.datasets.image_files_dataset import UNREADABLE, ImageFiles, read_image
+from custom.datasets.image_files_dataset import SUFFIXES, UNREADABLE, ImageFiles, read_image
 from custom.datasets.shared_list import SharedList
 
 
 @DATASET_REGISTRY.register()
 class ImageFolderDataset:
-    """Images below `<data_dir>/<folder>/<class>/`, in any format that Pillow reads.
+    """Images below `<data_dir>/<folder>/<class>/`, in one of the formats of `image_files_dataset.py`.
 
     Classes are the sub-folders in alphabetical order. If train and val are not separate folders, `part` splits one
     folder by a hash of each file's path, so a file stays in its split when others are added.
@@ -57,9 +58,11 @@ class ImageFolderDataset:
         self.flip = flip
         self.random = flip
         self.classes = class_folders(self.root, f"dataset.{mode}")
-        self.samples: Sequence[tuple[str, int]] = scan_images(self.root, self.classes, part)
+        self.samples: Sequence[tuple[str, int]]
+        self.samples, self.ignored = scan_images(self.root, self.classes, part)
         if on_error == "skip":
             self._drop_unreadable()
+        self.targets = np.array([label for _, label in self.samples], dtype=np.int64)  # the class of each image
         self.samples = SharedList(self.samples)
         if not self.samples:
             raise UserError(f"dataset.{mode}: there are no images of part {part} below {self.root}")
@@ -83,15 +86,14 @@ class ImageFolderDataset:
     def __len__(self) -> int:
         return len(self.samples)
 
-    @property
-    def targets(self) -> list[int]:
-        """The class of each image, for `loader.order: {type: balanced}`."""
-        return [label for _, label in self.samples]
-
     def sample_ids(self) -> list[str]:
         """The files; train, val and eval should have none in common."""
         whole = str(self.root.resolve())
         return [whole + path[len(str(self.root)) :] for path, _ in self.samples]
+
+    def digest(self) -> list[tuple[str, int]]:
+        """Files and labels, which a resume compares."""
+        return list(self.samples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """`image` (C, H, W), float in 0..1, `label`, int64 scalar, and `name`, the path below the folder."""
@@ -100,7 +102,7 @@ class ImageFolderDataset:
             image = read_image(path, self.size, self.channels)
         except UNREADABLE as error:
             raise UserError(
-                f"cannot read the image {path}: {error}; repair or delete it, or set on_error: skip"
+                f"cannot read the image {path}: {error}; replace it, or leave it out with on_error: skip"
             ) from error
         if self.flip and torch.rand(()) < 0.5:
             image = image.flip(2)
@@ -118,15 +120,23 @@ def class_folders(root: Path, where: str) -> tuple[str, ...]:
     return classes
 
 
-def scan_images(root: Path, classes: Sequence[str], part: list[float]) -> list[tuple[str, int]]:
-    """The images below `root/<class>/` as (path, number of the class), those whose hash is within `part`."""
-    extensions = set(Image.registered_extensions())
-    samples = []
+def scan_images(
+    root: Path, classes: Sequence[str], part: list[float]
+) -> tuple[list[tuple[str, int]], dict[str, Counter[str]]]:
+    """The images below `root/<class>/` as (path, number of the class), those whose hash is within `part`.
+
+    Also, for each class, how many other files there are, of any part, by suffix.
+    """
+    samples, ignored = [], {name: Counter[str]() for name in classes}
     for label, name in enumerate(classes):
         for path in sorted((root / name).rglob("*")):
             hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
-            if not hidden and path.suffix.lower() in extensions and path.is_file():
-                place = zlib.crc32(path.relative_to(root).as_posix().encode()) / 2**32
-                if part[0] <= place < part[1]:
-                    samples.append((str(path), label))
-    return samples
+            if hidden or not path.is_file():
+                continue
+            if path.suffix.lower() not in SUFFIXES:
+                ignored[name][path.suffix] += 1
+                continue
+            place = zlib.crc32(path.relative_to(root).as_posix().encode()) / 2**32
+            if part[0] <= place < part[1]:
+                samples.append((str(path), label))
+    return samples, ignored

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.base.context import error_context
 from common.base.errors import UserError
 from common.config import ABSENT, Problem
+from common.config.arguments import is_foreign
+from common.config.problem import join
 from common.config.registry import DATASET_REGISTRY, TRANSFORM_REGISTRY
 from common.config.schema import EditorRule
 from common.data.keyed import SizedDataset
@@ -55,15 +58,55 @@ def build_set(section: Mapping[str, Any], mode: str, data_dir: Path) -> Any:
 
 def transformed(dataset: Any, section: Mapping[str, Any], mode: str) -> Any:
     """`dataset` with the transforms of a section."""
-    transforms = [
-        Transform(
-            f"dataset.{mode}: transforms[{number}] ({each['type']})",
-            TRANSFORM_REGISTRY.build(each, ignore=("key",)),
-            each.get("key", _KEY),
-        )
-        for number, each in enumerate(section.get("transforms") or ())
-    ]
+    transforms = []
+    for number, each in enumerate(section.get("transforms") or ()):
+        where = f"dataset.{mode}: transforms[{number}] ({each['type']})"
+        with error_context(lambda where=where: f"in {where}"):  # type: ignore[misc]
+            transforms.append(Transform(where, build_transform(each, ignore=("key",)), each.get("key", _KEY)))
     return View(dataset, transforms) if transforms else dataset
+
+
+def build_transform(section: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Callable[..., Any]:
+    """The transform of a section, after those in its arguments: `{type: RandomApply, transforms: [{type: ...}]}`."""
+
+    def built(value: Any) -> Any:
+        if isinstance(value, list):
+            return [built(each) for each in value]
+        return build_transform(value) if _is_section(value) else value
+
+    arguments = {name: built(value) for name, value in section.items()}
+    try:
+        function: Callable[..., Any] = TRANSFORM_REGISTRY.build(arguments, ignore=ignore)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, UserError) or not is_foreign(TRANSFORM_REGISTRY.get(section["type"])):
+            raise
+        raise UserError(f"{section['type']} rejects its arguments: {error}") from error
+    return function
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, Mapping) and "type" in value
+
+
+def _sections_in(value: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The sections of transforms in an argument, and their keys."""
+    if _is_section(value):
+        yield key, value
+    for number, each in enumerate(value if isinstance(value, list) else ()):
+        yield from _sections_in(each, join(key, number))
+
+
+def _check_transform(section: Any, key: str, ignore: tuple[str, ...] = ()) -> Iterator[Problem]:
+    """Problems of the section of a transform, and of those in its arguments."""
+    arguments = dict(section) if isinstance(section, Mapping) else {}
+    for name, value in arguments.items():
+        for below, inner in _sections_in(value, join(key, name)):
+            arguments[name] = ABSENT  # an object of any type
+            problems = list(_check_transform(inner, below))
+            yield from problems
+            if not problems and getattr(TRANSFORM_REGISTRY.get(inner["type"]), "whole_sample", False):
+                yield Problem(below, inner, f"{inner['type']} needs a whole sample", f"list it in {key.split('[')[0]}")
+    yield from TRANSFORM_REGISTRY.check(arguments or section, key, ignore=ignore)
 
 
 @dataclass(frozen=True)
@@ -118,7 +161,7 @@ class SetSection(EditorRule):
             return
         for number, each in enumerate(transforms or ()):
             below = f"{key}.transforms[{number}]"
-            yield from TRANSFORM_REGISTRY.check(each, below, ignore=("key",))
+            yield from _check_transform(each, below, ignore=("key",))
             if isinstance(each, Mapping) and not isinstance(each.get("key"), str | None):
                 said = "must be the name of a part of a sample, or null for all of it"
                 yield Problem(f"{below}.key", each["key"], said)

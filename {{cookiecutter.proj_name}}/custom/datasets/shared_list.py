@@ -2,7 +2,8 @@
 
 import pickle
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ class SharedList(Sequence[Any]):
 
     def __len__(self) -> int:
         return len(self._ends) - 1
+
+    def __iter__(self) -> Iterator[Any]:
+        """Copies of all records, several times faster than one by one."""
+        data, ends = self._data.numpy().data, self._ends.tolist()
+        return (pickle.loads(data[first:stop]) for first, stop in pairwise(ends))
 
     def __getitem__(self, index: Any) -> Any:
         """A copy of the record: changing it does not change the list. A slice gives a list of copies."""

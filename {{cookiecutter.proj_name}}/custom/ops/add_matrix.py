@@ -1,6 +1,6 @@
 """add_matrix(a, b) = a + b for matrices: the smallest operator, to copy when yours has no settings.
 
-`python custom/ops/add_matrix.py [ROWS COLUMNS]` compares built kernels with the reference: values, gradients, time.
+`python -m custom.ops.compare add_matrix` compares the built kernels with the reference: values, gradients, time.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+from common.ops.arguments import check_tensors, needs_reference
 
 
 def reference(a: Tensor, b: Tensor) -> Tensor:
@@ -49,30 +49,9 @@ def add_matrix(a: Tensor, b: Tensor) -> Tensor:
     Raises:
         ValueError: an argument breaks one of these rules.
     """
-    if torch.is_autocast_enabled(a.device.type):
-        wider = torch.promote_types(a.dtype, b.dtype)
-        a, b = a.to(wider), b.to(wider)
+    a, b = check_tensors("add_matrix", a, b)
     if a.dim() != 2 or a.shape != b.shape:
         raise ValueError(f"add_matrix takes two matrices of one size, not {tuple(a.shape)} and {tuple(b.shape)}")
-    if a.dtype not in DTYPES or a.dtype != b.dtype:
-        raise ValueError(
-            f"add_matrix takes two matrices of one floating-point dtype, not {a.dtype} and {b.dtype}; use .to() on one"
-        )
-    if a.device != b.device:
-        raise ValueError(f"add_matrix takes two matrices on one device, not {a.device} and {b.device}")
+    if needs_reference(a, b):
+        return reference(a, b)
     return operator(a, b)
-
-
-if __name__ == "__main__":  # as a script; on import, custom/ops/__init__.py loads the library
-    import sys
-    from pathlib import Path
-
-    folder = Path(__file__).resolve().parent
-    sys.path.insert(0, str(folder.parents[1]))  # the project folder, for common/
-    from common.ops.load import load
-    from custom.ops.compare import compare
-
-    rows, columns = (int(size) for size in sys.argv[1:3] or (1024, 1024))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(f"add_matrix: {load(folder)}")
-    print(compare(add_matrix, reference, [torch.randn(rows, columns, device=device) for _ in "ab"]))

@@ -1,6 +1,9 @@
-"""Compares the results and the speed of an operator with those of its reference."""
+"""Compare an operator with its reference: python -m custom.ops.compare scale_exp [SIZE ...]"""
 
+import inspect
+import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -49,3 +52,28 @@ def median_ms(measure: Callable[[Operator], Any], function: Operator) -> float:
 def largest_difference(first: Tensor, second: Tensor) -> float:
     """The largest absolute difference of two tensors; 0 where there are no elements."""
     return (first.double() - second.double()).abs().max().item() if first.numel() else 0.0
+
+
+def main(name: str = "", *sizes: str) -> None:
+    """Print the table for the operator in the module `name` of this folder, on a GPU if there is one.
+
+    Its tensors are random, of the given size (1024 x 1024 by default), or those that `example_inputs(*size)` of the
+    module returns; its settings have their defaults.
+    """
+    package = import_module(str(__package__))
+    names = [each for each in package.__all__ if each != "implementation"]
+    if name not in names or not all(size.isdecimal() for size in sizes):
+        sys.exit(f"usage: python -m {__package__}.compare {'|'.join(names)} [SIZE ...]")
+    module, size = import_module(f"{__package__}.{name}"), [int(each) for each in sizes or ("1024", "1024")]
+    operator = getattr(module, name)
+    parameters = inspect.signature(operator).parameters.values()
+    settings = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+    count = len(parameters) - len(settings)
+    make = getattr(module, "example_inputs", lambda *size: [torch.randn(size) for _ in range(count)])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(f"{name}: {package.implementation}")
+    print(compare(operator, module.reference, [each.to(device) for each in make(*size)], **settings))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """scale_exp(x, scale, shift) = scale * exp(-x) + shift: the full example, with its own backward kernel.
 
-`python custom/ops/scale_exp.py [SIZE ...]` compares the built kernels with the reference: values, gradients, time.
+`python -m custom.ops.compare scale_exp` compares the built kernels with the reference: values, gradients, time.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+from common.ops.arguments import check_tensors, needs_reference
 
 
 def reference(x: Tensor, scale: float, shift: float) -> Tensor:
@@ -88,24 +88,10 @@ def scale_exp(x: Tensor, scale: float = 1.0, shift: float = 0.0) -> Tensor:
     Raises:
         ValueError: an argument breaks one of these rules.
     """
-    if x.dtype not in DTYPES:
-        raise ValueError(f"scale_exp takes a floating-point tensor, not {x.dtype}; convert it with x.float()")
+    (x,) = check_tensors("scale_exp", x)
     for name, value in (("scale", scale), ("shift", shift)):
         if not isinstance(value, (int, float)):
             raise ValueError(f"scale_exp: {name} must be a number, not {type(value).__name__}")
+    if needs_reference(x):
+        return reference(x, scale, shift)
     return operator(x, float(scale), float(shift))
-
-
-if __name__ == "__main__":  # as a script; on import, custom/ops/__init__.py loads the library
-    import sys
-    from pathlib import Path
-
-    folder = Path(__file__).resolve().parent
-    sys.path.insert(0, str(folder.parents[1]))  # the project folder, for common/
-    from common.ops.load import load
-    from custom.ops.compare import compare
-
-    shape = [int(size) for size in sys.argv[1:] or (1024, 1024)]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(f"scale_exp: {load(folder)}")
-    print(compare(scale_exp, reference, [torch.randn(shape, device=device)], scale=2.0, shift=1.0))

@@ -32,6 +32,25 @@ def exponential(step: int, milestones: Sequence[int], lr_gamma: float, min_facto
 
 
 @SCHEDULE_REGISTRY.register()
+def cosine_restarts(step: int, steps: int, milestones: Sequence[int], min_factor: float) -> float:
+    """Falls along half a cosine towards `min_factor`, and again from 1 after every milestone; ends at `steps`."""
+    ends = [0, *sorted(each for each in set(milestones) if 0 < each < steps), steps]
+    last = bisect_right(ends, step)
+    if last == len(ends):
+        return min_factor
+    start, end = ends[last - 1 : last + 1]
+    return min_factor + (1.0 - min_factor) * half_cosine((step - start) / (end - start))
+
+
+@SCHEDULE_REGISTRY.register()
+def onecycle_momentum(step: int, steps: int, min_factor: float, pct_start: float) -> float:
+    """For optim.momentum_scheduler: falls from 1 to `min_factor` while `onecycle` rises, then rises again to 1."""
+    peak, last = pct_start * steps - 1.0, steps - 1.0
+    x = step / peak if step < peak else min(1.0, (step - peak) / (last - peak)) + 1.0
+    return min_factor + (1.0 - min_factor) * half_cosine(x)
+
+
+@SCHEDULE_REGISTRY.register()
 def onecycle(
     step: int, steps: int, min_factor: float, pct_start: float, div_factor: float, final_div_factor: float
 ) -> float:

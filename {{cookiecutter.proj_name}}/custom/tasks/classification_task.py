@@ -13,6 +13,7 @@ from common.evaluation.metric import MetricFactory
 from common.monitor.pictures import Picture
 from common.task import Task
 from custom.datasets.sample_transform import original
+from custom.fonts import legible
 from custom.tasks.labelled import labelled
 from custom.tasks.worst_first import SampleError, WorstFirst
 
@@ -77,8 +78,8 @@ class ClassificationTask(Task):
         for image, name, label, prediction, probability in zip(
             images, names, labels, predictions, output["probability"].tolist(), strict=False
         ):
-            wanted = "" if label == prediction else f"{self.class_name(label)} -> "
-            text = f"{wanted}{self.class_name(prediction)} ({probability:.0%})"
+            wanted, found = (legible(self.class_name(number), number) for number in (label, prediction))
+            text = f"{wanted} -> " * (label != prediction) + f"{found} ({probability:.0%})"
             if name:
                 text += f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}"
             pictures.append(labelled(image, text, ok=label == prediction if "label" in known else None))

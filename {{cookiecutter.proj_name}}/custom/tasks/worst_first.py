@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
-from torch import Tensor
-
 from common.base.errors import UserError
 from common.data.move import map_tensors
 from common.distributed import gather_to_main
@@ -53,10 +51,10 @@ class WorstFirst(Gallery):
         indices = range(len(errors)) if indices is None else indices
         if len(errors) != len(indices):
             raise UserError(f"sample_errors must give one SampleError per sample: {len(errors)} for {len(indices)}")
-        rows = dict(zip(indices, range(len(indices)), strict=True))
+        places = dict(zip(indices, range(len(indices)), strict=True))
         news = [_Candidate(error, number, None) for error, number in zip(errors, indices, strict=True)]
         self.kept = [
-            each._replace(sample=_row((output, batch), rows[each.number], len(indices)))
+            each._replace(sample=_kept((output, batch), places[each.number], len(indices)))
             if each.sample is None
             else each
             for each in self._first([*self.kept, *news])
@@ -83,17 +81,17 @@ def _number(loss: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def _row(values: Any, number: int, size: int) -> Any:
-    """One sample of a batch of `size`, as a batch of one on the CPU: of whatever has one entry per sample."""
+def _kept(values: Any, number: int, size: int) -> Any:
+    """One sample of a batch of `size`, as a batch of one on the CPU."""
+    return map_tensors(rows(values, slice(number, number + 1), size), lambda each: each.detach().to("cpu", copy=True))
+
+
+def rows(values: Any, part: slice, size: int) -> Any:
+    """Some samples of a batch or an output of `size` samples: a part of whatever has one entry per sample."""
     if isinstance(values, Mapping):
-        return {key: _row(value, number, size) for key, value in values.items()}
+        return {key: rows(value, part, size) for key, value in values.items()}
     if isinstance(values, tuple):
-        return tuple(_row(value, number, size) for value in values)
+        return tuple(rows(value, part, size) for value in values)
     if isinstance(values, list) and len(values) == size:
-        return [values[number]]
-
-    def cut(tensor: Tensor) -> Tensor:
-        is_cut = tensor.ndim > 0 and len(tensor) == size
-        return (tensor[number : number + 1] if is_cut else tensor).detach().to("cpu", copy=True)
-
-    return map_tensors(values, cut)
+        return values[part]
+    return map_tensors(values, lambda each: each[part] if each.ndim > 0 and len(each) == size else each)

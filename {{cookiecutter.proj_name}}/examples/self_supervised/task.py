@@ -2,9 +2,10 @@
 
 import copy
 import math
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -27,6 +28,7 @@ class DinoTask(Task):
         temperatures: of the softmax of the student, and of the teacher.
     """
 
+    buffer_kinds: ClassVar[Mapping[str, str]] = {"step_sum": "sum"}
     model: Student
     centre: Tensor
     step_sum: Tensor
@@ -51,17 +53,10 @@ class DinoTask(Task):
         views = torch.cat([batch["first"], batch["second"]])
         with torch.no_grad():
             logits = self.teacher(views)
-            self.remember(logits)
+            self.step_sum += torch.cat([logits.sum(dim=0), logits.new_tensor([len(logits)])])
             wanted = ((logits - self.centre) / self.temperatures[1]).softmax(dim=1)
         found = (self.model(views) / self.temperatures[0]).log_softmax(dim=1)
         return {"loss": -(wanted.roll(len(views) // 2, dims=0) * found).sum(dim=1).mean()}
-
-    def remember(self, logits: Tensor) -> None:
-        """Add the teacher's outputs of all processes to the sum of this step."""
-        total = torch.cat([logits.sum(dim=0), logits.new_tensor([len(logits)])]).to(self.step_sum)
-        if dist.is_initialized():
-            dist.all_reduce(total)
-        self.step_sum += total
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -1,12 +1,16 @@
 """Short reviews, written by formula, and how sentences of different lengths become a batch."""
 
 import random
+import re
 from collections import UserDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+
+from common.base.errors import UserError
 
 THINGS = ("acting", "book", "dinner", "ending", "film", "hotel", "music", "plot", "room", "service", "story", "view")
 GOOD = ("brilliant", "charming", "clever", "good", "great", "lovely", "perfect", "superb")
@@ -32,6 +36,8 @@ class Reviews:
     """
 
     classes = ("negative", "positive")
+    lines = True  # predict.py reads files of one review per line
+    suffixes = frozenset({".txt"})
     random = False  # each review draws from a generator of its own, so the loader need not seed
 
     def __init__(self, data_dir: Path, mode: str, reviews: int) -> None:
@@ -45,13 +51,39 @@ class Reviews:
         words, label = review(random.Random(f"{self.mode} {index}"))
         return {"words": torch.tensor([NUMBERS[word] for word in words]), "label": torch.tensor(label)}
 
+    @classmethod
+    def from_files(cls, files: Sequence[str], **_: object) -> "Lines":
+        """A data set of these reviews, without labels."""
+        return Lines(files)
+
     @staticmethod
     def collate(items: list[dict[str, Tensor]]) -> Sentences:
         """Pad every sentence to the length of the longest."""
         lengths = torch.tensor([len(item["words"]) for item in items])
         words = pad_sequence([item["words"] for item in items], batch_first=True)
         mask = torch.arange(words.shape[1]) < lengths[:, None]
-        return UserDict(words=words, mask=mask, label=torch.stack([item["label"] for item in items]))
+        labels = {"label": torch.stack([item["label"] for item in items])} if "label" in items[0] else {}
+        return UserDict(words=words, mask=mask, **labels)
+
+
+class Lines:
+    """Reviews that a person wrote, in the words of this example."""
+
+    random = False
+    collate = staticmethod(Reviews.collate)
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """`words` (T,), int64. Raises `UserError` for a word that no review has."""
+        words = ["<start>", *re.findall(r"[^\W_]+", self.texts[index].lower())]
+        if unknown := [word for word in words if word not in NUMBERS]:
+            raise UserError(f"unknown words: {', '.join(unknown)}; there are {', '.join(WORDS[1:])}")
+        return {"words": torch.tensor([NUMBERS[word] for word in words])}
 
 
 def review(draw: random.Random) -> tuple[list[str], int]:

@@ -3,17 +3,19 @@
 The page of several runs shows them side by side. Everything in it comes from the files of the runs.
 """
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from loguru import logger
 
 from common.base.files import write_text
+from common.base.text import number
 from support import compare
 from support.read import RunFiles, read_run
 from support.report.charts import smooth
 from support.report.curves import curves, curves_of_all, series, twins
-from support.report.page import Html, joined, number, page, tag
+from support.report.page import Html, joined, page, tag
 from support.report.pictures import pictures
 from support.report.tables import (
     attempts,
@@ -39,7 +41,8 @@ def write_report(folder: Path) -> None:
     try:
         write_text(folder / FILE, report([read_run(folder)]))
     except Exception as error:  # noqa: BLE001 - any error
-        logger.warning("{} cannot be written: {!r}; try python -m tools.report {}", folder / FILE, error, folder)
+        again = shlex.join(["python", "-m", "tools.report", str(folder)])
+        logger.warning("{} cannot be written: {!r}; try {}", folder / FILE, error, again)
 
 
 def report(runs: Sequence[RunFiles]) -> str:
@@ -145,10 +148,10 @@ def _is_loss(name: str) -> bool:
 
 def verdict(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
     """Which run is best, or why that cannot be said."""
-    metrics = sorted({run.best["metric"] for run in runs if run.best})
-    if len(metrics) != 1:
-        text = f"The runs were ranked by different metrics ({', '.join(metrics)}), so none is called the best."
-        return text if metrics else "No run has a best validation yet."
-    first = compare.best_first(runs)[0]
+    groups = compare.ranked(runs)
+    if len(groups) != 1:
+        text = f"None is called the best: they were ranked by different things ({'; '.join(map(' on '.join, groups))})."
+        return text if groups else "No run has a best validation yet."
+    (((metric, _), (first, *_)),) = groups.items()
     best, name = first.best or {}, names[[run is first for run in runs].index(True)]
-    return f"Best by val {metrics[0]}: {name}, {number(best['value'])} at step {best['step']:,}."
+    return f"Best by val {metric}: {name}, {number(best['value']).strip()} at step {best['step']:,}."

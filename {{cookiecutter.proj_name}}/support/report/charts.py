@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from support.report.page import Html, number, tag
+from support.report.page import Html, round_number, tag
 
 Point = tuple[float, float]
 Kind = Literal["line", "faint", "dots"]
@@ -126,7 +126,7 @@ def _count(value: float) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size <= abs(value) < 1e12:
             return f"{value / size:.4g}{letter}"
-    return number(value)
+    return round_number(value)
 
 
 def _drawn(curve: Curve, x_axis: _Axis, y_axis: _Axis) -> Html:

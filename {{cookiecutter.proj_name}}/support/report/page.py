@@ -42,8 +42,8 @@ def details(summary: str, *content: str) -> Html:
     return tag("details", tag("summary", summary), *content)
 
 
-def number(value: float) -> str:
-    """A number in about four digits, as in a table."""
+def round_number(value: float) -> str:
+    """A number in about four digits, without those at its end that say nothing: as on an axis."""
     if not math.isfinite(value):
         return {math.inf: "∞", -math.inf: "−∞"}.get(value, "NaN")
     if value == 0 or 1e-3 <= abs(value) < 1e5:

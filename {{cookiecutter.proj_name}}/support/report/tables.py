@@ -5,13 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.base.text import number
 from common.config.problem import ABSENT
 from common.config.show import dump
 from common.run.paths import RunPaths
 from support import compare
 from support.read import RunFiles
 from support.report.curves import COLOURS, is_setting, twins_of_all
-from support.report.page import Html, details, joined, number, table, tag
+from support.report.page import Html, details, joined, table, tag
 
 _MOST_WARNINGS = 30
 _WARNING = re.compile(r"^\d{4}-\d\d-\d\d \S+ (?:WARNING|ERROR|CRITICAL) .*", re.MULTILINE)
@@ -19,7 +20,7 @@ _WARNING = re.compile(r"^\d{4}-\d\d-\d\d \S+ (?:WARNING|ERROR|CRITICAL) .*", re.
 
 def value_of(value: float | None) -> Html:
     """A number in a few digits; all its digits are in the title."""
-    return Html("–") if value is None else tag("data", number(value), value=repr(value), title=repr(value))
+    return Html("–") if value is None else tag("data", number(value).strip(), value=repr(value), title=repr(value))
 
 
 def state(run: RunFiles) -> Html:
@@ -50,7 +51,8 @@ def results(run: RunFiles) -> Html:
 
 def table_of_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> Html:
     """A row for each run: its best validation, steps and time; code and host if they differ."""
-    first = compare.best_first(runs)[:1] if len({run.best["metric"] for run in runs if run.best}) == 1 else []
+    groups = list(compare.ranked(runs).values())
+    first = groups[0][:1] if len(groups) == 1 else []
     where = {
         "code": [str(_last_attempt(run).get("git", {}).get("commit"))[:10] for run in runs],
         "host": [str(_last_attempt(run).get("host")) for run in runs],
@@ -81,12 +83,13 @@ def _last_attempt(run: RunFiles) -> dict[str, Any]:
 def results_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> Html:
     """A row for each value, a column for each run, the best of a row in bold."""
     results, same = [compare.results(run) for run in runs], twins_of_all(runs)
+    is_alike = len({compare.ranking(run)[1] for run in runs}) == 1  # the same data: the best of a row has a meaning
     rows = []
     for name in dict.fromkeys(name for each in results for name in each):
         if name.partition(".")[2] in same:
             continue
         values = [each.get(name) for each in results]
-        known = [value for value in values if value is not None and value == value]
+        known = [value for value in values if is_alike and value is not None and value == value]
         sign = -1 if known and compare.mode(runs[0], name.partition(".")[2]) == "max" else 1
         best = min(known, key=lambda value: sign * value, default=None)
         cells = [tag("b", value_of(value)) if value == best and len(known) > 1 else value_of(value) for value in values]

@@ -12,7 +12,7 @@ from typing import Any
 
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.checkpoint.guarantee import changes
+from common.checkpoint.fingerprint import changes
 from common.config import ConfigError, Problem, Resolved, option_value
 from common.config.registry import REGISTRIES
 from common.run.lock import FolderLock

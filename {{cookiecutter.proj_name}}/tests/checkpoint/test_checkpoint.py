@@ -19,6 +19,7 @@ import torch
 import common.checkpoint.__main__ as tool
 import train
 from common.base.errors import UserError
+from common.base.files import write_text
 from common.checkpoint import (
     CheckpointConfig,
     CheckpointError,
@@ -171,17 +172,18 @@ def test_nothing_that_was_saved_vanishes(runs: Runs) -> None:
     }  # fmt: skip
 
 
-def test_a_bound_that_was_reached_stays_reached(runs: Runs) -> None:
+@pytest.mark.parametrize(("side", "value", "said"), [("lower", "100", "below"), ("upper", "0", "above")])
+def test_a_bound_that_was_reached_stays_reached(runs: Runs, side: str, value: str, said: str) -> None:
     """QQ-40: an early stop by a bound survives a resume, which says so; with another bound training goes on."""
-    words = ["--early_stop.lower_bound", "100", "--progress.epoch", "3"]
+    words = [f"--early_stop.{side}_bound", value, "--progress.epoch", "3"]
     folder = runs.train(*words)
     assert load(folder)["position"]["step"] == 5
     runs.train(*words, "--resume", "auto")
     assert load(folder)["position"]["step"] == 5
     resumed = (folder / "train.log").read_text().split("resumed at step")[1]
-    assert "stopped early" in resumed and "below early_stop.lower_bound 100" in resumed
+    assert "stopped early" in resumed and f"{said} early_stop.{side}_bound {value}" in resumed
     assert metrics(folder, "end")[-1]["reason"] == "early_stop"
-    runs.train(*words[2:], "--early_stop.lower_bound", "null", "--resume", "auto")
+    runs.train(*words[2:], f"--early_stop.{side}_bound", "null", "--resume", "auto")
     assert load(folder)["position"]["step"] == 15
 
 
@@ -235,6 +237,29 @@ def test_the_new_best_is_there_before_the_old_goes(tmp_path: Path, monkeypatch: 
         assert read_checkpoint(folder.best)["position"]["step"] == 1
         assert read_checkpoint(folder.latest)["position"]["step"] == 1
         assert not list(tmp_path.glob(".*"))
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D-04, D-65: a power cut leaves the old file or the whole new one: flushed and synced first, then renamed."""
+    done: list[tuple[str, int]] = []
+
+    def synced(number: int) -> None:
+        done.append(("synced", os.fstat(number).st_size))
+
+    def renamed(source: Path, target: Path) -> Path:
+        done.append((f"named {target.name}", source.stat().st_size))
+        os.replace(source, target)
+        return target
+
+    monkeypatch.setattr("os.fsync", synced)
+    monkeypatch.setattr("pathlib.Path.replace", renamed)
+    write_text(tmp_path / "status.json", "whole")
+    assert done == [("synced", 5), ("named status.json", 5)]
+    done.clear()
+    write_checkpoint(state(1), tmp_path / "latest.pt", tmp_path / "best.pt")
+    size = (tmp_path / "latest.pt").stat().st_size
+    assert [name for name, _ in done] == ["synced", "named best.pt", "synced", "named latest.pt"]
+    assert {each for _, each in done} == {size}
 
 
 FULL = """
@@ -365,7 +390,10 @@ def test_a_failed_run_is_not_written_to_any_more(runs: Runs, monkeypatch: pytest
 
     monkeypatch.setattr(CheckpointFolder, "save", save)
     loss = "{$REPLACE: true, ce: {type: tests.parts.NotANumber, after: 6}}"
-    assert runs.fail("--loss", loss, "--progress.epoch_val", "-1", "--best.metric", "ce") == 2
+    assert (
+        runs.fail("--monitor.log_level", "DEBUG", "--loss", loss, "--progress.epoch_val", "-1", "--best.metric", "ce")
+        == 2
+    )
     folder = runs.root / "run"
     assert not (folder / "run.lock").exists()
     assert load(folder)["position"]["step"] == 5
@@ -429,7 +457,7 @@ def test_a_run_is_resumed_with_its_own_config(runs: Runs) -> None:
     """R-47: without --config, and with the changes on the command line."""
     folder = runs.train("--progress.epoch", "1", "--optim.lr", "0.005")
     assert train.main(["--resume", str(folder), "--progress.epoch", "3"]) == 0
-    assert "A run with the new progress.epoch from its start might have" in (folder / "train.log").read_text()
+    assert "A run started with the new progress.epoch could differ" in (folder / "train.log").read_text()
     assert load(folder)["position"]["epoch"] == 3
     assert train.main(["--resume", str(folder / "checkpoints" / "best.pt"), "--progress.epoch", "4"]) == 0
     assert load(folder)["position"]["epoch"] == 4
@@ -493,6 +521,7 @@ def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str
         "model ConvModel",
         "features.0.0.weight",
         "torch",
+        f"  {sum(each.numel() for each in load(path.parents[1])['model'].values()):,} numbers",
     ):
         assert piece in text
     assert tool.main([str(path.parents[1])]) == 0

@@ -12,9 +12,11 @@ from PIL import Image
 
 import evaluate
 import train
+from common.config import resolve
 from common.config.registry import MODEL_REGISTRY
 from common.failure.program import reported
 from tests.conftest import CONFIG, PROJECT, Runs, load, run
+from custom.config import Config
 from custom.datasets.digits_dataset import DigitsDataset
 
 ErrorOf = Callable[..., str]
@@ -392,3 +394,51 @@ def test_a_gradient_that_is_not_a_number(error_of: ErrorOf, runs: Runs) -> None:
     assert "weights are not finite numbers after step 7" in text
     assert load(runs.root / "run")["position"]["step"] == 6
     assert all(value.isfinite().all() for value in load(runs.root / "run")["model"].values())
+
+
+BOMBS = {
+    "lists": [f"x{at}: &x{at} [{', '.join([f'*x{at - 1}'] * 10)}]" for at in range(1, 10)],
+    "mappings": [f"x{at}: &x{at} {{a: *x{at - 1}, b: *x{at - 1}}}" for at in range(1, 31)],
+    "merge keys": [f"x{at}: &x{at} {{<<: [{', '.join([f'*x{at - 1}'] * 10)}]}}" for at in range(1, 10)],
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+@pytest.mark.parametrize("way", ["file", "option", "stored"])
+def test_aliases_that_stand_for_more_than_memory_holds(error_of: ErrorOf, tmp_path: Path, kind: str, way: str) -> None:
+    """Thirty lines for 10^9 values, anywhere that YAML is read: refused at once, with the line and the rule."""
+    lines = ["x0: &x0 {a: 1}", *BOMBS[kind]]
+    file = tmp_path / "config.yaml"
+    file.write_text("\n".join([f"name: a\nmodel: {{type: ConvModel, {lines[0]}}}", *lines[1:]]))
+    if way == "stored":
+        (tmp_path / "run.json").touch()
+    text = error_of(f"--model={{{', '.join(lines)}}}") if way == "option" else error_of("--config", str(file))
+    assert "aliases (*name) must not add more than 20,000 values" in text
+    assert ("command line" if way == "option" else f"{file}:") in text
+
+
+@pytest.mark.parametrize("kind", ["lists", "text"])
+def test_references_that_stand_for_more_than_memory_holds(error_of: ErrorOf, tmp_path: Path, kind: str) -> None:
+    """Lists of lists, and text that is doubled forty times."""
+
+    def ref(at: int) -> str:
+        return f"'${{model.a{at - 1}}}'" if kind == "lists" else f"${{model.a{at - 1}}}"
+
+    lists = ["a0: [1, 2]", *(f"a{at}: [{', '.join([ref(at)] * 10)}]" for at in range(1, 10))]
+    text = ["a0: x", *(f"a{at}: {ref(at) * 2}" for at in range(1, 41))]
+    file = tmp_path / "config.yaml"
+    file.write_text("\n  ".join(["model:", "type: ConvModel", *(lists if kind == "lists" else text)]))
+    assert "references must not" in error_of("--config", str(file))
+
+
+def test_ordinary_aliases_and_merge_keys(tmp_path: Path) -> None:
+    """They work as before: a list used many times, and a section laid under another."""
+    file = tmp_path / "config.yaml"
+    parts = ["&part {type: DigitsDataset, eval_batch_size: 32}", "{<<: *part, eval_batch_size: 64}"]
+    sets = ", ".join(f"s{at}: *part" for at in range(100))
+    file.write_text(
+        f"best: {{metric: first.loss}}\ndataset: {{val: {{first: {parts[0]}, second: {parts[1]}, {sets}}}}}"
+    )
+    val = resolve(Config, [file]).config.dataset.val
+    assert val is not None and len(val) == 102
+    assert [val[name]["eval_batch_size"] for name in ("first", "second", "s99")] == [32, 64, 32]

@@ -95,7 +95,7 @@ def test_what_a_run_leaves_and_where(runs: Runs, tmp_path: Path, monkeypatch: py
         "config.yaml", "run.json", "git.diff", "job.sh", "train.log", "metrics.jsonl", "status.json",
         "checkpoints", "eval",
     }  # fmt: skip
-    assert list(folder.glob("events.*"))
+    assert list(folder.glob("event/events.*"))
     assert {path.name for path in (folder / "checkpoints").glob("*.pt")} >= {"latest.pt", "best.pt"}
     assert list(elsewhere.iterdir()) == []
 

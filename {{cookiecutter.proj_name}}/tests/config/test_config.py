@@ -445,6 +445,12 @@ def test_list_prints_registries(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             parse(Config, words.split(), registries=registries)
         assert capsys.readouterr().out.strip() == expected
+    registries[1].register()(Optim)
+    registries[1].register("other")(load)
+    with pytest.raises(SystemExit):
+        parse(Config, ["--list", "loss"], registries=registries)
+    found = capsys.readouterr().out
+    assert "Optim" in found and "other" in found and "test_config.py:" in found
     with pytest.raises(ValueError, match="the kinds are model, loss"):
         parse(Config, ["--list", "x"], registries=registries)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from common.base.errors import UserError
 from tests.config.test_bad_input import images
 from custom.datasets.image_folder_dataset import ImageFolderDataset
 
@@ -26,3 +27,34 @@ def test_pictures_of_every_kind(tmp_path: Path) -> None:
     assert len(data) == 2
     assert data[0]["image"].flatten()[32] == pytest.approx(0.5, abs=0.02)
     assert data[1]["image"][0, 7, 7] == 1.0
+
+
+def test_only_image_formats_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An EPS file under another name is refused, rather than given to Ghostscript."""
+    folder = images(tmp_path / "i", {"cat": 1, "dog": 1})
+    (folder / "cat" / "0.png").write_bytes(
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
+    )
+    program, trace = tmp_path / "gs", tmp_path / "trace"
+    program.write_text(f"#!/bin/sh\ntouch '{trace}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    data = ImageFolderDataset(tmp_path, "train", "i", size=[8, 8], channels=1)
+    with pytest.raises(UserError, match=r"0\.png: it is not in one of the formats BMP, .* replace it, or leave it out"):
+        data[0]
+    assert not trace.exists()
+
+
+def test_parts_of_a_folder(tmp_path: Path) -> None:
+    """Each image is in one part, and stays there when others are added."""
+    folder = images(tmp_path / "i", {"cat": 30, "dog": 30})
+
+    def names(low: float, high: float) -> set[str]:
+        data = ImageFolderDataset(tmp_path, "train", "i", size=[8, 8], part=[low, high])
+        return {str(Path(path).relative_to(folder)) for path in data.sample_ids()}
+
+    train, val = names(0, 0.7), names(0.7, 1)
+    assert train and val and not train & val
+    assert train | val == {f"{kind}/{number}.png" for kind in ("cat", "dog") for number in range(30)}
+    (folder / "cat" / "00.png").write_bytes((folder / "cat" / "0.png").read_bytes())
+    assert names(0.7, 1) - {"cat/00.png"} == val

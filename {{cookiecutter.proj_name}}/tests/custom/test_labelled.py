@@ -1,7 +1,15 @@
 """Pictures with a frame and a text."""
 
-import numpy as np
+from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+
+from custom import fonts
+from custom.metric.figures import class_label
+from custom.tasks.classification_task import ClassificationTask
 from custom.tasks.labelled import labelled
 
 
@@ -21,8 +29,46 @@ def test_a_labelled_picture_shows_image_frame_and_text():
     assert (labelled(image, "").image.shape[0]) < right.shape[0]
 
 
-def test_any_text_can_be_drawn():
-    """CT-59: a long one makes the picture wider; letters the font does not have do not stop a run."""
+BDF = """STARTFONT 2.1
+FONT -a-own-medium-r-normal--16-160-75-75-c-160-iso10646-1
+SIZE 16 75 75
+FONTBOUNDINGBOX 16 16 0 0
+STARTPROPERTIES 5
+PIXEL_SIZE 16
+CHARSET_REGISTRY "ISO10646"
+CHARSET_ENCODING "1"
+FONT_ASCENT 16
+FONT_DESCENT 0
+ENDPROPERTIES
+CHARS 2
+{}ENDFONT
+"""
+GLYPH = "STARTCHAR c{0}\nENCODING {0}\nSWIDTH 500 0\nDWIDTH 16 0\nBBX 16 16 0 0\nBITMAP\n{1}\nENDCHAR\n"
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A system with one font, which has one character: a cat, drawn as a black square."""
+    glyphs = GLYPH.format(0, "\n".join(["8001"] * 16)) + GLYPH.format(ord("猫"), "\n".join(["FFFF"] * 16))
+    (tmp_path / "own.ttf").write_text(BDF.format(glyphs))
+    monkeypatch.setattr(fonts, "FOLDERS", (str(tmp_path),))
+    for cached in (fonts._files, fonts._file_with):
+        cached.cache_clear()
+    yield tmp_path
+    for cached in (fonts._files, fonts._file_with):
+        cached.cache_clear()
+
+
+def test_names_in_any_script_are_drawn(system: Path) -> None:
+    """By a font of the system that has them; otherwise a class is drawn by its number, and a text in plain letters."""
     narrow, wide = labelled(np.zeros((8, 8)), "a"), labelled(np.zeros((8, 8)), "é→ 漢字 " + "long " * 20)
     assert wide.image.shape[1] > 2 * narrow.image.shape[1]
-    assert (labelled(np.zeros((8, 8)), "é 漢").image == labelled(np.zeros((8, 8)), "e ").image).all()
+    cat = labelled(np.zeros((8, 8)), "猫").image
+    assert (cat[-27:, cat.shape[1] // 2] < 60).all(axis=1).sum() >= 14  # the square
+    assert (labelled(np.zeros((8, 8)), "é 犬").image == labelled(np.zeros((8, 8)), "e ?").image).all()
+    assert [class_label(["猫", "犬", "dog"], number) for number in range(4)] == ["猫", "1", "dog", "3"]
+    task = ClassificationTask.__new__(ClassificationTask)
+    task.__dict__["classes"] = ["猫", "犬"]
+    output = {"prediction": torch.tensor([1]), "probability": torch.tensor([0.4])}
+    (drawn,) = task.pictures(output, {"image": torch.zeros(1, 1, 8, 8)}, 1)
+    assert (drawn.image == labelled(np.zeros((8, 8, 1)), "1 (40%)").image).all()

@@ -147,13 +147,14 @@ def test_mistakes_in_the_config_are_reported_together(error_of: ErrorOf) -> None
 @pytest.mark.parametrize("kind", ["DigitsDataset", "tests.data.test_transforms.Items"])
 def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs, kind: str) -> None:
     """Through the user's door: seeded like all that a data set draws, map-style or not."""
-    section = f"{{type: {kind}, transforms: [{{type: tests.data.test_transforms.RandomScale, limit: 0.5}}]}}"
+    scale = "{type: tests.data.test_transforms.RandomScale, limit: 0.5}"
+    section = f"{{$REPLACE: true, type: {kind}, transforms: [{scale}]}}"  # the data set itself draws nothing
     more = words("plain", "--dataset.train", section)
     alone = final(runs.train(*more, name="alone"))
     assert differing(alone, final(runs.train(*more, "--worker", "2", name="workers"))) == []
     cut(runs, "plain", 5, *more)
     assert differing(alone, final(runs.train(*more, "--resume", "auto", name="cut"))) == []
-    without = final(runs.train(*words("plain", "--dataset.train", f"{{type: {kind}}}"), name="without"))
+    without = final(runs.train(*words("plain", "--dataset.train", f"{{$REPLACE: true, type: {kind}}}"), name="without"))
     assert not same(alone["latest"]["model"], without["latest"]["model"])
 
 

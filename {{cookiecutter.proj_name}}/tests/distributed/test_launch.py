@@ -90,9 +90,12 @@ def test_ports_differ_by_job() -> None:
 
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, MPICH], ids=["open-mpi", "mpich"])
-def test_mpi(variables: dict[str, str]) -> None:
+def test_mpi(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """MM-75: Open MPI, and MPICH with its relatives, on one host; over several somebody must say where rank 0 is."""
     assert place(variables) == ("mpi", 1, 1, 2, 2, "127.0.0.1")
+    first = read_launch(variables)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert read_launch(variables) == first  # and its port: that of all processes of the mpirun
     several = {**variables, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
     several |= {"MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}
     with pytest.raises(UserError, match="mpirun -x MASTER_ADDR"):

@@ -1,10 +1,12 @@
 """Which checkpoint is the best one, and which direction is better."""
 
+import math
 from typing import Any
 
 import pytest
 from torch import Tensor
 
+from common.evaluation.best import BestConfig, BestTracker, EarlyStopConfig
 from common.evaluation.metric import GatheredMetric
 from tests.config.test_bad_input import ErrorOf, error_of
 from tests.conftest import Runs, load, metrics
@@ -43,6 +45,14 @@ def test_a_metric_says_that_more_is_better(runs: Runs) -> None:
     assert len(values) == 6  # always worse than the first, it would have ended here
     assert max(value for value, _ in values) > values[0][0]
     assert load(folder, "best")["position"]["step"] == max(values, key=lambda each: (each[0], -each[1]))[1]
+
+
+def test_what_is_never_the_best() -> None:
+    """A number that is not finite, and of two equal ones the newer."""
+    tracker = BestTracker(BestConfig(), EarlyStopConfig(), "min")
+    values = [math.nan, 2.0, 2.0, -math.inf, 1.0]
+    assert [tracker.update({"loss": value}, step) for step, value in enumerate(values)] == [0, 1, 0, 0, 1]
+    assert tracker.best is not None and (tracker.best.value, tracker.best.step, tracker.waited) == (1.0, 4, 0)
 
 
 @pytest.mark.parametrize(

@@ -174,9 +174,11 @@ def test_samples_are_counted_whatever_a_batch_is(runs: Runs, collate: str) -> No
     """By the loader, which knows them: the last batch is smaller, so a wrong count would change the mean."""
     words = ["--dataset.val", "{type: DigitsDataset, eval_batch_size: 48}", "--progress.epoch", "1"]
     usual = runs.train(*words, name="usual")
+    whole = runs.train(*words, "--dataset.val.eval_batch_size", "160", name="whole")
     other = runs.train(*words, "--loader.collate", f"tests.parts:{collate}", name="other")
     first, second = metrics(usual, "val")[-1], metrics(other, "val")[-1]
     assert (first["samples"], first["values"]) == (second["samples"], second["values"])
+    assert first["values"] == pytest.approx(metrics(whole, "val")[-1]["values"], rel=1e-6)
 
 
 def test_shares_are_whole_batches() -> None:
@@ -332,7 +334,7 @@ def test_named_sets_from_the_config_to_the_files(
     log = (folder / "train.log").read_text()
     for name in ("val.clean", "val.shifted", "eval.clean", "eval.shifted"):
         assert f"{name} data DigitsDataset custom/datasets/digits_dataset.py" in log
-        assert f" {name} epoch 2 step 10 | loss" in log
+        assert f" {name} 2/2 step 10/10 | loss" in log
     entry = metrics(folder, "val")[-1]
     values = ("loss", "CrossEntropyLoss", "Accuracy")
     assert list(entry["values"]) == [f"{name}.{value}" for name in ("clean", "shifted") for value in values]
@@ -353,7 +355,7 @@ def test_named_sets_from_the_config_to_the_files(
     printed = capsys.readouterr().out
     for name in ("clean", "shifted"):
         _, _, below = printed.partition(f"{name}:\n  samples   160\n")
-        assert f"  Accuracy  {measured['values'][f'{name}.Accuracy']:.6g}\n" in below
+        assert f"  Accuracy  {measured['values'][f'{name}.Accuracy']:.5f}\n" in below
     # What is evaluated may change in a resume.
     again = ["--resume", str(folder), "--config", str(folder / "config.yaml"), "--progress.epoch", "3"]
     runs.train(*again, "--dataset.val.shifted.shift", "1")
@@ -363,7 +365,7 @@ def test_named_sets_from_the_config_to_the_files(
 def tags(event: Path) -> set[str]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(event))
+    found = EventAccumulator(str(event / "event"))
     found.Reload()
     return set(found.Tags()["scalars"])
 
@@ -459,7 +461,8 @@ def test_evaluation_reads_its_data_again_each_time(runs: Runs, named: str, monke
 
     monkeypatch.setattr(DigitsDataset, "__getitem__", getitem)
     runs.train("--config", named, "--dataset.eval", "null", "--dataset.train", f"{{type: {HERE}.Letterless}}")
-    assert len(read) == 2 * 2 * 160 + 2 * 48  # and a first batch of each set, to try it
+    # And a first batch of each set, to try it; and 32 samples, whether their loss is a mean.
+    assert len(read) == 2 * 2 * 160 + 2 * 48 + 32
 
 
 class Letterless(DigitsDataset):

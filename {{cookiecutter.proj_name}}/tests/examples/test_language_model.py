@@ -29,6 +29,14 @@ def tiny(context: int = 16, length: int = 4000, eval_batch_size: int = 64) -> li
     return [*TINY, "--dataset.train", f"{{{data}}}", "--dataset.val", val]
 
 
+def test_a_character_sees_those_before_it() -> None:
+    """And none that it has to predict."""
+    model, text = GPT(10, context=8, heads=2, width=16).eval(), torch.arange(8)[None]
+    other = torch.where(torch.arange(8) < 5, text, 9 - text)
+    same_so_far = [torch.allclose(*pair) for pair in zip(model(text)[0], model(other)[0], strict=True)]
+    assert same_so_far == [True] * 5 + [False] * 3
+
+
 def test_validation_is_over_the_whole_text(runs: Runs) -> None:
     """The loss is the mean over all characters but the first, each predicted once, whatever the batches are."""
     fp64 = ["--precision.mode", "fp64", "--progress.max_steps", "4"]

@@ -1,11 +1,17 @@
 """Sentences of different lengths: every word counts equally, however they are batched."""
 
+import io
+import json
 import random
 from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
 
+import predict
+from common.base.errors import UserError
 from common.task import Task
 from examples.text.data import GOOD, Reviews, review
 from examples.text.task import NextWordTask
@@ -79,3 +85,35 @@ def test_the_batches() -> None:
 def test_the_next_word_is_learnt(runs: Runs) -> None:
     """As far as it can be known: a uniform guess has 3.69 nats."""
     assert metrics(trained(runs, EXAMPLE), "val")[-1]["values"]["loss"] < 1.5
+
+
+def test_lines_of_text(
+    runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example: a sample per line, of files, folders and the standard input; each row has its place and its text."""
+    few = "reviews: 64}"
+    folder = trained(runs, "text/config", "--dataset.train", f"{{type: examples.text.data.Reviews, {few}", name="text")
+    lines = ["The music was lovely.", "", "the hotel was pizza", "I think the film was not very good, but..."]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes("\r\n".join(lines).encode("utf-8-sig"))
+    (tmp_path / "in" / "b.md").write_text("no text of ours")
+    nested = "{type: Subset, first: 1, set: {type: examples.text.data.Reviews, reviews: 4}}"
+    words = ["--model_pt", str(folder), "--skip_unreadable", "--worker", "1", "--dataset.eval", nested]
+    assert predict.main([*words, "--input", str(tmp_path / "in")]) == 0
+    rows = [json.loads(line) for line in (folder / "predict" / "predictions.jsonl").read_text().splitlines()]
+    assert [(row["file"], row["text"]) for row in rows] == [(f"{tmp_path}/in/a.txt:{n}", lines[n - 1]) for n in (1, 4)]
+    assert all(row["class"] in ("negative", "positive") and 0.5 <= row["probability"] <= 1 for row in rows)
+    shown = capfd.readouterr()
+    assert f"{tmp_path}/in/a.txt:3: unknown words: pizza" in shown.err and "text The music was lovely." in shown.out
+    for data, said in (
+        (b"the plot was good\n", None),
+        (b"\xff\xfe", "--input: - is not text in UTF-8"),
+        (b"\n", "no line that"),
+    ):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        with pytest.raises(UserError, match=said) if said else nullcontext():
+            assert predict.main([*words, "--input", "-"]) == 0
+    assert "-:1  text the plot was good  class" in capfd.readouterr().out
+    word = trained(runs, "text/next_word", "--dataset.train", f"{{type: examples.text.data.Reviews, {few}", name="next")
+    (tmp_path / "b.txt").write_text("the music was\n")
+    assert predict.Predictor(word)([tmp_path / "b.txt"])[0].keys() == {"file", "text", "next"}

@@ -152,7 +152,7 @@ def test_a_mistake_found_late_moves_no_earlier_run(runs: Runs, mistake: str, wor
     (left,) = [path for path in runs.root.glob("run*") if path != folder]
     assert status(left)["state"] == "failed" and not (left / "run.lock").exists()
     log = (left / "train.log").read_text()
-    assert told in log and f"{folder} is the earlier run again" in log and str(left) in log
+    assert told in log and f"the earlier run is back in {folder}," in log and str(left) in log
     assert mistake == "warm-up" or f"details  {left}/error_rank{world - 1}.txt" in log
     runs.train("--resume", "auto")
     assert "resumed at step 5" in (folder / "train.log").read_text()

@@ -12,11 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
+from common.base.text import number
+from common.evaluation.loss import Losses
 from common.progress import Position
 from common.trainer import Trainer
-from tests.conftest import PROJECT, Runs
+from tests.conftest import PROJECT, Runs, metrics
 from tests.monitor.pseudo_terminal import in_terminal
+from custom.tasks.classification_task import ClassificationTask
 
 MANY = """
 $BASE: {base}
@@ -72,13 +76,40 @@ def test_every_line_fits_the_terminal(short: Runs, columns: int, config: str) ->
     )
     log = (short.root / "run" / "train.log").read_text()
     assert len(re.findall(r"INFO +common/trainer.py:\d+ +epoch +\d/2 step .* mem \d+ MB$", log, re.MULTILINE)) == 5
-    best = "\x1b[32mval   epoch "
+    best = "\x1b[32mval   "
     assert shown.raw.count(best) == log.count("| best so far") > 0  # in colour
     if config == "many":
         assert log.count("precision_9") == 5 + 2 + 2 and "ConfusionMatrix.precision_9" not in shown.text
         assert re.search(r"… \d\d more", shown.text) and "(4 groups)" in shown.text
     else:
         assert not any("CrossEntropyLoss" in line for line in shown.lines if " | " in line)  # it is the loss
+
+
+class WithNumber(ClassificationTask):
+    """Logs a number of its own, as the README shows."""
+
+    def losses(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Losses:
+        losses = super().losses(output, batch)
+        losses["logit_norm"] = output["logits"].norm(dim=1).mean()
+        return losses
+
+
+def test_an_added_number_keeps_the_log_readable(short: Runs) -> None:
+    """One line for training, no loss twice, metrics before further losses, one rounding; each epoch has a loss."""
+    words = ["--task.type", f"{__name__}.WithNumber", "--progress.iter_loss", "50"]
+    shown = in_terminal(command(short, *words), 80)
+    assert shown.code == 0, shown.text
+    trained = [line for line in shown.lines if re.search(r"INFO +epoch .* loss ", line)]
+    assert len(trained) == 2 and all("| logit_norm " in line for line in trained)  # 5 steps an epoch, not 50
+    assert "CrossEntropyLoss" not in "".join(line for line in shown.lines if " | " in line)
+    assert not any("saved latest.pt (" in line for line in shown.lines)
+    folder = short.root / "run"
+    accuracy = number(metrics(folder, "val")[-1]["values"]["Accuracy"])
+    (last,) = (line for line in shown.lines if line.startswith("  last "))
+    assert f"Accuracy {accuracy}" in last
+    assert any(re.search(rf" val    2/2 step 10/10 \\| loss .* Accuracy {accuracy}", line) for line in shown.lines)
+    assert accuracy in (folder / "report.html").read_text()
+    assert len(metrics(folder, "train")) == 2
 
 
 def test_without_colour_and_at_debug(short: Runs) -> None:
@@ -113,8 +144,8 @@ def stop(trainer: Trainer) -> None:
 )
 def test_a_summary_closes_a_run(runs: Runs, words: list[str], rows: list[str]) -> None:
     """R-04: what was reached, where it is, and the next commands, which name files that exist."""
-    ended = runs.fail("--monitor.writers", "[tensorboard]", *words)
-    folder = runs.root / "run"
+    ended = runs.fail("--monitor.writers", "[tensorboard]", *words, name="my läuf")  # printed so that it can be pasted
+    folder = runs.root / "my läuf"
     log = (folder / "train.log").read_text().splitlines()
     at = next(number for number, line in enumerate(log) if "trained for 0:00:" in line)
     summary = dict(line.split(maxsplit=1) for line in log[at + 1 :])
@@ -122,6 +153,7 @@ def test_a_summary_closes_a_run(runs: Runs, words: list[str], rows: list[str]) -
     assert all((folder / name).exists() for name in summary["files"].split(", "))
     commands = [summary[name] for name in ("resume", "evaluate", "curves") if name in summary]
     assert all(Path(shlex.split(text)[-1]).exists() for text in commands), log
+    assert "curves" not in summary or Path(shlex.split(summary["curves"])[-1]) == runs.root
     if "best" in rows:
         assert re.match(r"loss \S+  Accuracy \S+ \(best.pt: step \d+\)$", summary["best"])
     assert ended == (143 if "resume" in rows else 0)
@@ -143,8 +175,32 @@ def test_the_commands_of_a_summary_work(short: Runs) -> None:
         assert done.code == 0, done.text
         shown = done if row == "resume" else shown
     values = json.loads((short.root / "run" / "eval" / "best" / "metrics.json").read_text())["values"]
-    assert re.search(rf"^  Accuracy +{values['Accuracy']:.6g}$", done.text, re.MULTILINE)
-    assert f"{values['loss']:.6g}" in done.text and "CrossEntropyLoss" not in done.text
+    assert re.search(rf"^  Accuracy +{values['Accuracy']:.5f}$", done.text, re.MULTILINE)
+    assert number(values["loss"]) in done.text and "CrossEntropyLoss" not in done.text
+
+
+def breaks(trainer: Trainer) -> None:
+    """A plug-in: the sixth step, after a checkpoint, fails."""
+
+    def fail() -> None:
+        if trainer.monitor.step == 6:
+            raise RuntimeError("broken")
+
+    trainer.monitor.after_step.append(fail)
+
+
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_failure_fits_the_terminal_and_says_how_to_continue(short: Runs, processes: str) -> None:
+    """Its level is a word; the command that resumes the run can be pasted, whatever the run is called."""
+    words = short.words("--plugins", f"[{__name__}:breaks]", "--dist.processes", processes, name="my run")
+    shown = in_terminal([sys.executable, "train.py", *words], 90)
+    assert shown.code == 1, shown.text
+    assert not [line for line in shown.lines if line.count("=") > 20 and len(line) > 90]
+    assert re.search(r"^\S+ FATAL ", shown.text, re.MULTILINE) and "CRITI " not in shown.text
+    (line,) = (line for line in shown.lines if line.startswith("to resume:  "))
+    again = shlex.split(line.removeprefix("to resume:  "))
+    assert again == ["python", "train.py", "--resume", str(short.root / "my run")]
+    assert in_terminal([sys.executable, *again[1:], "--plugins", "[]"], 90).code == 0
 
 
 def endless(trainer: Trainer) -> None:

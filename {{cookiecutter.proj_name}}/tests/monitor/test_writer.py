@@ -25,7 +25,7 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
 
 
 def events(folder: Path) -> EventAccumulator:
-    accumulator = EventAccumulator(str(folder))
+    accumulator = EventAccumulator(str(folder / "event"))
     accumulator.Reload()
     return accumulator
 

@@ -1,8 +1,11 @@
 """`monitor.writers`: where curves and pictures go."""
 
 import csv
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -97,6 +100,91 @@ def test_a_writer_that_fails_does_not_end_the_training(runs: Runs) -> None:
     assert (diary.count("x run 4 None"), diary.count("run/config")) == (3, 1)
 
 
+class Tracker:
+    """Both trackers as far as the writers use them: of each of their runs what it was given, by the run's id."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, dict[str, Any]] = {}
+
+    def of(self, run: str) -> dict[str, Any]:
+        return self.runs.setdefault(run, {"about": {}, "points": {}, "files": [], "end": None})
+
+    def point(self, run: str, name: str, step: int, value: Any) -> None:
+        self.of(run)["points"].setdefault(name, []).append((step, value))
+
+    # MLflow's client
+
+    def create_run(self, group: str, run_name: str) -> Any:
+        self.of(run := f"{run_name} {len(self.runs)}")
+        return SimpleNamespace(info=SimpleNamespace(run_id=run))
+
+    def log_batch(self, run: str, metrics: Sequence[Any] = (), params: Sequence[Any] = ()) -> None:
+        self.of(run)["about"] |= {each.key: each.value for each in params}
+        for each in metrics:
+            self.point(run, each.key, each.step, each.value)
+
+    def get_run(self, run: str) -> Any:
+        return SimpleNamespace(data=SimpleNamespace(metrics=self.of(run)["points"]))
+
+    def get_metric_history(self, run: str, key: str) -> list[Any]:
+        return [SimpleNamespace(step=step) for step, _ in self.of(run)["points"][key]]
+
+    def log_image(self, run: str, image: Any, key: str, step: int) -> None:
+        self.of(run)["files"].append(key)
+
+    def log_text(self, run: str, text: str, name: str) -> None:
+        self.of(run)["files"].append(name)
+
+    def set_terminated(self, run: str, state: str) -> None:
+        self.of(run)["end"] = state
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+    # Weights & Biases
+
+    def init(self, id: str, config: dict[str, Any], **options: Any) -> Any:
+        self.of(id)["about"] |= {**config, "asked": options}
+
+        def log(values: dict[str, Any], step: int) -> None:
+            for name, value in values.items():
+                self.point(id, name, step, value)
+
+        return SimpleNamespace(log=log, finish=lambda exit_code: self.of(id).update(end=exit_code))
+
+
+def test_trackers_get_what_a_run_measures(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run there for a run and its resume, each point once. The template's tests do it with the real packages."""
+
+    def module(name: str, **contents: Any) -> None:
+        found = ModuleType(name)
+        vars(found).update(__spec__=ModuleSpec(name, None), **contents)
+        monkeypatch.setitem(sys.modules, name, found)
+
+    def entity(key: str, value: Any, time: int = 0, step: int = 0) -> Any:
+        return SimpleNamespace(key=key, value=value, step=step)
+
+    mlflow, wandb = Tracker(), Tracker()
+    entities = {"Metric": entity, "Param": entity}
+    module("mlflow", MlflowClient=lambda uri: mlflow, entities=SimpleNamespace(**entities))
+    module("mlflow.entities", **entities)
+    kinds = dict.fromkeys(("Settings", "Image", "Html", "Histogram"), lambda *_, **__: "shown")
+    module("wandb", init=wandb.init, **kinds)
+    words = ["--monitor.writers", "[mlflow, wandb]", "--progress.epoch_val", "4step"]
+    folder = runs.train(*words, "--progress.max_steps", "6")
+    runs.train(*words, "--progress.max_steps", "8", "--resume", "auto")
+    assert "cannot be written" not in (folder / "train.log").read_text()
+    for tracker in (mlflow, wandb):
+        ((_, found),) = tracker.runs.items()
+        for event in ("train", "val"):
+            expected = [(each["step"], each["values"]["loss"]) for each in metrics(folder, event)]
+            assert found["points"][f"{event}/loss"] == expected
+    (there,), (here,) = mlflow.runs.values(), wandb.runs.values()
+    assert there["about"]["model.width"] == "4" and here["about"]["model"]["width"] == 4
+    assert {"view/val", "run/config.txt"} <= set(there["files"]) and {"view/val", "run/config"} <= set(here["points"])
+    assert (there["end"], here["end"], here["about"]["asked"]["resume"]) == ("FINISHED", 0, "allow")
+
+
 def test_mistakes_in_the_list_of_writers(runs: Runs) -> None:
     """All at once, before anything starts."""
     with pytest.raises(ConfigError) as found:
@@ -118,10 +206,10 @@ def test_what_tensorboard_shows(runs: Runs) -> None:
         "--progress.epoch_eval", "1", "--progress.iter_save_progress", "4", "--optim.groups", "[{match: head.*}]",
         "--metric.ConfusionMatrix", "{}", "--metric.MeanAveragePrecision", "{}",
     )  # fmt: skip
-    board = EventAccumulator(str(folder), size_guidance={"histograms": 0}).Reload()
+    board = EventAccumulator(str(folder / "event"), size_guidance={"histograms": 0}).Reload()
     found = board.Tags()
     scalars = ["loss", "Accuracy", "ConfusionMatrix.balanced_accuracy", "ConfusionMatrix.macro_f1"]
-    measured = {f"{split}/{name}" for split in ("Val", "eval") for name in [*scalars, "MeanAveragePrecision"]}
+    measured = {f"{split}/{name}" for split in ("Val", "best", "eval") for name in [*scalars, "MeanAveragePrecision"]}
     speed = {"speed/step_seconds", "speed/data_share", "speed/samples_per_second", "speed/memory_GB"}
     assert set(found["scalars"]) == {"Train/loss", *measured, *speed, "lr/head", "lr/rest"}
     figures = {
@@ -135,6 +223,16 @@ def test_what_tensorboard_shows(runs: Runs) -> None:
     assert set(about) >= {"_hparams_/session_start_info", "_hparams_/session_end_info"}
     started = HParamsPluginData.FromString(about["_hparams_/session_start_info"].plugin_data.content)
     settings = started.session_start_info.hparams
+    columns = HParamsPluginData.FromString(about["_hparams_/experiment"].plugin_data.content).experiment
+    shown = [each.name.tag for each in columns.metric_infos]  # best and last validation, nothing of training
+    assert (
+        {"best/loss", "best/Accuracy", "Val/loss"}
+        <= set(shown)
+        == {f"{a}/{b.partition('/')[2]}" for a in ("best", "Val") for b in shown}
+    )
+    assert "optim.lr" in [each.name for each in columns.hparam_infos if each.differs]
+    best = max(board.Scalars("best/loss"), key=lambda each: each.step)
+    assert best.value == min(each.value for each in board.Scalars("Val/loss"))
     assert settings["optim.lr"].number_value and not any(key.startswith("dir.") for key in settings)
     left = folder / "eval" / "epoch_000001"
     assert {f"{name}.png" for name in ("ConfusionMatrix", "MeanAveragePrecision", "00", "09")} <= {
@@ -142,13 +240,16 @@ def test_what_tensorboard_shows(runs: Runs) -> None:
     }
 
 
-def test_a_run_with_an_event_folder_continues_in_it(runs: Runs) -> None:
-    """As runs of earlier versions have it: otherwise one curve would be two."""
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_the_event_folder(runs: Runs, is_earlier: bool) -> None:
+    """Runs of earlier versions continue where their files are: otherwise one curve would be two."""
     folder = runs.train("--monitor.writers", "[tensorboard]", "--progress.max_steps", "2")
-    (folder / "event").mkdir()
-    for file in folder.glob("events.*"):
-        file.rename(folder / "event" / file.name)
+    for file in list((folder / "event").glob("events.*")) if is_earlier else ():
+        file.rename(folder / file.name)
+        (folder / "event").rmdir()
     runs.train("--monitor.writers", "[tensorboard]", "--progress.max_steps", "4", "--resume", "auto")
-    assert not list(folder.glob("events.*"))
-    points = EventAccumulator(str(folder / "event")).Reload().Scalars("Train/loss")
-    assert [point.step for point in points] == [2, 4]
+    assert (folder / "event").exists() != is_earlier and bool(list(folder.glob("events.*"))) == is_earlier
+    assert f"--logdir {folder.parent}\n" in (folder / "train.log").read_text()
+    points = EventAccumulator(str(folder if is_earlier else folder / "event")).Reload().Scalars("Train/loss")
+    # Files of one second are read in the order of their names, so the order of two quick runs is open.
+    assert sorted(point.step for point in points) == [2, 4]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tests.conftest import ENVIRONMENT, PROJECT
 from tests.ops.conftest import OPS, has_compiler
@@ -105,6 +106,31 @@ def test_gradients_are_derivatives(layout: str) -> None:
         assert check(lambda each: scale_exp(each, 1.5, -0.5), (x,))
         assert check(add_matrix, (x, y))
     assert torch.autograd.gradcheck(lambda grad, each: operator_backward(grad, each, 1.5), (y, x))
+
+
+def test_other_derivatives_are_right() -> None:
+    """CT-70: forward mode, once silently 0, and torch.func, once an error; in the step and inside torch.compile."""
+
+    def formula(x: Tensor, y: Tensor) -> Tensor:
+        return 1.5 * torch.exp(-(x + y)) - 0.5
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return scale_exp(add_matrix(x, y), 1.5, -0.5)
+
+    x, y, v = (values(3, 4, seed=seed) for seed in (0, 1, 2))
+    jvp, grad, hessian, vmap = (
+        lambda f: torch.func.jvp(f, (x, y), (v, -2 * v)),
+        lambda f: torch.func.grad(lambda a, b: f(a, b).sum())(x, y),
+        lambda f: torch.func.hessian(lambda a: f(a, y).sum())(x),
+        lambda f: torch.vmap(f)(x[None], y[None]),
+    )
+    for transform in (jvp, grad, hessian, vmap):
+        torch.testing.assert_close(transform(function), transform(formula))
+    compiled = torch.compile(lambda: jvp(function), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(), jvp(formula))
+    with forward_ad.dual_level():
+        dual = function(forward_ad.make_dual(x, v), y)
+        torch.testing.assert_close(forward_ad.unpack_dual(dual).tangent, -v * (formula(x, y) + 0.5))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -224,13 +250,17 @@ def test_compare_shows_a_wrong_kernel() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["add_matrix", "scale_exp"])
-def test_the_scripts(name: str, build_dir: str, tmp_path: Path) -> None:
-    """CT-70, D-55: `python custom/ops/add_matrix.py 5 3`, from any folder, for any size."""
-    done = subprocess.run(
-        [sys.executable, str(OPS / f"{name}.py"), "5", "3"],
-        cwd=tmp_path, env={**ENVIRONMENT, "PYTHONPATH": "", "OPS_BUILD_DIR": build_dir},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+def test_the_comparison(name: str, build_dir: str) -> None:
+    """CT-70, D-55: `python -m custom.ops.compare add_matrix 5 3`, for any size; without a name it lists them."""
+    command = [sys.executable, "-m", f"{OPS.parent.name}.ops.compare"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": "", "OPS_BUILD_DIR": build_dir}
+    done, refused = (
+        subprocess.run(
+            [*command, *words], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        for words in ([name, "5", "3"], [])
+    )
+    assert refused.returncode == 1 and "compare add_matrix|scale_exp [SIZE ...]" in refused.stderr
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{name}: ") and "(5, 3) float32" in done.stdout
     assert ("C++ on the CPU" in done.stdout) == bool(list(Path(build_dir).glob("*.so")))

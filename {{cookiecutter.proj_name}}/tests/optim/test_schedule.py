@@ -15,7 +15,7 @@ from common.base.errors import UserError
 from common.config import ConfigError, resolve, section
 from common.config.registry import SCHEDULE_REGISTRY
 from common.optim import OptimConfig, build_schedule
-from common.optim.schedule import Schedule
+from common.optim.schedule import MomentumSchedule, Schedule
 
 TOTAL, EPOCH = 60, 6  # optimizer steps in the run and in an epoch
 BASE = 0.5
@@ -37,13 +37,17 @@ def an_optimizer(cls: Callable[..., Optimizer] = SGD, **arguments: Any) -> Optim
 @pytest.fixture
 def build(tmp_path: Path):
     def make(
-        text: str, total: int | None = TOTAL, epoch: int | None = EPOCH, optimizer: Optimizer | None = None
+        text: str,
+        total: int | None = TOTAL,
+        epoch: int | None = EPOCH,
+        optimizer: Optimizer | None = None,
+        kind: type[Schedule] = Schedule,
     ) -> tuple[Schedule, Optimizer]:
         path = tmp_path / "config.yaml"
         path.write_text(f"optim: {{lr_scheduler: {text}}}\n")
         config = resolve(Root, [path]).config.optim.lr_scheduler
         optimizer = optimizer or an_optimizer()
-        return build_schedule(config, optimizer, total, epoch), optimizer
+        return build_schedule(config, optimizer, total, epoch, kind=kind), optimizer
 
     return make
 
@@ -88,6 +92,9 @@ SAME_AS_TORCH = {
         o, [BASE, 2 * BASE], total_steps=TOTAL, pct_start=0.55, div_factor=5, final_div_factor=10, cycle_momentum=False
     ),
 }
+SAME_AS_TORCH["{type: cosine_restarts, lr_steps: [2, 6], min_factor: 0.1, tmax: 14}"] = lambda o: (
+    lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=12, T_mult=2, eta_min=0.1 * BASE)
+)
 # Here every milestone lies behind the longest warm-up of the tests below.
 PURE = [text.replace("[7step, 0.5epoch]", "[17step, 2.5epoch]") for text in SAME_AS_TORCH]
 
@@ -332,3 +339,40 @@ def test_another_schedules_state_has_no_effect(build) -> None:
     assert plateau.state_dict() == before
     cosine.load_state_dict(plateau.state_dict())
     assert cosine.state_dict() == {}
+
+
+@pytest.mark.parametrize("cls", [SGD, AdamW])
+def test_the_momentum_of_onecycle_is_that_of_torch(build, cls: type[Optimizer]) -> None:
+    """In `momentum`, or the first of `betas`; the other one stays."""
+    arguments: dict[str, Any] = {"momentum": 0.95} if cls is SGD else {"betas": (0.95, 0.99)}
+    mine, theirs = an_optimizer(cls, **arguments), an_optimizer(cls, **arguments)
+    kind = f"{{type: onecycle_momentum, min_factor: {0.85 / 0.95}}}"
+    schedule = build(kind, optimizer=mine, kind=MomentumSchedule)[0]
+    scheduler = lr_scheduler.OneCycleLR(theirs, [BASE, 2 * BASE], total_steps=TOTAL)
+    for step in range(TOTAL - 1):
+        schedule.step(step)
+        for own, wanted in zip(mine.param_groups, theirs.param_groups, strict=True):
+            key = "momentum" if cls is SGD else "betas"
+            assert own[key] == pytest.approx(wanted[key]) and own["lr"] >= BASE
+        theirs.step()
+        scheduler.step()
+
+
+def test_a_schedule_that_counts_epochs(build) -> None:
+    """It gets the steps of one, unless `args` has them; None for data without length."""
+    seen = []
+
+    @SCHEDULE_REGISTRY.register("by_epoch")
+    def by_epoch(step: int, steps_per_epoch: int | None, gamma: float = 0.5) -> float:
+        seen.append(steps_per_epoch)
+        return gamma ** (step // (steps_per_epoch or 1))
+
+    try:
+        assert rates(build("{type: by_epoch, args: {gamma: 0.1}}"))[:: EPOCH // 2] == pytest.approx(
+            [BASE * 0.1 ** (at // 2) for at in range(2 * TOTAL // EPOCH)]
+        )
+        build("{type: by_epoch, args: {steps_per_epoch: 7}}")
+        build("{type: by_epoch}", epoch=None)
+        assert set(seen[:-2]) == {EPOCH} and seen[-2:] == [7, None]
+    finally:
+        SCHEDULE_REGISTRY._entries.pop("by_epoch")

@@ -89,7 +89,7 @@ def test_without_git_a_run_starts_all_the_same(project, monkeypatch, trouble):
         assert expected[trouble] in run.record["git"]["note"]
         assert "rev-parse" not in run.folder.job_file.read_text()
         patch = (run.folder.root / "git.diff").read_text()
-        assert ("not in a git repository (git init makes one)" in patch) == (trouble == "no repository")
+        assert ("no git repository (git init creates one)" in patch) == (trouble == "no repository")
 
 
 def test_job_script_repeats_the_run_from_anywhere(project, tmp_path):

@@ -16,6 +16,7 @@ from support.read import read_run
 from support.report import report, write_report
 from tests.conftest import Runs, metrics
 from tools import report as tool
+from custom.config import Config
 
 NAME = "<script>&amp;'run'\"<b>"
 EMPTY = {"meta", "img"}
@@ -79,7 +80,7 @@ def test_a_finished_run_has_a_report(trained: Path) -> None:
     assert run.best is not None
     expected = values_of(trained, "val", run.best["step"]) | values_of(trained, "val") | values_of(trained, "eval")
     assert expected <= page.numbers()
-    assert {NAME, "finished", "batch_size", "32", "4"} <= set(page.texts)
+    assert {NAME, "finished", "batch_size", str(Config().model["width"]), "4"} <= set(page.texts)
     drawn = {str(line["class"]): len(str(line["points"]).split()) for line in page.all("polyline")}
     assert drawn["c0 faint"] == drawn["c0 line"] == len(metrics(trained, "train")) == 80
     assert drawn["c1 line"] == drawn["c2 dots"] == 2  # validation, evaluation
@@ -105,6 +106,8 @@ def test_several_runs_side_by_side(trained: Path, runs: Runs, capsys: pytest.Cap
     assert values_of(trained, "eval") <= page.numbers()
     assert {name for name in ("c0", "c1") if page.all("g", **{"class": f"{name} line"})} == {"c0", "c1"}
     assert any("not a finite number" in text for text in page.texts)
+    assert tool.main([str(other), str(runs.root / "bad")]) == 0  # beside the runs, not where the command is given
+    assert (runs.root / "compare.html").is_file() and not Path("compare.html").exists()
 
 
 def test_a_report_costs_little(trained: Path) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from common.base.errors import UserError
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
 from support.read import read_run
-from tests.conftest import Runs, metrics
+from support.report import verdict
+from tests.conftest import PROJECT, Runs, metrics
 from tools import runs as tool
 
 
@@ -36,23 +38,23 @@ def test_the_table_has_the_keys_that_differ_and_the_best_run_last(
 ) -> None:
     """Runs in nested folders, sorted by their best validation; the last line is a command that works."""
     assert tool.main([str(experiments / "sweep")]) == 0
-    head, *rows, conclusion = capsys.readouterr().out.splitlines()
-    assert head.split()[:6] == ["run", "state", "best", "loss", "at", "lr"]
+    head, *rows, conclusion, command = capsys.readouterr().out.splitlines()
+    assert head.split()[:7] == ["run", "state", "best", "loss", "val.Accuracy", "time", "lr"]
     assert [row.split()[0] for row in rows] == ["fast", "slow"]
-    assert [row.split()[4] for row in rows] == ["0.01", "1e-05"]
+    assert [re.split(" {2,}", row)[5] for row in rows] == ["0.01", "1e-05"]
     assert "width" not in head
     assert conclusion.startswith("best by loss: fast, ")
-    words = conclusion.split()
-    assert words[-4:-1] == ["python", "evaluate.py", "--model_pt"] and Path(words[-1]).name == "best.pt"
+    words = command.split()
+    assert words[:3] == ["python", "evaluate.py", "--model_pt"] and Path(words[-1]).name == "best.pt"
     assert Path(words[-1]).is_file()
     monkeypatch.setenv("COLUMNS", "60")  # programs such as make export it: it counts on a terminal only
     tool.main([str(experiments / "sweep")])
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert len(capsys.readouterr().out.splitlines()) == 5
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     tool.main([str(experiments / "sweep")])
-    *lines, left_out, _ = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 60 and "lr" in lines[0].split() and left_out.startswith("not shown: ")
+    *lines, left_out, _, _ = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60 and "val.Accuracy" in lines[0].split() and left_out.startswith("not shown: ")
 
 
 def test_programs_get_every_digit(experiments: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,13 +81,60 @@ def test_different_metrics_are_not_compared(experiments: Path, capsys: pytest.Ca
     """Runs ranked by loss and by Accuracy: each has a best one of its own; a damaged run says what is wrong."""
     tool.main([str(experiments)])
     output = capsys.readouterr().out
-    assert "ranked by different metrics" in output
+    assert "Only runs with the same best.metric and the same validation data are ranked together." in output
     assert "best by loss: sweep/fast, " in output and "best by Accuracy: other, " in output
     damaged = next(line for line in output.splitlines() if line.startswith("damaged"))
     assert "killed" in damaged and all(name in damaged for name in ("status.json", "config.yaml", "metrics.jsonl"))
     tool.main([str(experiments), "--json", "--sort", "val.Accuracy"])
     found = [each["values"]["val.Accuracy"] for each in json.loads(capsys.readouterr().out) if each["values"]]
     assert found == sorted(found, reverse=True)
+
+
+def test_different_data_are_not_compared(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs on other validation samples are never the better ones, in the table and in the report of several."""
+    folders = [runs.train("--optim.lr", lr, name=f"all_{lr}") for lr in ("1e-4", "1e-2")]
+    other = runs.train("--dataset.val", "{type: DigitsDataset, shift: 2}", name="other")
+    tool.main([str(runs.root)])
+    head, *lines = capsys.readouterr().out.splitlines()
+    ends = {line.partition(": ")[2].partition(",")[0] for line in lines if line.startswith("best by loss on Digits")}
+    assert ends == {"all_1e-2", "other"}
+    assert head.split()[-1].endswith("shift")  # what differs in the data stands last
+    several = [read_run(each) for each in (*folders, other)]
+    assert "None is called the best" in verdict(several, ["a", "b", "c"])
+    assert verdict(several[:2], ["a", "b"]).startswith("Best by val loss: b, ")
+
+
+def test_failed_starts_are_kept_apart_and_can_be_removed(
+    experiments: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what failed before its first step and saved nothing; it is listed first, and what is in use stays."""
+    for name in ("kept", "good_failed_20260101-000000"):  # a name means nothing: these have trained
+        shutil.copytree(experiments / "other", tmp_path / name)
+    status = {"state": "failed", "step": 7, "reason": "RuntimeError: later"}
+    (tmp_path / "kept" / "status.json").write_text(json.dumps({**status, "time": ""}))
+    broken = ["--config", str(tmp_path / "bad.yaml"), "--dir.expr_dir", str(tmp_path)]
+    (tmp_path / "bad.yaml").write_text(f"$BASE: {PROJECT / 'tests' / 'base.yaml'}\nmodel: {{in_channels: 3}}\n")
+    assert Runs(tmp_path).fail(*broken, name="bad") and Runs(tmp_path).fail(*broken, name="busy")
+    before = {"bad", "busy", "good_failed_20260101-000000", "kept"}
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == before
+    capsys.readouterr()
+    tool.main([str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "2 starts that failed before the first step: see --failed" in shown and "\nbad " not in shown
+    tool.main([str(tmp_path), "--failed"])
+    assert "\nbad " in capsys.readouterr().out
+    tool.main([str(tmp_path), "--remove-failed"])  # no terminal: it cannot ask
+    shown = capsys.readouterr().out
+    assert f"{tmp_path / 'bad'}: RuntimeError" in shown and "add --yes" in shown and (tmp_path / "bad").exists()
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: "y" if "these 2 folders" in question else "n")
+    lock = FolderLock.take(RunPaths(tmp_path / "busy").lock_file)
+    with pytest.raises(UserError, match="is in use by"):
+        tool.main([str(tmp_path), "--remove-failed"])
+    lock.release()
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == before - {"bad"}
+    tool.main([str(tmp_path), "--remove-failed", "--yes"])
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"kept", "good_failed_20260101-000000"}
 
 
 def test_mistakes_have_one_clear_sentence(experiments: Path) -> None:

@@ -9,12 +9,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import support.sweep.space as space_module
 from common.base.errors import UserError
 from common.config import dump
+from common.run.paths import RunPaths
 from support.sweep.space import corners, draw, read_space, run_name, short_names
 from support.sweep.training import devices
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, run
@@ -91,6 +94,54 @@ def test_a_search_checks_its_command_before_the_first_run(tmp_path: Path, given:
     with pytest.raises(UserError, match=message):
         search.main(words(tmp_path / "experiments", *given))
     assert not (tmp_path / "experiments").exists()
+
+
+class Study:
+    """Optuna's study, as far as a search uses it; it advises to end a trial whose loss is above 1."""
+
+    def __init__(self) -> None:
+        self.trials: list[Any] = []
+        self.told: list[Any] = []
+
+    def get_trials(self, deepcopy: bool = True) -> list[Any]:
+        return self.trials
+
+    def ask(self) -> Any:
+        trial = SimpleNamespace(
+            number=len(self.trials), intermediate_values={}, user_attrs={}, suggest_float=lambda *_, **__: 0.01
+        )
+        trial.set_user_attr = trial.user_attrs.__setitem__
+        trial.report = lambda value, number: trial.intermediate_values.update({number: value})
+        trial.should_prune = lambda: max(trial.intermediate_values.values()) > 1
+        self.trials.append(trial)
+        return trial
+
+    def tell(self, number: int, value: float | None = None, state: str = "complete") -> None:
+        self.told.append((number, state, value))
+
+
+def test_a_search_ends_trials_that_are_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And keeps the best validation of the others. The template's tests search with the real Optuna."""
+    states = SimpleNamespace(PRUNED="pruned", FAIL="failed")
+    monkeypatch.setitem(sys.modules, "optuna.trial", SimpleNamespace(Trial=None, TrialState=states))
+    folder: Any = SimpleNamespace(trials=[], run=lambda trial: RunPaths(tmp_path / trial.name))
+    config: Any = SimpleNamespace(best=SimpleNamespace(metric="loss"), best_mode="min")
+    study: Any = Study()
+    found = search.Search(study, folder, read_space(["optim.lr=log:1e-3:1e-1"], ranges=True), config, 2)
+    for losses, ends in (([0.5, 3.0], [signal.SIGTERM]), ([0.9, 0.4, 0.6], [])):
+        trial, sent = found.take(), list[int]()
+        assert trial is not None
+        trial.state = "running"
+        file = folder.run(trial).metrics_file
+        file.parent.mkdir()
+        file.write_text("".join(f'{{"event": "val", "values": {{"loss": {loss}}}}}\n' for loss in losses))
+        training: Any = SimpleNamespace(trial=trial, process=SimpleNamespace(send_signal=sent.append))
+        found.watch(training)
+        assert sent == ends
+        trial.state = trial.state if sent else "finished"
+        found.ended(training)
+    assert study.told == [(0, "pruned", None), (1, "complete", 0.4)]
+    assert found.take() is None
 
 
 def test_names_are_short_and_safe() -> None:

@@ -20,8 +20,8 @@ void run(const Tensor& a, const Tensor& b, Tensor& out) {
 }
 
 Tensor add_matrix(const Tensor& a, const Tensor& b) {
-  STD_TORCH_CHECK(a.dim() == 2 && ops::same_sizes(a, b), "add_matrix: a and b must be matrices of one size");
-  STD_TORCH_CHECK(a.scalar_type() == b.scalar_type(), "add_matrix: a and b must have one dtype");
+  STD_TORCH_CHECK(a.dim() == 2, "add_matrix: a and b must be matrices");
+  ops::check_alike("add_matrix", a, b);
   // Contiguous inputs, copied if necessary, so that the loop runs over plain arrays.
   const Tensor x = torch::stable::contiguous(a), y = torch::stable::contiguous(b);
   Tensor out = torch::stable::empty_like(x);

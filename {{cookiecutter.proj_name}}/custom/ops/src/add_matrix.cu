@@ -45,9 +45,8 @@ void launch(const Tensor& a, const Tensor& b, Tensor& out) {
 }
 
 Tensor add_matrix(const Tensor& a, const Tensor& b) {
-  STD_TORCH_CHECK(a.dim() == 2 && ops::same_sizes(a, b), "add_matrix: a and b must be matrices of one size");
-  STD_TORCH_CHECK(a.scalar_type() == b.scalar_type(), "add_matrix: a and b must have one dtype");
-  STD_TORCH_CHECK(a.get_device_index() == b.get_device_index(), "add_matrix: a and b must be on one GPU");
+  STD_TORCH_CHECK(a.dim() == 2, "add_matrix: a and b must be matrices");
+  ops::check_alike("add_matrix", a, b);
   const torch::stable::accelerator::DeviceGuard guard(a.get_device_index());
   Tensor out = torch::stable::new_empty(a, a.sizes());
   if (out.numel() == 0) return out;  // a grid of no blocks is an error

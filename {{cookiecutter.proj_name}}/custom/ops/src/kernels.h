@@ -35,6 +35,13 @@ inline bool same_sizes(const Tensor& a, const Tensor& b) {
   return std::equal(x.begin(), x.end(), y.begin(), y.end());
 }
 
+// What a kernel with two inputs relies on; without it, it would read outside of one of them.
+inline void check_alike(const char* name, const Tensor& a, const Tensor& b) {
+  STD_TORCH_CHECK(same_sizes(a, b), name, ": both tensors must have one size");
+  STD_TORCH_CHECK(a.scalar_type() == b.scalar_type(), name, ": both tensors must have one dtype");
+  STD_TORCH_CHECK(a.get_device_index() == b.get_device_index(), name, ": both tensors must be on one device");
+}
+
 // `tensor` with the strides of `layout`, copied only if they differ. `layout` comes from empty_like, so it has no gaps:
 // both are then plain arrays with their elements in the same order, whatever that order is (channels_last is kept).
 inline Tensor in_layout_of(const Tensor& tensor, const Tensor& layout) {

@@ -65,8 +65,7 @@ Tensor scale_exp(const Tensor& input, double scale, double shift) {
 }
 
 Tensor scale_exp_backward(const Tensor& grad_output, const Tensor& input, double scale) {
-  STD_TORCH_CHECK(ops::same_sizes(grad_output, input), "scale_exp_backward: the gradient must have the input's size");
-  STD_TORCH_CHECK(grad_output.scalar_type() == input.scalar_type(), "scale_exp_backward: one dtype for both");
+  ops::check_alike("scale_exp_backward", grad_output, input);
   Tensor out = torch::stable::empty_like(input);
   const Tensor x = ops::in_layout_of(input, out), grad = ops::in_layout_of(grad_output, out);
   DISPATCH_FLOATING(x.scalar_type(), "scale_exp_backward", [&] { run_backward<scalar_t>(grad, x, out, scale); });

@@ -55,9 +55,7 @@ Tensor scale_exp(const Tensor& input, double scale, double shift) {
 }
 
 Tensor scale_exp_backward(const Tensor& grad_output, const Tensor& input, double scale) {
-  STD_TORCH_CHECK(ops::same_sizes(grad_output, input), "scale_exp_backward: the gradient must have the input's size");
-  STD_TORCH_CHECK(grad_output.scalar_type() == input.scalar_type(), "scale_exp_backward: one dtype for both");
-  STD_TORCH_CHECK(grad_output.get_device_index() == input.get_device_index(), "scale_exp_backward: one GPU for both");
+  ops::check_alike("scale_exp_backward", grad_output, input);
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   Tensor out = torch::stable::empty_like(input);
   if (out.numel() == 0) return out;

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Repeats the run old of 2026-11-22T20:43:52+00:00, under the name old_replicate.
+# Further arguments are appended:  sh job.sh --progress.epoch 3
+set -eu
+run=$(CDPATH="" cd -P -- "$(dirname -- "$0")" && pwd)
+project="$run/../.."
+python=python
+[ -x "$python" ] || python=python3
+python=${PYTHON:-$python}  # PYTHON=... sh job.sh takes another one
+cd -- "$project" || exit 1
+: "${OMP_NUM_THREADS:=1}"
+export OMP_NUM_THREADS
+exec "$python" train.py --config "$run/config.yaml" \
+    --name old_replicate --dist.random_seed 42 "$@"

@@ -1,0 +1,89 @@
+"""How large the project may be: rooms, files, functions. Not tested in rendered projects, whose owners may grow."""
+
+import ast
+import io
+import tokenize
+from collections import Counter
+
+from support import TEMPLATE
+
+# Source lines: without blank lines, comments and docstrings. To raise one is a decision: write the reason into
+# docs/design.md, and ask first what the new lines could replace.
+ENGINE = {
+    "base": 85,
+    "config": 1091,
+    "distributed": 688,
+    "progress": 176,
+    "failure": 440,
+    "run": 395,
+    "data": 928,
+    "optim": 845,
+    "checkpoint": 1000,
+    "monitor": 675,
+    "model": 465,
+    "evaluation": 555,
+    "ops": 275,
+    "task": 152,
+    "run_context": 182,
+    "update": 147,
+    "trainer": 255,
+}
+ROOMS = {
+    "common": 8375,
+    "custom": 2515,
+    "support": 2850,
+    "tools": 1290,
+    "examples": 1175,
+    "tests": 15450,
+    "programs": 290,
+}
+OWNED = 15_290  # all but examples and tests
+
+
+def test_every_room_keeps_to_its_budget() -> None:
+    """CT-01: a project stays as small as its owner can read."""
+    engine, rooms = Counter[str](), Counter[str]()
+    for file in TEMPLATE.rglob("*.py"):
+        room, *rest = file.relative_to(TEMPLATE).parts
+        lines = source_lines(file.read_text(encoding="utf-8"))
+        rooms[room if rest else "programs"] += lines
+        if room == "common" and rest != ["__init__.py"]:
+            engine[rest[0].removesuffix(".py")] += lines
+    over = {name: lines for name, lines in engine.items() if lines > ENGINE.get(name, 0)}
+    over |= {name: lines for name, lines in rooms.items() if lines > ROOMS[name]}
+    assert not over, f"over budget: {over}"
+    assert sum(rooms.values()) - rooms["examples"] - rooms["tests"] <= OWNED
+
+
+def test_the_story_is_on_one_screen() -> None:
+    """CT-01: train.py, from the config to the end of training, and the loop are functions that fit a screen."""
+    source = (TEMPLATE / "train.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 70
+    assert longest(source) <= 45
+
+
+def test_files_and_functions_are_short() -> None:
+    """CT-01: a file of the engine fits a few screens, and a function one."""
+    for file in (TEMPLATE / "common").rglob("*.py"):
+        source = file.read_text(encoding="utf-8")
+        assert len(source.splitlines()) <= 305, file
+        assert longest(source) <= 45, file
+
+
+def longest(source: str) -> int:
+    """Lines of the longest function."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    return max(((node.end_lineno or 0) - node.lineno + 1 for node in nodes), default=0)
+
+
+def source_lines(text: str) -> int:
+    """Lines that hold code."""
+    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in blank:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            lines -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return len(lines)

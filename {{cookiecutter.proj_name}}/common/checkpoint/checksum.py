@@ -1,0 +1,61 @@
+"""Checksums of tensors and states: whether ranks hold the same, and whether a tensor is what it was."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import shake_128
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from common.checkpoint.file import map_leaves
+from common.distributed.seed import mix
+from common.distributed.sharded import is_sharded
+
+_CHUNK = 1 << 16  # numbers multiplied at a time: these products stay in the cache of a CPU
+
+
+@torch.no_grad()
+def checksum(tensor: Tensor) -> int:
+    """64 bits that depend on every bit of a tensor and on where it is, computed on its device, the same on any.
+
+    A CPU checks 0.7 GB/s. Floating point numbers count in 32 bits, so a model has the same one in any precision.
+    """
+    value = tensor.detach()
+    value = value.float() if value.is_floating_point() else value
+    flat = value.contiguous().reshape(-1).view(torch.uint8)
+    words = (pad(flat, (0, -len(flat) % 4)) if len(flat) % 4 else flat).view(torch.int32)
+    factors = _factors(value.device)
+    # In 64 bits: in 32, two changed signs would cancel each other.
+    parts = [(chunk * factors[: len(chunk)]).sum() for chunk in words.split(_CHUNK)]
+    return mix(*value.shape, *torch.stack(parts).tolist())
+
+
+@cache
+def _factors(device: torch.device) -> Tensor:
+    """Random numbers that no version of PyTorch or NumPy changes, since checksums are stored."""
+    return torch.frombuffer(bytearray(shake_128(b"").digest(8 * _CHUNK)), dtype=torch.int64).to(device)
+
+
+def state_checksum(state: Any) -> int:
+    """The checksum of nested dicts, lists and tuples of tensors and plain values.
+
+    Sharded tensors, of which each rank holds another part, do not count.
+    """
+    found = [0]
+
+    def add(value: Any, path: tuple[Any, ...]) -> None:
+        if not is_sharded(value):
+            number = checksum(value) if isinstance(value, Tensor) else zlib.crc32(repr(value).encode())
+            found.append(mix(zlib.crc32(repr(path).encode()), number))
+
+    map_leaves(state, add)
+    return mix(*found)
+
+
+def differing(everyone: Sequence[Mapping[str, int]]) -> list[str]:
+    """The names whose checksum differs between rank 0, the first of `everyone`, and some other rank."""
+    first = everyone[0]
+    return sorted({name for each in everyone for name in {**first, **each} if first.get(name) != each.get(name)})

@@ -1,0 +1,165 @@
+"""What decides the bits of a run besides its config, and how it differs from what a checkpoint records."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.data.digest import counted, differences, digest
+from common.data.loader import BatchStream
+from common.distributed import Rank, from_main
+from common.distributed.code import code_of
+from common.run.environment import installed, machine, packages
+from common.run.record import RESULT_VARIABLES
+
+# What a change of an entry of the fingerprint means for the bits of the run. Of all others, the engine cannot tell.
+BREAKS_BITS = (
+    "torch", "numpy", "cuda", "cudnn", "cudnn flags", "tf32", "matmul precision", "deterministic", "device", "cpu",
+    "threads", "ranks", "model", "libraries", "environment.*",
+)  # fmt: skip
+HARMLESS = tuple(  # they compute nothing: configuration, logs, curves, tests, tools
+    f"packages.{name}"
+    for name in (
+        "absl-py", "certifi", "grpcio", "loguru", "markdown", "mlflow", "packaging", "pip", "pluggy", "protobuf",
+        "psutil", "pydantic", "pydantic-core", "pygments", "pytest", "pytest-*", "pyyaml", "requests", "rich",
+        "setuptools", "tensorboard", "tensorboard-*", "tqdm", "typing-extensions", "typing-inspection", "urllib3",
+        "wandb", "werkzeug",
+    )
+)  # fmt: skip
+_ASIDE = ("code", "data", "packages", "data position restored")  # compared in ways of their own
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key whose value differs between a checkpoint and the config of the run that resumes it."""
+
+    key: str
+    old: Any
+    new: Any
+
+    def matches(self, patterns: Iterable[str]) -> bool:
+        """Whether the key matches one of `patterns`."""
+        return any(fnmatchcase(self.key, pattern) for pattern in patterns)
+
+    @property
+    def arrow(self) -> str:
+        return f"{self.key} {self.old} -> {self.new}"
+
+    def __str__(self) -> str:
+        return f"  {self.key}: {self.old!r} in the checkpoint, {self.new!r} now"
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], defaults: Any = None, prefix: str = "") -> Iterator[Change]:
+    """The leaves that differ between two resolved configs. `resume` is not compared.
+
+    A key of a section class that the old config lacks, because the project was older, had the effect of its default in
+    `defaults`, an object of the class. Any other missing key counts as null.
+    """
+    for name in dict.fromkeys([*old, *new]):
+        section = getattr(defaults, name, None)
+        default = asdict(section) if is_dataclass(section) and not isinstance(section, type) else section
+        key, before, after = f"{prefix}{name}", old.get(name, default), new.get(name)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from changes(before, after, section if is_dataclass(section) else None, f"{key}.")
+        elif before != after and key != "resume":
+            yield Change(key, before, after)
+
+
+def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, datasets: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything besides the config that affects the exact result of a run, as far as it can be known.
+
+    Every process must call this. Packages and data are the main process'.
+
+    Args:
+        model: how it was prepared.
+        datasets: those that affect training, by name.
+    """
+    seen = (packages(), {name: digest(each) for name, each in datasets.items()}) if rank.is_main else None
+    versions, digests = from_main(seen, rank) or ({}, {})
+    return {
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        **machine(rank.device),
+        "ranks": rank.world_size,
+        "model": model,
+        "samples per step": data.samples_per_step,
+        "seed": seed,
+        "samples per epoch": data.epoch_size,
+        "data position restored": data.is_exactly_resumable,
+        "libraries": ", ".join(sorted(Path(path).name for path in torch.ops.loaded_libraries)) or "none",
+        "environment": {name: os.environ.get(name, "unset") for name in RESULT_VARIABLES},
+        "code": code_of(),
+        "packages": {name: version for name, version in versions.items() if name not in ("torch", "numpy")},
+        "data": digests,
+    }
+
+
+@dataclass
+class Findings:
+    """What comparing two fingerprints found, in words.
+
+    Attributes:
+        order: changes by which other samples are trained on, or in another order.
+        breaks, unsure, harmless: changes by their weight, see `BREAKS_BITS`.
+        code: changed files.
+        compared: what was compared.
+        missing: what was not.
+    """
+
+    order: list[str] = field(default_factory=list)
+    breaks: list[str] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
+    harmless: list[str] = field(default_factory=list)
+    code: list[Change] = field(default_factory=list)
+    compared: list[str] = field(default_factory=lambda: ["config"])
+    missing: list[str] = field(default_factory=list)
+
+
+def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) -> Findings:
+    """Compare two fingerprints. What the older one does not record is not compared.
+
+    With `other_val`, the config has other validation data, so that they differ is no news.
+    """
+    found = Findings()
+    shared = {key: value for key, value in new.items() if key in old and key not in _ASIDE}
+    missing = [key for key in new if key not in old]
+    if "packages" in old:
+        now = new["packages"]
+        shared["packages"] = {name: now.get(name) or installed(name) or "not installed" for name in old["packages"]}
+        missing += [name for name in now if name not in old["packages"]]  # imported only now
+    for change in changes({key: old[key] for key in shared}, shared):
+        if change.key in ("seed", "samples per epoch"):
+            found.order.append(change.arrow)
+        elif change.key != "samples per step":  # among the changes of the config
+            breaks, harmless = change.matches(BREAKS_BITS), change.matches(HARMLESS)
+            weighed = found.breaks if breaks else found.harmless if harmless else found.unsure
+            weighed.append(change.arrow.removeprefix("packages."))
+    if "code" in old:
+        found.code = list(changes({"code": old["code"]}, {"code": new["code"]}))
+        found.compared.insert(0, f"code ({len(new['code'])} files)")
+    found.compared += [f"{len(old['packages']) + 2} packages" if "packages" in old else "torch", "machine"]
+    data = {name: each for name, each in new["data"].items() if not (other_val and name.startswith("val"))}
+    _compare_data(old.get("data", {}), data, found)
+    if missing:
+        found.missing.append(f"{', '.join(missing)} (the checkpoint does not record them)")
+    if not new["device"].startswith("cpu") and not new["deterministic"]:
+        found.breaks.append("CUDA without dist.deterministic strict")
+    if "compiled" in new["model"]:
+        found.missing.append("torch.compile, whose code may depend on the shapes that it saw first")
+    return found
+
+
+def _compare_data(old: Mapping[str, Any], new: Mapping[str, Any], found: Findings) -> None:
+    shared = [name for name in new if name in old]
+    for name in shared:
+        other, unsure = differences(name, old[name], new[name])
+        (found.breaks if name.startswith("val") else found.order).extend([other] if other else [])
+        found.unsure.extend([unsure] if unsure else [])
+        found.missing += [f"dataset.{name}: {text}" for text in new[name]["unknown"]]
+    if counts := counted(new[name] for name in shared):
+        found.compared.append(f"data ({counts})")

@@ -1,0 +1,218 @@
+"""What identifies the data of a run: computed at each start, so that a resume notices data that changed meanwhile."""
+
+import os
+import stat
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+import torch
+from loguru import logger
+from torch import Tensor
+
+from common.data.view import kind_of
+
+_SETTING = 16  # fewer values than this in an attribute are a setting of the data set, not its data
+_PROBED = 64  # strings of an attribute that are looked up: if none of them is a file, none of the others is
+_DEPTH = 8  # of lists in lists
+_OPENED, _READ = 64, 1 << 16  # files that are opened, evenly spread, and bytes read of each: noise is not missed
+_THREADS, _CHUNK = 16, 1000  # a network file system answers many requests at once
+
+_File = tuple[str, int, int]  # path, size in bytes, time of the last change in ns
+
+
+def digest(dataset: Any) -> dict[str, Any]:
+    """A short description of a data set that differs if the data do; plain values.
+
+    It is made of what the data set's own `digest()` returns; without one, of its attributes and the data sets inside
+    it: names, sizes and times of files, the beginnings of a few, and checksums of arrays, tensors and lists. A million
+    files take seconds. Their names count from the folder that all have in common.
+
+    Returns:
+        `files`, `arrays`, `values`, `digests`: how many there are of each; `names`, `times`, `contents`: checksums of
+        the files' names and sizes, of their times, and of all that was read; `unknown`: what cannot be compared.
+    """
+    found = _Search()
+    try:
+        found.dataset(dataset)
+    except Exception as error:  # noqa: BLE001 - classes of others can raise anything, and training needs no digest
+        logger.warning("{} has no digest, so a resume will not compare its data: {!r}", kind_of(dataset), error)
+        found = _Search()
+    names = [path for path, _, _ in found.files]
+    # Names in between share what the first and the last in alphabetical order have in common.
+    start = len(os.path.commonpath([os.path.dirname(name) for name in (min(names), max(names))])) if names else 0
+    sizes = array("q", [size for _, size, _ in found.files]).tobytes()
+    counts = {name: len(getattr(found, name)) for name in ("files", "arrays", "digests")} | {"values": found.values}
+    return {
+        **counts,
+        "names": _checksum(sizes + "\n".join(name[start:] for name in names).encode(errors="surrogateescape")),
+        "times": _checksum(array("q", [time for _, _, time in found.files]).tobytes()),
+        "contents": _checksum(repr((found.arrays, found.digests, found.sums, _beginnings(names))).encode()),
+        "unknown": found.unknown if any(counts.values()) else [f"{kind_of(dataset)} has no digest()"],
+    }
+
+
+def differences(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
+    """How data differ from those of an earlier start: what is surely another, and what may be; "" for nothing."""
+    if any(old[key] != new[key] for key in ("files", "names", "contents")):
+        before, after = counted([old]), counted([new])
+        return f"dataset.{name}: other data ({after if before == after else f'{before} -> {after}'})", ""
+    if old["times"] != new["times"]:
+        return "", f"dataset.{name}: other times of {new['files']} files, whose names and sizes are as before"
+    return "", ""
+
+
+def counted(digests: Iterable[Mapping[str, Any]]) -> str:
+    """How much the digests describe, in words: `240 files, 2 arrays`."""
+    digests = list(digests)
+    sums = {name: sum(each[name] for each in digests) for name in ("files", "arrays", "values", "digests")}
+    return ", ".join(f"{n} {name if n > 1 else name[:-1]}" for name, n in sums.items() if n)
+
+
+class _Search:
+    """Collects what data sets hold.
+
+    Attributes:
+        arrays: shape, type and checksum of each.
+        values: numbers and strings in lists.
+        sums: checksums of these lists.
+        digests: what data sets returned as their digest.
+        unknown: what cannot be compared.
+    """
+
+    def __init__(self) -> None:
+        self.files: list[_File] = []
+        self.arrays: list[tuple[tuple[int, ...], str, int]] = []
+        self.digests: list[str] = []
+        self.sums: list[int] = []
+        self.unknown: list[str] = []
+        self.values = 0
+        self._seen: set[int] = set()
+
+    def dataset(self, dataset: Any) -> None:
+        """Search a data set: what its own digest returns, what Hugging Face's keeps, or else its attributes."""
+        own = getattr(dataset, "_fingerprint", None)  # of Hugging Face: of the table and all changes made to it
+        # Looked up in the class: a data set around another one passes on the methods of the inner one.
+        if callable(getattr(type(dataset), "digest", None)):
+            own = dataset.digest()
+        elif isinstance(own, str):
+            self.attribute([each["filename"] for each in getattr(dataset, "cache_files", ())])
+        if isinstance(own, str):
+            self.digests.append(own)
+        elif own is not None:
+            self.attribute(own, least=1)
+        else:
+            self._attributes(dataset)
+
+    def _attributes(self, dataset: Any) -> None:
+        held = vars(dataset) if hasattr(dataset, "__dict__") else {"": dataset}
+        paths = [os.fspath(each) for each in held.values() if isinstance(each, (str, os.PathLike))]
+        folders = [each for each in paths if os.path.isabs(each) and os.path.isdir(each)]
+        files, arrays = len(self.files), len(self.arrays)
+        for each in held.values():
+            if id(each) not in self._seen:  # under another name
+                self._seen.add(id(each))
+                self.attribute(each, folders)
+        if len(self.files) > files or any(len(shape) > 1 for shape, *_ in self.arrays[arrays:]):
+            return
+        # It holds labels at most, so its samples are elsewhere.
+        if callable(getattr(type(dataset), "sample_ids", None)):
+            self.attribute(list(dataset.sample_ids()), folders)
+        if folders and len(self.files) == files:
+            self.unknown.append(f"files in {', '.join(folders)}, since {kind_of(dataset)} has no digest()")
+
+    def attribute(self, value: Any, folders: Sequence[str] = (), least: int = _SETTING) -> None:
+        """Search one attribute. Relative names of files are those in `folders`; fewer values than `least` are none."""
+        leaves: list[Any] = []
+        self._collect(value, leaves, _DEPTH)
+        names = [each for each in leaves if isinstance(each, str)]
+        probed = names[:_PROBED] + names[:: len(names) // _PROBED + 1]
+        files = _files(names, folders) if _stats(probed, folders) else {}
+        self.files += files.values()
+        rest = [each for each in leaves if each not in files] if files else leaves
+        if len(rest) >= least:
+            self.values += len(rest)
+            self.sums.append(0)
+            for first in range(0, len(rest), _CHUNK):  # never a copy of everything
+                text = repr(rest[first : first + _CHUNK])
+                self.sums[-1] = zlib.crc32(text.encode(errors="surrogateescape"), self.sums[-1])
+
+    def _collect(self, value: Any, leaves: list[Any], depth: int) -> None:
+        """Append the strings and numbers in `value` to `leaves`; note arrays, and search data sets."""
+        if value is None or isinstance(value, (str, int, float, bytes, range)):
+            leaves.append(value)
+        elif isinstance(value, os.PathLike):
+            leaves.append(os.fspath(value))
+        elif isinstance(value, (tuple, list, deque, array, Set, Mapping)):
+            items = chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
+            for each in (sorted(items, key=repr) if isinstance(value, Set) else items) if depth else ():
+                self._collect(each, leaves, depth - 1)
+        elif isinstance(value, Tensor) and value.layout == torch.strided:
+            data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            self.arrays.append((tuple(value.shape), str(value.dtype), zlib.crc32(data.data)))
+        elif isinstance(value, np.ndarray):
+            self._array(value, leaves, depth)
+        elif callable(getattr(value, "to_numpy", None)):  # a table of pandas, polars or Arrow
+            self._collect(value.to_numpy(), leaves, depth)
+        elif isinstance(getattr(value, "filename", None), (str, os.PathLike)):  # an open file of HDF5, zip, ...
+            leaves.append(os.fspath(value.filename))
+        elif any(hasattr(type(value), each) for each in ("__getitem__", "__iter__")):
+            self.dataset(value)
+
+    def _array(self, value: np.ndarray, leaves: list[Any], depth: int) -> None:
+        source: Any = value
+        while isinstance(source, np.ndarray) and not isinstance(source, np.memmap):
+            source = source.base
+        if name := getattr(source, "filename", None):  # mapped: reading it all could take hours
+            leaves.append(os.fspath(name))
+        elif value.dtype.hasobject or value.dtype.kind in "US":
+            self._collect(value.ravel().tolist(), leaves, depth)
+        else:
+            data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            self.arrays.append((value.shape, str(value.dtype), zlib.crc32(data.data)))
+
+
+def _files(names: Sequence[str], folders: Sequence[str]) -> dict[str, _File]:
+    """The files among `names`, by name, many at a time."""
+    chunks = [names[first : first + _CHUNK] for first in range(0, len(names), _CHUNK)]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return {name: file for found in pool.map(_stats, chunks, repeat(folders)) for name, file in found.items()}
+
+
+def _stats(names: Sequence[str], folders: Sequence[str]) -> dict[str, _File]:
+    """The files among `names`, by name. Relative ones are in `folders`, or if they name a folder, where we are."""
+    found = {}
+    for name in names:
+        if name.startswith(os.sep):
+            paths = [name]
+        else:
+            paths = [os.path.abspath(name)] if os.sep in name else []
+            paths += [os.path.join(folder, name) for folder in folders]
+        for path in paths:
+            try:
+                about = os.stat(path)
+            except (OSError, ValueError):  # not a path: too long, or with a null character
+                continue
+            if stat.S_ISREG(about.st_mode):
+                found[name] = (path, about.st_size, about.st_mtime_ns)
+                break
+    return found
+
+
+def _beginnings(paths: Sequence[str]) -> list[int]:
+    """Checksums of the beginnings of some files."""
+    sums = []
+    for path in paths[:: -(-len(paths) // _OPENED) or 1]:
+        with suppress(OSError), open(path, "rb", buffering=0) as file:  # one that may not be read is reported later
+            sums.append(zlib.crc32(file.read(_READ)))
+    return sums
+
+
+def _checksum(data: bytes) -> str:
+    return f"{zlib.crc32(data):08x}"

@@ -1,0 +1,41 @@
+"""What the Python side of an operator does with its tensors before a kernel runs."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def check_tensors(operator: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors, which must have one floating-point dtype and be on one device.
+
+    Under autocast, tensors of several dtypes are converted to the widest, as for PyTorch's own functions.
+
+    Args:
+        operator: its name, for messages.
+
+    Raises:
+        ValueError: the tensors break one of these rules.
+    """
+    if torch.is_autocast_enabled(tensors[0].device.type):
+        for tensor in tensors:
+            tensors = tuple(each.to(torch.promote_types(each.dtype, tensor.dtype)) for each in tensors)
+    dtypes, devices = [tensor.dtype for tensor in tensors], [tensor.device for tensor in tensors]
+    if dtypes[0] not in DTYPES or len(set(dtypes)) > 1:
+        what = "tensors of one floating-point dtype" if len(tensors) > 1 else "a floating-point tensor"
+        raise ValueError(f"{operator} takes {what}, not {' and '.join(map(str, dtypes))}; use .to() or .float()")
+    if len(set(devices)) > 1:
+        raise ValueError(f"{operator} takes tensors on one device, not {' and '.join(map(str, devices))}")
+    return tensors
+
+
+def needs_reference(*tensors: Tensor) -> bool:
+    """Return whether a derivative or a batch is asked for that PyTorch's custom operators cannot give.
+
+    These are forward-mode derivatives, which would silently be 0, and all of `torch.func` (grad, jvp, hessian, vmap).
+    The reference, being made of PyTorch's own functions, supports them all.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)

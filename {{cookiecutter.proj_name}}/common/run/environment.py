@@ -1,0 +1,77 @@
+"""What a run computes with: the versions of the imported packages, and the machine."""
+
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def packages() -> dict[str, str]:
+    """The version of each installed package of which this process has imported a module, by its name on PyPI."""
+    known = _packages_of(tuple(sys.path))
+    # Python 3.10 does not know the modules of some packages; most have the name of their package.
+    names = {each for module in sys.modules if "." not in module for each in known.get(module, (module,))}
+    versions = {canonical(name): installed(name) for name in names if name}
+    return dict(sorted((name, version) for name, version in versions.items() if version))
+
+
+@lru_cache(maxsize=1)  # takes a millisecond for each installed package
+def _packages_of(path: tuple[str, ...]) -> Mapping[str, list[str]]:
+    """The packages that provide each top-level module on `path`, which is `sys.path`."""
+    return metadata.packages_distributions()
+
+
+def installed(name: str) -> str | None:
+    """The version of a package; None if it is not installed."""
+    try:
+        return metadata.version(name)
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+
+
+def canonical(name: str) -> str:
+    """The name of a package in the one spelling that PyPI compares: `typing_extensions` is `typing-extensions`."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def machine(device: torch.device) -> dict[str, str | int | bool]:
+    """What affects the last digits of results on this machine: Python, processor, threads, GPU and their settings."""
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    conv: Any = getattr(cudnn, "conv")  # noqa: B009 - not in its types
+    on_gpu = device.type == "cuda"
+    return {
+        "python": platform.python_version(),
+        "processor": _line("/proc/cpuinfo", r"model name\s*: (.*)") or platform.processor() or "unknown",
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"{device.type} ({platform.machine()})",
+        "driver": _line("/proc/driver/nvidia/version", r"Module\b.*?\s(\d[\d.]+)") or "unknown"
+        if on_gpu
+        else "not used",
+        "cuda": torch.version.cuda or "none",
+        "cudnn": cudnn.version() if on_gpu else "not used",
+        "cudnn flags": f"deterministic {cudnn.deterministic}, benchmark {cudnn.benchmark}" if on_gpu else "not used",
+        "tf32": f"matmul {cuda.fp32_precision}, conv {conv.fp32_precision}" if on_gpu else "not used",
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _driver() -> str:
+    """The version of NVIDIA's driver."""
+    return _line("/proc/driver/nvidia/version", r"Module\b.*?\s(\d[\d.]+)") or "unknown"
+
+
+def _line(file: str, pattern: str) -> str:
+    """What `pattern` captures in a file of the system; "" without it."""
+    try:
+        found = re.search(pattern, Path(file).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    return found[1].strip() if found else ""

@@ -1,0 +1,1 @@
+"""Reinforcement learning: the data set gives seeds, the task plays."""

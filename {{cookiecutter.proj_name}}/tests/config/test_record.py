@@ -1,0 +1,161 @@
+"""The stored config of an earlier run: keys renamed, moved or deleted since, and values that do not fit."""
+
+import shutil
+from dataclasses import field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import common.checkpoint.__main__ as inspect
+import evaluate
+import predict
+import train
+from common.checkpoint import write_checkpoint
+from common.config import ConfigError, Conversions, dump, resolve, section
+from common.config.registry import MODEL_REGISTRY
+from common.failure.program import reported
+from tests.conftest import Runs, load, metrics
+from custom.config import Config
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Runs(tmp_path_factory.mktemp("runs")).train("--progress.epoch", "1")
+
+
+@pytest.fixture
+def old(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def change(run: Path, **config: Any) -> None:
+    """Store other values in the run, or none for `...`, in its config and in its checkpoints, as an earlier version."""
+    state = load(run)
+    for key, value in config.items():
+        *above, name = key.split("__")
+        part = state["about"]["config"]
+        for each in above:
+            part = part[each]
+        part[name] = value
+        if value is ...:
+            del part[name]
+    (run / "config.yaml").write_text(dump(state["about"]["config"]))
+    write_checkpoint(state, run / "checkpoints" / "latest.pt", run / "checkpoints" / "best.pt")
+
+
+@pytest.fixture(params=["evaluate", "resume", "predict", "config"])
+def use(request: pytest.FixtureRequest, old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Use the run in one of the ways that read its stored config; what a person reads."""
+
+    def call(*more: str) -> str:
+        best, here = str(old / "checkpoints" / "best.pt"), ["--dir.expr_dir", str(old.parent)]
+        shutil.copy("docs/run.svg", tmp_path / "a.png")  # no picture: reading it comes after the config
+        mains: dict[str, Any] = {
+            "evaluate": lambda: evaluate.main(["--model_pt", best, *more]),
+            "resume": lambda: train.main(["--resume", str(old), *here, "--progress.epoch", "2", *more]),
+            "predict": lambda: predict.main(["--model_pt", best, "--input", str(tmp_path / "a.png"), *more]),
+            "config": lambda: train.main(["--config", str(old / "config.yaml"), *here, "--name", "again", *more]),
+        }
+        with pytest.raises(SystemExit) as left, reported():
+            raise SystemExit(mains[request.param]())
+        said = capsys.readouterr().err
+        return said if left.value.code == 0 or "cannot be read" in said else f"refused: {said}"
+
+    return call
+
+
+def test_keys_of_an_earlier_version(use: Any, old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Moved ones keep their values; deleted ones are listed with theirs, once."""
+    moved = {"monitor__tensorboard": False, "monitor__writers": ..., "progress__keep": 7, "checkpoint__keep": ...}
+    change(old, **moved, mix={"alpha": 0.25}, model__gone=3)
+    config = resolve(Config, [old / "config.yaml"]).config
+    assert config.monitor.writers == [] and config.checkpoint.keep == 7
+    capsys.readouterr()
+    said = " ".join(use().split())
+    assert "refused" not in said
+    assert said.count("mix = {'alpha': 0.25}") == 1
+    assert said.count("model.gone = 3") == 1
+    assert "tensorboard" not in said and "keep" not in said
+
+
+def test_a_value_that_does_not_fit(use: Any, old: Path) -> None:
+    """It is refused with its place in a file that exists, and with the way out, which works."""
+    change(old, optim__lr="fast")
+    said = use()
+    assert said.startswith("refused") and "optim.lr = 'fast'" in said and "temporary" not in said
+    assert str(old) in said and "--config FILE" in said
+    assert "refused" not in use("--optim.lr", "0.001", "--allow_changes", "true")
+
+
+def test_what_a_person_writes_is_not_a_record(old: Path, tmp_path: Path) -> None:
+    """The same keys in another file, or on the command line."""
+    change(old, mix={"alpha": 0.25})
+    file = Path(shutil.copy(old / "config.yaml", tmp_path / "mine.yaml"))
+    with pytest.raises(ConfigError, match="unknown key"):
+        train.main(["--config", str(file)])
+    with pytest.raises(ConfigError, match=r"monitor\.writers"):
+        train.main(["--config", str(old / "config.yaml"), "--monitor.tensorboard", "true"])
+
+
+@section
+class Mix:
+    """Keys that earlier versions had."""
+
+    __renamed__: ClassVar[dict[str, str]] = {"amount": "alpha", "keep": "top", "old": "a sentence"}
+    __stored__: ClassVar[Conversions] = {"percent": lambda value: {"mix.alpha": value / 100}}
+
+    alpha: float = 0.0
+
+
+@section
+class Root:
+    """A whole config."""
+
+    top: int = 0
+    mix: Mix = field(default_factory=Mix)
+    several: list[Mix] = field(default_factory=list)
+
+
+def test_renamed_where_it_is_defined(tmp_path: Path) -> None:
+    """A key within its section, one moved elsewhere, one with another value; a value of today wins over an old one."""
+    (tmp_path / "run.json").touch()
+    file = tmp_path / "config.yaml"
+    for text, alpha, top in (
+        ("mix: {amount: 0.5, keep: 3, old: 1}", 0.5, 3),
+        ("several: [{alpha: 1}, {amount: 0.5, old: 1}]", 0.0, 0),
+        ("mix: {percent: 50}", 0.5, 0),
+        ("mix: {percent: 50, alpha: 0.1, keep: 3}\ntop: 4", 0.1, 4),
+    ):
+        file.write_text(text)
+        config = resolve(Root, [file]).config
+        assert (config.mix.alpha, config.top) == (alpha, top)
+        assert [each.alpha for each in config.several] == ([1.0, 0.5] if "several" in text else [])
+
+
+def test_a_class_that_was_renamed(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its old name, or its old import path, in a record; elsewhere the message gives the new name."""
+    before = metrics(old, "val")[-1]["values"]["loss"]
+    MODEL_REGISTRY._renamed |= {"OldModel": "ConvModel", "custom.models.old.Model": "ConvModel"}
+    try:
+        for name in ("OldModel", "custom.models.old.Model"):
+            change(old, model__type=name)
+            assert evaluate.main(["--model_pt", str(old / "checkpoints" / "best.pt"), "--split", "val"]) == 0
+            assert f"{before:.6g}" in capsys.readouterr().out
+            with pytest.raises(ConfigError, match="it is called ConvModel"):
+                train.main(["--config", "configs/default.yaml", "--model.type", name])
+    finally:
+        MODEL_REGISTRY._renamed.clear()
+
+
+def test_a_checkpoint_of_the_first_version(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without the parts that were added later: it can be looked into, used and continued."""
+    state = load(old)
+    for name in ("owed", "task", "data", "user", "fingerprint"):
+        state.pop(name)
+    state["about"] = {name: state["about"][name] for name in ("config", "seed")}
+    write_checkpoint(state, old / "checkpoints" / "latest.pt", old / "checkpoints" / "best.pt")
+    assert inspect.main([str(old)]) == 0
+    assert "0 files" in capsys.readouterr().out
+    assert train.main(["--resume", str(old), "--dir.expr_dir", str(old.parent), "--progress.epoch", "2"]) == 0
+    assert [each["step"] for each in metrics(old, "val")] == [5, 10]

@@ -1,0 +1,56 @@
+"""tools.export in the forms that need no further package; the template's tests have the others."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.base.errors import UserError
+from common.failure.program import reported
+from common.optim import averaged_state_dict
+from tests.conftest import Runs, load
+from tools import export
+from custom.models.conv_model import ConvModel
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run with averaged weights."""
+    return Runs(tmp_path_factory.mktemp("runs")).train("--optim.ema.decay", "0.9", "--optim.lr", "0.05")
+
+
+def test_an_exported_program_is_the_model(run: Path) -> None:
+    """With the averaged weights of the best checkpoint, for any number of samples; described as it is."""
+    assert export.main(["--model_pt", str(run), "--to", "torch"]) == 0
+    state, model, images = (
+        load(run, "best"),
+        ConvModel(in_channels=1, classes=10, width=4).eval(),
+        torch.rand(5, 1, 8, 8),
+    )
+    model.load_state_dict(averaged_state_dict(state["model"], state["ema"]))
+    program = torch.export.load(run / "export" / "model.pt2").module()
+    torch.testing.assert_close(program(images), model(images))
+    about = json.loads((run / "export" / "model.pt2.json").read_text())
+    assert about["inputs"]["image"] == {"shape": ["batch", 1, 8, 8], "dtype": "float32", "key": "image"}
+    assert (about["step"], about["classes"]) == (state["position"]["step"], list("0123456789"))
+
+
+def test_a_folder_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line with the remedy, and of a read-only file system in every program."""
+    (run / "file").touch()
+    with pytest.raises(UserError, match=r"file cannot be written: .*; choose another place with --out"):
+        export.main(["--model_pt", str(run), "--to", "torch", "--out", str(run / "file" / "model.pt2")])
+    with pytest.raises(SystemExit) as ended, reported():
+        raise OSError(errno.EROFS, "Read-only file system", "rates.html")
+    assert ended.value.code == 2
+    assert "rates.html cannot be written: Read-only file system" in capsys.readouterr().err
+
+
+def test_a_wrong_program_is_not_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is compared with the model before it gets its name."""
+    monkeypatch.setattr(export, "read", lambda *_: lambda inputs: {"output": torch.zeros(len(inputs["image"]), 10)})
+    with pytest.raises(UserError, match="the program differs from the model by"):
+        export.main(["--model_pt", str(run), "--to", "torchscript"])
+    assert not list((run / "export").glob("*.ts*"))

@@ -1,0 +1,43 @@
+"""Show the keys that differ between two configs, and where each value was written: python -m tools.diff A B
+
+A and B are config files, folders of runs, or checkpoints.
+"""
+
+import sys
+from pathlib import Path
+
+from common.base.errors import UserError
+from common.checkpoint.fingerprint import changes
+from common.config import Resolved, dump, resolve
+from common.config.problem import DEFAULT
+from common.failure.program import leave, reported
+from support.stored_config import stored_config
+from custom.config import Config
+
+
+def main(argv: list[str]) -> int:
+    """Print each key with both values and their origins. Returns the exit code."""
+    if len(argv) != 2 or argv[0].startswith("-"):
+        raise UserError("usage: python -m tools.diff A B; each is a config file, the folder of a run, or a checkpoint")
+    first, second = map(read, argv)
+    found = list(changes(first.values, second.values))
+    for each in found:
+        print(each.key)
+        for value, origins in ((each.old, first.origins), (each.new, second.origins)):
+            print(f"  {dump(value, flow=True)}  # {origins.get(each.key, DEFAULT)}")
+    print(f"{len(found)} keys differ" if found else "no key differs")
+    return 0
+
+
+def read(path: str) -> Resolved[Config]:
+    """The whole config of a file or of a run's last start. Raises `UserError`."""
+    is_config = Path(path).suffix in (".yaml", ".yml")
+    file = Path(path) if is_config else stored_config(["--resume", path], "--resume")
+    if file is None:
+        raise UserError(f"{path} is neither a config file nor the folder of a run nor one of its checkpoints")
+    return resolve(Config, [file])
+
+
+if __name__ == "__main__":
+    with reported():
+        leave(main(sys.argv[1:]))

@@ -1,0 +1,137 @@
+"""Compare two runs to the last bit: python -m tools.same RUN_A RUN_B
+
+Compared are the measurements in metrics.jsonl, but not speeds and starts, which always differ, and all that the
+checkpoints of the last common step hold, but not their config and the record of their machine. Of runs of different
+lengths, the steps that both have. Exit code 0: the same; 1: something differs; 2: nothing can be compared.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from common.base.errors import UserError
+from common.checkpoint import CheckpointFolder, read_checkpoint
+from common.checkpoint.file import step_of
+from common.failure.program import reported
+from common.run.paths import RunPaths
+from support.read import read_run
+
+Rows = dict[tuple[int, str, str], float]
+_NOT_STATE = ("about", "fingerprint", "format")
+_SHOWN = 5  # entries of checkpoints that differ
+
+
+def main(argv: list[str]) -> int:
+    """Compare the two runs of the command line, and print what was compared or how they differ."""
+    parser = argparse.ArgumentParser(prog="python -m tools.same", description=(__doc__ or "").partition("\n\n")[2])
+    parser.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="folder of a run")
+    first, second = parser.parse_args(argv).runs
+    compared, differing = [], []
+    for what, differences in (compare_rows(first, second), compare_checkpoints(first, second)):
+        compared.append(what)
+        differing += differences
+    if not differing:
+        print(f"same: {', '.join(compared)}")
+        return 0
+    print(f"different: compared {', '.join(compared)} of A = {first} and B = {second}")
+    print("\n".join(differing))
+    return 1
+
+
+def compare_rows(first: Path, second: Path) -> tuple[str, list[str]]:
+    """What was compared of metrics.jsonl, and the first row that differs. Raises `UserError` if a run has no rows."""
+    a, b = measurements(first), measurements(second)
+    ends = max(a)[0], max(b)[0]
+    end = min(ends)
+    # At its end, the shorter run measures more than the longer one does there.
+    at_end = {*a, *b} if ends[0] == ends[1] else a.keys() & b.keys()
+    keys = sorted(key for key in {*a, *b} if key[0] < end or (key[0] == end and key in at_end))
+    different = [key for key in keys if not equal(a.get(key), b.get(key))]
+    rows, bad = {key[:2] for key in keys}, sorted({key[:2] for key in different})
+    what = f"{len(rows)} rows up to step {end}"
+    if ends[0] != ends[1]:
+        what += f" (where {'A' if ends[0] < ends[1] else 'B'} ends; the other goes to {max(ends)})"
+    if not bad:
+        return what, []
+    values = [key for key in different if key[:2] == bad[0]]
+    lines = [f"  {key[2]}: {by_how_much(a.get(key), b.get(key))}" for key in values]
+    if not any(key in a and key in b for key in values):
+        lines = [f"  only {'A' if values[0] in a else 'B'} measured here"]
+    step, event = bad[0]
+    return what, [f"{len(bad)} of {len(rows)} rows differ, first the {event} row of step {step}:", *lines]
+
+
+def measurements(run: Path) -> Rows:
+    """The measured values by step, event and name: those of a step that was repeated after a resume are there once."""
+    if not (file := RunPaths(run).metrics_file).is_file():
+        raise UserError(f"there is no {file}; name two folders of runs, such as experiments/default")
+    found = {
+        (row["step"], row["event"], name): value
+        for row in read_run(run).records
+        if row["event"] != "speed"
+        for name, value in row["values"].items()
+    }
+    if not found:
+        raise UserError(f"{file} has no measurement yet, so there is nothing to compare")
+    return found
+
+
+def compare_checkpoints(first: Path, second: Path) -> tuple[str, list[str]]:
+    """What was compared of the newest checkpoints of the same step, and the entries that differ."""
+    a, b = checkpoints(first), checkpoints(second)
+    if not (common := a.keys() & b.keys()):
+        return "no checkpoints, since the runs have none of the same step", []
+    step = max(common)
+    before, after = (dict(leaves(read_checkpoint(files[step]))) for files in (a, b))
+    tensors = sum(isinstance(value, Tensor) for value in before.values())
+    what = f"{tensors} tensors and {len(before) - tensors} other entries of the checkpoints of step {step}"
+    names = list(dict.fromkeys([*before, *after]))
+    bad = [name for name in names if not equal(before.get(name), after.get(name))]
+    lines = [f"  {name}: {by_how_much(before.get(name), after.get(name))}" for name in bad[:_SHOWN]]
+    more = [f"  and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
+    return what, [f"{len(bad)} of {len(names)} entries of the checkpoints differ:", *lines, *more] if bad else []
+
+
+def checkpoints(run: Path) -> dict[int, Path]:
+    """The checkpoints of a run by their step."""
+    folder = CheckpointFolder(RunPaths(run).checkpoints)
+    paths = [*(path for _, path in folder.numbered()), folder.best, folder.previous, folder.latest]
+    return {step: path for path in paths if path.is_file() and (step := step_of(path)) >= 0}
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything in a nested state, by dotted name."""
+    if not isinstance(value, (Mapping, list, tuple)):
+        yield name, value
+        return
+    for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+        if name or key not in _NOT_STATE:
+            yield from leaves(item, f"{name}.{key}" if name else str(key))
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two values have the same bits; NaN is equal to NaN."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (a, b)]
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
+    return type(a) is type(b) and bool(a == b or (a != a and b != b))
+
+
+def by_how_much(a: Any, b: Any) -> str:
+    """The difference of two values, in words."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape:
+        gap = (a.double() - b.double()).abs()
+        return f"up to {gap.max().item():.3g}, in {int((a != b).sum())} of {a.numel()} numbers"
+    kinds = [tuple(each.shape) if isinstance(each, Tensor) else each for each in (a, b)]
+    said = " and ".join(f"{'none' if kind is None else kind} in {run}" for kind, run in zip(kinds, "AB", strict=True))
+    return f"{said} (difference {abs(a - b):.3g})" if all(isinstance(each, float) for each in (a, b)) else said
+
+
+if __name__ == "__main__":
+    with reported():
+        sys.exit(main(sys.argv[1:]))
