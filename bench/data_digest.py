@@ -14,7 +14,7 @@ PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 
 from common.data.digest import digest  # noqa: E402
-from custom.datasets.image_folder_dataset import ImageFolderDataset  # noqa: E402
+from library.data.image_folder_dataset import ImageFolderDataset  # noqa: E402
 
 CLASSES = 100
 

@@ -22,7 +22,7 @@ from common.data.loader import Step, TrainStream  # noqa: E402
 from common.progress import Position  # noqa: E402
 from common.run_context import managed_run  # noqa: E402
 from common.trainer import Trainer  # noqa: E402
-from custom.build import build_parts  # noqa: E402
+from common.build import build_parts  # noqa: E402
 from custom.config import Config  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402

@@ -20,7 +20,7 @@ PRIVATE = CACHES | {".git", ".venv", "venv", "experiments"}
 
 # The operators and all that stands on them, file by file: a folder of the same name may hold the user's own.
 OPS = {
-    ".": [".clang-format", "configs/ops.yaml", "scripts/install_ops.sh", "custom/models/saturating_model.py"],
+    ".": [".clang-format", "configs/ops.yaml", "scripts/install_ops.sh", "custom/ops/saturating_model.py"],
     "common/ops": ["__init__.py", "__main__.py", "arguments.py", "build.py", "library.py", "load.py", "toolchain.py"],
     "custom/ops": ["__init__.py", "add_matrix.py", "compare.py", "scale_exp.py", "README.md"],
     "custom/ops/src": ["add_matrix.cpp", "add_matrix.cu", "kernels.h", "launch.cuh", "scale_exp.cpp", "scale_exp.cu"],

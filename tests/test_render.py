@@ -55,7 +55,7 @@ def test_other_answers_drop_and_rename_files(render: Render) -> None:
 
 def operators() -> set[str]:
     """Every file of the template that is there for operators alone."""
-    whole = (".clang-format", "configs/ops.yaml", "scripts/install_ops.sh", "custom/models/saturating_model.py")
+    whole = (".clang-format", "configs/ops.yaml", "scripts/install_ops.sh", "custom/ops/saturating_model.py")
     return {path for path in files(TEMPLATE) if "/ops/" in path or path in whole}
 
 

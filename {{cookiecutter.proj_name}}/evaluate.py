@@ -5,9 +5,14 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from cli.advice import explained
+from cli.command_line import parse
+from cli.evaluation_folder import EvalConfig, error_files, eval_dir
+from cli.stored_config import drop_stored_launch_options, stored_config
 from common import distributed
 from common.base.errors import UserError
 from common.base.text import number
+from common.build import build_evaluation, class_names
 from common.checkpoint import best_in, read_checkpoint
 from common.config import option_value
 from common.config.problem import place as shown
@@ -20,13 +25,8 @@ from common.failure.program import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.monitor.writer import without_twins
 from common.optim.precision import build_precision
-from support.advice import explained
-from support.command_line import parse
-from support.evaluation_folder import error_files, eval_dir
-from support.stored_config import drop_stored_launch_options, stored_config
+from common.run.paths import PROJECT
 from support.trained import restored_task
-from custom.build import PROJECT, build_evaluation, class_names
-from custom.config import EvalConfig
 
 
 def main(argv: list[str]) -> int:

@@ -2,20 +2,21 @@
 
 import sys
 
+from cli.advice import explained
+from cli.command_line import parse
+from cli.job_script import write_job_script
+from cli.stored_config import drop_stored_launch_options, stored_config
+from cli.summary import log_end, log_start
 from common import distributed
+from common.build import build_parts
 from common.config.registry import REGISTRIES, import_path
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
+from common.monitor.profile import profiled
+from common.run.paths import PROJECT
 from common.run_context import managed_run
 from common.trainer import Trainer
-from support.advice import explained
-from support.command_line import parse
-from support.job_script import write_job_script
-from support.stored_config import drop_stored_launch_options, stored_config
-from support.summary import log_end, log_start
-from custom.build import PROJECT, build_parts
 from custom.config import Config
-from custom.profile import profiled
 
 
 def main(argv: list[str]) -> int:
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
         trainer.restore(run)
         log_start(config, trainer, run)
         try:
-            with profiled(config.profile, run):
+            with profiled(config.profile, run.paths.root, run.monitor, run.rank):
                 outcome = trainer.train()
         except KeyboardInterrupt:
             log_end(trainer, None)

@@ -25,12 +25,12 @@ from common.run.lock import is_held
 from common.run.paths import RunPaths
 from common.run.record import environment_text
 from common.run.status import now, read_status, write_status
-from common.task import EngineConfig
+from common.settings import RunConfig
 
 
 @contextmanager
 def managed_run(
-    config: EngineConfig, resolved: Resolved[Any], argv: Sequence[str], project: Path
+    config: RunConfig, resolved: Resolved[Any], argv: Sequence[str], project: Path
 ) -> Iterator["RunContext"]:
     """Join the other processes, and leave with them. An error inside ends all of them and is reported on the terminal,
     in the log, in `status.json`, in `error_rank<k>.txt`, and by the exit code.
@@ -78,7 +78,7 @@ class RunContext:
         monitor: exists after `open`.
     """
 
-    config: EngineConfig
+    config: RunConfig
     values: dict[str, Any]
     argv: Sequence[str]
     project: Path

@@ -1,37 +1,30 @@
-"""The interface to your code: a `Task`, the built `Parts` of a run, and the config keys that the engine reads."""
+"""The interface to your code: a `Task`, and the built `Parts` of a run."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.checkpoint import CheckpointConfig, InitConfig
 from common.data.loader import BatchStream, EvaluationLoader, label
 from common.data.move import to_device
-from common.distributed import DistConfig
 from common.distributed.seed import random_state_unchanged
-from common.evaluation.best import BestConfig, EarlyStopConfig, Mode
 from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
-from common.model import PrepareConfig, fixed
-from common.monitor import MonitorConfig
+from common.model import fixed
 from common.monitor.clock import Clock
 from common.monitor.pictures import Picture
 from common.monitor.show import Show
-from common.optim import OptimConfig
-from common.optim.gradients import DebugConfig
 from common.optim.groups import Group
 from common.optim.precision import Precision
-from common.progress import Place, ProgressConfig
-from common.run.paths import DirConfig
+from common.progress import Place
 
-__all__ = ["EngineConfig", "Group", "Parts", "Place", "Task", "fixed"]
+__all__ = ["Group", "Parts", "Place", "Task", "fixed"]
 
 
 class Task(nn.Module, ABC):
@@ -228,36 +221,3 @@ class Parts:
     def data(self) -> list[BatchStream | EvaluationLoader]:
         """All of it, of any split and stage."""
         return [self.stream, *self.stage_streams.values(), *self.val, *self.evaluation]
-
-
-class EngineConfig:
-    """The config keys that the engine reads; `Config` in `custom/config.py` has them all, with their defaults."""
-
-    name: str
-    resume: str | None
-    allow_changes: bool
-    gpu_ids: int | list[int] | Literal["all", "mps"]
-    worker: int
-    dir: DirConfig
-    dist: DistConfig
-    debug: DebugConfig
-    loss: dict[str, Any] | None
-    optim: OptimConfig
-    stages: Sequence[Any]
-    prepare: PrepareConfig
-    progress: ProgressConfig
-    best: BestConfig
-    early_stop: EarlyStopConfig
-    checkpoint: CheckpointConfig
-    init_from: InitConfig
-    monitor: MonitorConfig
-    plugins: list[str]
-
-    @property
-    def best_mode(self) -> Mode:
-        """Whether lower or higher values of `best.metric` are better."""
-        raise NotImplementedError
-
-    def in_stage(self, number: int) -> "EngineConfig":
-        """These settings in a stage, counted from 0."""
-        raise NotImplementedError

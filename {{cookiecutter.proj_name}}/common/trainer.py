@@ -27,10 +27,11 @@ from common.model import check_trained, prepare
 from common.optim import Clip, Ema, build_optimizer
 from common.optim.ema import OWN
 from common.optim.gradients import log_gradients
-from common.optim.stages import Stages
 from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
-from common.task import EngineConfig, Parts, Place, Task
+from common.settings import RunConfig
+from common.stages import Stages
+from common.task import Parts, Place, Task
 from common.update import Updates
 
 
@@ -42,7 +43,7 @@ class Trainer:
         state: everything else whose state a checkpoint contains.
     """
 
-    def __init__(self, config: EngineConfig, parts: Parts, run: RunContext) -> None:
+    def __init__(self, config: RunConfig, parts: Parts, run: RunContext) -> None:
         self.config, self.rank, self.paths, self.monitor = config, run.rank, run.paths, run.monitor
         self.parts, self.stream, self.val, self.evaluation = parts, parts.stream, parts.val, parts.evaluation
         self.best = BestTracker(config.best, config.early_stop, config.best_mode)

@@ -1,181 +1,35 @@
-"""The whole config, composed of sections. Each section is defined next to the code that it configures.
+"""The settings of your runs: which parts are used by default, and keys of your own.
 
-To add keys of your own, write a class with `@section` and add a field for it to `Config` below. The keys are then
-checked, listed in `--help`, and can be set in YAML and on the command line like all others.
+To add keys, write a class with `@section` and add a field for it to `Config`. They are then checked, listed in
+`--help`, and can be set in YAML and on the command line like all others, which common/settings.py defines.
 """
 
-from collections.abc import Iterator
-from dataclasses import field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import field
 
-from pydantic import BeforeValidator, Field
-
-from common.checkpoint import CheckpointConfig, InitConfig
-from common.config import ConfigError, Problem, overlaid, section
-from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
-from common.data.loader import LoaderConfig
-from common.distributed import DistConfig
-from common.evaluation.best import BestConfig, EarlyStopConfig, Mode
-from common.evaluation.loss import LossSections
-from common.evaluation.metric import MetricSections
-from common.model import PrepareConfig, WeightRules
-from common.monitor import MonitorConfig
-from common.optim import OptimConfig
-from common.optim.ema import OWN
-from common.optim.gradients import DebugConfig
-from common.optim.precision import PrecisionConfig
-from common.progress import ProgressConfig
-from common.run.paths import DirConfig
-from common.task import EngineConfig
-import custom.datasets
-import custom.loss
-import custom.metric
-import custom.models
-import custom.schedules
-import custom.tasks
-import custom.writers  # noqa: F401 - importing the folders fills the registries
-from custom.best_mode import check_names, find_mode, measured_losses, which_are_better
-from custom.datasets.sections import DatasetSection, EvaluationSection, sets_of
-from custom.profile import ProfileConfig
-from custom.stages import StageConfig, stage_layers, stage_problems
-
-
-def _devices(value: Any) -> Any:
-    if isinstance(value, str) and value not in ("all", "mps"):
-        raise ValueError("must be -1 for the CPU, 0 for the first GPU, a list of GPUs, all or mps")
-    return value
+from common.config import section
+from common.data.sections import EvalSection, SplitsConfig, TrainSection, ValSection
+from common.settings import LossSection, MetricSection, ModelSection, RunConfig, TaskSection, default
 
 
 @section
-class SplitsConfig:
+class Data(SplitsConfig):
     """The data. `type` names a data set (see --list); other keys are its arguments, except `eval_batch_size` and
     `transforms`, a list of steps for each sample: `[{type: ..., arguments}, ...]`.
 
     `val` and `eval` may hold several named data sets: `{clean: {type: ...}, shifted: {type: ...}}`.
     """
 
-    train: Annotated[dict[str, Any], DatasetSection(), Field(description="training data")] = field(
-        default_factory=lambda: {"type": "DigitsDataset", "shift": 1}
-    )
-    val: Annotated[
-        dict[str, Any] | None,
-        EvaluationSection(),
-        Field(description="validation data, which choose the best checkpoint; null: none; several: name: {type: ...}"),
-    ] = field(default_factory=lambda: {"type": "DigitsDataset", "eval_batch_size": 256})
-    eval: Annotated[
-        dict[str, Any] | None,
-        EvaluationSection(),
-        Field(description="evaluation data, for the reported numbers; null: none; several: name: {type: ...}"),
-    ] = field(default_factory=lambda: {"type": "DigitsDataset", "eval_batch_size": 256})
+    train: TrainSection = default(type="DigitsDataset", shift=1)
+    val: ValSection = default(type="DigitsDataset", eval_batch_size=256)
+    eval: EvalSection = default(type="DigitsDataset", eval_batch_size=256)
 
 
 @section
-class Config(EngineConfig):
+class Config(RunConfig):
     """All settings of a training run."""
 
-    __renamed__: ClassVar[dict[str, str]] = {
-        "seed": "dist.random_seed", "lr": "optim.lr", "epochs": "progress.epoch",
-        "model_pt": "to continue a run: --resume; to start from its weights: --init_from.path",
-    }  # fmt: skip
-
-    name: Annotated[str, Field(min_length=1, description="name of the run and of its folder")] = "default"
-    resume: Annotated[
-        str | None, Field(description="checkpoint file, run folder, or auto: this run's newest checkpoint, if any")
-    ] = None
-    allow_changes: Annotated[
-        bool, Field(description="with resume: accept changes of keys that affect what is trained")
-    ] = False
-    gpu_ids: Annotated[
-        int | list[int] | Literal["all", "mps"],
-        BeforeValidator(_devices),
-        Field(description="-1: CPU; one or more CUDA devices, or all: one process each; mps: the GPU of a Mac"),
-    ] = -1
-    batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
-    worker: Annotated[int, Field(ge=0, description="loader workers per process; 0: read without workers")] = 0
-    dir: DirConfig = field(default_factory=DirConfig)
-    dist: DistConfig = field(default_factory=DistConfig)
-    debug: DebugConfig = field(default_factory=DebugConfig)
-    dataset: SplitsConfig = field(default_factory=SplitsConfig)
-    loader: LoaderConfig = field(default_factory=LoaderConfig)
-    task: Annotated[
-        dict[str, Any],
-        Registered(TASK_REGISTRY),
-        Field(description="type names a task (see --list); other keys are its arguments"),
-    ] = field(default_factory=lambda: {"type": "ClassificationTask"})
-    model: Annotated[
-        dict[str, Any],
-        Registered(MODEL_REGISTRY),
-        Field(description="type names a model (see --list); other keys are its arguments"),
-    ] = field(
-        default_factory=lambda: {"type": "ConvModel", "in_channels": 1, "classes": 10, "width": 32, "dropout": 0.1}
-    )
-    loss: Annotated[
-        dict[str, Any] | None,
-        LossSections(),
-        Field(description="name: {weight, inputs, type (default: the name), arguments}; the weighted sum is minimised"),
-    ] = field(default_factory=lambda: {"CrossEntropyLoss": {"weight": 1.0, "label_smoothing": 0.0}})
-    metric: Annotated[
-        dict[str, Any], MetricSections(), Field(description="name: {type (default: the name), arguments}")
-    ] = field(default_factory=lambda: {"Accuracy": {"k": 1}})
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
-    prepare: PrepareConfig = field(default_factory=PrepareConfig)
-    stages: Annotated[
-        list[StageConfig],
-        Field(description="[{until: 5epoch, freeze: [...], optim: {...}}, ...], see docs/stages.md; empty: one stage"),
-    ] = field(default_factory=list)
-    progress: ProgressConfig = field(default_factory=ProgressConfig)
-    best: BestConfig = field(default_factory=BestConfig)
-    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    init_weights: Annotated[
-        list[dict[str, Any]],
-        WeightRules(),
-        Field(description='first weights, before init_from: [{match: "*.weight", type: kaiming_normal, arguments}]'),
-    ] = field(default_factory=list)
-    init_from: InitConfig = field(default_factory=InitConfig)
-    plugins: Annotated[
-        list[str], Field(description="module:function, each called with the trainer before training starts")
-    ] = field(default_factory=list)
-    monitor: MonitorConfig = field(default_factory=MonitorConfig)
-    profile: ProfileConfig = field(default_factory=ProfileConfig)
-
-    def problems(self) -> Iterator[Problem]:
-        """Rules that involve several sections; each section checks its own keys."""
-        yield from stage_problems(self)
-        yield from check_names(self.metric, self.loss or {})
-        if self.early_stop.patience and self.dataset.val is None:
-            rule = "needs dataset.val: there is no validation to compare"
-            yield Problem("early_stop.patience", self.early_stop.patience, rule)
-        scheduler = self.optim.lr_scheduler
-        try:
-            mode = self.best_mode
-        except ConfigError as error:
-            yield from error.problems
-            return
-        if scheduler.type == "plateau" and scheduler.mode != mode:
-            rule = f"plateau follows best.metric, and the best value of {self.best.metric} is its {mode}"
-            yield Problem("optim.lr_scheduler.mode", scheduler.mode, rule, f"set it to {mode}")
-
-    def in_stage(self, number: int) -> "Config":
-        """These settings in a stage, counted from 0. Raises `ConfigError`."""
-        return overlaid(type(self), *stage_layers(self, number)) if self.stages else self
-
-    @property
-    def best_mode(self) -> Mode:
-        """Whether lower or higher values of `best.metric` are better."""
-        losses = dict.fromkeys(measured_losses(self.loss), False)
-        best = self.best
-        if self.optim.ema.evaluate == "both":
-            best = replace(best, metric=best.metric.removeprefix(OWN))
-        return find_mode(best, {**losses, **which_are_better(self.metric)}, sets_of(self.dataset.val))
-
-
-@section
-class EvalConfig(Config):
-    """The settings of `evaluate.py`: a training config, and which checkpoint to evaluate on which split."""
-
-    model_pt: Annotated[
-        str | None, Field(description="checkpoint to evaluate, or the folder of a run: its best; required")
-    ] = None
-    split: Annotated[Literal["train", "val", "eval"], Field(description="split to evaluate on")] = "eval"
+    dataset: Data = field(default_factory=Data)
+    task: TaskSection = default(type="ClassificationTask")
+    model: ModelSection = default(type="ConvModel", in_channels=1, classes=10, width=32, dropout=0.1)
+    loss: LossSection = default(CrossEntropyLoss={"weight": 1.0, "label_smoothing": 0.0})
+    metric: MetricSection = default(Accuracy={"k": 1})

@@ -8,10 +8,11 @@ import hashlib
 import json
 import sys
 
-from support.config_text import commented_yaml
+from cli.config_text import commented_yaml
+from cli.evaluation_folder import EvalConfig
+from common.run.paths import PROJECT
 from support.json_schema import json_schema
-from custom.build import PROJECT
-from custom.config import Config, EvalConfig
+from custom.config import Config
 
 _HEADER = """yaml-language-server: $schema=schema.json
 Every key with its default. Written by python -m custom.reference from the classes in custom/config.py.

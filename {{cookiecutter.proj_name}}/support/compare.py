@@ -115,8 +115,8 @@ def _mode_by_class(run: RunFiles, name: str) -> str:
     parts = name.split(".")
     if "loss" in parts or any(key.split(".")[1] in parts for key in run.config if key.startswith("loss.")):
         return "min"
+    from common.evaluation.best_mode import which_are_better  # imports PyTorch
     import custom.metric  # noqa: F401 - fills the registry
-    from custom.best_mode import which_are_better  # imports PyTorch
 
     sections: dict[str, dict[str, Any]] = {}
     for key, value in run.config.items():

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
+from common.data.from_files import build_files, reader_of
 from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
 from common.monitor.writer import plain
 from support.trained import Trained
-from custom.datasets.from_files import build_files, reader_of
 
 Batch = tuple[Any, dict[int, str]]
 """A collated batch, None if it is empty; and of the samples that cannot be read the position in it, and the reason."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import UserError
+from common.build import build_set
 from support.trained import Trained
-from custom.build import build_set
 
 Tensors = dict[str, Tensor]
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 import predict
 from common.base.errors import UserError
+from common.data.from_files import build_files
 from common.optim import averaged_state_dict
 from common.task import Task
 from predict import Predictor
 from tests.conftest import PROJECT, Runs, load
 from custom.datasets.digits_dataset import DigitsDataset
-from custom.datasets.from_files import build_files
 from custom.models.conv_model import ConvModel
 
 FOLDER = "type: ImageFolderDataset, folder: photos, size: [6, 10], channels: 1"

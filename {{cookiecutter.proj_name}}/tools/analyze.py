@@ -14,9 +14,13 @@ from typing import Any, Literal
 
 import torch
 
+from cli.advice import explained
+from cli.command_line import parse
+from cli.stored_config import stored_config
 from common import distributed
 from common.base.errors import UserError
 from common.base.files import write_text
+from common.build import build_stream, build_task
 from common.config.registry import REGISTRIES
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
@@ -24,13 +28,9 @@ from common.failure.program import leave, reported
 from common.model import prepare
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
-from common.run.paths import RunPaths
+from common.run.paths import PROJECT, RunPaths
 from common.task import Place
-from support.advice import explained
-from support.command_line import parse
 from support.cost import Subject, measure, module_rows
-from support.stored_config import stored_config
-from custom.build import PROJECT, build_stream, build_task
 from custom.config import Config
 
 DTYPES: dict[str, Literal["fp32", "bf16", "fp16", "fp64"]] = {

@@ -20,9 +20,11 @@ from typing import Any
 
 import torch
 
+from cli.advice import explained
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import write_text
+from common.build import build_evaluation, build_stream
 from common.config import option_value
 from common.evaluation.evaluator import Evaluator
 from common.failure.program import leave, reported
@@ -30,10 +32,8 @@ from common.monitor.log import setup_log
 from common.monitor.writer import plain
 from common.progress import Position
 from common.run.paths import RunPaths
-from support.advice import explained
 from support.model_inputs import Model, Tensors, flat, inputs_of, read_model
 from support.trained import load_trained
-from custom.build import build_evaluation, build_stream
 
 FORMS = {
     "torch": ("model.pt2", ()),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from common.base.errors import UserError
 from common.failure.program import leave, reported
-from custom.datasets.image_folder_dataset import class_folders, scan_images
+from library.data.image_folder_dataset import class_folders, scan_images
 
 SHARD = "shard-{:06d}.tar"
 

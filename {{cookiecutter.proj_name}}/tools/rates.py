@@ -11,26 +11,25 @@ from pathlib import Path
 
 from torch import nn
 
+from cli.command_line import parse
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.config.problem import place
 from common.config.registry import REGISTRIES
 from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
+from common.data.sections import build_dataset
 from common.data.view import is_map_style
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
 from common.optim import build_optimizer
 from common.optim.groups import LayerDecayConfig
-from common.optim.stages import Stages
 from common.progress import Position, total_steps
-from common.run.paths import data_dir
-from support.command_line import parse
+from common.run.paths import PROJECT, data_dir
+from common.stages import Stages
 from support.report.charts import Curve, chart
 from support.report.page import page, table, tag
-from custom.build import PROJECT
 from custom.config import Config
-from custom.datasets.sections import build_dataset
 
 _ROWS, _BAR = 16, 40  # lines of the table, characters of its longest bar
 

@@ -14,16 +14,15 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from cli.advice import explained
 from common.base.errors import UserError
 from common.config.source import scalar
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
-from common.run.paths import RunPaths
-from support.advice import explained
+from common.run.paths import PROJECT, RunPaths
 from support.sweep.folder import SweepFolder, check_trials, config_of, parser, without
 from support.sweep.space import SPEC, Range, Space, Trial, corners, plain_space, read_space, read_space_file, run_name
 from support.sweep.training import Training, devices, run_trials
-from custom.build import PROJECT
 from custom.config import Config
 
 if TYPE_CHECKING:

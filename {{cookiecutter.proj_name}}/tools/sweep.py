@@ -16,11 +16,10 @@ from common.base.files import write_text
 from common.config import dump
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
-from common.run.paths import RunPaths
+from common.run.paths import PROJECT, RunPaths
 from support.sweep.folder import SweepFolder, check_trials, config_of, parser, without
 from support.sweep.space import SPEC, Space, Trial, draw, grid, plain_space, read_space, read_space_file, run_name
 from support.sweep.training import devices, run_trials
-from custom.build import PROJECT
 from custom.config import Config
 
 

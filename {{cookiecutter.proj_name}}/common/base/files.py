@@ -10,6 +10,9 @@ from typing import BinaryIO
 
 from loguru import logger
 
+PROJECT = Path(__file__).resolve().parents[2]
+"""The root of the project: the folder of `common/` and `train.py`."""
+
 
 def write_text(path: Path, text: str) -> None:
     """Replace a text file (UTF-8) atomically, see `atomic_file`."""

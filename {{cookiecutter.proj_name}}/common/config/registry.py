@@ -69,7 +69,7 @@ class Registry:
 
         The files are imported at the first look-up, not now, so a mistake in one is reported like any other.
         """
-        self._where_to_add = f"{package.replace('.', '/')}/<name>{suffix}.py"
+        self._where_to_add = f"{package.replace('.', '/')}/.../<name>{suffix}.py"
         self._to_scan.append((package, suffix))
 
     def import_files(self) -> list[Problem]:
@@ -261,3 +261,17 @@ REGISTRIES = (
     TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, TRANSFORM_REGISTRY, COLLATE_REGISTRY, ORDER_REGISTRY,
     LOSS_REGISTRY, METRIC_REGISTRY, SCHEDULE_REGISTRY, INIT_REGISTRY, WRITER_REGISTRY,
 )  # fmt: skip
+
+
+def scan(*packages: str) -> None:
+    """Look for entries of every kind in these packages, in files named `*_model.py`, `*_dataset.py` and so on.
+
+    A package that does not exist is skipped.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is not None:
+            for registry in REGISTRIES:
+                registry.scan(package, f"_{registry.kind}")
+
+
+scan("common")

@@ -1,10 +1,11 @@
 """A data set around another one: some of its samples, changed when they are read."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import IterableDataset
 
 
@@ -57,3 +58,11 @@ def is_map_style(dataset: Any) -> bool:
     inner = innermost(dataset)
     # PyTorch's own class for iterables has a `__getitem__`, which only raises an error.
     return hasattr(inner, "__len__") and hasattr(inner, "__getitem__") and not isinstance(inner, IterableDataset)
+
+
+def original(batch: Any, key: str = "image") -> Tensor:
+    """The images (B, C, H, W) of a batch as they were before `Normalize`; unchanged without it."""
+    image: Tensor = batch[key]
+    if not isinstance(batch, Mapping) or f"{key}_std" not in batch:
+        return image
+    return image * batch[f"{key}_std"] + batch[f"{key}_mean"]

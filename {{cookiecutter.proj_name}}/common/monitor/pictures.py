@@ -1,7 +1,9 @@
 """Pictures of a model's results, and PNG files of them."""
 
+import math
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,3 +57,18 @@ def progress_path(root: Path, split: str, name: str, epoch: int, step: int) -> P
     """
     folder = os.fsencode(re.sub(r"[^\w.+=-]+", "_", name).strip("._"))[:100].decode(errors="ignore")
     return root / split / folder / f"epoch{epoch:06d}_step{step:06d}.png"
+
+
+def mosaic(images: Sequence[Pixels]) -> Pixels:
+    """One picture (H, W, 3) of at least one, in rows from the left, each in the middle of a cell of one size."""
+    if len(images) == 1:
+        return images[0]
+    columns = math.ceil(math.sqrt(1.6 * len(images)))  # a little wider than high, as a screen is
+    rows, gap = -(-len(images) // columns), 10
+    height, width = (max(image.shape[side] for image in images) + gap for side in (0, 1))
+    paper = np.full((rows * height, columns * width, 3), 255, np.uint8)
+    for number, image in enumerate(images):
+        top = number // columns * height + (height - image.shape[0]) // 2
+        left = number % columns * width + (width - image.shape[1]) // 2
+        paper[top : top + image.shape[0], left : left + image.shape[1]] = image
+    return paper

@@ -221,3 +221,11 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     number = float(value)
     return number if math.isfinite(number) else json.dumps(number)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested config as one dict with dotted keys: `{"optim.lr": 0.001}`. Lists stay as they are."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return found

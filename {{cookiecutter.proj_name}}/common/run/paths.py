@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from common.base.errors import UserError
+from common.base.files import PROJECT as PROJECT
 from common.config import section
 from common.config.problem import place
 

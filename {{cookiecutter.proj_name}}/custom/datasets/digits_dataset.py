@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
-from custom.datasets.image_files_dataset import ImageFiles
+from common.data.image_files_dataset import ImageFiles
 
 _SPLITS = {"train": 0, "val": 1, "eval": 2}
 

@@ -7,15 +7,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from common.config.registry import TASK_REGISTRY
+from common.data.view import original
 from common.evaluation.gallery import Gallery
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
+from common.evaluation.worst_first import SampleError, WorstFirst
+from common.monitor.fonts import legible
+from common.monitor.labelled import labelled
 from common.monitor.pictures import Picture
 from common.task import Task
-from custom.datasets.sample_transform import original
-from custom.fonts import legible
-from custom.tasks.labelled import labelled
-from custom.tasks.worst_first import SampleError, WorstFirst
 
 _LONGEST_NAME = 24  # characters of a sample's name below its picture
 

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn.functional import l1_loss, logsigmoid, max_pool2d
 
 from common.evaluation.loss import Losses
+from common.monitor.labelled import labelled
 from common.monitor.pictures import Picture
 from common.task import Task
 from examples.boxes.model import STRIDE
-from custom.tasks.labelled import labelled
 
 
 class DetectionTask(Task):

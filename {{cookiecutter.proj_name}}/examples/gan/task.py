@@ -7,10 +7,10 @@ from torch.nn.functional import softplus
 from common.evaluation.gathered import Results
 from common.evaluation.loss import Losses
 from common.evaluation.metric import GatheredMetric
+from common.monitor.labelled import labelled
 from common.monitor.pictures import Picture
 from common.task import Task
 from examples.gan.model import ConditionalGan
-from custom.tasks.labelled import labelled
 
 
 class GanTask(Task):

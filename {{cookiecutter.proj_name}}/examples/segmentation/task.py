@@ -7,10 +7,10 @@ from torch import Tensor
 from typing_extensions import Self
 
 from common.evaluation.metric import Metric
+from common.monitor.labelled import labelled
 from common.monitor.pictures import Picture
 from common.task import Task
 from examples.segmentation.data import CLASSES, IGNORED
-from custom.tasks.labelled import labelled
 
 COLOURS = torch.tensor([[0.1, 0.1, 0.1], [0.9, 0.3, 0.2], [0.2, 0.7, 0.3], [0.2, 0.4, 0.9], [1.0, 1.0, 1.0]])
 

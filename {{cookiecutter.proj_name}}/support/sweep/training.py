@@ -15,10 +15,10 @@ import torch
 
 from common.base.process import available_cores
 from common.failure.signals import die_with_parent
+from common.run.paths import PROJECT
 from common.run.status import read_status
 from support.sweep.folder import SweepFolder
 from support.sweep.space import Trial
-from custom.build import PROJECT
 
 _POLL_S = 0.1
 

@@ -369,7 +369,7 @@ def test_changed_code(runs: Runs) -> None:
     changed = re.findall(r"not guaranteed to be bit-exact or sample-exact, since the code changed: (.*); state", told)
     files = [
         "common/evaluation/loss.py",
-        "custom/metric/curve_metric.py (gone)",
+        "library/metrics/curve_metric.py (gone)",
         "custom/tasks/classification_task.py",
         "my_layers/__init__.py (new)",
     ]

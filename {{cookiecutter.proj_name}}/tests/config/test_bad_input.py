@@ -174,7 +174,7 @@ def test_unknown_registry_name(error_of: ErrorOf) -> None:
     """R-16: the nearest name, and where to add."""
     text = error_of("--model.type", "ConvModle")
     assert "ConvModle" in text and "did you mean ConvModel?" in text
-    assert "custom/models/<name>_model.py" in text and "@MODEL_REGISTRY.register()" in text
+    assert "custom/.../<name>_model.py" in text and "@MODEL_REGISTRY.register()" in text
 
 
 def test_wrong_argument_of_a_registered_class(error_of: ErrorOf) -> None:

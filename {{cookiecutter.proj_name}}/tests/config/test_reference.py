@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
+from cli.evaluation_folder import EvalConfig
 from common.config import resolve
 from common.config.problem import ConfigError, Problem
 from common.config.registry import REGISTRIES
 from common.config.source import Node, read_file
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, run
-from custom.config import Config, EvalConfig
+from custom.config import Config
 from custom.reference import files, is_edited
 
 SCHEMA = json.loads(files()["configs/schema.json"])  # as it would be written now

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import pytest
 
+from cli.command_line import parse, table
 from common.base.errors import UserError
 from common.config import ConfigError, Problem, section
 from common.config.registry import Registered, Registry, file_of
-from support.command_line import parse, table
 
 MODEL_FILE = """\
 from pathlib import Path
@@ -96,7 +96,7 @@ def test_an_unknown_name_says_what_to_do(registry: Registry) -> None:
     with pytest.raises(UserError) as caught:
         registry.get("Cnov")
     for piece in ("Cnov", "did you mean Conv?",
-                  "add @MODEL_REGISTRY.register() to a class or function in parts/<name>_model.py"):  # fmt: skip
+                  "add @MODEL_REGISTRY.register() to a class or function in parts/.../<name>_model.py"):  # fmt: skip
         assert piece in str(caught.value)
     with pytest.raises(UserError, match="known: Conv, short"):
         registry.get("xyz")
@@ -277,7 +277,7 @@ def test_markers_report_through_the_config(registry: Registry) -> None:
 
 def test_start_up_stays_light() -> None:
     """R-17: reading a config and asking for help must not wait for torch."""
-    code = "import sys, support.command_line; sys.exit('torch' in sys.modules)"
+    code = "import sys, cli.command_line; sys.exit('torch' in sys.modules)"
     project = Path(__file__).resolve().parents[2]
     subprocess.run([sys.executable, "-c", code], cwd=project, check=True)
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from custom import fonts
-from custom.metric.figures import class_label
+from common.monitor import fonts
+from common.monitor.labelled import labelled
+from library.metrics.figures import class_label
 from custom.tasks.classification_task import ClassificationTask
-from custom.tasks.labelled import labelled
 
 
 def test_a_labelled_picture_shows_image_frame_and_text():

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from custom.metric.confusion_metric import ConfusionMatrix
-from custom.metric.curve_metric import AreaUnderCurve, MeanAveragePrecision
+from library.metrics.confusion_metric import ConfusionMatrix
+from library.metrics.curve_metric import AreaUnderCurve, MeanAveragePrecision
 
 
 def scores(seed: int, ties: bool = True) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,12 @@ from PIL import Image
 from torch import Tensor
 
 from common.distributed import Rank
+from common.evaluation.worst_first import SampleError, WorstFirst
+from common.monitor.labelled import labelled
 from common.monitor.pictures import Picture
 from tests.conftest import Runs
 from tests.ranks import several
 from custom.tasks import classification_task
-from custom.tasks.labelled import labelled
-from custom.tasks.worst_first import SampleError, WorstFirst
 
 
 class Known:

@@ -8,10 +8,10 @@ import torch
 
 import train
 from common.base.errors import UserError
+from common.data.sections import build_dataset
 from tests.config.test_bad_input import ErrorOf, error_of  # noqa: F401
 from tests.conftest import Runs, load, metrics, same
 from custom.datasets.digits_dataset import DigitsDataset
-from custom.datasets.sections import build_dataset
 
 DATA = Path(train.__file__).parent / "data"
 DIGITS = {"type": "DigitsDataset"}

@@ -226,7 +226,7 @@ def test_two_processes_are_one(runs: Runs, kind: str) -> None:
 
 
 def test_an_order_that_is_not_there(runs: Runs) -> None:
-    told = "did you mean balanced.*custom/datasets/<name>_order.py"
+    told = "did you mean balanced.*custom/.../<name>_order.py"
     with pytest.raises(UserError, match=told):
         runs.train("--loader.order.type", "balance")
     with pytest.raises(UserError, match=r"loader\.order\.samples = 0"):

@@ -17,14 +17,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from common.base.errors import UserError
+from library.data.image_folder_dataset import ImageFolderDataset
+from library.data.tar_dataset import TarDataset, TarStream
+from library.data.tar_shards import read_index, scan
 from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.config.test_bad_input import ErrorOf, error_of, images  # noqa: F401
 from tests.conftest import Runs, load, run
 from tests.ranks import several
 from tools.pack import main as pack
-from custom.datasets.image_folder_dataset import ImageFolderDataset
-from custom.datasets.tar_dataset import TarDataset, TarStream
-from custom.datasets.tar_shards import read_index, scan
 
 SIZE = [8, 8]
 CLASSES = {"cat": 13, "dog": 9, "emu": 10}
@@ -131,7 +131,7 @@ def test_the_index_is_kept_and_renewed(shards: Path, monkeypatch: pytest.MonkeyP
         calls.append(shard.name)
         return scan(shard)
 
-    monkeypatch.setattr("custom.datasets.tar_shards.scan", counted)
+    monkeypatch.setattr("library.data.tar_shards.scan", counted)
     expected = [tar(shards)[index]["label"] for index in range(32)]
     assert len(calls) == 4
     assert [tar(shards)[index]["label"] for index in range(32)] == expected and len(calls) == 4
@@ -142,7 +142,7 @@ def test_the_index_is_kept_and_renewed(shards: Path, monkeypatch: pytest.MonkeyP
     write_shard(shards / "shard-000003.tar", [("new.cls", b"1"), ("new.txt", b"a")])
     assert len(tar(shards, fields={"label": "cls"})) == 25
     os.remove(shards / "shard-000000.tar.index")
-    monkeypatch.setattr("custom.datasets.tar_shards.write_text", read_only)
+    monkeypatch.setattr("library.data.tar_shards.write_text", read_only)
     assert len(tar(shards, fields={"label": "cls"})) == 25
 
 

@@ -14,15 +14,16 @@ import train
 from common.base.errors import UserError
 from common.data.keyed import KeyedBatches, find_collate
 from common.data.loader import EvaluationLoader, LoaderConfig
+from common.data.sections import build_dataset
+from common.data.view import original
 from common.distributed import Rank
 from common.evaluation.gallery import Gallery
+from library.data.mix_collate import CutMix, Mixup
+from library.data.sample_transform import ToFloat
 from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.config.test_bad_input import ErrorOf, error_of  # noqa: F401
 from tests.conftest import Runs, metrics, same
 from custom.datasets.digits_dataset import DigitsDataset
-from custom.datasets.mix_collate import CutMix, Mixup
-from custom.datasets.sample_transform import ToFloat, original
-from custom.datasets.sections import build_dataset
 from custom.loss.classification_loss import CrossEntropyLoss
 from custom.tasks.classification_task import ClassificationTask
 

@@ -69,7 +69,7 @@ def test_code(runs: Runs) -> None:
     assert 2 in [rank.returncode for rank in ranks] and 0 not in [rank.returncode for rank in ranks]
     text = "".join(texts)
     assert "rank 1 runs other code than rank 0" in text and "custom/tasks/classification_task.py: '" in text
-    assert "custom/build.py" not in text
+    assert "common/build.py" not in text
 
 
 def test_which_files_count(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 
 import evaluate
 import train
+from common import build
 from common.base.errors import UserError
 from common.distributed import DistConfig, Rank, find_rank, spawn
 from common.distributed.launch import read_launch
@@ -23,7 +24,7 @@ from common.trainer import Trainer
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from tests.parts import Plain
 from tests.ranks import free_port, several, start_ranks
-from custom import build, submit
+from custom import submit
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1",

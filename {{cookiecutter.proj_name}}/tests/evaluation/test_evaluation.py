@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from cli.evaluation_folder import EvalConfig
 from common.base.context import error_context, with_notes
 from common.base.errors import UserError
 from common.config import resolve
@@ -23,7 +24,7 @@ from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, Metric, MetricFactory
 from tests.conftest import CONFIG, Runs, load, metrics
 from tests.ranks import failed, several, start_ranks
-from custom.config import Config, EvalConfig
+from custom.config import Config
 from custom.datasets.digits_dataset import DigitsDataset
 
 HERE = "tests.evaluation.test_evaluation"

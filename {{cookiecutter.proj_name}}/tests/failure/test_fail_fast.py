@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from loguru import logger
 
+from cli.advice import explained
 from common import distributed
 from common.base.context import error_context
 from common.base.errors import UserError
@@ -29,7 +30,6 @@ from common.monitor.writer import Writer, WriterRun
 from common.progress import Position
 from common.trainer import Trainer
 from support import debug
-from support.advice import explained
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, run
 from tests.ranks import SOON, Ended, failed, start_ranks
 

@@ -77,7 +77,7 @@ def test_a_table_and_a_class_of_the_users(runs: Runs) -> None:
 
 def test_new_columns_join_a_table(tmp_path: Path) -> None:
     """As when a stage of the run has another loss."""
-    from custom.writers.csv_writer import CsvWriter
+    from library.writers.csv_writer import CsvWriter
 
     writer = CsvWriter(WriterRun(tmp_path))
     writer.scalars("train", 1, {"loss": 0.1 + 0.2})

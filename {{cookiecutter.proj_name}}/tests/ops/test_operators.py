@@ -16,11 +16,11 @@ from torch.autograd import forward_ad
 
 from tests.conftest import ENVIRONMENT, PROJECT
 from tests.ops.conftest import OPS, has_compiler
-from custom.models.saturating_model import SaturatingModel
 from custom.ops import add_matrix, scale_exp
 from custom.ops.add_matrix import operator as add_operator
 from custom.ops.add_matrix import reference as add_reference
 from custom.ops.compare import compare
+from custom.ops.saturating_model import SaturatingModel
 from custom.ops.scale_exp import operator as scale_operator
 from custom.ops.scale_exp import operator_backward, reference_backward
 from custom.ops.scale_exp import reference as scale_reference

@@ -111,7 +111,7 @@ class NoBatchNorm(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        from custom.models.saturating_model import Saturation
+        from custom.ops.saturating_model import Saturation
 
         self.layers = torch.nn.Sequential(
             torch.nn.Flatten(), torch.nn.Linear(64, 16), Saturation(), torch.nn.Linear(16, 10)

@@ -1,0 +1,63 @@
+"""Advice by patterns of errors. Add your own: `cli/advice.py` shows the first one that matches."""
+
+UNEQUAL = "equal size|not resizable"  # torch's errors in joining samples, in the main process and in a worker
+# torch's warning for a target (B,) and a prediction (B, 1), or the other way round; not for a single sample.
+BROADCAST = (
+    r"Using a target size \(torch\.Size\((\[(?!1\b)(\d+)(?:, 1)?\])\)\) that is different to the input size "
+    r"\(torch\.Size\((\[\2(?:, 1)?\])\)\)"
+)
+# Patterns of an error's type and message, and what to do; the first match is used. {forward} and {output} are the
+# places of the model's forward and the task's output.
+ADVICE = {
+    r"must be Tensor, not|has no attribute '(shape|dim|size|float|topk|softmax|dtype)'": (
+        "a tensor is needed, see the batch and the output above: what {forward} returns is the model's output (not a "
+        "tuple, not None), and every label is a number"
+    ),
+    r"(list|tuple) indices must be integers": (
+        "a sample is a dict: return {{'image': image, 'label': label}} from the data set's __getitem__, not (image, "
+        "label); or begin its transforms with {{type: Named, names: [image, label]}}; or change {output}"
+    ),
+    r"^KeyError: .* at .*(batch|output)": (
+        "the keys are listed above; rename one in the data set's __getitem__, in {output}, or where it is read"
+    ),
+    r"expected target dtype|expected scalar type Long|not implemented for '(Int|Short|Char|Bool)'": (
+        "class labels must be of type int64: return torch.tensor(int(label)), or label.long(), from the data set"
+    ),
+    r"expected scalar type|same dtype|Input type \(|expected m1 and m2|cannot be cast": (
+        "numbers of the batch, listed above, are not of the type of the weights (float32): return image.float() from "
+        "the data set (NumPy's default is float64, that of image files uint8); for mixed formats see precision.mode"
+    ),
+    r"0D or 1D target tensor expected": (
+        "each label must be a single number: return torch.tensor(label), not torch.tensor([label]), from the data set"
+    ),
+    r"1D target must|match target batch_size|target size .* input size|range of \[-1, 0\], but got 1": (
+        "the output must keep the first dimension, the samples, and have one row for each: see what {forward} returns"
+    ),
+    r"shapes cannot be multiplied|to have \d+ channels|size mismatch|must match the size|normalized_shape|too small": (
+        "the model does not fit the batch above (images: samples, channels, height, width): change model.* or what the "
+        "data set returns"
+    ),
+    r"index out of range in self": "a number of the batch is too large for an embedding: see its size in the model",
+    UNEQUAL: "give all samples the same size, or write a loader.collate that joins them",
+    r"default_collate": (
+        "a batch is made of tensors, arrays and numbers: does the data set's __getitem__ return a sample?"
+    ),
+    r"does not require grad": (
+        "the result of the model or of the loss is cut off from the weights: detach, item, no_grad or argmax"
+    ),
+    r"inplace operation": (
+        "a value that the gradient needs was changed in place (x += y, x[i] = y, relu_): make a new one; --debug shows "
+        "which"
+    ),
+}
+WITHOUT_TASK = (UNEQUAL, "default_collate")  # in reading a batch
+# Patterns and advice, as above, for errors of the machine and of the workers.
+MACHINE = {
+    "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --worker",
+    "out of memory|can't allocate memory": "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16",
+    "worker.*(killed|exited unexpectedly)|bus error": (
+        "a worker was killed, probably out of memory (see dmesg; in a container, also /dev/shm): use fewer --worker, a "
+        "smaller loader.prefetch or batch_size; --worker 0 shows an error of its own"
+    ),
+    "device-side assert|Target .* out of bounds": "label above the number of classes? CUDA_LAUNCH_BLOCKING=1 helps",
+}

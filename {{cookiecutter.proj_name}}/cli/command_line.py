@@ -1,0 +1,77 @@
+"""The command line of the programs: `--config`, keys of the config, `--debug`, `--help`, `--list`, `--print-config`."""
+
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from cli.config_text import help_text, with_origins
+from common.base.errors import UserError
+from common.config import ABSENT, ConfigError, Problem, Resolved, resolve
+from common.config.overrides import read_options
+from common.config.registry import Registry, file_of
+
+T = TypeVar("T")
+
+
+def parse(
+    schema: type[T],
+    argv: Sequence[str],
+    *,
+    prog: str = "train.py",
+    description: str = "",
+    registries: Sequence[Registry] = (),
+    default: str | Path | None = None,
+    debug_overlay: str | Path | None = None,
+) -> Resolved[T]:
+    """The configuration that a command line describes.
+
+    `default` is the file used without `--config`; `debug_overlay` the file that `--debug` applies on top. `--help`,
+    `--print-config` and `--list` print and raise `SystemExit(0)`. Raises `UserError` on any mistake.
+    """
+    options, _ = read_options(argv)
+    if "--help" in options:
+        kinds = tuple(registry.kind for registry in registries)
+        _print_and_stop(help_text(schema, prog=prog, description=description, default=str(default or ""), kinds=kinds))
+    if "--list" in options:
+        _print_and_stop(_listing(options["--list"].value, registries))
+    path = options["--config"].value if "--config" in options else default
+    if not path:
+        hint = f"{prog} --config configs/default.yaml; {prog} --help shows every key"
+        raise ConfigError([Problem("--config", ABSENT, "needs a file", hint)])
+    overlay = debug_overlay if "--debug" in options else None
+    if "--debug" in options and overlay is None:
+        raise ConfigError([Problem("--debug", ABSENT, f"{prog} has no debug settings")])
+    resolved = resolve(schema, [path], argv, overlay=overlay)
+    if "--print-config" in options:
+        _print_and_stop(with_origins(resolved.values, resolved.origins))
+    return resolved
+
+
+def _listing(kind: str | None, registries: Sequence[Registry]) -> str:
+    kinds = [registry.kind for registry in registries]
+    tables = [table(each) for each in registries if kind in (None, each.kind, f"{each.kind}s", f"{each.kind}es")]
+    if not tables:
+        raise UserError(f"--list {kind}: unknown kind; the kinds are {', '.join(kinds)}")
+    return "\n\n".join(tables)
+
+
+def table(registry: Registry) -> str:
+    """Every entry: name, file:line, signature. Raises `ConfigError` if a file cannot be imported."""
+    if broken := registry.import_files():
+        raise ConfigError(broken)
+    rows = [(name, file_of(entry), str(inspect.signature(entry))) for name, entry in registry.entries().items()]
+    widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
+    lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
+    left_out = [f"  {each}" for each in registry.left_out]
+    return "\n".join([f"{registry.kind}:", *(lines or ["  nothing is registered"]), *left_out])
+
+
+def _print_and_stop(text: str) -> NoReturn:
+    try:
+        print(text.rstrip("\n"), flush=True)
+    except BrokenPipeError:  # the reader has closed the pipe: `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(0)

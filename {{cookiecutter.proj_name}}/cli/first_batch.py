@@ -1,0 +1,177 @@
+"""What the first batch of each evaluation set shows before training: values, labels, and losses that are no means."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from loguru import logger
+from torch import Tensor
+
+from common.data.keyed import find_collate
+from common.data.loader import EvaluationLoader, label
+from common.data.move import map_tensors
+from common.data.some_samples import look_at, spread
+from common.distributed.seed import set_seed
+from common.evaluation.loss import Losses
+from common.evaluation.worst_first import rows
+from common.monitor.meter import to_floats
+from common.task import Task
+from common.trainer import Trainer
+from custom.config import Config
+
+_SAMPLES = 32  # for the question whether the loss is a mean over samples
+_MEAN = (
+    "Return the mean of one value per sample, or write the task's `count`: see docs/evaluation.md, Losses. If it "
+    "compares the samples of a batch, as contrastive losses do, set compares_samples = True in its class"
+)
+_ROUNDING = 2e-5  # relative; of a sum of floats in another order, with a margin
+
+
+class FirstBatch:
+    """Warns of what is probably a mistake in data, labels or losses. To be called after the rehearsal of each set."""
+
+    def __init__(self, config: Config, trainer: Trainer) -> None:
+        self.config, self.trainer, self.task = config, trainer, trainer.task
+        plain = all(getattr(type(self.task), name) is getattr(Task, name) for name in ("updates", "update", "measure"))
+        # What else may raise the loss: weights that grow, other settings, good weights at the start, an average.
+        scheduled = any(isinstance((each or {}).get("weight"), Mapping) for each in (config.loss or {}).values())
+        changes = scheduled or config.stages or config.init_from.path or config.optim.ema.decay
+        self._is_reference = plain and not changes and trainer.saver.saved_step is None
+        # Not where a forward pass needs all processes, or a batch of another size would be compiled.
+        self._is_to_divide = plain and not trainer.strategy.lockstep_forward and not config.prepare.compile.enabled
+        trainer.monitor.after_step.append(self._first_step)
+
+    def __call__(self, loader: EvaluationLoader, batch: Any, output: Any, losses: Losses) -> None:
+        """Look at a batch on the device, in evaluation mode and without gradients."""
+        name, values = label(loader.split, loader.name), to_floats([losses])[0]
+        warn_of_range(name, batch)
+        warn_of_missing_zero(name, batch, output)
+        warn_of_nan(name, loader.keys[0][1], batch, values)
+        if loader.split == "val" and self._is_reference:
+            self._remember(f"{loader.name}." if loader.name else "", values)
+        if loader.split == "val" and self._is_to_divide and "loss" in losses:
+            self._is_to_divide = False
+            with suppress(Exception):  # what cannot be divided is not checked
+                self._divide(loader)
+
+    def _first_step(self) -> None:
+        """Look at the first batch of training."""
+        self.trainer.monitor.after_step.remove(self._first_step)
+        if self.trainer.step is not None:
+            warn_of_range("train", self.trainer.step.batches[0])
+
+    def _remember(self, prefix: str, values: Mapping[str, float]) -> None:
+        """Note the loss of the untrained model: the one that decides about the best checkpoint, or the sum."""
+        best = self.trainer.best
+        name = best.config.metric.removeprefix(prefix)
+        name = name if name in values and best.mode == "min" else "loss"
+        if best.config.metric.startswith(prefix) and math.isfinite(values.get(name, math.nan)):
+            best.untrained[f"{prefix}{name}"] = values[name]
+
+    def _divide(self, loader: EvaluationLoader) -> None:
+        """Warn if the loss of some samples is not the mean of the losses of pairs of them, weighted by `count`.
+
+        The samples are spread over the set, since the first ones may be of one class.
+        """
+        chosen = spread(range(loader.size), min(_SAMPLES, loader.batch_size))
+        size, task = len(chosen), self.task
+        if size < 6 or any(
+            getattr(each, "compares_samples", False) for each in (task, *map(_function, task.loss.terms))
+        ):
+            return
+        samples = look_at(loader.dataset, chosen, _itself, self.config.loader, self.config.worker)
+        loaded = find_collate(loader.dataset, self.config.loader.collate)(samples)
+        batch, output, losses = self.trainer.evaluator.measure(loaded)
+        if any(each.ndim and len(each) != size for each in tensors((batch, output))):
+            return
+
+        def losses_of(part: slice, seed: int = 0) -> tuple[int, dict[str, float]]:
+            set_seed(seed)  # for losses that draw numbers
+            count = task.count(rows(loaded, part, size))
+            with self.trainer.strategy.precision.autocast():
+                found = task.losses(rows(output, part, size), rows(batch, part, size))
+            return len(range(size)[part]) if count is None else int(count), to_floats([found])[0]
+
+        (_, whole), (_, again) = losses_of(slice(size)), losses_of(slice(size), seed=1)
+        # Small parts: the losses of an untrained model are nearly alike, so weights show most where few are averaged.
+        parts = [each for start in range(0, size, 2) if (each := losses_of(slice(start, start + 2)))[0]]
+        total = sum(count for count, _ in parts)
+        joined = {name: math.fsum(count * one[name] for count, one in parts) / total for name in whole}
+        rounding = max(_ROUNDING, 16 * torch.finfo(losses["loss"].dtype).eps)
+        wrong = [name for name in whole if not abs(whole[name] - joined[name]) <= rounding * abs(whole[name])]
+        if "loss" not in wrong or whole != again:
+            return
+        name = next((each for each in wrong if each != "loss"), "loss")
+        logger.warning(
+            "{} is not a mean over samples: {:.6g} for {} samples of {}, but {:.6g} from their parts, so it "
+            "depends on eval_batch_size, and training on optim.accumulate. {}",
+            *(name, whole[name], size, label(loader.split, loader.name), joined[name], _MEAN),
+        )
+
+
+def _itself(sample: Any) -> Any:
+    return sample
+
+
+def _function(term: Any) -> Any:
+    return term.function
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """All tensors of a batch or an output."""
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, keep)
+    return found
+
+
+def warn_of_range(name: str, batch: Any) -> None:
+    """Warn of images (B, C, H, W) with values far outside of 0..1. Normalised ones have negative values too."""
+    image = batch.get("image") if isinstance(batch, Mapping) else None
+    if isinstance(image, Tensor) and image.is_floating_point() and image.ndim == 4 and image.numel():
+        low, high = (each.item() for each in image.aminmax())
+        if (low >= 0 and high > 1.5) or high > 20:
+            logger.warning(
+                "{}: `image` has values from {:.4g} to {:.4g}, but models and pictures expect 0 to 1; divide by {} in "
+                "the data set's __getitem__",
+                *(name, low, high, 255 if high > 100 else f"{high:.4g}"),
+            )
+
+
+def warn_of_missing_zero(name: str, batch: Any, output: Any) -> None:
+    """Warn of labels that are counted from 1: all classes of the model occur but the first."""
+    given, logits = (
+        each.get(key) if isinstance(each, Mapping) else None for each, key in ((batch, "label"), (output, "logits"))
+    )
+    if not isinstance(given, Tensor) or not isinstance(logits, Tensor) or given.is_floating_point() or logits.ndim != 2:
+        return
+    found, classes = given.unique().tolist(), logits.shape[1]
+    if classes > 2 and found == list(range(1, classes)):
+        logger.warning(
+            "{}: all labels from 1 to {} occur in the first batch, but not 0, and the model gives {} classes; labels "
+            "are counted from 0: subtract 1 in the data set, and give the model {} classes",
+            *(name, classes - 1, classes, classes - 1),
+        )
+
+
+def warn_of_nan(name: str, indices: Sequence[int], batch: Any, values: Mapping[str, float]) -> None:
+    """Warn of losses that are not finite before the first step, and of the samples that hold NaN or infinity."""
+    bad = [key for key, value in values.items() if not math.isfinite(value)]
+    if not bad:
+        return
+    causes = []
+    for key, value in batch.items() if isinstance(batch, Mapping) else ():
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim and len(value) == len(indices):
+            rows_ = (~value.isfinite()).flatten(1).any(1) if value.ndim > 1 else ~value.isfinite()
+            numbers = [indices[row] for row in rows_.nonzero().flatten().tolist()]
+            if numbers:
+                more = f" ({len(numbers)} in all)" if len(numbers) > 3 else ""
+                causes.append(f"`{key}` is not finite in sample {', '.join(map(str, numbers[:3]))}{more}")
+    cause = "; ".join(causes) or "its data are finite, so look at the model and the loss"
+    logger.warning("{}: {} of the first batch is {} before training: {}", name, bad[-1], values[bad[-1]], cause)

@@ -1,0 +1,170 @@
+"""The first and the last lines of a run's log: what it is made of; what it has reached, and what to do next."""
+
+import shlex
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from loguru import logger
+from torch import nn
+
+from cli.first_batch import FirstBatch
+from cli.slow_data import SlowDataAdvice, warn_of_busy_machine
+from common.base.process import terminal_width
+from common.base.text import number
+from common.config.problem import place
+from common.config.registry import (
+    DATASET_REGISTRY,
+    LOSS_REGISTRY,
+    METRIC_REGISTRY,
+    MODEL_REGISTRY,
+    REGISTRIES,
+    TASK_REGISTRY,
+)
+from common.data.class_counts import shown_classes
+from common.data.loader import label
+from common.data.sections import sets_of
+from common.data.view import is_map_style
+from common.monitor.writer import without_twins
+from common.progress import Interval, Outcome
+from common.run_context import RunContext
+from common.trainer import Trainer
+from support.report import write_report
+from custom.config import Config
+
+_PROJECT = Path(__file__).resolve().parents[1]
+_FILES = ("train.log", "report.html", "metrics.jsonl", "checkpoints", "eval", "progress")
+_WIDEST = 100
+
+
+def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
+    """Log the parts that were chosen, the location of their code, and the intervals."""
+    parameters = list(trainer.task.parameters())
+    total = sum(p.numel() for p in parameters)
+    trainable = sum(p.numel() for p in parameters if p.requires_grad)
+    logger.info("{}, seed {}, run folder {}", run.rank, run.seed, run.paths.root)
+    name = config.task["type"]
+    logger.info("task {} {}", name, TASK_REGISTRY.where(name))
+    name = config.model["type"]
+    logger.info("model {} {} ({:,} parameters, {:,} trainable)", name, MODEL_REGISTRY.where(name), total, trainable)
+    trainer.monitor.recorder.begin_with("run/model", model_table(trainer.task.model))
+    trainer.monitor.after_log.append(SlowDataAdvice(config.worker, run.rank, trainer.at))
+    if run.rank.is_main:
+        trainer.evaluator.after_rehearsal.append(FirstBatch(config, trainer))
+        warn_of_busy_machine(run.rank)
+    log_data("train", config.dataset.train, trainer.stream.dataset)
+    for each in (*trainer.val, *trainer.evaluation):
+        part = sets_of(getattr(config.dataset, each.split))[each.name]
+        log_data(label(each.split, each.name), part, each.dataset)
+    for registry, sections in ((LOSS_REGISTRY, config.loss), (METRIC_REGISTRY, config.metric)):
+        for key, part in (sections or {}).items():
+            name = (part or {}).get("type", key)
+            logger.info("{} {} {}", registry.kind, key, registry.where(name))
+    for line in (line for registry in REGISTRIES for line in registry.left_out):
+        logger.warning("{}", line)
+    if trainer.progress.stop_reason == "finished":
+        text = "this run finished already, at epoch {}, step {}; to train longer, raise progress.epoch (or max_steps)"
+        logger.warning(text, trainer.at.epoch, trainer.at.step)
+    steps = trainer.stream.steps_per_epoch
+    logger.info("{} steps per epoch; intervals:\n{}", steps or "unknown", interval_table(trainer))
+
+
+def interval_table(trainer: Trainer) -> str:
+    """One line per action with its interval, in the order of the loop."""
+    names = ("log line, scalars", "training pictures", "validation", "evaluation", "latest.pt", "step_*.pt")
+    sets = {"validation": trainer.val, "evaluation": trainer.evaluation}
+    missing = {name: "no data" for name, loaders in sets.items() if not loaders}
+    if not trainer.task.draws_pictures:
+        missing["training pictures"] = "the task draws none"
+    return "\n".join(
+        f"  {name:<18} {f'never ({missing[name]})' if name in missing else shown_interval(interval)}"
+        for name, interval in zip(names, trainer.triggers.intervals.values(), strict=True)
+    )
+
+
+def shown_interval(interval: Interval) -> str:
+    """As in `every 0.5 epochs`."""
+    if not interval:
+        return "never"
+    amount = interval.amount.numerator if interval.amount.denominator == 1 else float(interval.amount)
+    return f"every {interval.unit}" if amount == 1 else f"every {amount} {interval.unit}s"
+
+
+def model_table(model: nn.Module) -> str:
+    """Each module that has parameters of its own: name, type, parameters, their shapes."""
+    rows = [("module", "type", "parameters", "shapes")]
+    for name, module in model.named_modules():
+        own = list(module.parameters(recurse=False))
+        shapes = " ".join("x".join(map(str, each.shape)) for each in own)
+        rows += [(name, type(module).__name__, f"{sum(each.numel() for each in own):,}", shapes)] if own else []
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    table = [
+        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {count:>{widths[2]}}  {shapes}"
+        for name, kind, count, shapes in rows
+    ]
+    return "\n".join([*table, "", str(model)])
+
+
+def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
+    """Log one data set: its type, the location of its code, its size and, if known, the samples of each class."""
+    kind = section["type"]
+    has_length = is_map_style(dataset) or getattr(dataset, "reads_in_step", False)
+    count = f"{len(dataset):,} samples{shown_classes(dataset)}" if has_length else "unknown length"
+    logger.info("{} data {} {} ({})", name, kind, DATASET_REGISTRY.where(kind), count)
+
+
+def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
+    """Write the report of a run that is complete; log what the run has reached, where it is, and the next commands.
+
+    `outcome`: None after a second Ctrl-C.
+    """
+    if not trainer.rank.is_main:
+        return
+    if outcome is not None and not outcome.exit_code:  # a job that was stopped has no time for it
+        write_report(trainer.paths.root)
+    logger.info("{}", summary(trainer, outcome))
+
+
+def summary(trainer: Trainer, outcome: Outcome | None) -> str:
+    """At most eight lines. `outcome`: None for a run that was left without saving."""
+    best, folder, saved = trainer.best.best, trainer.saver.folder, trainer.saver.saved_step
+    time = timedelta(seconds=round(perf_counter() - trainer.monitor.clock.started))
+    rows = []
+    if best is not None:
+        rows.append(("best", f"{values(best.values, trainer)} (best.pt: step {best.step})"))
+    if last := trainer.progress.values:
+        rows.append(("last", values(last, trainer) + f" (latest.pt: step {saved})" * bool(saved)))
+    rows.append(("files", ", ".join(name for name in _FILES if (trainer.paths.root / name).exists())))
+    if outcome is None or outcome.exit_code:
+        again = command("train.py", "--resume", trainer.paths.root) if saved else "nothing was saved"
+        rows.append(("resume", again))
+    if saved:
+        shown = folder.best if best is not None else folder.latest
+        rows.append(("evaluate", command("evaluate.py", "--model_pt", shown)))
+    if (trainer.paths.root / "event").exists() or any(trainer.paths.root.glob("events.out.tfevents.*")):
+        rows.append(("curves", command("-m tensorboard.main", "--logdir", trainer.paths.root.parent)))
+    head = f"{place(trainer.paths.root)}, trained for {time}"
+    return "\n".join([head, *(f"  {name:<8} {text}" for name, text in rows)])
+
+
+def values(found: Mapping[str, float], trainer: Trainer) -> str:
+    """Measured values: first the one that decides about the best checkpoint, then as many as fit in the line."""
+    key, text = trainer.best.config.metric, ""
+    room = min(terminal_width(), _WIDEST) - len("  evaluate  (latest.pt: step 1000000)")
+    for name in sorted(without_twins(found), key=lambda name: name != key):
+        longer = f"{text}  {name} {number(found[name]).strip()}".strip()
+        if text and len(longer) > room:
+            return f"{text}  …"
+        text = longer
+    return text
+
+
+def command(program: str, option: str, path: Path) -> str:
+    """A command to copy, from the folder where this one was given; in two lines where a terminal is too narrow."""
+    words = f"python {program if program.startswith('-') else shlex.quote(place(_PROJECT / program))}"
+    ending = f"{option} {shlex.quote(place(path))}"
+    fits = len(f"  evaluate {words} {ending}") <= terminal_width() or not sys.stderr.isatty()
+    return f"{words} {ending}" if fits else f"{words} \\\n    {ending}"

@@ -1,0 +1,201 @@
+"""Builds the parts of a run from the config, for training and for evaluation."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+from zlib import crc32
+
+from loguru import logger
+from torch import nn
+
+from common.base.context import error_context
+from common.base.errors import UserError
+from common.checkpoint import init_weights
+from common.config.registry import (
+    MODEL_REGISTRY,
+    TASK_REGISTRY,
+)
+from common.data.class_counts import warn_of_empty_classes, warn_of_sorted_classes
+from common.data.iterable import IterableStream
+from common.data.loader import BatchStream, EvaluationLoader, TrainStream, label
+from common.data.order import EpochOrder
+from common.data.plan import EpochPlan
+from common.data.sections import build_dataset, sets_of
+from common.data.shared_samples import warn_of_shared_samples
+from common.data.view import is_map_style
+from common.distributed import Rank, check_same
+from common.distributed.seed import mix, set_seed
+from common.evaluation.loss import LossFactory
+from common.evaluation.metric import MetricFactory
+from common.model import check_patterns, fill_weights
+from common.model.names import check_names
+from common.optim.precision import build_precision
+from common.run.paths import PROJECT, data_dir
+from common.settings import RunConfig
+from common.task import Parts, Task
+
+
+def build_parts(config: RunConfig, rank: Rank, seed: int) -> Parts:
+    """Build everything that the config names. The seed determines the initial weights, the same on all ranks.
+
+    Raises `UserError` if something does not exist, or if the classes of the data sets differ.
+    """
+    stream = build_stream(config, rank, seed)
+    parts = Parts(
+        task=build_task(config, seed, rank),
+        precision=build_precision(config.precision, rank.device),
+        stream=stream,
+        stage_streams=build_stage_streams(config, rank, seed, stream),
+        val=build_evaluation(config, "val", rank, seed),
+        evaluation=build_evaluation(config, "eval", rank, seed),
+    )
+    measured = {label(each.split, each.name): each.dataset for each in (*parts.val, *parts.evaluation)}
+    data = {"train": parts.stream.dataset, **measured}
+    check_same_classes(data)
+    parts.task.classes = class_names(*data.values())
+    warn_of_unused_classes(config, data)
+    warn_of_shared_samples(data, rank, config.loader, config.worker)
+    if rank.is_main and isinstance(stream, TrainStream):
+        warn_of_empty_classes(stream.dataset)
+        warn_of_sorted_classes(stream, config.loader, config.worker)
+    return parts
+
+
+def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool = True) -> Task:
+    """The task of the config with its model, losses and metrics; with `first_weights`, as training starts from."""
+    set_seed(seed)
+    model: nn.Module = MODEL_REGISTRY.build(config.model)
+    if first_weights:
+        fill_weights(model, config.init_weights)
+        init_weights(model, config.init_from, PROJECT, rank)
+    loss, metric = LossFactory(config.loss), MetricFactory(config.metric)
+    task: Task = TASK_REGISTRY.build(config.task, model=model, loss=loss, metric=metric)
+    check_names(task)
+    check_patterns(task, config.prepare)
+    for number in range(len(config.stages)):
+        with error_context(lambda number=number: f"in stages[{number}].freeze"):  # type: ignore[misc]
+            check_patterns(task, frozen := config.in_stage(number).prepare)
+            trained = (name for name, parameter in task.named_parameters() if parameter.requires_grad)
+            if all(any(fnmatchcase(name, pattern) for pattern in frozen.freeze) for name in trained):
+                raise UserError("every parameter is frozen, so there is nothing to train")
+    return task
+
+
+def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
+    """The training data, shuffled and divided among the ranks; without shuffling if it can only be read in order."""
+    dataset = seeded_dataset(config, "train", "train", config.dataset.train, seed)
+    check_classes(config, dataset, "train")
+    check_size(dataset, "train", rank)
+    if not is_map_style(dataset):
+        return IterableStream(
+            dataset,
+            config.loader,
+            batch_size=config.batch_size,
+            accumulate=config.optim.accumulate,
+            worker=config.worker,
+            rank=rank,
+            seed=seed,
+            limit=config.debug.max_samples,
+        )
+    order = EpochOrder(config.loader.order, dataset, seed)
+    check_same({"its first samples": order(0)[:8].tolist()}, rank, "has another loader.order than rank 0")
+    plan = EpochPlan(
+        order,
+        batch_size=config.batch_size,
+        accumulate=config.optim.accumulate,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        drop_last=config.loader.drop_last,
+    )
+    return TrainStream(dataset, plan, config.loader, worker=config.worker, device=rank.device)
+
+
+def build_stage_streams(config: RunConfig, rank: Rank, seed: int, usual: BatchStream) -> dict[int, BatchStream]:
+    """The training data of the stages that have their own, by number: as many samples as the `usual` ones."""
+    streams = {}
+    for number in [number for number, stage in enumerate(config.stages) if stage.dataset]:
+        with error_context(lambda number=number: f"in stages[{number}].dataset"):  # type: ignore[misc]
+            streams[number] = build_stream(config.in_stage(number), rank, seed)
+            if streams[number].epoch_size != usual.epoch_size:
+                raise UserError(
+                    f"dataset.train has {streams[number].epoch_size} samples in a stage, but {usual.epoch_size} for "
+                    "the run, which counts its epochs: every stage needs as many samples"
+                )
+    return streams
+
+
+def build_evaluation(config: RunConfig, split: str, rank: Rank, seed: int) -> list[EvaluationLoader]:
+    """The sets of one split: in order, each sample once over all ranks."""
+    sets = sets_of(getattr(config.dataset, split))
+    return [build_set(config, split, name, section, rank, seed) for name, section in sets.items()]
+
+
+def build_set(
+    config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int
+) -> EvaluationLoader:
+    """One set of a split. A single set has the name ""."""
+    with error_context(lambda: f"in building dataset.{label(split, name)}"):
+        dataset = seeded_dataset(config, split, label(split, name), section, seed)
+    check_classes(config, dataset, label(split, name))
+    check_size(dataset, label(split, name), rank)
+    return EvaluationLoader(
+        dataset,
+        config.loader,
+        batch_size=section.get("eval_batch_size", config.batch_size),
+        worker=config.worker,
+        rank=rank,
+        seed=seed,
+        split=split,
+        name=name,
+    )
+
+
+def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[str, Any], seed: int) -> Any:
+    """The data set of a section. What its constructor draws depends on the seed and its name: the same on all ranks."""
+    set_seed(mix(seed, crc32(name.encode())))
+    return build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
+
+
+def check_classes(config: RunConfig, dataset: Any, split: str) -> None:
+    """Refuse a model with fewer classes than the data: it would fail at the first label that is too large."""
+    names, (key, classes) = getattr(dataset, "classes", None), model_classes(config.model)
+    if names and classes and len(names) > classes:
+        shown = ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")
+        raise UserError(f"{key}: {classes}, but dataset.{split} has {len(names)} ({shown}); use --{key} {len(names)}")
+
+
+def warn_of_unused_classes(config: RunConfig, data: Mapping[str, Any]) -> None:
+    """Warn of a model with more classes than the data: nothing fails, but the others are never right."""
+    names, (key, classes) = class_names(*data.values()), model_classes(config.model)
+    if names and classes > len(names):
+        text = "{} is {}, but the data have {}; if that is not intended, use --{} {}"
+        logger.warning(text, key, classes, len(names), key, len(names))
+
+
+def model_classes(model: Mapping[str, Any]) -> tuple[str, int]:
+    """The key of the number of classes in the section of a model, and the number; 0 if it has none."""
+    found = ((f"model.{name}", model[name]) for name in ("classes", "num_classes") if isinstance(model.get(name), int))
+    return next(found, ("", 0))
+
+
+def check_size(dataset: Any, name: str, rank: Rank) -> None:
+    """Refuse ranks whose data set has another size than rank 0's (an incomplete copy): samples go by index."""
+    size = len(dataset) if is_map_style(dataset) else None
+    check_same({f"samples of dataset.{name}": size}, rank, "sees other data than rank 0")
+
+
+def class_names(*data: Any) -> tuple[str, ...]:
+    """The `classes` of the first data set that has them; () without."""
+    return next((tuple(map(str, names)) for each in data if (names := getattr(each, "classes", None))), ())
+
+
+def check_same_classes(data: Mapping[str, Any]) -> None:
+    """Refuse splits whose classes differ: label 1 would not mean the same in training and validation."""
+    named = {split: tuple(classes) for split, each in data.items() if (classes := getattr(each, "classes", None))}
+    for split, classes in named.items():
+        if classes != next(iter(named.values())):
+            first = next(iter(named))
+            raise UserError(
+                f"dataset.{split} has the classes {', '.join(map(str, classes))}, but dataset.{first} has "
+                f"{', '.join(map(str, named[first]))}; every split needs the same class folders; some may be empty"
+            )

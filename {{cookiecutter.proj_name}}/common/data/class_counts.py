@@ -1,0 +1,99 @@
+"""How many samples each class has, as far as a data set says so without being read."""
+
+from collections import Counter
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from loguru import logger
+
+from common.data.loader import LoaderConfig, TrainStream
+from common.data.some_samples import label_of, look_at, spread
+from common.data.view import is_map_style
+
+_ALL, _FIRST = 6, 3  # classes listed at most; of more, the first ones
+_READ = 32  # samples whose labels are read
+
+
+def labels_of(dataset: Any) -> np.ndarray | None:
+    """The class of each sample, shape (samples,): the data set's attribute `targets` or `labels`; None without one.
+
+    Not their methods, which may read every file.
+    """
+    for name in ("targets", "labels"):
+        with suppress(Exception):  # a data set may use these names for something else
+            labels = np.asarray(getattr(dataset, name))
+            whole = len(getattr(dataset, "whole", dataset))
+            if is_map_style(dataset) and labels.shape == (whole,) and labels.dtype.kind in "iu":
+                return labels[: len(dataset)]
+    return None
+
+
+def count_classes(dataset: Any) -> dict[str, int]:
+    """Samples of each class by name, or by number if the data set names none; empty if the labels are not known.
+
+    Numbers run from 0 to the largest label.
+    """
+    labels = labels_of(dataset)
+    if labels is None or not len(labels) or labels.max() >= len(labels) + 1000:  # not classes but codes
+        return {}
+    names = list(map(str, getattr(dataset, "classes", ()))) or list(map(str, range(labels.max() + 1)))
+    counts = np.bincount(labels[labels >= 0], minlength=len(names)).tolist()
+    return dict(zip(names, counts, strict=False))
+
+
+def shown_classes(dataset: Any) -> str:
+    """As in `, classes cat 40, dog 40, horse 0 (3 files ignored: .heic)`; "" if the labels are not known."""
+    counts, ignored = count_classes(dataset), getattr(dataset, "ignored", {})
+    each = [f"{name} {count}{_ignored(ignored.get(name))}" for name, count in counts.items()]
+    if len(each) > _ALL:
+        several = f"{len(each)} classes of {min(counts.values())} to {max(counts.values())} samples: "
+        return f", {several}{', '.join(each[:_FIRST])}, ..."
+    return f", classes {', '.join(each)}" if each else ""
+
+
+def _ignored(suffixes: Counter[str] | None) -> str:
+    if not suffixes:
+        return ""
+    count = sum(suffixes.values())
+    kinds = ", ".join(kind or "no suffix" for kind, _ in suffixes.most_common(3))
+    return f" ({count} file{'s' * (count > 1)} ignored: {kinds})"
+
+
+def warn_of_empty_classes(dataset: Any) -> None:
+    """Warn of classes without a sample to train on: the model cannot learn them."""
+    counts, ignored = count_classes(dataset), getattr(dataset, "ignored", {})
+    empty = [name for name, count in counts.items() if not count]
+    if not empty:
+        return
+    shown = ", ".join(f"{name}{_ignored(ignored.get(name))}" for name in empty[:_ALL]) + ", ..." * (len(empty) > _ALL)
+    remedy = "convert these files, add others, or remove the class"
+    if not getattr(dataset, "classes", ()):
+        remedy = "labels are counted from 0" if empty == ["0"] else "is a label missing, or are they no classes?"
+    logger.warning(
+        "dataset.train has no sample of {} of its {} classes: {}; {}", len(empty), len(counts), shown, remedy
+    )
+
+
+def warn_of_sorted_classes(stream: TrainStream, config: LoaderConfig, worker: int) -> None:
+    """Warn of an epoch that reads one class after the other: each step would unlearn what the last ones taught.
+
+    Without the labels of all samples, some are read, if the order is not the shuffled one.
+    """
+    order = stream.plan.order(0) % len(stream.dataset)
+    labels = labels_of(stream.dataset)
+    if labels is not None:
+        labels = labels[order]
+    elif config.order["type"] != "shuffle" and len(order) >= _READ:
+        with suppress(Exception):  # a sample that cannot be read is reported where it is trained on
+            found = look_at(stream.dataset, spread(order.tolist(), _READ), label_of, config, worker)
+            labels = None if None in found else np.array(found)
+    if labels is None or len(labels) < 2:
+        return
+    classes = len(np.unique(labels))
+    if classes > 1 and np.count_nonzero(np.diff(labels)) == classes - 1 and len(labels) > 2 * classes:
+        logger.warning(
+            "loader.order: {} reads all samples of one class, then all of the next, so the model forgets each class "
+            "while it learns another. Use loader.order: {{type: shuffle}}, or mix the samples of the data set",
+            config.order["type"],
+        )

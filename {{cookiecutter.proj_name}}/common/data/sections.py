@@ -1,0 +1,229 @@
+"""Builds the data set that a section of the config describes: arguments, transforms, several sets by name."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from common.base.context import error_context
+from common.base.errors import UserError
+from common.config import ABSENT, Problem, section
+from common.config.arguments import is_foreign
+from common.config.problem import join
+from common.config.registry import DATASET_REGISTRY, TRANSFORM_REGISTRY
+from common.config.schema import EditorRule
+from common.data.keyed import SizedDataset
+from common.data.view import View, is_map_style, kind_of
+
+# Keys of a split's section that are not arguments of the data set.
+OWN = ("eval_batch_size",)
+_KEY = "image"  # the part of a sample that is transformed unless the config says otherwise
+Sections = dict[str, Mapping[str, Any]]
+
+
+def sets_of(part: Mapping[str, Any] | None) -> Sections:
+    """The sets of a split by name; a single one is called "". Empty if the split is null."""
+    if part is None:
+        return {}
+    return _named(part) or {"": part}
+
+
+def _named(part: Mapping[str, Any]) -> Sections:
+    """The sections in `part`; empty if it is itself the section of a data set, which has a `type`."""
+    return {} if "type" in part else {name: item for name, item in part.items() if isinstance(item, Mapping)}
+
+
+def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:
+    """The data set of one split.
+
+    Raises:
+        UserError: it is empty, cannot be indexed (except for training), or raises one itself (a missing folder, ...).
+    """
+    dataset = build_set(part, mode, data_dir)
+    if not is_map_style(dataset):
+        if mode != "train":
+            raise UserError(f"dataset.{mode}: {kind_of(dataset)} needs __len__ and __getitem__ to be evaluated on")
+        return dataset
+    if len(dataset) == 0:
+        raise UserError(f"dataset.{mode}: {kind_of(dataset)} has no samples")
+    return View(dataset, limit=limit) if limit else dataset
+
+
+def build_set(section: Mapping[str, Any], mode: str, data_dir: Path) -> Any:
+    """The data set of a section, with its transforms. Raises `UserError` if one of them does."""
+    dataset = DATASET_REGISTRY.build(section, ignore=(*OWN, "transforms"), data_dir=data_dir, mode=mode)
+    return transformed(dataset, section, mode)
+
+
+def transformed(dataset: Any, section: Mapping[str, Any], mode: str) -> Any:
+    """`dataset` with the transforms of a section."""
+    transforms = []
+    for number, each in enumerate(section.get("transforms") or ()):
+        where = f"dataset.{mode}: transforms[{number}] ({each['type']})"
+        with error_context(lambda where=where: f"in {where}"):  # type: ignore[misc]
+            transforms.append(Transform(where, build_transform(each, ignore=("key",)), each.get("key", _KEY)))
+    return View(dataset, transforms) if transforms else dataset
+
+
+def build_transform(section: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Callable[..., Any]:
+    """The transform of a section, after those in its arguments: `{type: RandomApply, transforms: [{type: ...}]}`."""
+
+    def built(value: Any) -> Any:
+        if isinstance(value, list):
+            return [built(each) for each in value]
+        return build_transform(value) if _is_section(value) else value
+
+    arguments = {name: built(value) for name, value in section.items()}
+    try:
+        function: Callable[..., Any] = TRANSFORM_REGISTRY.build(arguments, ignore=ignore)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, UserError) or not is_foreign(TRANSFORM_REGISTRY.get(section["type"])):
+            raise
+        raise UserError(f"{section['type']} rejects its arguments: {error}") from error
+    return function
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, Mapping) and "type" in value
+
+
+def _sections_in(value: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The sections of transforms in an argument, and their keys."""
+    if _is_section(value):
+        yield key, value
+    for number, each in enumerate(value if isinstance(value, list) else ()):
+        yield from _sections_in(each, join(key, number))
+
+
+def _check_transform(section: Any, key: str, ignore: tuple[str, ...] = ()) -> Iterator[Problem]:
+    """Problems of the section of a transform, and of those in its arguments."""
+    arguments = dict(section) if isinstance(section, Mapping) else {}
+    for name, value in arguments.items():
+        for below, inner in _sections_in(value, join(key, name)):
+            arguments[name] = ABSENT  # an object of any type
+            problems = list(_check_transform(inner, below))
+            yield from problems
+            if not problems and getattr(TRANSFORM_REGISTRY.get(inner["type"]), "whole_sample", False):
+                yield Problem(below, inner, f"{inner['type']} needs a whole sample", f"list it in {key.split('[')[0]}")
+    yield from TRANSFORM_REGISTRY.check(arguments or section, key, ignore=ignore)
+
+
+@dataclass(frozen=True)
+class Transform:
+    """One entry of `transforms`: `where` it is in the config, the function, and the part of a sample that it gets."""
+
+    where: str
+    function: Callable[..., Any]
+    key: str | None
+
+    @property
+    def random(self) -> bool:
+        """Whether the function may draw random numbers: true unless its own `random` is false."""
+        return bool(getattr(self.function, "random", True))
+
+    def __call__(self, sample: Any) -> Any:
+        try:
+            if getattr(self.function, "whole_sample", False):
+                return self.function(sample, self.key)
+            if self.key is None:
+                return self.function(sample)
+            if not isinstance(sample, Mapping) or self.key not in sample:
+                kind = type(sample).__name__
+                known = f"has {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is a {kind}"
+                rule = f"{self.where}: a sample has no {self.key!r}, it {known}"
+                raise UserError(f"{rule}; set key to another part, or to null for the whole sample")
+            return {**sample, self.key: self.function(sample[self.key])}
+        except UserError:
+            raise
+        except Exception as error:
+            raise RuntimeError(f"{self.where}: {type(error).__name__}: {error}") from error
+
+
+class SetSection(EditorRule):
+    """Checks the section of a data set and its `transforms`: `sets: list[Annotated[dict[str, Any], SetSection()]]`.
+
+    `ignore`: keys of the section that are not arguments of the data set. They also survive a change of `type`.
+    """
+
+    ignore: tuple[str, ...] = ()
+
+    def editor_rule(self) -> dict[str, Any]:
+        """The section of a data set."""
+        transforms = {"items": TRANSFORM_REGISTRY.editor_rule(key={"type": ["string", "null"]})}
+        return DATASET_REGISTRY.editor_rule(transforms=transforms, **{name: {} for name in self.ignore})
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        yield from DATASET_REGISTRY.check(value, key, ignore=(*self.ignore, "transforms"))
+        transforms = value.get("transforms") if isinstance(value, Mapping) else None
+        if transforms is not None and not isinstance(transforms, list):
+            yield Problem(f"{key}.transforms", transforms, "must be a list of sections: [{type: ..., arguments}, ...]")
+            return
+        for number, each in enumerate(transforms or ()):
+            below = f"{key}.transforms[{number}]"
+            yield from _check_transform(each, below, ignore=("key",))
+            if isinstance(each, Mapping) and not isinstance(each.get("key"), str | None):
+                said = "must be the name of a part of a sample, or null for all of it"
+                yield Problem(f"{below}.key", each["key"], said)
+
+
+class DatasetSection(SetSection):
+    """Checks a section that describes one split: `{type: DigitsDataset, eval_batch_size: 256, shift: 1}`."""
+
+    ignore = OWN
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        if value is None:
+            return
+        yield from super().check(value, key)
+        size = value.get("eval_batch_size", 1) if isinstance(value, Mapping) else 1
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            yield Problem(f"{key}.eval_batch_size", size, "must be a whole number, at least 1")
+
+
+class EvaluationSection(DatasetSection):
+    """Checks a split: the section of a data set, or several such sections by name, `{clean: {type: DigitsDataset}}`.
+
+    A set that is null is left out, so a config can drop a set of its base.
+    """
+
+    def editor_rule(self) -> dict[str, Any]:
+        """One section with a type, or several by name."""
+        one, has_type = super().editor_rule(), {"required": ["type"]}
+        each = {"if": {"type": "object", **has_type}, "then": one}
+        return {"if": has_type, "then": one, "else": {"additionalProperties": each}}
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        if not isinstance(value, Mapping) or not _named(value):
+            yield from super().check(value, key)
+            return
+        for name, one in value.items():
+            below = f"{key}.{name}"
+            if not re.fullmatch(r"[\w-]+", name):
+                yield Problem(below, ABSENT, "is not a valid name for a set: use only letters, digits, _ and -")
+            else:
+                yield from super().check(one, below)
+
+
+TrainSection = Annotated[dict[str, Any], DatasetSection(), Field(description="training data")]
+ValSection = Annotated[
+    dict[str, Any] | None,
+    EvaluationSection(),
+    Field(description="validation data, which choose the best checkpoint; null: none; several: name: {type: ...}"),
+]
+EvalSection = Annotated[
+    dict[str, Any] | None,
+    EvaluationSection(),
+    Field(description="evaluation data, for the reported numbers; null: none; several: name: {type: ...}"),
+]
+
+
+@section
+class SplitsConfig:
+    """The data sets of a run. Which they are by default is in the project's own package."""
+
+    train: TrainSection = field(default_factory=dict)
+    val: ValSection = None
+    eval: EvalSection = None

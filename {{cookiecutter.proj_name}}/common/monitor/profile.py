@@ -1,0 +1,49 @@
+"""A trace of some training steps by torch.profiler: how long each operator takes, on the CPU and on the GPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from loguru import logger
+from pydantic import Field
+
+from common.config import section
+from common.distributed import Rank
+from common.monitor import Monitor
+
+
+@section
+class ProfileConfig:
+    """A trace of some training steps, profile.json in the run's folder, and a table of their operators in the log."""
+
+    steps: Annotated[int, Field(ge=0, description="optimizer steps to record with torch.profiler; 0: none")] = 0
+    wait: Annotated[int, Field(ge=1, description="steps to train before that; the first ones are not typical")] = 10
+
+
+@contextmanager
+def profiled(config: ProfileConfig, folder: Path, monitor: Monitor, rank: Rank) -> Iterator[None]:
+    """Record some of the steps that are trained in this block, in the main process."""
+    if not (config.steps and rank.is_main):
+        yield
+        return
+    file, after_step = folder / "profile.json", monitor.after_step
+
+    def write(profile: torch.profiler.profile) -> None:
+        after_step.remove(step)
+        profile.export_chrome_trace(str(file))
+        key = "self_cuda_time_total" if rank.device.type == "cuda" else "self_cpu_time_total"
+        table = profile.key_averages().table(sort_by=key, row_limit=15, max_name_column_width=40)
+        logger.info("{} has a profile of training steps\n{}", file, table)
+
+    def step() -> None:
+        profile.step()
+        monitor.reset_timer()  # writing takes seconds
+
+    schedule = torch.profiler.schedule(wait=config.wait - 1, warmup=1, active=config.steps, repeat=1)
+    with torch.profiler.profile(schedule=schedule, on_trace_ready=write) as profile:
+        after_step.append(step)
+        yield
+    if step in after_step:
+        logger.warning("profile: training ended within the first profile.wait = {} steps: no {}", config.wait, file)

@@ -1,0 +1,144 @@
+"""The engine's settings of a run, composed of sections. Each section is defined next to the code that it configures.
+
+`Config` in the project's own package adds to them, and says which parts they name by default.
+"""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import field, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from common.checkpoint import CheckpointConfig, InitConfig
+from common.config import ConfigError, Problem, section
+from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
+from common.data.loader import LoaderConfig
+from common.data.sections import SplitsConfig, sets_of
+from common.distributed import DistConfig
+from common.evaluation.best import BestConfig, EarlyStopConfig, Mode
+from common.evaluation.best_mode import check_names, find_mode, measured_losses, which_are_better
+from common.evaluation.loss import LossSections
+from common.evaluation.metric import MetricSections
+from common.model import PrepareConfig, WeightRules
+from common.monitor import MonitorConfig
+from common.monitor.profile import ProfileConfig
+from common.optim import OptimConfig
+from common.optim.ema import OWN
+from common.optim.gradients import DebugConfig
+from common.optim.precision import PrecisionConfig
+from common.progress import ProgressConfig
+from common.run.paths import DirConfig
+from common.stages import StageConfig, StagedConfig, stage_problems
+
+TaskSection = Annotated[
+    dict[str, Any],
+    Registered(TASK_REGISTRY),
+    Field(description="type names a task (see --list); other keys are its arguments"),
+]
+ModelSection = Annotated[
+    dict[str, Any],
+    Registered(MODEL_REGISTRY),
+    Field(description="type names a model (see --list); other keys are its arguments"),
+]
+LossSection = Annotated[
+    dict[str, Any] | None,
+    LossSections(),
+    Field(description="name: {weight, inputs, type (default: the name), arguments}; the weighted sum is minimised"),
+]
+MetricSection = Annotated[
+    dict[str, Any], MetricSections(), Field(description="name: {type (default: the name), arguments}")
+]
+
+
+def default(**values: Any) -> Any:
+    """The default of a free section: `model: ModelSection = default(type="ConvModel", width=32)`."""
+    return field(default_factory=lambda: deepcopy(values))
+
+
+def _devices(value: Any) -> Any:
+    if isinstance(value, str) and value not in ("all", "mps"):
+        raise ValueError("must be -1 for the CPU, 0 for the first GPU, a list of GPUs, all or mps")
+    return value
+
+
+@section
+class RunConfig(StagedConfig):
+    """All settings that the engine reads."""
+
+    __renamed__: ClassVar[dict[str, str]] = {
+        "seed": "dist.random_seed", "lr": "optim.lr", "epochs": "progress.epoch",
+        "model_pt": "to continue a run: --resume; to start from its weights: --init_from.path",
+    }  # fmt: skip
+
+    name: Annotated[str, Field(min_length=1, description="name of the run and of its folder")] = "default"
+    resume: Annotated[
+        str | None, Field(description="checkpoint file, run folder, or auto: this run's newest checkpoint, if any")
+    ] = None
+    allow_changes: Annotated[
+        bool, Field(description="with resume: accept changes of keys that affect what is trained")
+    ] = False
+    gpu_ids: Annotated[
+        int | list[int] | Literal["all", "mps"],
+        BeforeValidator(_devices),
+        Field(description="-1: CPU; one or more CUDA devices, or all: one process each; mps: the GPU of a Mac"),
+    ] = -1
+    batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
+    worker: Annotated[int, Field(ge=0, description="loader workers per process; 0: read without workers")] = 0
+    dir: DirConfig = field(default_factory=DirConfig)
+    dist: DistConfig = field(default_factory=DistConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
+    dataset: SplitsConfig = field(default_factory=SplitsConfig)
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    task: TaskSection = field(default_factory=dict)
+    model: ModelSection = field(default_factory=dict)
+    loss: LossSection = field(default_factory=dict)
+    metric: MetricSection = field(default_factory=dict)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    prepare: PrepareConfig = field(default_factory=PrepareConfig)
+    stages: Annotated[
+        list[StageConfig],
+        Field(description="[{until: 5epoch, freeze: [...], optim: {...}}, ...], see docs/stages.md; empty: one stage"),
+    ] = field(default_factory=list)
+    progress: ProgressConfig = field(default_factory=ProgressConfig)
+    best: BestConfig = field(default_factory=BestConfig)
+    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    init_weights: Annotated[
+        list[dict[str, Any]],
+        WeightRules(),
+        Field(description='first weights, before init_from: [{match: "*.weight", type: kaiming_normal, arguments}]'),
+    ] = field(default_factory=list)
+    init_from: InitConfig = field(default_factory=InitConfig)
+    plugins: Annotated[
+        list[str], Field(description="module:function, each called with the trainer before training starts")
+    ] = field(default_factory=list)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+
+    def problems(self) -> Iterator[Problem]:
+        """Rules that involve several sections; each section checks its own keys."""
+        yield from stage_problems(self)
+        yield from check_names(self.metric, self.loss or {})
+        if self.early_stop.patience and self.dataset.val is None:
+            rule = "needs dataset.val: there is no validation to compare"
+            yield Problem("early_stop.patience", self.early_stop.patience, rule)
+        scheduler = self.optim.lr_scheduler
+        try:
+            mode = self.best_mode
+        except ConfigError as error:
+            yield from error.problems
+            return
+        if scheduler.type == "plateau" and scheduler.mode != mode:
+            rule = f"plateau follows best.metric, and the best value of {self.best.metric} is its {mode}"
+            yield Problem("optim.lr_scheduler.mode", scheduler.mode, rule, f"set it to {mode}")
+
+    @property
+    def best_mode(self) -> Mode:
+        """Whether lower or higher values of `best.metric` are better."""
+        losses = dict.fromkeys(measured_losses(self.loss), False)
+        best = self.best
+        if self.optim.ema.evaluate == "both":
+            best = replace(best, metric=best.metric.removeprefix(OWN))
+        return find_mode(best, {**losses, **which_are_better(self.metric)}, sets_of(self.dataset.val))

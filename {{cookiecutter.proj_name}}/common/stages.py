@@ -1,0 +1,246 @@
+"""Stages of a run: settings that hold until a position, or until validation makes no more progress. docs/stages.md."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic_core import to_jsonable_python
+from torch.optim import Optimizer
+from typing_extensions import Self
+
+from common.base.context import error_context
+from common.base.errors import UserError
+from common.checkpoint.fingerprint import Change, changes
+from common.config import ABSENT, ConfigError, Problem, overlaid, section
+from common.data.sections import SplitsConfig
+from common.distributed import DistConfig
+from common.evaluation.best import Mode
+from common.evaluation.best_mode import measured_losses
+from common.model import PrepareConfig
+from common.optim import OptimConfig
+from common.optim.factors import Plateau
+from common.optim.gradients import DebugConfig
+from common.optim.schedule import MomentumSchedule, Schedule, build_schedule
+from common.progress import Interval, Position, ProgressConfig
+
+PLATEAU = "plateau"
+# Keys that a stage may change, and those of them that it must not.
+_STAGED = ("optim.*", "loss.*.weight", "loss.*.weight.*", "dataset.train.*", "prepare.freeze")
+_FIXED = ("optim.accumulate", "optim.ema.*")
+
+
+@section
+class StageConfig:
+    """A stage of training: its keys are laid over those of the run, not over those of the stage before it."""
+
+    until: Annotated[
+        int | float | str | None,
+        Field(description='where in the run it ends: epochs, "2000step", or plateau; null: with the run'),
+    ] = None
+    freeze: Annotated[list[str] | None, Field(description="not trained, besides prepare.freeze")] = None
+    optim: Annotated[dict[str, Any] | None, Field(description="keys of optim")] = None
+    lr_scheduler: Annotated[
+        dict[str, Any] | None, Field(description="keys of optim.lr_scheduler; lengths count from the stage's start")
+    ] = None
+    loss: Annotated[dict[str, Any] | None, Field(description="weights: {CrossEntropyLoss: {weight: 0.5}}")] = None
+    dataset: Annotated[dict[str, Any] | None, Field(description="train: keys of dataset.train")] = None
+
+    @property
+    def all_of_optim(self) -> dict[str, Any]:
+        """The keys of optim, with those of its lr_scheduler."""
+        return {**(self.optim or {}), **({"lr_scheduler": self.lr_scheduler} if self.lr_scheduler else {})}
+
+
+class StagedConfig:
+    """The keys of a config that its stages change or depend on."""
+
+    stages: list[StageConfig]
+    dist: DistConfig
+    debug: DebugConfig
+    dataset: SplitsConfig
+    loss: dict[str, Any] | None
+    optim: OptimConfig
+    prepare: PrepareConfig
+    progress: ProgressConfig
+
+    @property
+    def best_mode(self) -> Mode:
+        """Whether lower or higher values of `best.metric` are better."""
+        raise NotImplementedError
+
+    def in_stage(self, number: int) -> Self:
+        """These settings in a stage, counted from 0. Raises `ConfigError`."""
+        return overlaid(type(self), *stage_layers(self, number)) if self.stages else self
+
+
+def stage_layers(config: StagedConfig, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Plain values: those of the run, and those of a stage to lay over them."""
+    stage = config.stages[number]
+    values, optim = to_jsonable_python(_whole(config)), stage.all_of_optim
+    below = values["optim"]
+    if optim.get("optim_type", below["optim_type"]) != below["optim_type"]:
+        below["args"] = {}  # those of another optimizer
+    if optim.get("lr_scheduler", {}).get("type", below["lr_scheduler"]["type"]) != below["lr_scheduler"]["type"]:
+        below["lr_scheduler"]["args"] = {}
+    freeze = {"freeze": [*config.prepare.freeze, *(stage.freeze or [])]}
+    over = {"optim": optim, "loss": stage.loss, "dataset": stage.dataset, "prepare": freeze}
+    return values, {name: part for name, part in over.items() if part}
+
+
+def stage_problems(config: StagedConfig) -> Iterator[Problem]:
+    """Stages with a wrong end, with settings that cannot change in a run, or with mistakes in these."""
+    if not config.stages:
+        return
+    whole = _whole(config)
+    own = {(each.key, each.rule) for each in _mistakes(whole)}
+    for number, stage in enumerate(config.stages):
+        key = f"stages[{number}]"
+        for each in _own_problems(config, number, stage):
+            yield replace(each, key=f"{key}.{each.key}")
+        problems = [each for each in _mistakes(config, number) if (each.key, each.rule) not in own]
+        if not problems and not own:
+            changed = changes(to_jsonable_python(whole), to_jsonable_python(config.in_stage(number)))
+            problems = [_fixed(each) for each in changed if each.matches(_FIXED) or not each.matches(_STAGED)]
+        for each in problems:
+            at = each.key.replace("optim.lr_scheduler", "lr_scheduler") if stage.lr_scheduler else each.key
+            yield replace(each, key=f"{key}.{at}", origin=None)
+
+
+def _whole(config: Any) -> Any:
+    """The same settings without stages."""
+    return replace(config, stages=[])
+
+
+def _mistakes(config: StagedConfig, number: int | None = None) -> list[Problem]:
+    """Those of the whole config, or of that of a stage."""
+    try:
+        overlaid(type(config), *([to_jsonable_python(config)] if number is None else stage_layers(config, number)))
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def _own_problems(config: StagedConfig, number: int, stage: StageConfig) -> Iterator[Problem]:
+    if rule := _wrong_end(config, stage.until, is_last=number + 1 == len(config.stages)):
+        yield Problem("until", stage.until, rule)
+    if stage.lr_scheduler and "lr_scheduler" in (stage.optim or {}):
+        yield Problem("optim.lr_scheduler", ABSENT, "the stage has a key lr_scheduler too", "keep one")
+    if stage.freeze and config.dist.strategy == "fsdp":
+        rule = "dist.strategy fsdp cannot change which weights are trained"
+        yield Problem("freeze", stage.freeze, rule, "use ddp, or prepare.freeze for the whole run")
+    for name in stage.loss or ():
+        if name not in measured_losses(config.loss)[1:]:
+            hint = "give it a weight in the section loss, which a stage may set to 0"
+            yield Problem(f"loss.{name}", ABSENT, "is none of the losses that the run computes", hint)
+
+
+def _wrong_end(config: StagedConfig, until: int | float | str | None, *, is_last: bool) -> str:
+    """What is wrong with the end of a stage; empty if nothing is."""
+    if is_last:
+        return "" if until is None else "the last stage ends with the run; remove this key"
+    if until == PLATEAU:
+        validates = config.dataset.val is not None and Interval.parse(config.progress.epoch_val, "epoch")
+        return "" if validates else "needs dataset.val and progress.epoch_val, whose results it follows"
+    try:
+        return "" if Interval.parse(until, "epoch") else "every stage but the last one needs an end, as in 5epoch"
+    except UserError:
+        return 'must be plateau, "2000step", or a number of epochs above 0'
+
+
+def _fixed(change: Change) -> Problem:
+    hint = "a stage may set freeze, lr_scheduler, the weights of losses, dataset.train and most of optim"
+    return Problem(change.key, change.new, "cannot change in the course of a run", hint)
+
+
+class Stages:
+    """The stage that a run is in. Without stages in the config, the whole run is one.
+
+    Attributes:
+        number: of the stage, from 0.
+        start: optimizer steps done when it began.
+        config: the settings in it.
+
+    Raises:
+        UserError: a stage ends before it begins, after the run, or inside an epoch though the training data change.
+    """
+
+    def __init__(self, config: StagedConfig, total_steps: int | None, steps_per_epoch: int | None) -> None:
+        self._run, self._total, self._steps_per_epoch = config, total_steps, steps_per_epoch
+        self._ends: list[int | None] = []
+        start, last = 0, math.inf if total_steps is None or config.debug.debug_mode else total_steps - 1
+        for number, stage in enumerate(config.stages):
+            is_open = stage.until in (None, PLATEAU)
+            end = None if is_open else Interval.parse(stage.until, "epoch").in_steps(steps_per_epoch)
+            where = f"stages[{number}].until {stage.until} is step {end}"
+            if end is not None and not start < end <= last:
+                raise UserError(f"{where}; it must be after step {start} and before the end of the run, {last + 1}")
+            if end is not None and self._changes_data(number) and end % (steps_per_epoch or math.inf):
+                raise UserError(f"{where}; other training data begin with an epoch, so it must be the end of one")
+            self._ends.append(end)
+            start = end or start
+        self._enter(0, 0)
+
+    def __str__(self) -> str:
+        return f"stage {self.number + 1} of {len(self._ends)}"
+
+    def advance(self, at: Position) -> bool:
+        """Go on to the stage that is due at a position. Returns whether it is another one."""
+        before = self.number
+        while self._is_over(at):
+            self._enter(self.number + 1, at.step)
+        return self.number != before
+
+    def after_validation(self, value: float | None) -> None:
+        """Pass on a validation result, the same on every rank."""
+        if self._run.stages and self._run.stages[self.number].until == PLATEAU:
+            self._plateau.after_validation(value)
+
+    def schedule(self, optimizer: Optimizer) -> Schedule:
+        """The schedule of this stage, over its length; over the rest of the run if a plateau ends it.
+
+        Raises `UserError` if it does not fit; in the first stage, also if one of a later stage does not.
+        """
+        for number in range(1, 0 if self.number else len(self._ends)):
+            with error_context(lambda number=number: f"in stages[{number}]"):  # type: ignore[misc]
+                self._schedule(number, max(end or 0 for end in self._ends[:number]), optimizer)
+        return self._schedule(self.number, self.start, optimizer)
+
+    def _schedule(self, number: int, start: int, optimizer: Optimizer) -> Schedule:
+        end = (self._ends[number] if self._ends else None) or self._total
+        steps = None if end is None else end - start
+        config = self._run.in_stage(number).optim
+        cut = end == self._run.progress.max_steps
+        length = (optimizer, steps, self._steps_per_epoch, self._run.debug.debug_mode, cut)
+        schedule = build_schedule(config.lr_scheduler, *length)
+        if config.momentum_scheduler is not None:
+            with error_context(lambda: "in optim.momentum_scheduler"):
+                schedule.momentum = build_schedule(config.momentum_scheduler, *length, kind=MomentumSchedule)
+        return schedule
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {"number": self.number, "start": self.start, "plateau": self._plateau.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in a saved stage."""
+        if state["number"] >= len(self._run.stages):
+            raise UserError(f"the checkpoint is in stage {state['number'] + 1}, but there are only {len(self._ends)}")
+        self._enter(state["number"], state["start"])
+        self._plateau.state = dict(state["plateau"])
+
+    def _enter(self, number: int, start: int) -> None:
+        self.number, self.start, self.config = number, start, self._run.in_stage(number)
+        schedule = self.config.optim.lr_scheduler
+        self._plateau = Plateau(0.5, 0.0, schedule.patience, schedule.threshold, 0, self._run.best_mode)
+
+    def _is_over(self, at: Position) -> bool:
+        if self.number + 1 >= len(self._ends) or (at.sample and self._changes_data(self.number)):
+            return False
+        end = self._ends[self.number]
+        return self._plateau(0) < 1.0 if end is None else at.step >= end
+
+    def _changes_data(self, number: int) -> bool:
+        """Whether the training data change at the end of a stage."""
+        return any(stage.dataset for stage in self._run.stages[number : number + 2])

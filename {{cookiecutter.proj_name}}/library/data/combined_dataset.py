@@ -1,0 +1,187 @@
+"""Data sets made of other data sets: Concat, Repeat and Subset. Their sections nest in the config."""
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+
+from common.base.errors import UserError
+from common.config.registry import DATASET_REGISTRY
+from common.data.from_files import build_files
+from common.data.sections import SetSection, build_set
+from common.data.view import is_map_style
+
+Section = Annotated[dict[str, Any], SetSection()]
+_PER_SAMPLE = ("sample_ids", "targets", "labels", "weights")  # they have one value per sample
+
+
+class _Combined(ABC):
+    """Samples of several data sets, in an order of its own. Subclasses define `__len__` and `locate`."""
+
+    def __init__(self, sets: list[Any]) -> None:
+        self.sets = sets
+        self.random = any(getattr(each, "random", True) for each in sets)
+
+    @classmethod
+    def from_files(cls, files: Sequence[Any], sets: Any = None, set: Any = None, **_: Any) -> Any:
+        """These files as the first data set reads them, for `predict.py`."""
+        return build_files((sets or [set])[0], "eval", files)
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def locate(self, index: int) -> tuple[int, int]:
+        """The number of a data set, and an index in it."""
+
+    def __getitem__(self, index: int) -> Any:
+        number, inner = self.locate(range(len(self))[index])
+        return self.sets[number][inner]
+
+    def __getattr__(self, name: str) -> Any:
+        """What has a value per sample (`targets`) follows the samples; all else (`collate`) is the first set's."""
+        if name.startswith("_") or name in ("sets", "whole"):
+            raise AttributeError(name)
+        values = [getattr(each, name) for each in self.sets]  # AttributeError: one of them has none
+        if name in _PER_SAMPLE:  # attributes, or methods
+            called = [value() if callable(value) else value for value in values]
+            return (lambda: self._in_order(called)) if callable(values[0]) else self._in_order(called)
+        if name == "state_dict":
+            return lambda: {"sets": [value() for value in values]}
+        if name == "load_state_dict":
+            return lambda state: [value(one) for value, one in zip(values, state["sets"], strict=True)]
+        return values[0]
+
+    def _in_order(self, values: list[Any]) -> list[Any]:
+        return [values[number][inner] for number, inner in map(self.locate, range(len(self)))]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the data sets the epoch, if they want to know it."""
+        for each in self.sets:
+            if callable(tell := getattr(each, "set_epoch", None)):
+                tell(epoch)
+
+
+def _build(section: dict[str, Any], mode: str, data_dir: Path, key: str) -> Any:
+    dataset = build_set(section, mode, data_dir)
+    if not is_map_style(dataset):
+        raise UserError(f"dataset.{mode}: {key} is a {section['type']}, which can only be read in order, not by index")
+    return dataset
+
+
+@DATASET_REGISTRY.register()
+class Concat(_Combined):
+    """Several data sets, one after the other.
+
+    Args:
+        data_dir, mode: passed to each of them.
+        sets: their sections: `[{type: DigitsDataset}, {type: ImageFolderDataset, folder: more}]`. Their classes must be
+            the same.
+    """
+
+    def __init__(self, data_dir: Path, mode: str, sets: list[Section]) -> None:
+        if not sets:
+            raise UserError(f"dataset.{mode}.sets: is empty; list the sections of one or more data sets")
+        super().__init__([_build(each, mode, data_dir, f"sets[{at}]") for at, each in enumerate(sets)])
+        self.ends = list(accumulate(map(len, self.sets)))
+        named = [(at, tuple(names)) for at, each in enumerate(self.sets) if (names := getattr(each, "classes", None))]
+        for at, names in named:
+            if names != named[0][1]:
+                first = f"sets[{named[0][0]}] has {', '.join(map(str, named[0][1]))}"
+                said = f"sets[{at}] has the classes {', '.join(map(str, names))}, but {first}"
+                raise UserError(f"dataset.{mode}: {said}; a label must mean the same in all of them")
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def locate(self, index: int) -> tuple[int, int]:
+        number = bisect_right(self.ends, index)
+        return number, index - (self.ends[number - 1] if number else 0)
+
+
+@DATASET_REGISTRY.register()
+class Repeat(_Combined):
+    """A data set several times over: more steps per epoch, and a larger share in a `Concat`.
+
+    The repetitions of a sample are augmented differently.
+
+    Args:
+        data_dir, mode: passed to the data set.
+        set: its section.
+        times: how often each sample is used, at least 1.
+    """
+
+    def __init__(self, data_dir: Path, mode: str, set: Section, times: int) -> None:
+        if times < 1:
+            raise UserError(f"dataset.{mode}.times: is {times}, must be at least 1")
+        super().__init__([_build(set, mode, data_dir, "set")])
+        self.times = times
+
+    def __len__(self) -> int:
+        return len(self.sets[0]) * self.times
+
+    def locate(self, index: int) -> tuple[int, int]:
+        return 0, index % len(self.sets[0])
+
+
+@DATASET_REGISTRY.register()
+class Subset(_Combined):
+    """Some samples of a data set, always the same ones, in their order. Give exactly one of the ways to choose.
+
+    Args:
+        data_dir, mode: passed to the data set.
+        set: its section.
+        indices: exactly these, counted from 0, in this order.
+        first, last: so many from the beginning or the end.
+        fraction: a random share of the samples: 0.1, or the range [0.8, 1.0] of a random order. So `[0, 0.8]` and
+            `[0.8, 1]` have no sample in common and together contain all.
+        seed: of that random order.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        mode: str,
+        set: Section,
+        indices: list[int] | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        fraction: float | list[float] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__([_build(set, mode, data_dir, "set")])
+        ways = {"indices": indices, "first": first, "last": last, "fraction": fraction}
+        given = [name for name, value in ways.items() if value is not None]
+        if len(given) != 1:
+            said = " and ".join(given) or "none"
+            raise UserError(f"dataset.{mode}: Subset needs one of {', '.join(ways)}; there is {said}")
+        size = len(self.sets[0])
+        if fraction is not None:
+            self.indices = _share(fraction, size, seed, mode)
+        elif indices is not None:
+            self.indices = torch.tensor(indices, dtype=torch.int64)
+        else:
+            begin, end = (0, first) if first is not None else (size - (last or 0), size)
+            self.indices = torch.arange(begin, max(begin, end or 0))
+        bad = self.indices[(self.indices < 0) | (self.indices >= size)]
+        if len(bad):
+            raise UserError(f"dataset.{mode}.{given[0]}: there is no sample {int(bad[0])}; the data set has {size}")
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def locate(self, index: int) -> tuple[int, int]:
+        return 0, int(self.indices[index])
+
+
+def _share(fraction: float | list[float], size: int, seed: int, mode: str) -> torch.Tensor:
+    """The indices of a range of a random order, ascending."""
+    low, high = fraction if isinstance(fraction, list) and len(fraction) == 2 else (0.0, fraction)
+    if isinstance(high, list) or not 0 <= low < high <= 1:
+        raise UserError(f"dataset.{mode}.fraction: is {fraction}, must be a number or [from, to] within 0..1")
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))
+    return order[round(low * size) : round(high * size)].sort().values

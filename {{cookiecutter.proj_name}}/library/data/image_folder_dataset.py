@@ -1,0 +1,142 @@
+"""Your own images: one folder per class."""
+
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from loguru import logger
+
+from common.base.errors import UserError
+from common.config.registry import DATASET_REGISTRY
+from common.data.image_files_dataset import SUFFIXES, UNREADABLE, ImageFiles, read_image
+from common.data.shared_list import SharedList
+
+
+@DATASET_REGISTRY.register()
+class ImageFolderDataset:
+    """Images below `<data_dir>/<folder>/<class>/`, in one of the formats of `image_files_dataset.py`.
+
+    Classes are the sub-folders in alphabetical order. If train and val are not separate folders, `part` splits one
+    folder by a hash of each file's path, so a file stays in its split when others are added.
+
+    Args:
+        data_dir: parent of all data sets.
+        mode: train, val or eval; used in messages only.
+        folder: folder of this data set, relative to `data_dir` or absolute.
+        size: images are resized to this height and width, pixels.
+        channels: 1 (grey), 3 (RGB) or 4 (RGBA).
+        part: range of the hash, within 0..1: for example [0, 0.8] for train and [0.8, 1] for val.
+        flip: mirror images at random, with probability 0.5 (for training).
+        on_error: what to do about unreadable files: `raise` an error when one is read, or `skip` them: read every
+            file once at the start, leave out the unreadable ones, and log how many there are.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        mode: str,
+        folder: str,
+        size: list[int] = [32, 32],  # noqa: B006 - never changed; --list shows it as the default
+        channels: Literal[1, 3, 4] = 3,
+        part: list[float] = [0.0, 1.0],  # noqa: B006
+        flip: bool = False,
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        self.root = Path(data_dir) / folder
+        if not self.root.is_dir():
+            raise UserError(f"dataset.{mode}.folder: there is no folder {self.root}")
+        if len(size) != 2 or min(size) < 1:
+            raise UserError(f"dataset.{mode}.size: {size} must be [height, width] in pixels")
+        if len(part) != 2 or not 0 <= part[0] < part[1] <= 1:
+            raise UserError(f"dataset.{mode}.part: {part} must be [from, to] with 0 <= from < to <= 1")
+        self.size = size
+        self.channels = channels
+        self.flip = flip
+        self.random = flip
+        self.classes = class_folders(self.root, f"dataset.{mode}")
+        self.samples: Sequence[tuple[str, int]]
+        self.samples, self.ignored = scan_images(self.root, self.classes, part)
+        if on_error == "skip":
+            self._drop_unreadable()
+        self.targets = np.array([label for _, label in self.samples], dtype=np.int64)  # the class of each image
+        self.samples = SharedList(self.samples)
+        if not self.samples:
+            raise UserError(f"dataset.{mode}: there are no images of part {part} below {self.root}")
+
+    from_files, suffixes = ImageFiles.from_files, ImageFiles.suffixes  # for predict.py
+
+    def _drop_unreadable(self) -> None:
+        readable, problems = [], []
+        for index, sample in enumerate(self.samples):
+            try:
+                self[index]
+                readable.append(sample)
+            except UserError as error:
+                problems.append(str(error))
+        if problems:
+            logger.warning(
+                "{}: skipped {} of {} images; the first: {}", self.root, len(problems), len(self.samples), problems[0]
+            )
+        self.samples = readable
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def sample_ids(self) -> list[str]:
+        """The files; train, val and eval should have none in common."""
+        whole = str(self.root.resolve())
+        return [whole + path[len(str(self.root)) :] for path, _ in self.samples]
+
+    def digest(self) -> list[tuple[str, int]]:
+        """Files and labels, which a resume compares."""
+        return list(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """`image` (C, H, W), float in 0..1, `label`, int64 scalar, and `name`, the path below the folder."""
+        path, label = self.samples[index]
+        try:
+            image = read_image(path, self.size, self.channels)
+        except UNREADABLE as error:
+            raise UserError(
+                f"cannot read the image {path}: {error}; replace it, or leave it out with on_error: skip"
+            ) from error
+        if self.flip and torch.rand(()) < 0.5:
+            image = image.flip(2)
+        name = path[len(str(self.root)) + 1 :]
+        return {"image": image.contiguous(), "label": torch.tensor(label), "name": name}
+
+
+def class_folders(root: Path, where: str) -> tuple[str, ...]:
+    """The sub-folders of `root`, in alphabetical order. Raises `UserError` if there are fewer than two."""
+    # Hidden folders (.ipynb_checkpoints) and files (._photo.jpg on a Mac) are not data.
+    classes = tuple(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."))
+    if len(classes) < 2:
+        found = ", ".join(classes) or "none"
+        raise UserError(f"{where}: {root} needs one sub-folder per class, at least two; found: {found}")
+    return classes
+
+
+def scan_images(
+    root: Path, classes: Sequence[str], part: list[float]
+) -> tuple[list[tuple[str, int]], dict[str, Counter[str]]]:
+    """The images below `root/<class>/` as (path, number of the class), those whose hash is within `part`.
+
+    Also, for each class, how many other files there are, of any part, by suffix.
+    """
+    samples, ignored = [], {name: Counter[str]() for name in classes}
+    for label, name in enumerate(classes):
+        for path in sorted((root / name).rglob("*")):
+            hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
+            if hidden or not path.is_file():
+                continue
+            if path.suffix.lower() not in SUFFIXES:
+                ignored[name][path.suffix] += 1
+                continue
+            place = zlib.crc32(path.relative_to(root).as_posix().encode()) / 2**32
+            if part[0] <= place < part[1]:
+                samples.append((str(path), label))
+    return samples, ignored

@@ -1,0 +1,164 @@
+"""Samples in tar files in the layout of WebDataset: `000001.jpg`, `000001.cls`, `000001.json`, `000002.jpg`, ...
+
+Files whose names are equal up to the first dot and that follow one another are one sample. The rest of the name is the
+kind of file.
+"""
+
+import glob
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from loguru import logger
+
+from common.base.errors import UserError
+from common.base.files import write_text
+from common.data.image_files_dataset import UNREADABLE, read_image
+
+_INTEGERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
+_TEXTS = ("txt", "text", "transcript")
+_IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff", "gif")
+
+
+class Sample(NamedTuple):
+    """One sample: its name in the shard, and offset and size in bytes of its files by kind."""
+
+    key: str
+    files: dict[str, tuple[int, int]]
+
+
+class DamagedShard(UserError):
+    """A shard whose end is missing or that is no tar file."""
+
+
+def find_shards(data_dir: Path, pattern: str | list[str], where: str) -> list[Path]:
+    """The files that match, sorted; a list of patterns keeps its order. Relative patterns start at `data_dir`."""
+    shards: list[Path] = []
+    for each in [pattern] if isinstance(pattern, str) else pattern:
+        found = sorted(glob.glob(os.path.join(glob.escape(str(data_dir)), each)))
+        if not found:
+            raise UserError(f"{where}.shards: there is no file {data_dir / each}")
+        shards += map(Path, found)
+    return shards
+
+
+def scan(shard: Path) -> Iterator[Sample]:
+    """The samples of a shard in order, from its headers alone. Raises `DamagedShard` after the last whole sample."""
+    size, number = shard.stat().st_size, 0
+    key, problem = "", ""
+    files: dict[str, tuple[int, int]] = {}
+    kinds: set[str] = set()
+    with shard.open("rb") as file:
+        try:
+            archive = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115 - it closes nothing that `file` does not
+            for member in archive:
+                if member.offset_data + member.size > size:
+                    raise tarfile.ReadError("the file ends inside a sample")
+                folder, name = os.path.split(member.name)
+                stem, dot, kind = name.partition(".")
+                if not (member.isfile() and stem and dot):  # a folder, a hidden file, or no kind
+                    continue
+                if (found := os.path.join(folder, stem)) != key:
+                    if files:
+                        yield Sample(key, files)
+                        number, kinds = number + 1, kinds or set(files)
+                    key, files = found, {}
+                files[kind.lower()] = (member.offset_data, member.size)
+            file.seek(archive.offset)
+            if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+                raise tarfile.ReadError("its end is missing")
+        except tarfile.TarError as error:
+            problem = str(error)
+    if files and (not problem or set(files) == kinds):  # else the last sample may lack a file
+        yield Sample(key, files)
+        number += 1
+    if problem:
+        raise DamagedShard(
+            f"{shard} is damaged after {number} whole samples: {problem}; copy or pack it again, or set on_error: skip "
+            "to use those samples"
+        )
+
+
+def read_index(shard: Path) -> tuple[list[Sample], str]:
+    """All samples of a shard, and the text of its `DamagedShard`, if it is.
+
+    They are read from `<shard>.index`, which is written first if it is missing or the shard has changed since. Several
+    processes may do that at once: each replaces the whole file by the same one.
+    """
+    index = shard.with_name(f"{shard.name}.index")
+    about = shard.stat()
+    stamp = [about.st_size, about.st_mtime_ns]
+    try:
+        stored = json.loads(index.read_bytes())
+        if stored["shard"] == stamp:
+            read = [
+                Sample(key, {kind: (at, size) for kind, (at, size) in files.items()})
+                for key, files in stored["samples"]
+            ]
+            return read, stored["damage"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # missing, or not written by this function
+    samples: list[Sample] = []
+    damage = ""
+    try:
+        samples.extend(scan(shard))  # those before the damage are kept
+    except DamagedShard as error:
+        damage = str(error)
+    try:
+        write_text(index, json.dumps({"shard": stamp, "damage": damage, "samples": samples}))
+    except OSError as error:
+        logger.warning("{} cannot be written, so every run reads all headers of its shard again: {}", index, error)
+    return samples, damage
+
+
+class _OpenFile:
+    """A file to read from by position. Processes that inherit it do not disturb each other."""
+
+    def __init__(self, path: str) -> None:
+        self.number = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
+_opened = lru_cache(maxsize=64)(_OpenFile)
+
+
+def read_bytes(shard: Path, offset: int, size: int) -> bytes:
+    """A part of a shard. Raises `UserError` if the shard is shorter now."""
+    data = os.pread(_opened(str(shard)).number, size, offset)
+    if len(data) < size:
+        raise UserError(f"{shard} ends before byte {offset + size}: it was changed while this program reads it")
+    return data
+
+
+def decode(kind: str, data: bytes, size: list[int] | None, channels: int) -> Any:
+    """The value in a file of this kind; bytes if the kind is unknown. Raises one of UNREADABLE.
+
+    An image becomes (C, H, W), float in 0..1; `size`: resized to (height, width).
+    """
+    last = kind.rpartition(".")[2]
+    if last in _IMAGES:
+        return read_image(io.BytesIO(data), size, channels).contiguous()
+    if last in _INTEGERS:
+        return torch.tensor(int(data))
+    if last in _TEXTS:
+        return data.decode()
+    if last == "json":
+        return json.loads(data)
+    return torch.from_numpy(np.load(io.BytesIO(data))) if last == "npy" else data
+
+
+def read_field(shard: Path, sample: Sample, kind: str, size: list[int] | None, channels: int) -> Any:
+    """The value of one file of a sample. Raises `UserError` if it cannot be decoded."""
+    try:
+        return decode(kind, read_bytes(shard, *sample.files[kind]), size, channels)
+    except UNREADABLE as error:
+        raise UserError(f"cannot read {sample.key}.{kind} in {shard}: {error}") from error

@@ -1,0 +1,67 @@
+"""The confusion matrix, and the scores derived from it."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import Self
+
+from common.config.registry import METRIC_REGISTRY
+from common.evaluation.metric import Metric
+from library.metrics.figures import draw_matrix
+
+
+@METRIC_REGISTRY.register()
+class ConfusionMatrix(Metric):
+    """Balanced accuracy and macro F1, from counts of (label, prediction), 0..1.
+
+    With TP, FP and FN of each class, recall is TP / (TP + FN), precision TP / (TP + FP) and F1 2 TP / (2 TP + FP + FN)
+    (Sokolova and Lapalme 2009). `balanced_accuracy` is the mean recall over classes that have samples, `macro_f1` the
+    mean F1 over classes that have samples or predictions.
+
+    Args:
+        per_class: also return `recall_<class>` and `precision_<class>`; NaN where the denominator is 0.
+    """
+
+    higher_is_better = True
+
+    def __init__(self, per_class: bool = False) -> None:
+        self.per_class = per_class
+        self.counts = torch.zeros(1, 1, dtype=torch.int64)  # (classes, classes) after the first update
+
+    def update(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> None:
+        """Reads `logits` (B, classes), `prediction` (B,) and `label` (B,)."""
+        classes = output["logits"].shape[1]
+        cells = (batch["label"] * classes + output["prediction"]).bincount(minlength=classes * classes)
+        self.counts = self.counts + cells.reshape(classes, classes).cpu()
+
+    def merge(self, other: Self) -> None:
+        self.counts = self.counts + other.counts
+
+    def compute(self) -> dict[str, float]:
+        right = self.counts.diagonal().tolist()
+        labelled, predicted = self.counts.sum(dim=1).tolist(), self.counts.sum(dim=0).tolist()
+        recall = [_share(hits, count) for hits, count in zip(right, labelled, strict=True)]
+        precision = [_share(hits, count) for hits, count in zip(right, predicted, strict=True)]
+        f1 = [_share(2 * hits, a + b) for hits, a, b in zip(right, labelled, predicted, strict=True)]
+        values = {"balanced_accuracy": _mean(recall), "macro_f1": _mean(f1)}
+        if self.per_class:
+            values |= {f"recall_{number}": value for number, value in enumerate(recall)}
+            values |= {f"precision_{number}": value for number, value in enumerate(precision)}
+        return values
+
+    def figure(self, classes: Sequence[str]) -> NDArray[np.uint8]:
+        """The counts as a table, each cell as dark as its share of the label."""
+        return draw_matrix(self.counts.tolist(), classes, "label", "prediction")
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else math.nan
+
+
+def _mean(values: list[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known)
