@@ -20,9 +20,10 @@ from common.config.registry import REGISTRIES
 from common.distributed import Rank
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
-from common.evaluation.evaluator import Evaluator, SetResult, SplitResult, write_evaluation
+from common.evaluator import Evaluator, write_evaluation
 from common.failure.program import leave, reported, together
 from common.monitor.log import logger, setup_log
+from common.monitor.result import SetResult, SplitResult
 from common.monitor.writer import without_twins
 from common.optim.precision import build_precision
 from common.run.paths import PROJECT

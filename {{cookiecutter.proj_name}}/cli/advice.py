@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from cli.advice_texts import ADVICE, BROADCAST, MACHINE, UNEQUAL, WITHOUT_TASK
 from common.base.errors import UserError
-from common.data.loader import EvaluationLoader, label
+from common.base.text import label
+from common.data.loader import EvaluationLoader
 from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task

@@ -9,9 +9,10 @@ import torch
 from loguru import logger
 from torch import Tensor
 
+from common.base.nested import map_tensors
+from common.base.text import label
 from common.data.keyed import find_collate
-from common.data.loader import EvaluationLoader, label
-from common.data.move import map_tensors
+from common.data.loader import EvaluationLoader
 from common.data.some_samples import look_at, spread
 from common.distributed.seed import set_seed
 from common.evaluation.loss import Losses

@@ -14,7 +14,7 @@ from torch import nn
 from cli.first_batch import FirstBatch
 from cli.slow_data import SlowDataAdvice, warn_of_busy_machine
 from common.base.process import terminal_width
-from common.base.text import number
+from common.base.text import label, number
 from common.config.problem import place
 from common.config.registry import (
     DATASET_REGISTRY,
@@ -25,7 +25,6 @@ from common.config.registry import (
     TASK_REGISTRY,
 )
 from common.data.class_counts import shown_classes
-from common.data.loader import label
 from common.data.sections import sets_of
 from common.data.view import is_map_style
 from common.monitor.writer import without_twins

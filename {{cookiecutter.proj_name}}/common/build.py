@@ -10,6 +10,7 @@ from torch import nn
 
 from common.base.context import error_context
 from common.base.errors import UserError
+from common.base.text import label
 from common.checkpoint import init_weights
 from common.config.registry import (
     MODEL_REGISTRY,
@@ -17,7 +18,7 @@ from common.config.registry import (
 )
 from common.data.class_counts import warn_of_empty_classes, warn_of_sorted_classes
 from common.data.iterable import IterableStream
-from common.data.loader import BatchStream, EvaluationLoader, TrainStream, label
+from common.data.loader import BatchStream, EvaluationLoader, TrainStream
 from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
 from common.data.sections import build_dataset, sets_of

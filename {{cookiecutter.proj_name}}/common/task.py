@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.data.loader import BatchStream, EvaluationLoader, label
+from common.base.text import label
+from common.data.loader import BatchStream, EvaluationLoader
 from common.data.move import to_device
 from common.distributed.seed import random_state_unchanged
 from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import fixed
+from common.model.names import ModelHolder
 from common.monitor.clock import Clock
 from common.monitor.pictures import Picture
 from common.monitor.show import Show
@@ -27,7 +29,7 @@ from common.progress import Place
 __all__ = ["Group", "Parts", "Place", "Task", "fixed"]
 
 
-class Task(nn.Module, ABC):
+class Task(ModelHolder, ABC):
     """Connects model, losses, metrics and pictures. Yours are in `custom/tasks`; only `output` must be written.
 
     Everything that is learnt or remembered lies in the task: a model, losses with weights, a teacher, a queue (as a
@@ -178,20 +180,6 @@ class Task(nn.Module, ABC):
     def forward(self, method: str, *arguments: Any) -> Any:
         """Call a method that runs the model. The trainer calls them through here, where wrappers (DDP, FSDP) act."""
         return getattr(self, method)(*arguments)
-
-    def named_modules(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Module]]:
-        """As of any module, but the parts of the model have the model's own names."""
-        for name, module in super().named_modules(*args, **options):
-            yield "" if name == "model" else name.removeprefix("model."), module
-
-    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
-        """As of any module, but the tensors of the model have the model's own names."""
-        return {name.removeprefix("model."): value for name, value in super().state_dict(*args, **options).items()}
-
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As of any module, with the names of `state_dict`."""
-        full = {name.removeprefix("model."): name for name in super().state_dict()}
-        return super().load_state_dict({full.get(name, name): each for name, each in state.items()}, strict, assign)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from common.data.whereabouts import whereabouts
 from common.distributed import max_over_ranks, share_buffers
 from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
-from common.evaluation.evaluator import EvaluationInterrupted, Evaluator, SetResult, SplitResult, write_evaluation
+from common.evaluator import EvaluationInterrupted, Evaluator, write_evaluation
 from common.failure.signals import StopSignals, exit_code
 from common.model import check_trained, prepare
+from common.monitor.result import SetResult, SplitResult
 from common.optim import Clip, Ema, build_optimizer
 from common.optim.ema import OWN
 from common.optim.gradients import log_gradients

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
+from common.base.text import label
 from common.build import build_task
 from common.checkpoint import best_in, read_checkpoint
 from common.checkpoint.state import load_task
 from common.config import option_value, resolve
 from common.config.layers import node_of
-from common.data.loader import label
 from common.data.sections import sets_of
 from common.distributed import DistConfig, Rank, find_rank
 from common.distributed.process import set_up_process

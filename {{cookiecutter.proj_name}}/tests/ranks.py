@@ -17,9 +17,9 @@ import torch
 
 import evaluate
 import train
+from common.base.process import die_with_parent
 from common.failure.monitor import end
 from common.failure.program import reported
-from common.failure.signals import die_with_parent
 from tests.conftest import Runs
 from tests.parts import Killed
 

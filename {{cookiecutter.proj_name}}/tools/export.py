@@ -26,7 +26,7 @@ from common.base.errors import UserError
 from common.base.files import write_text
 from common.build import build_evaluation, build_stream
 from common.config import option_value
-from common.evaluation.evaluator import Evaluator
+from common.evaluator import Evaluator
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
 from common.monitor.writer import plain

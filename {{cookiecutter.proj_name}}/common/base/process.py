@@ -1,6 +1,8 @@
 """Resources available to this process."""
 
+import ctypes
 import os
+import signal
 import sys
 
 
@@ -15,3 +17,18 @@ def terminal_width() -> int:
         return os.get_terminal_size(sys.stderr.fileno()).columns or 100
     except (OSError, ValueError, AttributeError):
         return 100
+
+
+def die_with_parent(starter: int | None = None) -> None:
+    """End this process when its parent is killed: an orphan would continue to train and save (Linux).
+
+    Args:
+        starter: the process that started this one, if known; it may be dead already.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    parent = os.getppid() if starter is None else starter
+    set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent died before the call
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -8,3 +8,8 @@ def number(value: float) -> str:
     """
     form = ".1e" if 0 < abs(value) < 1e-3 or 1e5 <= abs(value) < float("inf") else ".5f" if abs(value) < 1 else "#.6g"
     return f"{value:{form}}".rjust(7)
+
+
+def label(split: str, name: str) -> str:
+    """The name of a set in messages: its split, or split.name."""
+    return f"{split}.{name}" if name else split

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from common.checkpoint.file import map_leaves
+from common.base.nested import map_leaves
 from common.distributed.seed import mix
 from common.distributed.sharded import is_sharded
 

@@ -4,7 +4,7 @@ import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.base.files import atomic_file
+from common.base.nested import map_leaves
 from common.config import nearest
 from common.run.paths import RunPaths
 
@@ -47,20 +48,6 @@ def write_checkpoint(state: Mapping[str, Any], *paths: Path) -> None:
         os.fsync(file.fileno())
         for link in paths[1:]:
             link_file(Path(file.name), link)
-
-
-def map_leaves(value: Any, function: Callable[[Any, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()) -> Any:
-    """`value`, of nested dicts, lists and tuples, with every leaf and key replaced by `function(leaf, path)`.
-
-    `path` holds the keys and indices of the leaf. Subclasses (OrderedDict, named tuples) become plain types.
-    """
-    if isinstance(value, Mapping):
-        items = ((key, item, (*path, key)) for key, item in value.items())
-        return {function(key, below): map_leaves(item, function, below) for key, item, below in items}
-    if isinstance(value, (list, tuple)):
-        mapped = [map_leaves(item, function, (*path, index)) for index, item in enumerate(value)]
-        return tuple(mapped) if isinstance(value, tuple) else mapped
-    return function(value, path)
 
 
 def _plain(value: Any, path: tuple[Any, ...]) -> Any:

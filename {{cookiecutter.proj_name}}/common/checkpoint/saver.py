@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.base.errors import UserError
-from common.checkpoint.file import map_leaves
+from common.base.nested import map_leaves
 from common.checkpoint.folder import CheckpointFolder
 from common.config import section
 from common.distributed import Rank

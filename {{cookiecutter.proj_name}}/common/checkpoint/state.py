@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from common.base.errors import UserError
+from common.base.nested import map_leaves
 from common.checkpoint.checksum import differing, state_checksum
-from common.checkpoint.file import FORMAT, map_leaves
+from common.checkpoint.file import FORMAT
 from common.checkpoint.frozen import Frozen, check_frozen
 from common.checkpoint.saver import whole
 from common.checkpoint.weights import load_weights

@@ -212,11 +212,6 @@ class EvaluationLoader:
         end_workers(self._loader)
 
 
-def label(split: str, name: str) -> str:
-    """The name of a set in messages: its split, or split.name."""
-    return f"{split}.{name}" if name else split
-
-
 def make_loader(
     batches: Any, config: LoaderConfig, worker: int, seed: int, device: torch.device, **sampling: Any
 ) -> DataLoader[Any]:

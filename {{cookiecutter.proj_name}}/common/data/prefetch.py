@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.data.move import map_tensors, to_device
+from common.base.nested import map_tensors
+from common.data.move import to_device
 
 
 def prefetch_to_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:

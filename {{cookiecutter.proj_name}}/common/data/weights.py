@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from common.base.errors import UserError
-from common.data.loader import BatchStream, EvaluationLoader, label
+from common.base.text import label
+from common.data.loader import BatchStream, EvaluationLoader
 from common.data.view import innermost, kind_of
 
 _MOST = 10_000  # objects that are looked at, of each attribute

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from common.base.errors import UserError
-from common.failure.signals import die_with_parent
+from common.base.process import die_with_parent
 
 # A terminal, Slurm, torchrun and `kill -- -GROUP` signal all processes of a run at once.
 _TRAINER_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}

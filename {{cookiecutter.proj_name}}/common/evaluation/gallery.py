@@ -1,13 +1,18 @@
 """Which samples of a set are drawn."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from common.distributed import Rank
 from common.monitor.pictures import Picture
 
-if TYPE_CHECKING:
-    from common.task import Task
+
+class DrawsPictures(Protocol):
+    """A task, as far as a gallery needs it."""
+
+    def pictures(self, output: Any, batch: Any, limit: int) -> list[Picture]:
+        """Up to `limit` pictures of a batch after `post_process`."""
+        ...
 
 
 class Gallery:
@@ -20,7 +25,7 @@ class Gallery:
         fixed: the same samples are to be shown in every pass, so that progress is seen.
     """
 
-    def __init__(self, task: "Task", rank: Rank, limit: int, *, fixed: bool = False) -> None:
+    def __init__(self, task: DrawsPictures, rank: Rank, limit: int, *, fixed: bool = False) -> None:
         self.task, self.rank, self.limit, self.fixed = task, rank, limit, fixed
         self.pictures: list[Picture] = []
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import UserError
-from common.data.move import map_tensors
+from common.base.nested import map_tensors
 from common.distributed import Rank, gather_to_main
 
 Results = dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from common.base.errors import UserError
-from common.data.move import map_tensors
+from common.base.nested import map_tensors
 from common.distributed import gather_to_main
 from common.evaluation.gallery import Gallery
 from common.monitor.pictures import Picture

@@ -10,10 +10,11 @@ from typing import Any, NoReturn
 
 from common import distributed
 from common.base.errors import UserError
+from common.base.process import die_with_parent
 from common.distributed import DistConfig, Rank
 from common.failure.monitor import connect, end, print_failure
 from common.failure.report import describe, report_to_torchrun
-from common.failure.signals import catch_early_signals, die_with_parent
+from common.failure.signals import catch_early_signals
 
 _joined = False  # whether this process was one of several
 

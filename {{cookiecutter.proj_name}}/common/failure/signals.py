@@ -1,9 +1,7 @@
 """Signals: recorded on arrival, handled between two steps, by all processes at the same step."""
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -40,21 +38,6 @@ def exit_code(number: int) -> int:
     if number in _REQUEUE_SIGNALS:
         return EXIT_REQUEUE
     return 128 + number if number else 0
-
-
-def die_with_parent(starter: int | None = None) -> None:
-    """End this process when its parent is killed: an orphan would continue to train and save (Linux).
-
-    Args:
-        starter: the process that started this one, if known; it may be dead already.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    parent = os.getppid() if starter is None else starter
-    set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before the call
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class StopDecision(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,16 +15,14 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from common.base.errors import UserError
-from common.checkpoint.file import map_leaves
+from common.base.nested import map_leaves
 from common.distributed import Rank, share_buffers
 from common.distributed.sharded import is_sharded, local
 from common.model.blocks import norms_with_statistics
 from common.model.config import FsdpConfig
+from common.model.names import ModelHolder
 from common.model.strategy import Strategy
 from common.optim.precision import Precision
-
-if TYPE_CHECKING:
-    from common.task import Task
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -42,7 +40,7 @@ class Sharded(Strategy):
 
     def __init__(
         self,
-        task: "Task",
+        task: ModelHolder,
         blocks: Iterable[nn.Module],
         precision: Precision,
         config: FsdpConfig,

@@ -1,6 +1,7 @@
 """Modules chosen by patterns over their full dotted names."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
@@ -32,3 +33,23 @@ def check_names(task: nn.Module) -> None:
     names += [name for name, _ in task.named_buffers(remove_duplicate=False)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"{type(task).__name__} and its model both have a tensor called {twice[0]}; rename one of them")
+
+
+class ModelHolder(nn.Module):
+    """A module whose parts and tensors within `model` are called as in the model itself, without `model.`."""
+
+    model: nn.Module
+
+    def named_modules(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Module]]:
+        """As of any module, but the parts of the model have the model's own names."""
+        for name, module in super().named_modules(*args, **options):
+            yield "" if name == "model" else name.removeprefix("model."), module
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
+        """As of any module, but the tensors of the model have the model's own names."""
+        return {name.removeprefix("model."): value for name, value in super().state_dict(*args, **options).items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As of any module, with the names of `state_dict`."""
+        full = {name.removeprefix("model."): name for name in super().state_dict()}
+        return super().load_state_dict({full.get(name, name): each for name, each in state.items()}, strict, assign)

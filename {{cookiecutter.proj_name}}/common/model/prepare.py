@@ -1,7 +1,5 @@
 """Prepares a built task for training."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from loguru import logger
 from torch import nn
@@ -12,15 +10,12 @@ from common.distributed import DistConfig, Rank
 from common.model.blocks import checkpoint_activations, compile_modules
 from common.model.config import PrepareConfig
 from common.model.freeze import freeze, parameter_names
-from common.model.names import matched_modules
+from common.model.names import ModelHolder, matched_modules
 from common.model.strategy import Replicated, Strategy
 from common.optim.precision import Precision
 
-if TYPE_CHECKING:
-    from common.task import Task
 
-
-def prepare(task: "Task", config: PrepareConfig, dist: DistConfig, precision: Precision, rank: Rank) -> Strategy:
+def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precision: Precision, rank: Rank) -> Strategy:
     """Prepare a task whose model has its first weights for training: all steps, in order.
 
     Create the optimizer, the average and all else that holds parameters after this: FSDP replaces them.

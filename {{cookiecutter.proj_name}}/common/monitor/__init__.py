@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from loguru import logger
@@ -13,15 +13,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from common.base.files import warn_on_oserror
-from common.base.text import number
+from common.base.text import label, number
 from common.config import Conversions, dump, section
-from common.data.loader import label
 from common.distributed import Rank, sum_over_ranks
 from common.distributed.sharded import local
 from common.monitor.clock import Clock, Timing, peak_memory
 from common.monitor.line import current_epoch, evaluation_line, position, train_line
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
+from common.monitor.result import SplitResult
 from common.monitor.show import Show
 from common.monitor.writer import NullRecorder, Recorder, WriterRun, WriterSections, without_twins
 from common.optim.groups import learning_rates
@@ -29,9 +29,6 @@ from common.progress import EpochInterval, Interval, Position
 from common.run.folder import OpenRun
 from common.run.record import environment_text
 from common.run.status import State, write_status
-
-if TYPE_CHECKING:
-    from common.evaluation.evaluator import SplitResult
 
 # Log records show the line that called the monitor, not a line of this file.
 _log = logger.opt(depth=1)
@@ -186,7 +183,7 @@ class Monitor:
         self._logged = at
         self.reset_timer()
 
-    def evaluation(self, split: str, at: Position, result: "SplitResult", key: str = "", *, best: bool = False) -> None:
+    def evaluation(self, split: str, at: Position, result: SplitResult, key: str = "", *, best: bool = False) -> None:
         """Write a line for each set of the `split` data, the scalars of all sets, and pictures.
 
         Args:

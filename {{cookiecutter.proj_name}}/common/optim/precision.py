@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
+from common.base.nested import map_tensors
 from common.config import section
-from common.data.move import map_tensors
 
 Closure = Callable[[], Any]
 _NOTHING = nullcontext()

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from common.base.process import available_cores
-from common.failure.signals import die_with_parent
+from common.base.process import available_cores, die_with_parent
 from common.run.paths import PROJECT
 from common.run.status import read_status
 from support.sweep.folder import SweepFolder

@@ -13,9 +13,10 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from common.base.errors import UserError
+from common.base.nested import map_tensors
 from common.data.keyed import KeyedBatches
 from common.data.loader import EvaluationLoader, LoaderConfig, TrainStream
-from common.data.move import Loaded, map_tensors, to_device
+from common.data.move import Loaded, to_device
 from common.data.order import EpochOrder
 from common.data.plan import EpochPlan, evaluation_keys
 from common.data.view import View

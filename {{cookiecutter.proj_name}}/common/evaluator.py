@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -14,53 +14,17 @@ import torch
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.data.loader import EvaluationLoader, Step, label
+from common.base.text import label
+from common.data.loader import EvaluationLoader, Step
 from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
 from common.evaluation.loss import Losses, LossSums
-from common.monitor.pictures import Picture, Pixels, save_png
+from common.monitor.pictures import Picture, save_png
+from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
 from common.monitor.writer import plain
 from common.optim.precision import Precision
-
-if TYPE_CHECKING:
-    from common.task import Task
-
-
-@dataclass(frozen=True)
-class SetResult:
-    """The outcome of one pass over one set.
-
-    Attributes:
-        values: `loss` (the weighted sum), each metric, and each further loss by name; the same on every process.
-        samples: samples seen, over all processes.
-        pictures: of the samples that the task's gallery chooses; in the main process only.
-        figures: (H, W, 3), RGB, of metrics by name; in the main process only.
-    """
-
-    values: dict[str, float]
-    samples: int
-    pictures: list[Picture] = field(default_factory=list)
-    figures: dict[str, Pixels] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class SplitResult:
-    """The results on a split, one per set by name; a single set is called ""."""
-
-    sets: dict[str, SetResult]
-
-    @property
-    def values(self) -> dict[str, float]:
-        """All values: `loss`, or `name.loss` of a set with a name."""
-        found = ((name, key, value) for name, one in self.sets.items() for key, value in one.values.items())
-        return {f"{name}.{key}" if name else key: value for name, key, value in found}
-
-    @property
-    def samples(self) -> int | dict[str, int]:
-        """Samples seen; per set if sets have names."""
-        counts = {name: one.samples for name, one in self.sets.items()}
-        return counts.get("", counts)
+from common.task import Task
 
 
 @dataclass
@@ -89,7 +53,7 @@ class Evaluator:
             the losses. Add your own.
     """
 
-    task: "Task"
+    task: Task
     rank: Rank
     precision: Precision
     lockstep_forward: bool = False
@@ -219,7 +183,7 @@ class Evaluator:
 class _Pass:
     """What one pass over a data set has measured so far."""
 
-    def __init__(self, task: "Task", rank: Rank, max_pictures: int, *, fixed: bool = False) -> None:
+    def __init__(self, task: Task, rank: Rank, max_pictures: int, *, fixed: bool = False) -> None:
         self.losses, self.metrics, self.batches = LossSums(), task.metric.start(), 0
         self.gallery = task.gallery(task, rank, max_pictures, fixed=fixed)
 

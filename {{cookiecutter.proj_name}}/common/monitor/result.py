@@ -1,0 +1,41 @@
+"""What an evaluation measured."""
+
+from dataclasses import dataclass, field
+
+from common.monitor.pictures import Picture, Pixels
+
+
+@dataclass(frozen=True)
+class SetResult:
+    """The outcome of one pass over one set.
+
+    Attributes:
+        values: `loss` (the weighted sum), each metric, and each further loss by name; the same on every process.
+        samples: samples seen, over all processes.
+        pictures: of the samples that the task's gallery chooses; in the main process only.
+        figures: (H, W, 3), RGB, of metrics by name; in the main process only.
+    """
+
+    values: dict[str, float]
+    samples: int
+    pictures: list[Picture] = field(default_factory=list)
+    figures: dict[str, Pixels] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SplitResult:
+    """The results on a split, one per set by name; a single set is called ""."""
+
+    sets: dict[str, SetResult]
+
+    @property
+    def values(self) -> dict[str, float]:
+        """All values: `loss`, or `name.loss` of a set with a name."""
+        found = ((name, key, value) for name, one in self.sets.items() for key, value in one.values.items())
+        return {f"{name}.{key}" if name else key: value for name, key, value in found}
+
+    @property
+    def samples(self) -> int | dict[str, int]:
+        """Samples seen; per set if sets have names."""
+        counts = {name: one.samples for name, one in self.sets.items()}
+        return counts.get("", counts)
