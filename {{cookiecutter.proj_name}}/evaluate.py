@@ -5,10 +5,6 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from cli.advice import explained
-from cli.command_line import parse
-from cli.evaluation_folder import EvalConfig, error_files, eval_dir
-from cli.stored_config import drop_stored_launch_options, stored_config
 from common import distributed
 from common.base.errors import UserError
 from common.base.text import number
@@ -27,6 +23,10 @@ from common.monitor.result import SetResult, SplitResult
 from common.monitor.writer import without_twins
 from common.optim.precision import build_precision
 from common.run.paths import PROJECT
+from cli.advice import explained
+from cli.command_line import parse
+from cli.evaluation_folder import EvalConfig, error_files, eval_dir
+from cli.stored_config import drop_stored_launch_options, stored_config
 from support.trained import restored_task
 
 

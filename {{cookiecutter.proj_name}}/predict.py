@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from cli.advice import explained
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import atomic_file
@@ -23,6 +22,7 @@ from common.failure.program import leave, reported
 from common.monitor.log import logger, setup_log
 from common.monitor.pictures import Picture, save_png
 from common.run.paths import RunPaths
+from cli.advice import explained
 from support.files import brief, file_loader, find_files, heading, listed, rows_as_text
 from support.trained import load_trained
 

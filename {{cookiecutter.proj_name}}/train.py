@@ -2,11 +2,6 @@
 
 import sys
 
-from cli.advice import explained
-from cli.command_line import parse
-from cli.job_script import write_job_script
-from cli.stored_config import drop_stored_launch_options, stored_config
-from cli.summary import log_end, log_start
 from common import distributed
 from common.build import build_parts
 from common.config.registry import REGISTRIES, import_path
@@ -16,6 +11,11 @@ from common.monitor.profile import profiled
 from common.run.paths import PROJECT
 from common.run_context import managed_run
 from common.trainer import Trainer
+from cli.advice import explained
+from cli.command_line import parse
+from cli.job_script import write_job_script
+from cli.stored_config import drop_stored_launch_options, stored_config
+from cli.summary import log_end, log_start
 from custom.config import Config
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cli.advice_texts import ADVICE, BROADCAST, MACHINE, UNEQUAL, WITHOUT_TASK
 from common.base.errors import UserError
 from common.base.text import label
 from common.data.loader import EvaluationLoader
@@ -22,6 +21,7 @@ from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task
 from common.update import Updates
+from cli.advice_texts import ADVICE, BROADCAST, MACHINE, UNEQUAL, WITHOUT_TASK
 
 PROJECT = f"{Path(__file__).resolve().parents[1]}/"
 

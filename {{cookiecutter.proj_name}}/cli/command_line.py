@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from cli.config_text import help_text, with_origins
 from common.base.errors import UserError
 from common.config import ABSENT, ConfigError, Problem, Resolved, resolve
 from common.config.overrides import read_options
 from common.config.registry import Registry, file_of
+from cli.config_text import help_text, with_origins
 
 T = TypeVar("T")
 

@@ -11,8 +11,6 @@ from typing import Any
 from loguru import logger
 from torch import nn
 
-from cli.first_batch import FirstBatch
-from cli.slow_data import SlowDataAdvice, warn_of_busy_machine
 from common.base.process import terminal_width
 from common.base.text import label, number
 from common.config.problem import place
@@ -31,6 +29,8 @@ from common.monitor.writer import without_twins
 from common.progress import Interval, Outcome
 from common.run_context import RunContext
 from common.trainer import Trainer
+from cli.first_batch import FirstBatch
+from cli.slow_data import SlowDataAdvice, warn_of_busy_machine
 from support.report import write_report
 from custom.config import Config
 

@@ -8,9 +8,9 @@ import hashlib
 import json
 import sys
 
+from common.run.paths import PROJECT
 from cli.config_text import commented_yaml
 from cli.evaluation_folder import EvalConfig
-from common.run.paths import PROJECT
 from support.json_schema import json_schema
 from custom.config import Config
 

@@ -10,14 +10,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cli.command_line import parse
-from cli.stored_config import stored_config
 from common.base.errors import UserError
 from common.config import Resolved, option_value
 from common.config.registry import REGISTRIES
 from common.failure.program import reported
 from common.monitor.log import setup_log
 from common.run.paths import PROJECT, RunPaths
+from cli.command_line import parse
+from cli.stored_config import stored_config
 from support.slurm.submission import array_tasks, frozen, gpus_per_node, job_folder, prepare, run_of_task, words_of_task
 from custom.config import Config
 

@@ -19,10 +19,10 @@ import torch
 from loguru import logger
 from torch.utils.data import DataLoader
 
-import evaluate
-import train
 from common.data.workers import end_workers, opened
 from common.monitor import log
+import evaluate
+import train
 from support.slurm import snapshot
 
 PROJECT = Path(train.__file__).resolve().parent

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-import evaluate
-import train
 from common.base.process import die_with_parent
 from common.failure.monitor import end
 from common.failure.program import reported
+import evaluate
+import train
 from tests.conftest import Runs
 from tests.parts import Killed
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-import train
 from common import distributed
 from common.config import resolve
 from common.config.layers import node_of
 from common.config.problem import DEFAULT
 from common.config.source import by_key
 from common.distributed import DistConfig
+import train
 from tests.conftest import CONFIG, PROJECT, Runs, metrics
 from custom.config import Config
 

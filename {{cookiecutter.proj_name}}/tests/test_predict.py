@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-import predict
 from common.base.errors import UserError
 from common.data.from_files import build_files
 from common.optim import averaged_state_dict
 from common.task import Task
+import predict
 from predict import Predictor
 from tests.conftest import PROJECT, Runs, load
 from custom.datasets.digits_dataset import DigitsDataset

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-import evaluate
-import train
 from common.base.context import with_notes
 from common.base.errors import UserError
 from common.config import ConfigError
+import evaluate
+import train
 from tests.checkpoint.test_resume import cut, differing, final
 from tests.checkpoint.test_resume import words as resumable
 from tests.conftest import CONFIG, Runs, load, metrics, same

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-import train
 from common.config.registry import DATASET_REGISTRY
+import train
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from custom.datasets.digits_dataset import DigitsDataset
 

@@ -14,9 +14,6 @@ from typing import Any, Literal
 
 import torch
 
-from cli.advice import explained
-from cli.command_line import parse
-from cli.stored_config import stored_config
 from common import distributed
 from common.base.errors import UserError
 from common.base.files import write_text
@@ -30,6 +27,9 @@ from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.run.paths import PROJECT, RunPaths
 from common.task import Place
+from cli.advice import explained
+from cli.command_line import parse
+from cli.stored_config import stored_config
 from support.cost import Subject, measure, module_rows
 from custom.config import Config
 

@@ -6,12 +6,12 @@ A and B are config files, folders of runs, or checkpoints.
 import sys
 from pathlib import Path
 
-from cli.stored_config import stored_config
 from common.base.errors import UserError
 from common.checkpoint.fingerprint import changes
 from common.config import Resolved, dump, resolve
 from common.config.problem import DEFAULT
 from common.failure.program import leave, reported
+from cli.stored_config import stored_config
 from custom.config import Config
 
 

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from cli.advice import explained
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import write_text
@@ -32,6 +31,7 @@ from common.monitor.log import setup_log
 from common.monitor.writer import plain
 from common.progress import Position
 from common.run.paths import RunPaths
+from cli.advice import explained
 from support.model_inputs import Model, Tensors, flat, inputs_of, read_model
 from support.trained import load_trained
 

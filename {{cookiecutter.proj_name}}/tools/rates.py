@@ -11,7 +11,6 @@ from pathlib import Path
 
 from torch import nn
 
-from cli.command_line import parse
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.config.problem import place
@@ -27,6 +26,7 @@ from common.optim.groups import LayerDecayConfig
 from common.progress import Position, total_steps
 from common.run.paths import PROJECT, data_dir
 from common.stages import Stages
+from cli.command_line import parse
 from support.report.charts import Curve, chart
 from support.report.page import page, table, tag
 from custom.config import Config

@@ -14,12 +14,12 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cli.advice import explained
 from common.base.errors import UserError
 from common.config.source import scalar
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
 from common.run.paths import PROJECT, RunPaths
+from cli.advice import explained
 from support.sweep.folder import SweepFolder, check_trials, config_of, parser, without
 from support.sweep.space import SPEC, Range, Space, Trial, corners, plain_space, read_space, read_space_file, run_name
 from support.sweep.training import Training, devices, run_trials

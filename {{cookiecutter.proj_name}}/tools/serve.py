@@ -19,13 +19,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cli.advice import explained
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
 from common.data.from_files import build_files
 from common.failure.program import leave, reported
 from common.monitor.log import logger, setup_log
 from common.monitor.writer import plain
+from cli.advice import explained
 import custom.config  # noqa: F401 - fills the registries
 
 Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]

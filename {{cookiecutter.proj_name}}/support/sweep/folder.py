@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cli.command_line import parse
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.checkpoint.fingerprint import changes
@@ -19,6 +18,7 @@ from common.config.registry import REGISTRIES
 from common.run.lock import FolderLock
 from common.run.paths import PROJECT, RunPaths
 from common.run.status import read_status
+from cli.command_line import parse
 from support.sweep.space import SPEC, Trial
 from custom.config import Config
 

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 import common.checkpoint.__main__ as tool
-import train
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.checkpoint import (
@@ -30,6 +29,7 @@ from common.checkpoint import (
 )
 from common.progress import Position
 from common.trainer import Trainer
+import train
 from tests.conftest import PROJECT, Runs, load, metrics, run, same
 
 KILLS = 100

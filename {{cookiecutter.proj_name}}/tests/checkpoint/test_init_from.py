@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import train
 from common.failure.program import reported
+import train
 from tests.conftest import PROJECT, Runs, copy_of_project, load, run
 
 

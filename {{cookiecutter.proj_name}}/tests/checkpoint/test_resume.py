@@ -18,8 +18,8 @@ import common.checkpoint.state
 import common.data.keyed
 import common.data.loader
 import common.update
-import train
 from common.trainer import Trainer
+import train
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project, load, metrics, run, same
 from tests.parts import Killed
 from tests.ranks import several, start_ranks

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-import evaluate
-import train
 from common.config import resolve
 from common.config.registry import MODEL_REGISTRY
 from common.failure.program import reported
+import evaluate
+import train
 from tests.conftest import CONFIG, PROJECT, Runs, load, run
 from custom.config import Config
 from custom.datasets.digits_dataset import DigitsDataset

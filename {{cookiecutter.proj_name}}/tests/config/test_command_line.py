@@ -12,10 +12,10 @@ import pytest
 import torch
 import yaml
 
-import evaluate
-import train
 from common.config import ConfigError, resolve
 from common.config.registry import COLLATE_REGISTRY, MODEL_REGISTRY
+import evaluate
+import train
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from tests.parts import stack
 import custom

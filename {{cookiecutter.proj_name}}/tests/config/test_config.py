@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import pytest
 from pydantic import Field, TypeAdapter
 
-from cli.command_line import parse
-from cli.config_text import help_text
 from common.config import ConfigError, Problem, Resolved, dump, resolve, section
 from common.config.registry import Registry
+from cli.command_line import parse
+from cli.config_text import help_text
 
 
 class EvenWidth:

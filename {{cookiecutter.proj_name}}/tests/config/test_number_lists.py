@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-import train
 from common.config import ConfigError, resolve
 from common.config.registry import MODEL_REGISTRY
+import train
 from tests.conftest import CONFIG, Runs, load
 from custom.config import Config
 

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import pytest
 
 import common.checkpoint.__main__ as inspect
-import evaluate
-import predict
-import train
 from common.checkpoint import write_checkpoint
 from common.config import ConfigError, Conversions, dump, resolve, section
 from common.config.registry import MODEL_REGISTRY
 from common.failure.program import reported
+import evaluate
+import predict
+import train
 from tests.conftest import Runs, load, metrics
 from custom.config import Config
 

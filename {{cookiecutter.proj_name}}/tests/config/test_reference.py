@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.evaluation_folder import EvalConfig
 from common.config import resolve
 from common.config.problem import ConfigError, Problem
 from common.config.registry import REGISTRIES
 from common.config.source import Node, read_file
+from cli.evaluation_folder import EvalConfig
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, run
 from custom.config import Config
 from custom.reference import files, is_edited

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-import evaluate
-import train
 from common.config import Resolved, dump, resolve
 from common.failure.program import reported
+import evaluate
+import train
 from tests.conftest import CONFIG, Runs, load
 from custom.config import Config
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from common.failure.program import reported
 import evaluate
 import train
-from common.failure.program import reported
 from tests.conftest import CONFIG
 
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_", "PMI_", "PMIX_")

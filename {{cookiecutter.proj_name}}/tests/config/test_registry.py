@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from cli.command_line import parse, table
 from common.base.errors import UserError
 from common.config import ConfigError, Problem, section
 from common.config.registry import Registered, Registry, file_of
+from cli.command_line import parse, table
 
 MODEL_FILE = """\
 from pathlib import Path

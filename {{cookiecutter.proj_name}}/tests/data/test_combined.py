@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-import train
 from common.base.errors import UserError
 from common.data.sections import build_dataset
+import train
 from tests.config.test_bad_input import ErrorOf, error_of  # noqa: F401
 from tests.conftest import Runs, load, metrics, same
 from custom.datasets.digits_dataset import DigitsDataset

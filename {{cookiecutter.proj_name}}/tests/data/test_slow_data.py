@@ -7,10 +7,10 @@ import pytest
 from loguru import logger
 from torch import Tensor
 
-from cli.slow_data import SlowDataAdvice
 from common.distributed import Rank
 from common.monitor.clock import Timing
 from common.progress import Position
+from cli.slow_data import SlowDataAdvice
 from tests.conftest import Runs
 from custom.datasets.digits_dataset import DigitsDataset
 

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-import train
 from common.base.errors import UserError
 from common.data.keyed import KeyedBatches, find_collate
 from common.data.loader import EvaluationLoader, LoaderConfig
@@ -18,6 +17,7 @@ from common.data.sections import build_dataset
 from common.data.view import original
 from common.distributed import Rank
 from common.evaluation.gallery import Gallery
+import train
 from library.data.mix_collate import CutMix, Mixup
 from library.data.sample_transform import ToFloat
 from tests.checkpoint.test_resume import cut, differing, final, words

@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-import train
 from common.base.errors import UserError
 from common.data.loader import LoaderConfig, make_loader
 from common.distributed import DistConfig, find_rank, group, spawn
 from common.distributed.launch import read_launch
 from common.distributed.seed import random_state, set_random_state
 from common.optim.precision import PrecisionConfig, build_precision
+import train
 from tests.conftest import Runs
 
 

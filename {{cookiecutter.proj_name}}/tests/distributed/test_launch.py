@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import evaluate
-import train
 from common import build
 from common.base.errors import UserError
 from common.distributed import DistConfig, Rank, find_rank, spawn
@@ -21,6 +19,8 @@ from common.distributed.launch import read_launch
 from common.distributed.network import interface_towards, own_address
 from common.progress import Position
 from common.trainer import Trainer
+import evaluate
+import train
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from tests.parts import Plain
 from tests.ranks import free_port, several, start_ranks

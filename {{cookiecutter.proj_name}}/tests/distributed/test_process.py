@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-import evaluate
 from common.data.workers import WorkerStart
 from common.distributed import DistConfig, Rank, find_rank
 from common.distributed.process import cores, raise_file_limit, set_up_process
+import evaluate
 from tests.conftest import Runs, load, same
 from tests.distributed.test_launch import TORCHRUN
 from custom.datasets.digits_dataset import DigitsDataset

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from cli.evaluation_folder import EvalConfig
 from common.base.context import error_context, with_notes
 from common.base.errors import UserError
 from common.config import resolve
@@ -22,6 +21,7 @@ from common.distributed import Rank
 from common.evaluation.gathered import Results, SampleBuffer
 from common.evaluation.loss import LossSums
 from common.evaluation.metric import GatheredMetric, Metric, MetricFactory
+from cli.evaluation_folder import EvalConfig
 from tests.conftest import CONFIG, Runs, load, metrics
 from tests.ranks import failed, several, start_ranks
 from custom.config import Config

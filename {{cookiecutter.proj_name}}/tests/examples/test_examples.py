@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-import train
 from common.trainer import Trainer
+import train
 from tests.conftest import CONFIG, PROJECT, Runs, load, metrics, same
 from tests.examples.runs import distance, trained, words
 from tests.ranks import start_ranks

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import predict
 from common.base.errors import UserError
 from common.task import Task
+import predict
 from examples.text.data import GOOD, Reviews, review
 from examples.text.task import NextWordTask
 from tests.conftest import Runs, metrics

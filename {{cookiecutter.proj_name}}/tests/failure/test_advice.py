@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import evaluate
 from common.failure.program import reported
+import evaluate
 from tests.conftest import CONFIG, PROJECT, Runs, run
 from tests.parts import Plain
 from custom.datasets.digits_dataset import DigitsDataset

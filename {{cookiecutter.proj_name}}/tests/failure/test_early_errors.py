@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-import train
 from common.failure.program import reported
 from common.run.lock import FolderLock
 from common.trainer import Trainer
+import train
 from tests.conftest import Runs
 from tests.parts import Plain
 from tests.ranks import Ended, start_ranks

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from loguru import logger
 
-from cli.advice import explained
 from common import distributed
 from common.base.context import error_context
 from common.base.errors import UserError
@@ -29,6 +28,7 @@ from common.failure.report import Failure, describe
 from common.monitor.writer import Writer, WriterRun
 from common.progress import Position
 from common.trainer import Trainer
+from cli.advice import explained
 from support import debug
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, run
 from tests.ranks import SOON, Ended, failed, start_ranks

@@ -150,7 +150,6 @@ FULL_DISK = """
 import resource, signal, sys, time
 from pathlib import Path
 from common.monitor.writer import Recorder, WriterRun
-import custom.writers
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 folder = Path(sys.argv[1])

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.job_script import job_script
 from common.distributed import Rank
 from common.run import git as run_git
 from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths
+from cli.job_script import job_script
 from tests.conftest import TRAIN
 
 

@@ -14,7 +14,6 @@ import pytest
 import yaml
 from loguru import logger
 
-from cli.evaluation_folder import eval_dir
 from common.base.errors import UserError
 from common.distributed import Rank
 from common.run.folder import OpenRun, open_run
@@ -22,6 +21,7 @@ from common.run.lock import FolderLock
 from common.run.paths import DirConfig, RunPaths, data_dir
 from common.run.record import environment_text
 from common.run.status import read_status, write_status
+from cli.evaluation_folder import eval_dir
 
 PROJECT = Path(__file__).parents[2]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-import support.sweep.space as space_module
 from common.base.errors import UserError
 from common.config import dump
 from common.run.paths import RunPaths
+import support.sweep.space as space_module
 from support.sweep.space import corners, draw, read_space, run_name, short_names
 from support.sweep.training import devices
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, run
