@@ -52,11 +52,13 @@ lint: setup  ## style and types, of the template and of the project inside it
 	@"$(BIN)/mypy" --no-error-summary
 	@echo "== style and types: the project as it lies in the template"
 	@cd "$(PROJECT)" && "$(BIN)/ruff" check --quiet . && "$(BIN)/ruff" format --quiet --check .
-	@cd "$(PROJECT)" && "$(BIN)/mypy" --no-error-summary
+	@cd "$(PROJECT)" && "$(BIN)/mypy" --no-error-summary && "$(BIN)/mypy" --no-error-summary --config-file ../proofs/pyproject.toml
 
-test-project: setup  ## the project's own tests, as it lies in the template
+test-project: setup  ## the project's own tests, as it lies in the template, and the proofs of its engine
 	@echo "== tests of the project as it lies in the template$(if $(SLOW), ($(SLOW)))"
 	@cd "$(PROJECT)" && "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)"
+	@echo "== proofs: tests of the engine that rendered projects do not carry$(if $(SLOW), ($(SLOW)))"
+	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)" proofs
 
 test-template: setup  ## answers, hooks, and the tests of rendered projects
 	@echo "== tests of the template, and of rendered projects$(if $(SLOW), ($(SLOW)))"

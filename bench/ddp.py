@@ -25,12 +25,12 @@ PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 sys.path.insert(0, str(Path(__file__).parent))
 
+from common.build import build_parts  # noqa: E402
 from common.config import resolve  # noqa: E402
 from common.distributed import Rank, barrier  # noqa: E402
 from common.failure.signals import StopSignals  # noqa: E402
 from common.run_context import managed_run  # noqa: E402
 from common.trainer import Trainer  # noqa: E402
-from common.build import build_parts  # noqa: E402
 from custom.config import Config  # noqa: E402
 from custom.models.conv_model import ConvModel  # noqa: E402
 from loop import Alternating, bare_steps  # noqa: E402

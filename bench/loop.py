@@ -17,12 +17,12 @@ PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 
 import torch  # noqa: E402
+from common.build import build_parts  # noqa: E402
 from common.config import Resolved, resolve  # noqa: E402
 from common.data.loader import Step, TrainStream  # noqa: E402
 from common.progress import Position  # noqa: E402
 from common.run_context import managed_run  # noqa: E402
 from common.trainer import Trainer  # noqa: E402
-from common.build import build_parts  # noqa: E402
 from custom.config import Config  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402

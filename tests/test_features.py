@@ -33,8 +33,8 @@ def test_a_feature_has_a_page_tests_and_faults(row: list[str]) -> None:
     assert cell == "<br>".join(f"`{test}`" for test in tests), "name each test as file.py::test"
     for test in tests:
         file, _, name = test.partition("::")
-        home = REPO if file.startswith(mutate.OUTSIDE) else TEMPLATE
-        assert name in names_in((home / "tests" / file.removeprefix(mutate.OUTSIDE)).read_text(encoding="utf-8")), test
+        home = TEMPLATE if mutate.kind_of(file) == "" else REPO
+        assert name in names_in((home / mutate.path_of(file)).read_text(encoding="utf-8")), test
     for tool in re.findall(r"python -m tools\.(\w+)", how):
         assert (TEMPLATE / "tools" / f"{tool}.py").is_file(), tool
     mine = [fault for fault in FAULTS if fault.row == what]

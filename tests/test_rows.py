@@ -34,16 +34,16 @@ def test_every_row_has_a_fate(rows: ModuleType) -> None:
     assert len({**found, **rows.others()}) == 503
     features = mutate.features()
     for name in given["held"]:
-        file, _, test = name.removeprefix("template:").partition("::")
-        home = REPO if name.startswith("template:") else TEMPLATE
-        assert name in features or f"def {test}(" in (home / "tests" / file).read_text(encoding="utf-8"), name
+        file, _, test = name.partition("::")
+        home = TEMPLATE if mutate.kind_of(file) == "" else REPO
+        assert name in features or f"def {test}(" in (home / mutate.path_of(file)).read_text(encoding="utf-8"), name
     assert [other for other in given["same"] if other not in {**found, **rows.others()}] == []
 
 
 def test_every_row_of_the_spine_has_a_test(rows: ModuleType) -> None:
     found = rows.rows_of_tests()
     assert [row for row in rows.SPINE if not found.get(row)] == []
-    inside = f"{TEMPLATE.name}/tests/"
+    of_the_project = (f"{TEMPLATE.name}/tests/", "proofs/")
     in_template = {"CT-01"}  # sizes: the owner of a project may let it grow
     spine = [row for row in rows.SPINE if row not in in_template]
-    assert [row for row in spine if not any(test.startswith(inside) for test in found[row])] == []
+    assert [row for row in spine if not any(test.startswith(of_the_project) for test in found[row])] == []

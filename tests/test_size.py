@@ -34,7 +34,7 @@ ROOMS = {
     "support": 2850,
     "tools": 1290,
     "examples": 1175,
-    "tests": 15450,
+    "tests": 9440,
     "programs": 290,
 }
 OWNED = 15_290  # all but examples and tests

@@ -30,6 +30,7 @@ FAULTS = REPO / "tools" / "faults"
 PAGE = REPO / "docs" / "testing.md"
 BEGIN, END = "<!-- faults: written by `make mutate` -->", "<!-- end of faults -->"
 OUTSIDE = "template:"  # before a file or test that lies beside the project, not in it
+PROOFS = "proofs:"  # before a test of the engine that no rendered project has
 NAMED_TEST = re.compile(r"`([^`]+\.py::\w+)`")
 MARK = "MUTATE_COPY"  # an environment variable by which whatever a test leaves running is found
 
@@ -123,12 +124,12 @@ class Workshop:
         return root
 
     def pytest(self, root: Path, tests: list[str], limit: float | None, *options: str) -> tuple[int | None, str]:
-        """Run tests of one kind, project's or template's, in a copy.
+        """Run tests of one kind, project's, proofs' or template's, in a copy.
 
         Returns the exit code, None if they did not end within `limit` seconds, and the output.
         """
-        folder = root if tests[0].startswith(OUTSIDE) else root / PROJECT
-        names = [f"tests/{test.removeprefix(OUTSIDE)}" for test in tests]
+        folder = root / PROJECT if kind_of(tests[0]) == "" else root
+        names = [path_of(test) for test in tests]
         (temporary := root.with_name(f"{root.name}.tmp")).mkdir(exist_ok=True)
         environment = {
             **os.environ, MARK: str(root), "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1",
@@ -154,10 +155,10 @@ class Workshop:
         """Run tests where nothing is broken. Return the seconds of those that pass; others are left out."""
         passed: dict[str, float] = {}
         root = self.copy("whole")
-        for kind in (True, False):
-            if not (some := [test for test in tests if test.startswith(OUTSIDE) == kind]):
+        for number, kind in enumerate(("", OUTSIDE, PROOFS)):
+            if not (some := [test for test in tests if kind_of(test) == kind]):
                 continue
-            report = self.scratch / f"whole-{kind}.xml"
+            report = self.scratch / f"whole-{number}.xml"
             _, output = self.pytest(root, some, None, f"--junitxml={report}", f"-n{self.jobs}", "--dist=loadfile")
             results = list(outcomes(report)) if report.is_file() else []
             for test in some:
@@ -184,6 +185,16 @@ class Workshop:
             shutil.rmtree(root.with_name(f"{root.name}.tmp"), ignore_errors=True)
 
 
+def kind_of(test: str) -> str:
+    """The prefix of a test's name: none for the project's own."""
+    return next((kind for kind in (OUTSIDE, PROOFS) if test.startswith(kind)), "")
+
+
+def path_of(test: str) -> str:
+    """Where a test lies, below the project for its own and the root of the template for others."""
+    return f"{'proofs' if kind_of(test) == PROOFS else 'tests'}/{test.removeprefix(kind_of(test))}"
+
+
 def outcomes(report: Path) -> Iterator[tuple[str, float, bool]]:
     """Yield name, seconds and success of each test in a JUnit file."""
     for case in ET.parse(report).getroot().iter("testcase"):
@@ -192,9 +203,12 @@ def outcomes(report: Path) -> Iterator[tuple[str, float, bool]]:
 
 
 def of_test(name: str, test: str) -> bool:
-    """Whether a JUnit case, `tests.optim.test_ema::test_x[1]`, belongs to a test, `optim/test_ema.py::test_x`."""
-    file, _, function = test.removeprefix(OUTSIDE).partition("::")
-    return name.split("[")[0] == f"tests.{file[:-3].replace('/', '.')}::{function.split('[')[0]}" and (
+    """Whether a JUnit case, `tests.optim.test_ema::test_x[1]`, belongs to a test, `optim/test_ema.py::test_x`.
+
+    Proofs are named from their own folder: `optim.test_groups::test_x` for `proofs:optim/test_groups.py::test_x`.
+    """
+    file, _, function = path_of(test).removeprefix("proofs/").partition("::")
+    return name.split("[")[0] == f"{file[:-3].replace('/', '.')}::{function.split('[')[0]}" and (
         "[" not in function or name.endswith(f"::{function}")
     )
 

@@ -356,7 +356,7 @@ ASKED = {
 def rows_of_tests(repo: Path = REPO) -> dict[str, list[str]]:
     """Every row id in a docstring of a test, and those tests as `folder/file.py::name`, in the order of the files."""
     found: dict[str, list[str]] = {}
-    for folder in (Path(PROJECT, "tests"), Path("tests")):
+    for folder in (Path(PROJECT, "tests"), Path("proofs"), Path("tests")):
         for file in sorted((repo / folder).rglob("test_*.py")):
             for name, text in _docstrings(file):
                 for row in dict.fromkeys(ROW.findall(text)):
@@ -402,7 +402,8 @@ def table(found: dict[str, list[str]]) -> str:
         "",
         "Written by `python tools/rows.py` from the docstrings of the tests and from `tools/rows.yaml`. `project/`",
         f"stands for the project in the template, `{PROJECT}/`, and so for every rendered one;",
-        "`tests/` alone are the template's own. The ids come from a study of other trainers: CT, QQ, MM, BS, AN, XP,",
+        "`proofs/` are tests of the same files that rendered projects do not carry, `tests/` the",
+        "template's own. The ids come from a study of other trainers: CT, QQ, MM, BS, AN, XP,",
         "KW, TP, ZN and PN what they do, R what was missed, D defects that must not come back.",
         "",
         f"Of {len(found) + len(rest)} rows, {len(found)} are named by tests, {held} are held by the tests of a row of",

@@ -20,6 +20,7 @@ from loguru import logger
 from torch.utils.data import DataLoader
 
 from common.data.workers import end_workers, opened
+from common.failure.program import reported
 from common.monitor import log
 import evaluate
 import train
@@ -68,6 +69,9 @@ def _no_workers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for loader in loaders:
         end_workers(loader)
+
+
+ErrorOf = Callable[..., str]
 
 
 @dataclass(frozen=True)
@@ -188,6 +192,25 @@ def evaluated(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any
         split = words[words.index("--split") + 1] if "--split" in words else "eval"
         folder = model_pt.parent.parent / "eval" / (model_pt.stem if split == "eval" else f"{model_pt.stem}_{split}")
         return json.loads((folder / "metrics.json").read_text())
+
+    return call
+
+
+@pytest.fixture
+def error_of(capsys: pytest.CaptureFixture[str], runs: Runs) -> ErrorOf:
+    """Run train.py (or evaluate.py) in this process, expect it to refuse, and return what a person reads."""
+
+    def call(*words: str, program: str = "train") -> str:
+        capsys.readouterr()
+        main, arguments = (train.main, runs.words(*words)) if program == "train" else (evaluate.main, list(words))
+        with pytest.raises(SystemExit) as ended, reported():
+            main(arguments)
+        text = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert "Traceback" not in text
+        last = text[text.rfind(" ERROR ") if " ERROR " in text else text.find("error: ") :]
+        assert 0 < len(last.splitlines()) <= 24, text
+        return " ".join(last.split())
 
     return call
 

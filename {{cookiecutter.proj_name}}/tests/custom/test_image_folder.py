@@ -8,7 +8,7 @@ from PIL import Image
 
 from common.base.errors import UserError
 from library.data.image_folder_dataset import ImageFolderDataset
-from tests.config.test_bad_input import images
+from tests.parts import images
 
 
 def test_pictures_of_every_kind(tmp_path: Path) -> None:

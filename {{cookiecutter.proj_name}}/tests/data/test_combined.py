@@ -9,8 +9,7 @@ import torch
 from common.base.errors import UserError
 from common.data.sections import build_dataset
 import train
-from tests.config.test_bad_input import ErrorOf, error_of  # noqa: F401
-from tests.conftest import Runs, load, metrics, same
+from tests.conftest import ErrorOf, Runs, load, metrics, same
 from custom.datasets.digits_dataset import DigitsDataset
 
 DATA = Path(train.__file__).parent / "data"
@@ -137,7 +136,7 @@ def test_what_cannot_be_combined(section: dict[str, Any], words: str) -> None:
     assert words in str(error.value)
 
 
-def test_mistakes_in_nested_sections_name_their_place(error_of: ErrorOf, tmp_path: Path) -> None:  # noqa: F811
+def test_mistakes_in_nested_sections_name_their_place(error_of: ErrorOf, tmp_path: Path) -> None:
     """All at once, with the file and line, as those of any section."""
     config = tmp_path / "mine.yaml"
     config.write_text(

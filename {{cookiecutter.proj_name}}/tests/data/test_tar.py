@@ -21,8 +21,8 @@ from library.data.image_folder_dataset import ImageFolderDataset
 from library.data.tar_dataset import TarDataset, TarStream
 from library.data.tar_shards import read_index, scan
 from tests.checkpoint.test_resume import cut, differing, final, words
-from tests.config.test_bad_input import ErrorOf, error_of, images  # noqa: F401
-from tests.conftest import Runs, load, run
+from tests.conftest import ErrorOf, Runs, load, run
+from tests.parts import images
 from tests.ranks import several
 from tools.pack import main as pack
 
@@ -309,7 +309,7 @@ def test_shards_are_those_of_webdataset(shards: Path, tmp_path: Path) -> None:
     assert again.sample_ids()[9].endswith("s-001.tar:part/000009")
 
 
-def test_mistakes_in_the_config(error_of: ErrorOf, shards: Path) -> None:  # noqa: F811
+def test_mistakes_in_the_config(error_of: ErrorOf, shards: Path) -> None:
     text = error_of(*on_shards(shards, "TarDataset", fields="{image: 3}", chanels=3))
     assert "dataset.train.fields" in text and "dataset.train.chanels = 3" in text
     assert "did you mean channels?" in text

@@ -21,8 +21,7 @@ import train
 from library.data.mix_collate import CutMix, Mixup
 from library.data.sample_transform import ToFloat
 from tests.checkpoint.test_resume import cut, differing, final, words
-from tests.config.test_bad_input import ErrorOf, error_of  # noqa: F401
-from tests.conftest import Runs, metrics, same
+from tests.conftest import ErrorOf, Runs, metrics, same
 from custom.datasets.digits_dataset import DigitsDataset
 from custom.loss.classification_loss import CrossEntropyLoss
 from custom.tasks.classification_task import ClassificationTask
@@ -132,7 +131,7 @@ def test_an_error_in_a_transform_names_it_and_the_sample() -> None:
         KeyedBatches(data, find_collate(data, None), seed=0).__getitems__((0, [7]))
 
 
-def test_mistakes_in_the_config_are_reported_together(error_of: ErrorOf) -> None:  # noqa: F811
+def test_mistakes_in_the_config_are_reported_together(error_of: ErrorOf) -> None:
     text = error_of(
         "--dataset.train.transforms", "[{type: Normalise, mean: [0]}, {type: Normalize, mean: 0, std: [1], key: 3}]",
         "--dataset.val.transforms", "Normalize", "--loader.collate", "{type: mixup, alhpa: 1}",
@@ -227,7 +226,7 @@ def test_shares_of_mixed_images() -> None:
     assert first.sum() == 0
 
 
-def test_mixing_needs_classes(error_of: ErrorOf) -> None:  # noqa: F811
+def test_mixing_needs_classes(error_of: ErrorOf) -> None:
     words_ = ["--dataset.train", "{type: tests.data.test_transforms.Tuples, size: 99}", "--loader.collate"]
     assert "Tuples has no `classes`; give their number, classes: 10" in error_of(*words_, "mixup")
     assert "loader.collate.alpha: is 0" in error_of("--loader.collate", "{type: mixup, alpha: 0}")

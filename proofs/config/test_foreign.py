@@ -1,0 +1,109 @@
+"""Arguments of classes of other packages, as in a config: annotations that are too narrow, transforms in each other."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CONFIG, ErrorOf, Runs
+
+# Annotated as torchvision's transforms are.
+MODULE = """
+from collections.abc import Callable, Sequence
+import torch
+from torch import nn
+
+
+class Erase(nn.Module):
+    def __init__(self, p: float = 0.5, value: float = 0.0) -> None:
+        super().__init__()
+        assert value in ("random", [0.1], 0.5), value
+        if not 0 <= p <= 1:
+            raise ValueError("p should be between 0 and 1")
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return image
+
+
+class Apply(nn.Module):
+    def __init__(self, transforms: Sequence[Callable], p: float = 0.5) -> None:
+        super().__init__()
+        self.transforms = transforms
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        for transform in self.transforms:
+            image = transform(image)
+        return image
+
+
+class ToDtype:
+    def __init__(self, dtype: torch.dtype | dict[str, torch.dtype], scale: bool = False) -> None:
+        assert isinstance(dtype, torch.dtype)
+        self.dtype = dtype
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        print("a picture is", self.dtype)
+        return image.to(self.dtype)
+"""
+YAML = f"""$BASE: {CONFIG}
+dataset:
+  train:
+    transforms:
+      - type: far.Apply
+        p: 1
+        transforms:
+          - {{type: far.ToDtype, dtype: torch.float64}}
+          - {{type: far.Erase, value: random}}
+      - {{type: far.Erase, value: [0.1]}}
+      - {{type: far.ToDtype, dtype: torch.float32}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "far.py").write_text(MODULE)
+    (tmp_path / "far.yaml").write_text(YAML)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    yield tmp_path / "far.yaml"
+    sys.modules.pop("far", None)
+
+
+def test_a_wrong_annotation_of_another_package_warns(
+    runs: Runs, config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the line of the value; it is passed as it is. Transforms inside others are built, dtypes are found."""
+    log = (runs.train("--config", str(config), "--progress.max_steps", "1") / "train.log").read_text()
+    for key, line in (("transforms[0].transforms[1].value = 'random'", 9), ("transforms[1].value = [0.1]", 10)):
+        assert f"dataset.train.{key}  ({config}:{line})" in log
+    assert log.count("must be a number: an argument of far.Erase") == 2
+    shown = capfd.readouterr().out
+    assert "a picture is torch.float64" in shown and "a picture is torch.float32" in shown
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("p: 1", "q: 1", "transforms[0].q = 1 ({}:6) is not an argument of far.Apply"),
+        (
+            "value: random",
+            "valeu: 0.5",
+            "transforms[0].transforms[1].valeu = 0.5 ({}:9) is not an argument of far.Era",
+        ),
+        (
+            "far.ToDtype, dtype: torch.float64",
+            "far.ToDtype",
+            "transforms[0].transforms[0].dtype ({}:8) is required by",
+        ),
+        ("far.ToDtype, dtype: torch.float64", "far.ToDtipe", "no attribute 'ToDtipe'; did you mean ToDtype?"),
+        ("torch.float64", "torch.float63", "'torch.float63' ({}:8) must be a number format such as torch.float32"),
+        ("far.Erase, value: random", "Normalize, mean: [0], std: [1]", "transforms[1] ({}:9) Normalize needs a whole"),
+        ("value: random", "p: 7, value: 0.5", "far.Erase rejects its arguments: p should be between 0 and 1"),
+    ],
+)
+def test_a_mistake_in_it_is_refused(error_of: ErrorOf, config: Path, old: str, new: str, said: str) -> None:
+    """Names are checked inside other transforms too; what the class itself refuses is one sentence."""
+    config.write_text(YAML.replace(old, new))
+    assert said.format(config) in error_of("--config", str(config))

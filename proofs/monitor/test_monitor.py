@@ -1,0 +1,231 @@
+"""What a run tells: its lines, and everything together in a short run."""
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from loguru import logger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from common.base.text import number
+from common.distributed import Rank
+from common.monitor import Monitor, MonitorConfig
+from common.monitor.clock import Timing
+from common.monitor.line import evaluation_line, learning_rates, train_line
+from common.monitor.log import setup_log
+from common.monitor.meter import Reading
+from common.monitor.pictures import Picture
+from common.monitor.result import SetResult, SplitResult
+from common.progress import Position
+from common.run.folder import OpenRun, open_run
+from common.run.paths import DirConfig, RunPaths
+from common.run.status import read_status
+
+pytestmark = pytest.mark.usefixtures("restored_log")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[OpenRun]:
+    with open_digits(tmp_path) as run:
+        yield run
+
+
+def open_digits(project: Path, *, resume: bool = False) -> OpenRun:
+    folder = RunPaths.for_run(DirConfig(), "digits", project)
+    return open_run(folder, resume=resume, resolved_values={}, argv=["train.py"], seed=0, rank=Rank(), project=project)
+
+
+def here() -> str:
+    """Path and line of the caller."""
+    return f"{__file__}:{sys._getframe(1).f_lineno}"
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def events(folder: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(folder / "event"))
+    accumulator.Reload()
+    return accumulator
+
+
+def losses(total: float, **parts: float) -> dict[str, torch.Tensor]:
+    """As `LossFactory` gives them: part of a graph."""
+    made = {name: torch.tensor(value, requires_grad=True) * 1 for name, value in parts.items()}
+    return {"loss": torch.tensor(total, requires_grad=True) * 1, **made}
+
+
+def test_the_training_line():
+    """R-04, CT-56, CT-57, MM-23, BS-17: everything in one line, in columns that do not move."""
+    common = {"totals": (570, 30), "memory": 430_000_000}
+    first = train_line(
+        Position(step=7, epoch=0, sample=448, epoch_size=1200),
+        rates={"lr_a": 1e-3, "lr_b": 1e-4},
+        losses=Reading({"loss": 12.3456789, "ce": 2.30258, "l2": 1e-5}, {"loss": 12.0, "ce": 2.4, "l2": 1.28e-5}),
+        more={"grad_norm": 1.2},
+        timing=Timing(step=0.0031, data=0.12, rate=20645.2, eta=82.4),
+        **common,
+    )
+    second = train_line(
+        Position(step=120, epoch=6, sample=0, epoch_size=1200),
+        rates={"lr_a": 1e-3, "lr_b": 1e-4},
+        losses=Reading({"loss": 0.0042, "ce": 0.5, "l2": 1e-5}, {"loss": 0.125, "ce": 0.5, "l2": 1e-5}),
+        more={"grad_norm": 0.034567},
+        timing=Timing(step=0.0117, data=0.0, rate=987.0, eta=5.0),
+        **common,
+    )
+    assert first.full == (
+        "epoch  1/30 step   7/570 | lr a 1.00e-03  b 1.00e-04 | "
+        "loss 12.3457 (12.0000)  ce 2.30258 (2.40000)  l2 1.0e-05 (1.3e-05) | grad 1.20000 | "
+        "   3.1 ms/step data  12%  20645/s | ETA 0:01:22 | mem 410 MB"
+    )
+    assert second.full == (
+        "epoch  6/30 step 120/570 | lr a 1.00e-03  b 1.00e-04 | "
+        "loss 0.00420 (0.12500)  ce 0.50000 (0.50000)  l2 1.0e-05 (1.0e-05) | grad 0.03457 | "
+        "  11.7 ms/step data   0%    987/s | ETA 0:00:05 | mem 410 MB"
+    )
+    rates = "lr 1.00e-04..1.00e-03 (2 groups)"
+    assert first.fitted(66) == (f"epoch  1/30 step   7/570 | loss 12.3457 (12.0000)\n  {rates} | ce 2.30258 | … 2 more")
+    assert first.fitted(110) == (  # in one line, without what a second one would be for
+        "epoch  1/30 step   7/570 | loss 12.3457 | ce 2.30258 | l2 1.0e-05 | grad 1.20000 | ETA 0:01:22"
+    )
+
+
+def test_the_line_leaves_out_what_is_not_known():
+    """CT-56: one loss is not said twice; without totals there is no estimate."""
+    line = train_line(
+        Position(step=7),
+        totals=(None, None),
+        rates={"lr": 0.1},
+        losses=Reading({"loss": 0.5, "ce": 0.5}, {"loss": 0.5, "ce": 0.5}),
+        more={},
+        timing=Timing(step=1.5, data=0.5, rate=10.0, eta=None),
+        memory=3 * 2**30,
+    )
+    assert line.full == (
+        "epoch 1 step 7 | lr 1.00e-01 | loss 0.50000 (0.50000) | 1500.0 ms/step data  50%     10/s | mem 3072 MB"
+    )
+    assert line.fitted(60) == "epoch 1 step 7 | loss 0.50000 (0.50000) | lr 1.00e-01"
+
+
+def test_numbers_for_people():
+    """D-57, MM-22: digits whatever the size; every group's rate."""
+    values = [0.0042, 1234.56, 3e-7, 123456.7, 0.99999999, 0.0, math.nan, -2.5]
+    expected = ["0.00420", "1234.56", "3.0e-07", "1.2e+05", "1.00000", "0.00000", "    nan", "-2.50000"]
+    assert [number(value) for value in values] == expected
+    assert learning_rates({"lr": 1e-3}) == "1.00e-03"
+    assert learning_rates({"lr_rest": 1e-3, "lr_head": 1e-3}) == "rest 1.00e-03  head 1.00e-03"
+    assert learning_rates({f"lr_{n}": 0.1 / n for n in range(1, 7)}) == "1.67e-02..1.00e-01 (6 groups)"
+
+
+def test_the_evaluation_line():
+    """CT-56, D-57: which data, where, what, over how many samples."""
+    values = {"loss": 0.0042, "accuracy": 0.97}
+    line = evaluation_line("val", "epoch  3/30 step  57/570", values, 360, "accuracy", best=True)
+    assert line.full == "val    3/30 step  57/570 | loss 0.00420  accuracy 0.97000 | 360 samples | best so far"
+    assert line.fitted(70) == "val    3/30 step  57/570 | accuracy 0.97000 | best | loss 0.00420"
+    precisions = {f"precision_{n}": 0.5 for n in range(1000)}
+    many = evaluation_line("val", "epoch 1 step 0", values | precisions, 360).fitted(85)
+    assert many.splitlines() == [
+        "val   1 step 0 | loss 0.00420 | accuracy 0.97000 | precision_0 0.50000",
+        "  precision_1 0.50000 | precision_2 0.50000 | precision_3 0.50000 | … 996 more",
+    ]
+
+
+def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
+    """D-28, R-12: also where the monitor makes the line."""
+    setup_log(file=tmp_path / "log")
+    monitor = Monitor(MonitorConfig(bar="off", writers=[]), Rank(), run, values={})
+    at, optimizer = Position(step=1, sample=1), torch.optim.SGD([torch.zeros(1)], lr=0.5)
+    monitor.train(at, optimizer, None, {})
+    monitor.evaluation("val", at, SplitResult({"": SetResult({}, 1)}))
+    monitor.end("finished", at, "")
+    line = int(here().rpartition(":")[2])
+    places = [text.split()[3] for text in (tmp_path / "log").read_text().splitlines()]
+    assert places == [f"{__file__}:{number}" for number in range(line - 3, line)]
+
+
+@pytest.mark.parametrize(("choice", "hidden"), [("auto", True), ("on", False), ("off", True)])
+def test_a_bar_only_on_a_terminal(run, choice, hidden):
+    """QQ-51: not in a file, unless it is asked for; a test's output is a file."""
+    monitor = Monitor(MonitorConfig(bar=choice, writers=[]), Rank(), run, values={})
+    with monitor.training(Position(), 10):
+        assert monitor.bar.disable is hidden
+
+
+def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, rank: Rank | None = None) -> list[str]:
+    """Three steps as the trainer takes them. Returns what was logged."""
+    lines: list[str] = []
+    logger.remove()
+    logger.add(lines.append, format="{message}")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    picture = Picture("", np.zeros((8, 8, 3), np.uint8))
+    with open_digits(project, resume=resume_step is not None) as run:
+        opened = run if rank is None else None
+        monitor = Monitor(
+            MonitorConfig(bar="off"), rank or Rank(), opened, resume_step=resume_step, local_pictures=True, values={}
+        )
+        begin = resume_step or 0
+        with monitor.training(Position(step=begin), total_steps=9, epochs=3):
+            for step in range(begin + 1, last + 1):
+                at = Position(step=step, epoch=0, sample=step, epoch_size=9)
+                monitor.batch_ready()
+                monitor.meter.add(step, losses(1.0 / step, ce=1.0 / step), 4)
+                monitor.step_done(at, 4)
+                monitor.train(at, optimizer, torch.tensor(2.0), {})
+        monitor.evaluation("val", at, SplitResult({"": SetResult({"loss": 0.5}, 7, [picture, picture])}), best=True)
+        monitor.pictures("train", at, [Picture("7", picture.image)] * 2)
+        monitor.saving(at, best=False, numbered=False)
+        monitor.end("finished", at, "3 epochs")
+    return lines
+
+
+def test_three_steps_leave_their_marks(tmp_path):
+    """R-05, CT-58, CT-59, QQ-47, QQ-49, R-04: lines, metrics, TensorBoard, pictures and the end of a run."""
+    lines = short_run(tmp_path)
+    root = tmp_path / "experiments/digits"
+    assert lines[2].startswith("epoch 1/3 step 3/9 | lr 5.00e-01 | loss 0.33333 (0.61111) | grad 2.00000 | ")
+    assert lines[3].startswith("val ")
+    assert lines[-1].startswith("finished at epoch 1, step 3: 3 epochs")
+    entries = lines_of(root / "metrics.jsonl")
+    assert [entry["event"] for entry in entries] == ["run", *["train", "speed"] * 3, "val", "checkpoint", "end"]
+    assert entries[5]["values"] == {
+        "loss": float(np.float32(1 / 3)),
+        "ce": float(np.float32(1 / 3)),
+        "grad_norm": 2.0,
+        "lr": 0.5,
+    }
+    assert [point.step for point in events(root).Scalars("Train/loss")] == [1, 2, 3]
+    assert len(events(root).Images("view/val")) == 1
+    pictures = sorted(str(path.relative_to(root / "progress")) for path in root.rglob("*.png"))
+    name = "epoch000001_step000003.png"
+    assert pictures == [f"train/7/{name}", f"train/7_01/{name}", f"val/00/{name}", f"val/01/{name}"]
+    status = read_status(RunPaths(root))
+    assert status is not None
+    assert (status["state"], status["step"], status["reason"]) == ("finished", 3, "3 epochs")
+
+
+def test_a_resumed_run_goes_on_in_the_same_files(tmp_path):
+    """D-48, R-45: one curve, whatever was lost between the checkpoint and the kill."""
+    short_run(tmp_path, last=5)
+    short_run(tmp_path, resume_step=3, last=6)
+    entries = lines_of(tmp_path / "experiments/digits/metrics.jsonl")
+    assert [entry["step"] for entry in entries if entry["event"] == "train"] == [1, 2, 3, 4, 5, 6]
+    heads = [entry for entry in entries if entry["event"] == "run"]
+    assert [(head["attempt"], head["resume_step"]) for head in heads] == [(1, None), (2, 3)]
+    assert heads[0]["run"] == heads[1]["run"]
+
+
+def test_other_processes_write_nothing(tmp_path):
+    """CT-55, CT-58: the same calls, null parts."""
+    short_run(tmp_path, rank=Rank(rank=1))
+    names = {path.name for path in (tmp_path / "experiments/digits").iterdir()}
+    assert "event" not in names
+    assert not names & {"metrics.jsonl", "progress", "status.json"}
