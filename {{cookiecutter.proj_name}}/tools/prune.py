@@ -1,0 +1,143 @@
+"""Delete what you do not use: python tools/prune.py [LEAF ...]; `leaves.yaml` says what can go, and what goes with it.
+
+Runs on Python alone with PyYAML, also while the project is rendered. What it deletes is in git, and nowhere else.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = "leaves.yaml"
+Leaf = Mapping[str, Any]
+
+
+class CannotPrune(Exception):
+    """Why a leaf cannot be removed. Nothing has been changed."""
+
+
+def read_leaves(root: Path) -> dict[str, Leaf]:
+    """The leaves that are in the project, by name."""
+    file = root / TABLE
+    return yaml.safe_load(file.read_text(encoding="utf-8")) or {} if file.is_file() else {}
+
+
+def files_of(root: Path, leaf: Leaf) -> list[Path]:
+    """The files that belong to a leaf alone."""
+    return sorted({path for pattern in leaf["files"] for path in root.glob(pattern) if path.is_file()})
+
+
+def prune(root: Path, names: Iterable[str]) -> list[Path]:
+    """Remove leaves: their files, and what other files say of them. Returns the files that were deleted.
+
+    Raises:
+        CannotPrune: there is no such leaf, another one is built on it, or a line to be removed is not as it was.
+    """
+    leaves, names = read_leaves(root), list(dict.fromkeys(names))
+    for name in names:
+        if name not in leaves:
+            raise CannotPrune(f"there is no leaf called {name}; there is {', '.join(leaves) or 'none left'}")
+        users = [other for other, leaf in leaves.items() if name in leaf.get("needs", ()) and other not in names]
+        if users:
+            raise CannotPrune(f"{', '.join(users)} is built on {name}; to remove both: {' '.join([name, *users])}")
+    deleted = [path for name in names for path in files_of(root, leaves[name])]
+    texts: dict[Path, str] = {}
+    for name in names:
+        for file, old, new in _edits(leaves[name]):
+            path = root / file
+            if path in deleted or not path.is_file():
+                continue
+            text = texts.get(path) or path.read_text(encoding="utf-8")
+            if text.count(old) != 1:
+                raise CannotPrune(
+                    f"{file} should have this text once; it may have been edited. Remove by hand what it does for "
+                    f"{name}, and the edit from {TABLE}:\n{old}"
+                )
+            texts[path] = text.replace(old, new)
+    for path in [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("*/**/README.md"), root / "Makefile"]:
+        if path.is_file() and path not in deleted and not {".venv", "experiments"} & set(path.parts):
+            texts[path] = _without_marked(texts.get(path) or path.read_text(encoding="utf-8"), names)
+    texts[root / TABLE] = _without_entries((root / TABLE).read_text(encoding="utf-8"), names)
+    for path in deleted:
+        path.unlink()
+    for folder in sorted({parent for path in deleted for parent in path.parents if parent != root}, reverse=True):
+        if root in folder.parents and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+    for path, text in texts.items():
+        if text != path.read_text(encoding="utf-8"):
+            path.write_text(text, encoding="utf-8", newline="\n")
+    for word in (word for name in names for word in leaves[name].get("schema", ())):
+        _drop_from_schema(root / "configs" / "schema.json", word)
+    return deleted
+
+
+def _edits(leaf: Leaf) -> Iterable[tuple[str, str, str]]:
+    """What a leaf removes from files that stay: file, text, and what replaces it."""
+    for file, edits in leaf.get("edits", {}).items():
+        for edit in edits:
+            old, new = (edit, "") if isinstance(edit, str) else edit
+            yield file, old, new
+
+
+def _without_marked(text: str, names: Sequence[str]) -> str:
+    """A page without the lines marked `<!-- leaf: name -->`, or `# leaf: name` in a Makefile; a mark alone in a line
+    begins a block that ends with `<!-- end -->`."""
+    any_of = "|".join(map(re.escape, names))
+    text = re.sub(rf"^(<!--|#) leaf: ({any_of})( -->)?\n.*?^\1 end( -->)?\n", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(rf"^.*(<!--|#) leaf: ({any_of})\b.*\n", "", text, flags=re.MULTILINE)
+
+
+def _without_entries(table: str, names: Sequence[str]) -> str:
+    for name in names:
+        table = re.sub(rf"^{re.escape(name)}:\n(?:[ #].*\n|\n(?=[ #]))*\n?", "", table, flags=re.MULTILINE)
+    return table.rstrip("\n") + "\n"
+
+
+def _drop_from_schema(path: Path, name: str) -> None:
+    """Remove a registered name from the schema for editors: where it may be named, and the rule of its arguments."""
+    rule = {"properties": {"type": {"const": name}}}
+
+    def without(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: without(value) for key, value in node.items()}
+        if not isinstance(node, list):
+            return node
+        return [without(item) for item in node if item != name and not (isinstance(item, dict) and item.get("if") == rule)]
+
+    if path.is_file():
+        path.write_text(json.dumps(without(json.loads(path.read_text())), indent=2) + "\n", newline="\n")
+
+
+def main(words: Sequence[str]) -> int:
+    """List the leaves, or remove some. Returns the exit code."""
+    names = [word for word in words if word != "--force"]
+    leaves = read_leaves(ROOT)
+    if not names:
+        for name, leaf in leaves.items():
+            print(f"{name:<12} {leaf['about']} ({len(files_of(ROOT, leaf))} files)")
+        print("\nTo remove some: make prune LEAF=slurm, or LEAF='slurm sweep'")
+        return 0
+    status = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if (status.returncode or status.stdout) and "--force" not in words:
+        why = "there are uncommitted changes" if status.returncode == 0 else "this folder is not in git"
+        print(f"error: {why}, so what is removed could not be brought back; commit first, or add --force", file=sys.stderr)
+        return 1
+    try:
+        deleted = prune(ROOT, names)
+    except CannotPrune as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for path in deleted:
+        print(f"deleted {path.relative_to(ROOT)}")
+    print(f"\n{', '.join(names)} removed. `git diff` shows what changed in other files; `make lint test` checks the rest.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
