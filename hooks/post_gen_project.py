@@ -4,10 +4,12 @@ Rendered and run by cookiecutter in the new project. Safe to run again: the upda
 and `cookiecutter -f` in a folder that is in use. No prompt, no network, no git.
 """
 
+import importlib.util
 import json
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 # Raw and triple-quoted, so that no answer can end the string: JSON never holds three quotes in a row.
@@ -17,30 +19,6 @@ ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 # Never ours to touch when a project is rendered over one that is in use.
 PRIVATE = CACHES | {".git", ".venv", "venv", "experiments"}
-
-# The operators and all that stands on them, file by file: a folder of the same name may hold the user's own.
-OPS = {
-    ".": [".clang-format", "configs/ops.yaml", "scripts/install_ops.sh", "custom/ops/saturating_model.py"],
-    "common/ops": ["__init__.py", "__main__.py", "arguments.py", "build.py", "library.py", "load.py", "toolchain.py"],
-    "custom/ops": ["__init__.py", "add_matrix.py", "compare.py", "scale_exp.py", "README.md"],
-    "custom/ops/src": ["add_matrix.cpp", "add_matrix.cu", "kernels.h", "launch.cuh", "scale_exp.cpp", "scale_exp.cu"],
-    "tests/ops": ["__init__.py", "conftest.py", "test_build.py", "test_operators.py", "test_training.py"],
-}
-
-# The examples: the folders, and the files that each may have. Beside them may lie examples of the user's own.
-EXAMPLES = (
-    "boxes", "distillation", "gan", "language_model", "metric_learning", "model_from_string", "regression",
-    "reinforcement", "segmentation", "self_supervised", "stages", "stream", "text",
-)  # fmt: skip
-EXAMPLE_FILES = ("__init__.py", "config.yaml", "data.py", "metric.py", "model.py", "next_word.yaml", "task.py")
-EXAMPLE_TESTS = (
-    "__init__.py",
-    "runs.py",
-    "test_analysis.py",
-    "test_examples.py",
-    "test_metrics.py",
-    *(f"test_{name}.py" for name in EXAMPLES),
-)
 
 TEXT_SUFFIXES = {"", ".cfg", ".ini", ".json", ".md", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
 TEXT_SUFFIXES |= {".py", ".cpp", ".cu", ".cuh", ".h"}
@@ -60,44 +38,36 @@ CUSTOM = re.compile(
 
 
 def drop_unwanted(root, answers):
-    """Removes whole files only, and folders only when that leaves them empty."""
+    """Removes the files that were not chosen; of leaves also what other files say of them, see leaves.yaml."""
     if answers["license"] == "none":
         (root / "LICENSE").unlink(missing_ok=True)
-    if answers["ops"] == "no":
-        for folder, names in OPS.items():
-            for name in names:
-                (root / folder / name).unlink(missing_ok=True)
-        drop_empty(
-            root / "custom" / "ops" / "src", root / "custom" / "ops", root / "common" / "ops", root / "tests" / "ops"
-        )
-        drop_from_schema(root / "configs" / "schema.json", "SaturatingModel")
-    if answers["examples"] == "none":
-        files = [f"{folder}/{name}" for folder in EXAMPLES for name in EXAMPLE_FILES]
-        for name in ("__init__.py", "digits.py", "README.md", *files):
-            (root / "examples" / name).unlink(missing_ok=True)
-        for name in EXAMPLE_TESTS:
-            (root / "tests" / "examples" / name).unlink(missing_ok=True)
-        folders = [root / "examples" / folder for folder in EXAMPLES]
-        drop_empty(*folders, root / "examples", root / "tests" / "examples")
     if answers["ci"] == "none":
         (root / ".github" / "workflows" / "ci.yml").unlink(missing_ok=True)
         drop_empty(root / ".github" / "workflows", root / ".github")
+    prune = load(root / "tools" / "prune.py")
+    prune.prune(root, unwanted_leaves(answers, prune.read_leaves(root)))
 
 
-def drop_from_schema(path, name):
-    """Removes a registered class from the schema for editors: its name, and the rule of its arguments."""
-    rule = {"properties": {"type": {"const": name}}}
+def load(path):
+    """A module of the new project that needs nothing but Python and PyYAML."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
-    def is_about_it(item):
-        return item == name or (isinstance(item, dict) and item.get("if") == rule)
 
-    def without(node):
-        if isinstance(node, dict):
-            return {key: without(item) for key, item in node.items()}
-        return [without(item) for item in node if not is_about_it(item)] if isinstance(node, list) else node
-
-    if path.is_file():
-        path.write_text(json.dumps(without(json.loads(path.read_text())), indent=2) + "\n")
+def unwanted_leaves(answers, leaves):
+    """The leaves that the answers leave out. Exits with a sentence if `parts` names one that does not exist."""
+    parts = answers["parts"].replace(",", " ").split()
+    optional = [name for name in leaves if name not in ("ops", "examples")]
+    wanted = set(optional) if parts == ["all"] else set() if parts == ["core"] else set(parts)
+    if unknown := sorted(wanted - set(optional)):
+        sys.exit(f"error: parts: there is no {', '.join(unknown)}; answer all, core, or some of: {' '.join(optional)}")
+    wanted |= {"ops"} if answers["ops"] == "yes" else set()
+    wanted |= {"examples"} if answers["examples"] == "all" else set()
+    while missing := {need for name in wanted for need in leaves[name].get("needs", ())} - wanted:
+        wanted |= missing
+    return [name for name in leaves if name not in wanted]
 
 
 def drop_empty(*folders):

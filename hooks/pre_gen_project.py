@@ -20,15 +20,16 @@ DEVICES = {"con", "prn", "aux", "nul"} | {f"{port}{n}" for port in ("com", "lpt"
 
 # Top-level names that the project's own code, tools or dependencies use.
 FOLDERS = {
+    "cli",
     "common",
     "configs",
     "data",
     "docs",
     "examples",
     "experiments",
+    "library",
     "ops",
     "scripts",
-    "support",
     "tests",
     "tools",
     "venv",
