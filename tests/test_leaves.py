@@ -1,0 +1,194 @@
+"""Leaves: what a project can do without comes off without a trace, and everything else works as before."""
+
+import ast
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support import REPO, TEMPLATE, Render, files, fresh
+
+TABLE = yaml.safe_load((TEMPLATE / "leaves.yaml").read_text(encoding="utf-8"))
+OPTIONAL = [name for name in TABLE if name not in ("ops", "examples")]
+# What the answers `parts`, `ops` and `examples` can ask for: nothing, one leaf, everything, and some in between.
+DRAW = random.Random(16)
+SUBSETS = [sorted(DRAW.sample(OPTIONAL, DRAW.randint(2, len(OPTIONAL) - 2))) for _ in range(10)]
+COMBINATIONS = {
+    "core": {"parts": "core", "ops": "no"},
+    **{name: {"parts": name, "ops": "no"} for name in OPTIONAL},
+    "ops": {"parts": "core", "ops": "yes"},
+    "examples": {"parts": "core", "ops": "no", "examples": "all"},
+    "all": {"examples": "all"},
+    **{f"subset {number}": {"parts": " ".join(names), "ops": "no"} for number, names in enumerate(SUBSETS)},
+}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PATH": str(Path(sys.executable).parent)}
+
+
+def test_the_table_names_what_there_is() -> None:
+    """Every pattern finds files, no file belongs to two leaves, and a leaf is built on leaves only."""
+    owners: dict[str, str] = {}
+    for name, leaf in TABLE.items():
+        assert leaf["about"], name
+        assert set(leaf) <= {"about", "files", "needs", "edits", "schema"}, name
+        assert set(leaf.get("needs", ())) <= TABLE.keys(), name
+        for pattern in leaf["files"]:
+            found = [path.relative_to(TEMPLATE).as_posix() for path in TEMPLATE.glob(pattern) if path.is_file()]
+            assert found, f"{name}: {pattern}"
+            for path in found:
+                assert owners.setdefault(path, name) == name, path
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_nothing_left_speaks_of_what_is_gone(render: Render, name: str) -> None:
+    """No file imports or names a file that is not there; no page links to one."""
+    project = render(**COMBINATIONS[name])
+    there = files(project)
+    gone = [path for path in files(render(examples="all")) if path not in there]
+    modules = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for path in gone if path[-3:] == ".py"}
+    for path, file in there.items():
+        if path.endswith(".py"):
+            used = imported(ast.parse(file.read_text(encoding="utf-8")))
+            assert not used & modules, f"{path} imports {used & modules}"
+        if path.endswith((".md", ".sh", ".toml", ".yaml", ".yml", "Makefile", ".py")):
+            text = file.read_text(encoding="utf-8")
+            left = [each for each in gone if not each.endswith("__init__.py") and re.search(rf"(?<![\w/.]){re.escape(each)}\b", text)]
+            assert not left, f"{path} names {left}"
+            tools = {each for each in modules if each.startswith("tools.")}
+            named = {each for each in re.findall(r"python -m (tools\.\w+)", text) if each in tools}
+            assert not named, f"{path} names {named}"
+    for path in (path for path in there if path.endswith(".md")):
+        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", there[path].read_text(encoding="utf-8")):
+            if "://" not in link:
+                assert (project / path).parent.joinpath(link).exists(), f"{path} links to {link}"
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Modules that a file imports, anywhere in it."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+@pytest.fixture
+def project(tmp_path: Path, settings: Path) -> Iterator[Path]:
+    """A project of its own, in git."""
+    folder = fresh(tmp_path, settings)
+    for command in ("init -q", "add -A", "-c user.name=a -c user.email=a@b commit -qm start"):
+        subprocess.run(["git", *command.split()], cwd=folder, check=True)
+    yield folder
+
+
+def make_prune(project: Path, leaf: str = "") -> subprocess.CompletedProcess[str]:
+    words = ["make", "prune", f"PYTHON={sys.executable}", *([f"LEAF={leaf}"] if leaf else [])]
+    return subprocess.run(words, cwd=project, capture_output=True, text=True, check=False)
+
+
+def test_make_prune(project: Path, settings: Path, tmp_path: Path) -> None:
+    """It gives what the answer gives, says what it deletes, and refuses where something could be lost."""
+    listed = make_prune(project).stdout
+    assert all(f"\n{name} " in f"\n{listed}" for name in TABLE if name != "examples")
+    (project / "notes.txt").write_text("mine")
+    refused = make_prune(project, "slurm")
+    assert refused.returncode and "uncommitted changes" in refused.stderr
+    (project / "notes.txt").unlink()
+    assert "there is no leaf called slrum" in make_prune(project, "slrum").stderr
+    assert not subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True, check=True).stdout
+    done = make_prune(project, "slurm sweep")
+    assert done.returncode == 0 and "deleted scripts/slurm.sh" in done.stdout
+    rest = " ".join(name for name in OPTIONAL if name not in ("slurm", "sweep"))
+    answered = fresh(tmp_path / "answered", settings, parts=rest)
+    left = {path: file.read_bytes() for path, file in files(project).items() if not path.startswith(".git/")}
+    assert left == {path: file.read_bytes() for path, file in files(answered).items()}
+
+
+def test_an_edited_line_is_not_guessed(project: Path) -> None:
+    """If the text that has to go is not as it was, nothing is changed, and the message names file and text."""
+    leaf, file, text = next((name, file, old) for name, leaf in TABLE.items() for file, old in first_edit(leaf))
+    path = project / file
+    path.write_text(path.read_text(encoding="utf-8").replace(text, text.upper()), encoding="utf-8")
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "mine"], cwd=project, check=True)
+    refused = make_prune(project, leaf)
+    assert refused.returncode and file in refused.stderr and text in refused.stderr
+    assert not subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True, check=True).stdout
+
+
+def first_edit(leaf: dict[str, dict[str, list[str | list[str]]]]) -> Iterator[tuple[str, str]]:
+    """Files with code and a text that goes from them with a leaf."""
+    for file, edits in leaf.get("edits", {}).items():
+        if file.endswith(".py"):
+            yield file, edits[0] if isinstance(edits[0], str) else edits[0][0]
+
+
+def test_what_the_answer_refuses(tmp_path: Path, settings: Path) -> None:
+    """An unknown name in `parts` ends the rendering with the names that there are, and leaves no folder."""
+    words = [sys.executable, "-m", "cookiecutter", "--no-input", "--config-file", str(settings), "-o", str(tmp_path)]
+    done = subprocess.run([*words, str(REPO), "parts=slrum"], capture_output=True, text=True, check=False)
+    assert done.returncode and "there is no slrum" in done.stdout + done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_each_combination_works(render: Render, tmp_path: Path, name: str) -> None:
+    """CT-64: style, types, tests of what is there; trained, killed, resumed to the same weights, evaluated."""
+    project = tmp_path / "project"
+    shutil.copytree(render(**COMBINATIONS[name]), project)
+    check(project, "-m", "ruff", "check", "--no-cache", ".")
+    check(project, "-m", "ruff", "format", "--no-cache", "--check", ".")
+    check(project, "-m", "mypy", "--no-error-summary", "--cache-dir", str(tmp_path.parent / "mypy"))
+    check(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only")
+    check(project, "train.py", "--list")
+    options = ["--config", "configs/default.yaml", "--progress.epoch", "3"]
+    check(project, "train.py", *options, "--name", "whole")
+    killed = subprocess.Popen(
+        [sys.executable, "train.py", *options, "--name", "killed"], cwd=project, env=ENVIRONMENT, stderr=subprocess.DEVNULL
+    )
+    latest = project / "experiments" / "killed" / "checkpoints" / "latest.pt"
+    deadline = time.monotonic() + 120
+    while not latest.exists() and killed.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    check(project, "train.py", *options, "--name", "killed", "--resume", "auto")
+    assert weights(project, "killed") == weights(project, "whole")
+    said = check(project, "evaluate.py", "--model_pt", "experiments/killed")
+    assert "Accuracy" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["core", "subset 0"])
+def test_the_everyday_tests(render: Render, tmp_path: Path, name: str) -> None:
+    """`make test`, as the owner of a smaller project runs it."""
+    project = tmp_path / "project"
+    shutil.copytree(render(**COMBINATIONS[name]), project)
+    check(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", timeout=1500)
+
+
+def check(project: Path, *words: str, timeout: float = 300) -> str:
+    """Run a program of the project, which must succeed. Returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, *words], cwd=project, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=timeout
+    )
+    assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    return done.stdout + done.stderr
+
+
+def weights(project: Path, name: str) -> str:
+    """A digest of the weights of a run's last checkpoint."""
+    code = (
+        "import sys, torch, hashlib; state = torch.load(sys.argv[1], weights_only=True)['model'];"
+        "print(hashlib.sha256(b''.join(state[key].numpy().tobytes() for key in sorted(state))).hexdigest())"
+    )
+    return check(project, "-c", code, f"experiments/{name}/checkpoints/latest.pt").strip()
