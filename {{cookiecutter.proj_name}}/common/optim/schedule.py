@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.arguments import check_arguments, fit_arguments, parameter_names
-from common.config.registry import SCHEDULE_REGISTRY, Registered
+from common.config.arguments import check_arguments, fit_arguments, parameter_names, parameters
+from common.config.registry import SCHEDULE_REGISTRY, Registered, Registry, file_of
 from common.optim.factors import Plateau
 from common.optim.groups import group_name
 from common.progress import EpochInterval, Interval
@@ -21,15 +21,15 @@ from common.progress import EpochInterval, Interval
 
 @section
 class LrSchedulerConfig:
-    """How the learning rate changes. Lengths count from the start of the run, in epochs or as "100step"."""
+    """How the learning rate changes. Lengths count from the start of the run, in epochs or as "100step".
+
+    Other keys are arguments of the schedule.
+    """
 
     type: Annotated[
         str,
         Registered(SCHEDULE_REGISTRY),
-        Field(
-            description="constant, linear, cosine, cosine_restarts, poly, multistep, exponential, onecycle, plateau, "
-            "or your own (see --list schedules)"
-        ),
+        Field(description="constant, linear, cosine, plateau, or another of --list schedules"),
     ] = "constant"
     warmup: Annotated[
         EpochInterval, Field(description="length of the linear rise that comes first, inside the total; 0 = none")
@@ -37,29 +37,21 @@ class LrSchedulerConfig:
     warmup_factor: Annotated[
         float, Field(ge=0.0, le=1.0, description="factor that the rise starts from; its first step is already above it")
     ] = 0.0
-    lr_gamma: Annotated[
-        float, Field(gt=0.0, description="multistep, plateau: factor per drop; exponential: factor at lr_steps[0]")
-    ] = 0.1
     lr_steps: Annotated[
         list[EpochInterval],
-        Field(description="multistep: drops; cosine_restarts: restarts; exponential: when lr_gamma is reached"),
+        Field(description="when a schedule in steps drops, or one with restarts begins again"),
     ] = field(default_factory=lambda: [50, 80])
-    tmax: Annotated[
-        EpochInterval, Field(description="linear, cosine, poly, onecycle: when they end; null = with the run")
-    ] = None
+    tmax: Annotated[EpochInterval, Field(description="when a schedule that falls ends; null = with the run")] = None
     min_factor: Annotated[float, Field(ge=0.0, le=1.0, description="lowest factor of lr, after the warm-up")] = 0.0
-    power: Annotated[float, Field(gt=0.0, description="poly: exponent")] = 0.9
-    pct_start: Annotated[float, Field(gt=0.0, lt=1.0, description="onecycle: part of its length that rises")] = 0.3
-    div_factor: Annotated[float, Field(ge=1.0, description="onecycle: starts at lr / div_factor")] = 25.0
-    final_div_factor: Annotated[float, Field(ge=1.0, description="onecycle: ends at start / final_div_factor")] = 1e4
     patience: Annotated[int, Field(ge=0, description="plateau: validations without progress before a drop")] = 10
     threshold: Annotated[float, Field(ge=0.0, description="plateau: relative change that counts as progress")] = 1e-4
-    cooldown: Annotated[int, Field(ge=0, description="plateau: validations after a drop that are not counted")] = 0
     mode: Annotated[Literal["min", "max"], Field(description="plateau: whether lower or higher is better")] = "min"
-    args: Annotated[dict[str, Any], Field(description="further arguments of a schedule of your own")] = field(
-        default_factory=dict
-    )
+    args: Annotated[
+        dict[str, Any],
+        Field(description="arguments of the schedule (see --list schedules); may be written beside the keys above"),
+    ] = field(default_factory=dict)
 
+    __arguments__: ClassVar[Registry] = SCHEDULE_REGISTRY
     __renamed__: ClassVar[dict[str, str]] = {
         "eta_min": "it is now min_factor, a part of lr and not a rate",
         "ema_min": "it is now min_factor, a part of lr and not a rate",
@@ -68,9 +60,23 @@ class LrSchedulerConfig:
         "warmup_steps": 'it is now warmup, in steps when written as "100step"',
     }
 
+    def __post_init__(self) -> None:
+        """Complete `args` with the defaults of the schedule, and drop arguments of other schedules."""
+        try:
+            own = parameters(SCHEDULE_REGISTRY.get(self.type))[0]
+        except UserError:
+            return  # the registry reports it
+        unused = _all_arguments() - own.keys()
+        plain = {name: each.default for name, each in own.items() if isinstance(each.default, bool | int | float | str)}
+        given = {name: value for name, value in self.args.items() if name not in unused}
+        defaults = {name: value for name, value in plain.items() if not hasattr(self, name)}
+        object.__setattr__(self, "args", defaults | given)
+
     def problems(self) -> Iterator[Problem]:
-        """Types that are not schedules, wrong arguments, and lengths of 0."""
+        """Types that are not schedules, wrong arguments, and lengths that are none."""
         yield from self._type_problems()
+        if str(self.warmup).lstrip().startswith("-") and self.warmup != -1:
+            yield Problem("warmup", self.warmup, "must not be negative", "0 means none")
         if self.tmax is not None and not Interval.parse(self.tmax, "epoch"):
             yield Problem("tmax", self.tmax, "must be above 0; null means the end of the run")
         if not self.lr_steps or not all(Interval.parse(each, "epoch") for each in self.lr_steps):
@@ -82,15 +88,20 @@ class LrSchedulerConfig:
         except UserError:
             return  # the registry reports it
         if isinstance(target, type) and not issubclass(target, Plateau):
-            hint = "take one of --list schedules, or write a function in custom/schedules; torch's do not fit here"
+            hint = "take one of --list schedules, or write a function in custom/<name>_schedule.py; torch's do not fit here"
             yield Problem("type", self.type, "is not a function of the step", hint)
             return
         ours = {"step", "steps", "milestones", "steps_per_epoch", *vars(self)}  # these do not come from `args`
         ours -= {"steps_per_epoch"} & self.args.keys()  # but this one may
         provided = tuple(name for name in parameter_names(target) if name in ours)
-        yield from check_arguments(
-            target, self.args, "args", lambda: f"{self.type} ({SCHEDULE_REGISTRY.where(self.type)})", provided
-        )
+        others = [*(set(vars(self)) - {"args"}), *_all_arguments()]
+        label = f"{self.type} ({{}})".format
+        yield from check_arguments(target, self.args, "args", lambda: label(file_of(target)), provided, others)
+
+
+def _all_arguments() -> set[str]:
+    """The names of the arguments of all schedules."""
+    return {name for each in SCHEDULE_REGISTRY.entries().values() for name in parameter_names(each)}
 
 
 class Schedule:
