@@ -327,7 +327,10 @@ def test_arguments_of_a_schedule_in_files_and_on_the_command_line(tmp_path: Path
         ("{type: cosin}", ["lr_scheduler.type", "did you mean cosine"]),
         ("{type: StepLR}", ["lr_scheduler.type", "MultiStepLR"]),
         ("{type: torch.optim.lr_scheduler.StepLr}", ["lr_scheduler.type", "did you mean StepLR"]),
-        ("{type: torch.optim.lr_scheduler.StepLR}", ["lr_scheduler.type", "custom/<name>_schedule.py", "--list schedules"]),
+        (
+            "{type: torch.optim.lr_scheduler.StepLR}",
+            ["lr_scheduler.type", "custom/<name>_schedule.py", "--list schedules"],
+        ),
         ("{type: torch.optim.Adam}", ["lr_scheduler.type", "function of the step"]),
         ("{type: halving, args: {evry: 3}}", ["args", "did you mean every"]),
         ("{type: halving, args: {min_factor: 0.1}}", ["args.min_factor", "another key"]),

@@ -88,7 +88,7 @@ class LrSchedulerConfig:
         except UserError:
             return  # the registry reports it
         if isinstance(target, type) and not issubclass(target, Plateau):
-            hint = "take one of --list schedules, or write a function in custom/<name>_schedule.py; torch's do not fit here"
+            hint = "see --list schedules, or write a function in custom/<name>_schedule.py; torch's do not fit here"
             yield Problem("type", self.type, "is not a function of the step", hint)
             return
         ours = {"step", "steps", "milestones", "steps_per_epoch", *vars(self)}  # these do not come from `args`
