@@ -302,6 +302,14 @@ def test_keys_of_every_schedule_may_stand_together(kind: str, arguments: dict[st
     assert stored == found.values and dropped == {}
 
 
+def test_records_with_another_limit_of_clipping_after_a_while(tmp_path: Path) -> None:
+    """A key that is gone is named where it had an effect, and only there."""
+    unused: dict[str, Any] = {"clip_type": "value", "clip_warmup": -1, "clip_gradients_warmup": 0.0}
+    stored, dropped = config_of_today({"optim": unused}, Root)
+    assert dropped == {} and stored["optim"]["clip_type"] == "value"
+    assert config_of_today({"optim": {**unused, "clip_warmup": 3}}, Root)[1] == {"optim.clip_warmup": 3}
+
+
 def test_arguments_of_a_schedule_in_files_and_on_the_command_line(tmp_path: Path) -> None:
     """The last one counts, beside the other keys or in `args`; a file may give those of a type that comes later."""
     base, mine = tmp_path / "base.yaml", tmp_path / "mine.yaml"
