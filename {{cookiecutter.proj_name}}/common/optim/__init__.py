@@ -29,9 +29,7 @@ class OptimConfig(ClipConfig, OptimizerConfig):
     """How weights change. The keys of the optimizer and of clipping are written here, not in sections of their own."""
 
     accumulate: Annotated[int, Field(ge=1, description="micro-batches per optimizer step")] = 1
-    lr_scheduler: Annotated[LrSchedulerConfig, Field(description="how the learning rate changes")] = field(
-        default_factory=LrSchedulerConfig
-    )
+    lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
     momentum_scheduler: Annotated[
         LrSchedulerConfig | None,
         Field(description="momentum, or the first of betas: keys as in lr_scheduler, for its factor; null: constant"),
@@ -40,7 +38,7 @@ class OptimConfig(ClipConfig, OptimizerConfig):
         int | None,
         Field(ge=1, description="lr is meant for this many samples per step, and is scaled to those of the run"),
     ] = None
-    ema: Annotated[EmaConfig, Field(description="moving average of the weights")] = field(default_factory=EmaConfig)
+    ema: EmaConfig = field(default_factory=EmaConfig)
 
     __renamed__: ClassVar[dict[str, str]] = {
         "type": "optim_type",
@@ -52,10 +50,7 @@ class OptimConfig(ClipConfig, OptimizerConfig):
         **{key: f"it is now args.{key}" for key in ("momentum", "betas", "eps", "centered")},
     }
 
-    __stored__: ClassVar[Conversions] = {
-        "clip_warmup": _of_clip_warmup,
-        "clip_gradients_warmup": _of_clip_warmup,
-    }
+    __stored__: ClassVar[Conversions] = dict.fromkeys(("clip_warmup", "clip_gradients_warmup"), _of_clip_warmup)
 
     def problems(self) -> Iterator[Problem]:
         """Also a schedule of a momentum that the optimizer does not have."""
