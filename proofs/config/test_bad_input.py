@@ -63,7 +63,7 @@ batch_size: 0
 optim:
   optim_type: SGD
   args: {momentm: 0.9, dampning: 1}
-  clip_warmup: 0
+  clip_gradients: -1
   lr_scheduler:
     type: cosin
     tmax: 0
@@ -88,7 +88,7 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
         "batch_size = 0 (mine.yaml:2) must be",
         "optim.args.momentm = 0.9 (mine.yaml:5)", "did you mean momentum?",
         "optim.args.dampning = 1 (mine.yaml:5)", "did you mean dampening?",
-        "optim.clip_warmup = 0 (mine.yaml:6)",
+        "optim.clip_gradients = -1 (mine.yaml:6)",
         "optim.lr_scheduler.type = 'cosin' (mine.yaml:8)", "did you mean cosine?",
         "optim.lr_scheduler.tmax = 0 (mine.yaml:9)",
         "best.metric = 'Acuracy' (mine.yaml:10)", "did you mean Accuracy?",
@@ -114,7 +114,7 @@ def test_a_mistake_is_not_reported_for_what_follows_from_it(error_of: ErrorOf, w
     assert "has 1 problem:" in error_of(*words)
 
 
-@pytest.mark.parametrize("key", ["progress.epoch_val", "optim.lr_scheduler.warmup", "optim.clip_warmup"])
+@pytest.mark.parametrize("key", ["progress.epoch_val", "optim.lr_scheduler.warmup", "optim.ema.start"])
 def test_a_period_that_is_none(error_of: ErrorOf, key: str) -> None:
     text = error_of(f"--{key}", "1/0epoch")
     assert f"1 problem: {key} = '1/0epoch' (command line" in text and '"0.5epoch"' in text

@@ -8,11 +8,13 @@ from typing import Annotated, Any
 
 import pytest
 import torch
+import yaml
 from pydantic import Field
 from torch.optim import SGD, AdamW, Optimizer, lr_scheduler
 
 from common.base.errors import UserError
 from common.config import ConfigError, resolve, section
+from common.config.record import config_of_today
 from common.config.registry import SCHEDULE_REGISTRY
 from common.optim import OptimConfig, build_schedule
 from common.optim.schedule import MomentumSchedule, Schedule
@@ -256,19 +258,72 @@ def test_plateau_resumes_exactly(build, tmp_path: Path, stop: int) -> None:
 
 @SCHEDULE_REGISTRY.register()
 def halving(step: int, min_factor: float, every: int = 10) -> float:
-    """A schedule of one's own, as in custom/schedules."""
+    """A schedule of one's own."""
     return max(min_factor, 0.5 ** (step // every))
 
 
 def test_a_schedule_of_ones_own(build) -> None:
     """MM-51, CT-23: a function of the step, by name or path, with keys of the section and arguments of its own."""
     expected = torch_rates(lambda o: lr_scheduler.StepLR(o, 7, 0.5))
-    assert rates(build("{type: halving, args: {every: 7}}")) == pytest.approx(expected)
+    assert rates(build("{type: halving, every: 7}")) == pytest.approx(expected)
     assert rates(build(f"{{type: {__name__}:halving, args: {{every: 7}}}}")) == pytest.approx(expected)
     warmed = rates(build("{type: halving, args: {every: 7}, warmup: 4step}"))
     assert warmed[:4] == pytest.approx([BASE * i / 5 for i in (1, 2, 3, 4)])
     assert warmed[4:] == pytest.approx(expected[:-4])
     assert rates(build("{type: halving, min_factor: 0.25}"))[-1] == 0.25 * BASE
+
+
+EARLIER = (
+    "lr_gamma: 0.1, power: 0.9, pct_start: 0.3, div_factor: 25.0, final_div_factor: 10000.0, "
+    "patience: 10, threshold: 0.0001, cooldown: 0, mode: min, args: {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("constant", {}),
+        ("poly", {"power": 0.9}),
+        ("plateau", {"lr_gamma": 0.1, "cooldown": 0}),
+        ("onecycle", {"pct_start": 0.3, "div_factor": 25.0, "final_div_factor": 10000.0}),
+    ],
+)
+def test_keys_of_every_schedule_may_stand_together(kind: str, arguments: dict[str, Any], tmp_path: Path) -> None:
+    """As in configs and records of earlier versions; those of other schedules have no effect, and are not kept."""
+    earlier, short = tmp_path / "earlier.yaml", tmp_path / "short.yaml"
+    earlier.write_text(f"optim: {{lr_scheduler: {{type: {kind}, {EARLIER}}}}}\n")
+    short.write_text(f"optim: {{lr_scheduler: {{type: {kind}}}}}\n")
+    found = resolve(Root, [earlier])
+    assert found.config.optim.lr_scheduler.args == arguments
+    assert found.values == resolve(Root, [short]).values, "so a run can be resumed with either"
+    stored, dropped = config_of_today(
+        {"optim": {"lr_scheduler": {"type": kind, **yaml.safe_load(f"{{{EARLIER}}}")}}}, Root
+    )
+    assert stored == found.values and dropped == {}
+
+
+def test_records_with_another_limit_of_clipping_after_a_while(tmp_path: Path) -> None:
+    """A key that is gone is named where it had an effect, and only there."""
+    unused: dict[str, Any] = {"clip_type": "value", "clip_warmup": -1, "clip_gradients_warmup": 0.0}
+    stored, dropped = config_of_today({"optim": unused}, Root)
+    assert dropped == {} and stored["optim"]["clip_type"] == "value"
+    assert config_of_today({"optim": {**unused, "clip_warmup": 3}}, Root)[1] == {"optim.clip_warmup": 3}
+
+
+def test_arguments_of_a_schedule_in_files_and_on_the_command_line(tmp_path: Path) -> None:
+    """The last one counts, beside the other keys or in `args`; a file may give those of a type that comes later."""
+    base, mine = tmp_path / "base.yaml", tmp_path / "mine.yaml"
+    base.write_text("optim: {lr_scheduler: {type: poly, power: 2, lr_gamma: 0.3}}\n")
+    mine.write_text("$BASE: base.yaml\noptim: {lr_scheduler: {power: 3}}\n")
+
+    def arguments(*words: str) -> dict[str, Any]:
+        return resolve(Root, [mine], words).config.optim.lr_scheduler.args
+
+    assert arguments() == {"power": 3}
+    assert arguments("--optim.lr_scheduler.power", "4") == {"power": 4}
+    assert arguments("--optim.lr_scheduler.args.power", "5") == {"power": 5}
+    assert arguments("--optim.lr_scheduler.type", "multistep") == {"lr_gamma": 0.3}
+    assert resolve(Root, [mine]).origins["optim.lr_scheduler.args.power"].endswith("mine.yaml:2")
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------
@@ -280,7 +335,10 @@ def test_a_schedule_of_ones_own(build) -> None:
         ("{type: cosin}", ["lr_scheduler.type", "did you mean cosine"]),
         ("{type: StepLR}", ["lr_scheduler.type", "MultiStepLR"]),
         ("{type: torch.optim.lr_scheduler.StepLr}", ["lr_scheduler.type", "did you mean StepLR"]),
-        ("{type: torch.optim.lr_scheduler.StepLR}", ["lr_scheduler.type", "custom/schedules", "--list schedules"]),
+        (
+            "{type: torch.optim.lr_scheduler.StepLR}",
+            ["lr_scheduler.type", "custom/<name>_schedule.py", "--list schedules"],
+        ),
         ("{type: torch.optim.Adam}", ["lr_scheduler.type", "function of the step"]),
         ("{type: halving, args: {evry: 3}}", ["args", "did you mean every"]),
         ("{type: halving, args: {min_factor: 0.1}}", ["args.min_factor", "another key"]),
@@ -292,8 +350,15 @@ def test_a_schedule_of_ones_own(build) -> None:
         ("{min_factor: 1.5}", ["lr_scheduler.min_factor"]),
         ("{mode: low}", ["lr_scheduler.mode", "min", "max"]),
         ("{milestones: [5]}", ["lr_scheduler.milestones", "lr_steps"]),
-        ("{gamma: 0.5}", ["lr_scheduler.gamma", "lr_gamma"]),
-        ("{T_max: 5}", ["lr_scheduler.T_max", "tmax"]),
+        ("{gamma: 0.5}", ["gamma = 0.5", "not an argument of constant", "did you mean lr_gamma"]),
+        ("{T_max: 5}", ["T_max = 5", "did you mean tmax"]),
+        ("{warmup: -3}", ["lr_scheduler.warmup = -3", "must not be negative"]),
+        ("{warmup: -3step}", ["lr_scheduler.warmup", "must not be negative"]),
+        ("{type: onecycle, pct_strat: 0.2}", ["pct_strat", "falling_schedule.py", "did you mean pct_start"]),
+        ("{type: onecycle, pct_start: 2}", ["pct_start = 2", "less than 1", "an argument of onecycle"]),
+        ("{type: poly, args: {power: 0}}", ["power = 0", "greater than 0"]),
+        ("{type: halving, evry: 3}", ["did you mean every"]),
+        ("{typ: cosine}", ["did you mean type"]),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_built(build, text: str, says: list[str]) -> None:

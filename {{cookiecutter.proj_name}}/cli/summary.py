@@ -63,7 +63,8 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
             name = (part or {}).get("type", key)
             logger.info("{} {} {}", registry.kind, key, registry.where(name))
     for line in (line for registry in REGISTRIES for line in registry.left_out):
-        logger.warning("{}", line)
+        if "library/" not in line.partition(" ")[0]:  # of a ready-made part, only who names it needs to know
+            logger.warning("{}", line)
     if trainer.progress.stop_reason == "finished":
         text = "this run finished already, at epoch {}, step {}; to train longer, raise progress.epoch (or max_steps)"
         logger.warning(text, trainer.at.epoch, trainer.at.step)

@@ -233,7 +233,7 @@ class Stages:
     def _enter(self, number: int, start: int) -> None:
         self.number, self.start, self.config = number, start, self._run.in_stage(number)
         schedule = self.config.optim.lr_scheduler
-        self._plateau = Plateau(0.5, 0.0, schedule.patience, schedule.threshold, 0, self._run.best_mode)
+        self._plateau = Plateau(0.0, schedule.patience, schedule.threshold, self._run.best_mode)
 
     def _is_over(self, at: Position) -> bool:
         if self.number + 1 >= len(self._ends) or (at.sample and self._changes_data(self.number)):

@@ -124,7 +124,7 @@ class Updates:
             warn_of_unused(self.task, update.trained)
         self._clear_gradients(update)
         self.precision.unscale(self.optimizer)
-        self.grad_norm = self.clip(update.trained, at)
+        self.grad_norm = self.clip(update.trained)
         return sum(parts[1:], parts[0])
 
     def _closure(self, gradients: Callable[[], Tensor]) -> Tensor:

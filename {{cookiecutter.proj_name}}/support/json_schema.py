@@ -29,6 +29,9 @@ class _ForEditors(GenerateJsonSchema):
         found = super().dataclass_schema(schema)
         properties = {**found["properties"], "$REPLACE": _REPLACE}
         kept = {name: item for name, item in found.items() if name not in ("title", "required")}
+        if registry := getattr(schema["cls"], "__arguments__", None):  # other keys are arguments of an entry
+            del kept["additionalProperties"]
+            kept["allOf"] = [registry.editor_rule(**{key: {} for key in properties})]
         return {**kept, "properties": properties}
 
 

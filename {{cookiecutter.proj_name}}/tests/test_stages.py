@@ -101,6 +101,16 @@ def test_a_plateau_ends_a_stage(runs: Runs, at: int) -> None:
     assert differing(uncut, final(runs.train(*resumable("plain", *given, "--resume", "auto"), name="cut"))) == []
 
 
+def test_another_limit_of_clipping_in_a_stage(runs: Runs) -> None:
+    """CT-26: it holds from the end of the first stage on; so near to 0 that nothing is learnt."""
+    sgd, stages = ["--optim.optim_type", "SGD"], "[{until: 1}, {optim: {clip_gradients: 1e-20}}]"
+    long = runs.train(*resumable("plain", *sgd, "--stages", stages), name="long")
+    short = runs.train(*resumable("plain", *sgd, "--progress.max_steps", "5"), name="short")
+    learnt = [load(run)["model"] for run in (long, short)]
+    names = [name for name in learnt[0] if name.endswith(("weight", "bias"))]
+    assert names and [name for name in names if not same(learnt[0][name], learnt[1][name])] == []
+
+
 def test_a_stage_that_is_over_before_it_begins(runs: Runs) -> None:
     """A plateau that comes after the end of the stage that follows it."""
     late = "[{until: plateau, lr_scheduler: {patience: 1, threshold: 0.9}}, {until: 2step, optim: {lr: 1}}, {}]"

@@ -43,8 +43,7 @@ def check_arguments(
         elif name in named:
             yield from _check_one(named[name], value, f"{key}.{name}", label, strict)
         elif not takes_any:
-            free = [other for other in (*named, *others) if other not in provided]
-            hint = suggestion(name, free, "valid arguments")
+            hint = suggestion(name, [*(each for each in named if each not in provided), *others], "valid arguments")
             yield Problem(f"{key}.{name}", value, f"is not an argument of {label()}", hint, today={})
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in given and name not in provided:

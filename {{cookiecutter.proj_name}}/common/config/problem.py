@@ -56,22 +56,16 @@ class ConfigError(UserError):
 
     def __str__(self) -> str:
         count = len(self.problems)
-        lines = [f"The configuration has {count} problem{'s' * (count != 1)}:"]
-        lines += [str(problem) for problem in self.problems[:MAX_SHOWN]]
-        if count > MAX_SHOWN:
-            lines.append(f"  ... and {count - MAX_SHOWN} more")
-        return "\n".join(lines)
+        head = f"The configuration has {count} problem{'s' * (count != 1)}:"
+        more = [f"  ... and {count - MAX_SHOWN} more"] if count > MAX_SHOWN else []
+        return "\n".join([head, *(str(problem) for problem in self.problems[:MAX_SHOWN]), *more])
 
 
 _YAML_WORDS = {
-    "a valid integer": "an integer",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-    "a valid string": "text",
-    "a valid array": "a list, as in '[a, b]'",
-    "an object": "a section",
+    "a valid integer": "an integer", "a valid number": "a number", "a valid boolean": "true or false",
+    "a valid string": "text", "a valid array": "a list, as in '[a, b]'", "an object": "a section",
     "Field required": "a longer list",
-}
+}  # fmt: skip
 
 
 def rule_of(errors: Sequence[ErrorDetails]) -> str:

@@ -5,10 +5,12 @@ name of today (`__renamed__` and `__stored__` beside the fields, `was` in a regi
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from common.base.context import error_context
 from common.config.check import check
@@ -60,7 +62,10 @@ def way_out(records: Sequence[Node]) -> Iterator[None]:
 def config_of_today(values: Mapping[str, Any], schema: type) -> tuple[dict[str, Any], dict[str, Any]]:
     """The config in a checkpoint in the keys of today, as plain data; and the values left out, by dotted key."""
     tree, dropped = read_record(node_of(dict(values), ""), schema)
-    return plain(tree), {problem.key: problem.value for problem in dropped}
+    found = plain(tree)
+    with suppress(ConfigError):  # as the config of a run is stored today
+        found = to_jsonable_python(check(schema, tree, [])[0])
+    return found, {problem.key: problem.value for problem in dropped}
 
 
 def _of_earlier_versions(tree: Node, schema: type) -> list[Problem]:

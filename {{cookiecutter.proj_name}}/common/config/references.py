@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from common.config.layers import node_of
-from common.config.problem import ABSENT, Problem, join, overlapping, shorten
+from common.config.problem import ABSENT, ConfigError, Problem, join, overlapping, shorten
 from common.config.schema import nearest
 from common.config.source import MOST_COPIED, Node, by_key, fill_in, plain, references_in
 
@@ -21,9 +21,8 @@ class References:
 
     def __init__(self, tree: Node) -> None:
         self.problems: list[Problem] = []
-        self._nodes: dict[str, Node] = dict(by_key(tree))
+        self._nodes, self._copied = dict(by_key(tree)), 0
         self._done: dict[str, Node | None] = {}
-        self._copied = 0
 
     def resolved(self, node: Node, key: str = "", trail: tuple[str, ...] = ()) -> Node | None:
         """The node at `key` with the values of all references in it; None if it has a problem.
@@ -32,9 +31,10 @@ class References:
         """
         if node.refers or node.problem:
             if key not in self._done:
-                made = self._followed(node, key, trail)
-                self.problems += [made] if isinstance(made, Problem) else []
-                self._done[key] = made if isinstance(made, Node) else None
+                try:
+                    self._done[key] = self._follow(node, key, trail)
+                except ConfigError as error:
+                    self._done[key], self.problems = None, self.problems + error.problems
             return self._done[key]
         if isinstance(node.value, dict):
             parts = {name: self.resolved(each, join(key, name), trail) for name, each in node.value.items()}
@@ -44,38 +44,40 @@ class References:
             return None if None in items else replace(node, value=items)  # without one, others would move up
         return node
 
-    def _followed(self, node: Node, key: str, trail: tuple[str, ...]) -> Node | Problem | None:
+    def _follow(self, node: Node, key: str, trail: tuple[str, ...]) -> Node:
         """The value of a text with references: that of the target if there is no other text, else text.
 
-        None if a target has a problem, which is reported by itself.
+        Raises `ConfigError`, without a problem if one of a target is reported by itself.
         """
+
+        def refused(rule: str, hint: str = "") -> ConfigError:
+            return ConfigError([Problem(key, plain(node), rule, hint, node.origin)])
+
         if node.problem:
-            return Problem(key, plain(node), node.problem, origin=node.origin)
+            raise refused(node.problem)
         if key in trail:
             loop = trail[trail.index(key) :]
             first = loop.index(min(loop))
-            loop = (*loop[first:], *loop[: first + 1])
-            origin = self._nodes[loop[0]].origin
-            return Problem(loop[0], ABSENT, "the references form a loop", " -> ".join(loop), origin)
+            path, origin = " -> ".join((*loop[first:], *loop[: first + 1])), self._nodes[loop[first]].origin
+            raise ConfigError([Problem(loop[first], ABSENT, "the references form a loop", path, origin)])
         places, texts = [node.origin], {}
         for name in references_in(node.value):
             target = self._target(name, (*trail, key))
             if overlapping([name], [other for other, made in self._done.items() if made is None]):
-                return None
+                raise ConfigError([])
             if target is None:
-                return Problem(key, node.value, f"there is no key {name}", _hint(name, self._nodes), node.origin)
+                raise refused(f"there is no key {name}", _hint(name, self._nodes))
             places.append(f"${{{name}}}: {target.origin}")
             if node.value == f"${{{name}}}":
                 self._copied += sum(1 for _ in by_key(target))
                 if self._copied > MOST_COPIED:
-                    return Problem(key, node.value, f"references must not add more than {MOST_COPIED:,} values")
+                    raise refused(f"references must not add more than {MOST_COPIED:,} values")
                 return node_of(target, ", ".join(places))
             if isinstance(target.value, (dict, list)):
-                rule = f"{name} is a section or a list, which cannot be a part of text"
-                return Problem(key, node.value, rule, origin=node.origin)
+                raise refused(f"{name} is a section or a list, which cannot be a part of text")
             texts[name] = target.value if isinstance(target.value, str) else shorten(target.value)
         if sum(map(len, (*places, *texts.values()))) > _LONGEST:
-            return Problem(key, node.value, f"references must not stand for more than {_LONGEST:,} characters")
+            raise refused(f"references must not stand for more than {_LONGEST:,} characters")
         return Node(fill_in(node.value, texts.__getitem__), ", ".join(places))
 
     def _target(self, name: str, trail: tuple[str, ...]) -> Node | None:

@@ -6,7 +6,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from common.config.problem import ABSENT, Problem, place
 from common.config.schema import EditorRule, nearest, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
+Names = Collection[str]
 
 
 class Registry:
@@ -31,18 +32,13 @@ class Registry:
     """
 
     def __init__(self, kind: str, provided: tuple[str, ...] = (), call: tuple[str, ...] | None = None) -> None:
-        self.kind = kind
-        self.provided = provided
-        self.call = call
-        self._to_scan: list[tuple[str, str]] = []
-        self._broken: list[Problem] = []
+        self.kind, self.provided, self.call = kind, provided, call
         self.left_out: list[str] = []  # files that need a package which is not installed, and which one
-        self._where_to_add = "an imported file"
+        self._to_scan, self._broken, self._where_to_add = list[tuple[str, str]](), list[Problem](), "an imported file"
         self._entries: dict[str, Callable[..., Any]] = {}
-        self._origins: dict[str, str] = {}
-        self._renamed: dict[str, str] = {}
+        self._origins, self._renamed = dict[str, str](), dict[str, str]()
 
-    def register(self, name: str | None = None, *, was: Collection[str] = ()) -> Callable[[F], F]:
+    def register(self, name: str | None = None, *, was: Names = ()) -> Callable[[F], F]:
         """Decorator: register a class or function as `name`, by default its own. Using a name twice is an error.
 
         `was`: names or import paths that it had in earlier versions, for the stored configs of their runs.
@@ -55,9 +51,7 @@ class Registry:
             key = name or target.__name__
             known = self._origins.setdefault(key, origin)
             if known != origin:
-                raise UserError(
-                    f"the {self.kind} name {key} is used twice, at {known} and {origin}; rename one of them"
-                )
+                raise UserError(f"the {self.kind} name {key} is used twice, at {known} and {origin}; rename one")
             self._entries[key] = target
             self._renamed |= dict.fromkeys(was, key)
             return target
@@ -90,8 +84,8 @@ class Registry:
 
     def _fail(self, file: Path, error: Exception) -> None:
         """Note that `file` cannot be imported, and drop what it registered before."""
-        lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
-        origin = ":".join([place(file), *map(str, lines[-1:])])
+        lines = [f":{step.lineno}" for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
+        origin = place(file) + "".join(lines[-1:])
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing and importlib.util.find_spec(missing) is None:  # not a module missing in an installed package
             self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is left out")
@@ -99,8 +93,9 @@ class Registry:
             if isinstance(error, SyntaxError) and error.filename:
                 origin = f"{place(error.filename)}:{error.lineno}"
             said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            hint = "correct or remove the file"
-            self._broken.append(Problem("", ABSENT, f"cannot be imported: {said}", hint, origin))
+            self._broken.append(
+                Problem("", ABSENT, f"cannot be imported: {said}", "correct or remove the file", origin)
+            )
         within = f"{place(file)}:"
         self._entries = {key: it for key, it in self._entries.items() if not self._origins[key].startswith(within)}
 
@@ -117,29 +112,20 @@ class Registry:
         left_out = "".join(f"\n      {each}" for each in self.left_out)
         raise UserError(f"there is no {self.kind} called {name}; {known} (for a new one, {remedy}){left_out}")
 
-    def build(self, section: Mapping[str, Any], *, ignore: Collection[str] = (), **provided: Any) -> Any:
+    def build(self, section: Mapping[str, Any], *, ignore: Names = (), **provided: Any) -> Any:
         """Call the entry that `section["type"]` names with the other keys, except those in `ignore`, and `provided`.
 
         A function that is used directly is returned instead, with the other keys bound as arguments.
         """
         target = self.get(section["type"])
         given = {name: value for name, value in section.items() if name != "type" and name not in ignore}
-        if self._used_as_it_is(target):
+        if self.call is not None and not isinstance(target, type):
             return partial(target, **fit_arguments(target, given)) if given else target
         supplied = self.supplied_to(target, given)
         return target(**fit_arguments(target, given), **{name: provided[name] for name in provided if name in supplied})
 
-    def _used_as_it_is(self, target: Callable[..., Any]) -> bool:
-        return self.call is not None and not isinstance(target, type)
-
     def check(
-        self,
-        section: Any,
-        key: str,
-        *,
-        ignore: Collection[str] = (),
-        default_type: str | None = None,
-        mapped: Collection[str] = (),
+        self, section: Any, key: str, *, ignore: Names = (), default_type: str | None = None, mapped: Names = ()
     ) -> Iterator[Problem]:
         """Problems of a section that names an entry and its arguments; inspects signatures, builds nothing.
 
@@ -157,14 +143,12 @@ class Registry:
             known = f"one of {', '.join(sorted(self._entries))}"
             yield Problem(f"{key}.type", ABSENT if name is None else name, f"must name a {self.kind}", known)
             return
-        try:
-            target = self.get(name)
-        except UserError as error:
-            where, today = f"{key}.type", self.today(f"{key}.type", name)
-            yield Problem(where if "type" in section else key, name, str(error), today=today)
+        if wrong := self.wrong_name(name, f"{key}.type"):
+            yield wrong if "type" in section else replace(wrong, key=key)
             return
+        target = self.get(name)
         given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
-        provided = tuple(mapped) if mapped and self._used_as_it_is(target) else self.supplied_to(target, given)
+        provided = self.supplied_to(target, given, mapped)
         strict, label = target in self._entries.values() or not is_foreign(target), f"{name} ({{}})".format
         yield from check_arguments(target, given, key, lambda: label(file_of(target)), provided, ignore, strict=strict)
 
@@ -173,14 +157,19 @@ class Registry:
         self.import_files()
         return dict(sorted(self._entries.items()))
 
-    def today(self, key: str, name: str) -> dict[str, str] | None:
-        """For a record: `key` with the name that an entry has now which was called `name`; None if there is none."""
-        return {key: self._renamed[name]} if name in self._renamed else None
+    def wrong_name(self, name: str, key: str) -> Problem | None:
+        """The problem of `name` at `key`, if there is no such entry."""
+        try:
+            self.get(name)
+        except UserError as error:
+            today = {key: self._renamed[name]} if name in self._renamed else None
+            return Problem(key, name, str(error), today=today)
+        return None
 
-    def supplied_to(self, target: Callable[..., Any], given: Collection[str] = ()) -> tuple[str, ...]:
-        """The arguments that do not come from the config, which gives the arguments `given`."""
-        if self._used_as_it_is(target):
-            return parameter_names(target)[: len(self.call or ())]
+    def supplied_to(self, target: Callable[..., Any], given: Names = (), mapped: Names = ()) -> tuple[str, ...]:
+        """The arguments that do not come from the config, which gives the arguments `given`. `mapped`: see `check`."""
+        if self.call is not None and not isinstance(target, type):
+            return tuple(mapped) or parameter_names(target)[: len(self.call)]
         if target in self._entries.values():
             return self.provided
         named, takes_any = parameters(target)
@@ -214,10 +203,7 @@ class Registered(EditorRule):
         """Problems of the name, and of a section's arguments."""
         if isinstance(value, str):
             yield from self.registry.import_files()
-            try:
-                self.registry.get(value)
-            except UserError as error:
-                yield Problem(key, value, str(error), today=self.registry.today(key, value))
+            yield from filter(None, [self.registry.wrong_name(value, key)])
         elif value is not None:
             yield from self.registry.check(value, key, ignore=self.ignore)
 

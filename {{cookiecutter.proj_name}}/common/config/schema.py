@@ -24,6 +24,8 @@ def section(cls: type[T]) -> type[T]:
 
     Rules about several keys go in a method `problems(self) -> Iterator[Problem]`; its keys are relative to the
     section. It runs last: values that are wrong by themselves have been replaced by their defaults.
+    A section with a `type`, a field `args` and `__arguments__: ClassVar[Registry]` is open: keys without a field are
+    arguments of the entry of that registry, and are kept in `args`.
     """
     cls.__pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
@@ -55,12 +57,10 @@ class Key(NamedTuple):
 def keys_of(schema: type) -> dict[str, Key]:
     """The fields of a section, in the order they were written."""
     hints = typing.get_type_hints(schema, include_extras=True)
-    keys = {}
+    missing, keys = dataclasses.MISSING, {}
     for field in dataclasses.fields(schema):
-        made = field.default_factory
-        default = field.default if made is dataclasses.MISSING else made()
-        default = ABSENT if default is dataclasses.MISSING else to_jsonable_python(default)
-        keys[field.name] = Key(hints[field.name], default)
+        default = field.default if field.default_factory is missing else field.default_factory()
+        keys[field.name] = Key(hints[field.name], ABSENT if default is missing else to_jsonable_python(default))
     return keys
 
 
@@ -96,11 +96,8 @@ def child(annotation: Any, part: str | int) -> Any:
     if found is not None and part in keys_of(found):
         return keys_of(found)[str(part)].annotation
     for member in members(annotation):
-        kind, inner = get_origin(member) or member, get_args(member)
-        if _is(kind, Mapping) and isinstance(part, str):
-            return inner[1] if len(inner) == 2 else Any
-        if is_list(member) and isinstance(part, int):
-            return inner[0] if inner else Any
+        if is_list(member) if isinstance(part, int) else _is(get_origin(member) or member, Mapping):
+            return next(iter(get_args(member)[0 if isinstance(part, int) else 1 :]), Any)
     return Any
 
 
@@ -132,11 +129,8 @@ def admits(annotation: Any, *wanted: Any) -> bool:
 def only_text(annotation: Any) -> bool:
     """Whether only text (or null) fits: then `007` and `true` stay text, as typed."""
     found = [member for member in members(annotation) if member is not type(None)]
-    return bool(found) and all(
-        _is(each, (str, Path))
-        or (get_origin(each) is Literal and all(isinstance(word, str) for word in get_args(each)))
-        for each in found
-    )
+    words = [each for each in found if get_origin(each) is Literal and all(isinstance(x, str) for x in get_args(each))]
+    return bool(found) and all(_is(each, (str, Path)) or each in words for each in found)
 
 
 def _is(kind: Any, parents: type | tuple[type, ...]) -> bool:

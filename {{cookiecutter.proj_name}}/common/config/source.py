@@ -114,8 +114,8 @@ def _expand(match: re.Match[str]) -> str:
     if not name:
         raise ValueError("write ${section.key}, ${env:NAME}, ${env:NAME:-default}, or $$ for a dollar")
     found = os.environ.get(name)
-    if default is not None:
-        found = found or default  # as in a shell, `:-` also replaces an empty variable
+    if default is not None:  # as in a shell, `:-` also replaces an empty variable
+        found = found or default
     if found is None:
         raise ValueError(f"the environment variable {name} is not set; set it, or write ${{env:{name}:-default}}")
     return found.replace("$", "$$")
@@ -168,13 +168,10 @@ class _Loader(yaml.SafeLoader):
         return Node(entries, self._origin(node), replace=flag)
 
 
-_Loader.yaml_constructors = {
-    _PLAIN: _Loader._scalar,
-    "tag:yaml.org,2002:str": _Loader._scalar,
-    "tag:yaml.org,2002:seq": _Loader._sequence,
-    "tag:yaml.org,2002:map": _Loader._mapping,
-    None: _Loader.construct_undefined,  # any other tag is an error
-}
+_Loader.yaml_constructors = {  # any other tag is an error
+    _PLAIN: _Loader._scalar, "tag:yaml.org,2002:str": _Loader._scalar, "tag:yaml.org,2002:seq": _Loader._sequence,
+    "tag:yaml.org,2002:map": _Loader._mapping, None: _Loader.construct_undefined,
+}  # fmt: skip
 
 
 def read_file(path: Path) -> Node:

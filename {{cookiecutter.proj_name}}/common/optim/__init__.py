@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import field, replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from loguru import logger
 from pydantic import Field
 
 from common.base.errors import UserError
-from common.config import ABSENT, Problem, section
+from common.config import ABSENT, Conversions, Problem, section
 from common.config.arguments import parameters
 from common.optim.clip import Clip, ClipConfig
 from common.optim.ema import Ema, EmaConfig, averaged_state_dict
@@ -19,14 +19,17 @@ from common.optim.schedule import LrSchedulerConfig, build_schedule
 __all__ = ["Clip", "Ema", "OptimConfig", "averaged_state_dict", "build_optimizer", "build_schedule", "needs_closure"]
 
 
+def _of_clip_warmup(value: Any) -> dict[str, Any]:
+    """A key of earlier versions. Where it had no effect, the record's own `clip_type` stands for it."""
+    return {"optim.clip_type": "norm"} if value in (-1, 0, None) else {}
+
+
 @section
 class OptimConfig(ClipConfig, OptimizerConfig):
     """How weights change. The keys of the optimizer and of clipping are written here, not in sections of their own."""
 
     accumulate: Annotated[int, Field(ge=1, description="micro-batches per optimizer step")] = 1
-    lr_scheduler: Annotated[LrSchedulerConfig, Field(description="how the learning rate changes")] = field(
-        default_factory=LrSchedulerConfig
-    )
+    lr_scheduler: LrSchedulerConfig = field(default_factory=LrSchedulerConfig)
     momentum_scheduler: Annotated[
         LrSchedulerConfig | None,
         Field(description="momentum, or the first of betas: keys as in lr_scheduler, for its factor; null: constant"),
@@ -35,20 +38,23 @@ class OptimConfig(ClipConfig, OptimizerConfig):
         int | None,
         Field(ge=1, description="lr is meant for this many samples per step, and is scaled to those of the run"),
     ] = None
-    ema: Annotated[EmaConfig, Field(description="moving average of the weights")] = field(default_factory=EmaConfig)
+    ema: EmaConfig = field(default_factory=EmaConfig)
 
     __renamed__: ClassVar[dict[str, str]] = {
         "type": "optim_type",
         "maxiters": "it is now args.max_iter",
         "beta1": "it is now the first number of args.betas",
         "beta2": "it is now the second number of args.betas",
+        "clip_warmup": "a stage sets another limit, as in optim: {clip_gradients: 1}: see docs/stages.md",
+        "clip_gradients_warmup": "a stage sets another limit: see docs/stages.md",
         **{key: f"it is now args.{key}" for key in ("momentum", "betas", "eps", "centered")},
     }
 
+    __stored__: ClassVar[Conversions] = dict.fromkeys(("clip_warmup", "clip_gradients_warmup"), _of_clip_warmup)
+
     def problems(self) -> Iterator[Problem]:
-        """The problems of both parts."""
-        yield from OptimizerConfig.problems(self)
-        yield from ClipConfig.problems(self)
+        """Also a schedule of a momentum that the optimizer does not have."""
+        yield from super().problems()
         if self.momentum_scheduler is None:
             return
         if self.momentum_scheduler.type == "plateau":

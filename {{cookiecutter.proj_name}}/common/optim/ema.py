@@ -22,19 +22,11 @@ OWN = "weights."
 class EmaConfig:
     """Moving average of the weights."""
 
-    decay: Annotated[
-        float, Field(ge=0.0, lt=1.0, description="weight of the old average in the new one; 0 turns it off")
-    ] = 0.0
-    warmup: Annotated[
-        bool, Field(description="begin with (1 + n) / (10 + n) at update n, to forget the first weights sooner")
-    ] = True
+    decay: Annotated[float, Field(ge=0.0, lt=1.0, description="weight of the old average; 0 turns it off")] = 0.0
+    warmup: Annotated[bool, Field(description="begin with a decay of (1 + n) / (10 + n) at update n")] = True
     every: Annotated[int, Field(ge=1, description="optimizer steps between updates")] = 1
-    start: Annotated[
-        EpochInterval, Field(description='the average begins here: epochs, or "100step"; until then it is the weights')
-    ] = 0
-    device: Annotated[
-        Literal["cpu"] | None, Field(description="cpu: keep it in host memory, where an update is slow; null: not")
-    ] = None
+    start: Annotated[EpochInterval, Field(description='epochs, or "100step"; until then it is the weights')] = 0
+    device: Annotated[Literal["cpu"] | None, Field(description="cpu: host memory, slow; null: the weights' own")] = None
     evaluate: Annotated[
         Literal["average", "both"],
         Field(description="both: measure the weights themselves too, as in weights.loss; best.metric can name either"),
@@ -62,11 +54,9 @@ class Ema:
     def __init__(self, config: EmaConfig, model: nn.Module, metric: str = "") -> None:
         self._config = config
         self._is_used = not (config.evaluate == "both" and metric.startswith(OWN))
-        self._steps = 0
-        self._updates = 0
+        self._steps = self._updates = 0
         self._start = Interval.parse(config.start, "epoch")
-        self._shadow: dict[str, Tensor] = {}
-        self._parts: list[Tensor] = []
+        self._shadow, self._parts = dict[str, Tensor](), list[Tensor]()
         self._never = set(buffer_kinds(model))
         self.follow(model)
         if config.device and any(is_sharded(value) for value in self._shadow.values()):
@@ -80,15 +70,15 @@ class Ema:
             self._add({name: value for name, value in model.state_dict().items() if name not in left_out})
 
     def _add(self, tensors: Mapping[str, Any]) -> None:
-        # In at least 32 bits: half precision is too coarse for the small updates of an average.
-        self._shadow |= {
-            name: value.to(
-                self._config.device or value.device, torch.promote_types(value.dtype, torch.float32), copy=True
-            )
-            for name, value in tensors.items()
-            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-            if name not in self._shadow
-        }
+        for name, value in tensors.items():
+            if (
+                name not in self._shadow
+                and isinstance(value, Tensor)
+                and (value.is_floating_point() or value.is_complex())
+            ):
+                # Half precision is too coarse for the small updates of an average.
+                dtype = torch.promote_types(value.dtype, torch.float32)
+                self._shadow[name] = value.to(self._config.device or value.device, dtype, copy=True)
         self._parts = [local(tensor) for tensor in self._shadow.values()]
 
     def update(self, model: nn.Module, at: Position) -> None:
@@ -141,9 +131,9 @@ class Ema:
         if not self._shadow:
             return
         if "shadow" not in state:
+            hint = "set it to 0, or start a new run from the weights with progress.start_epoch 0"
             raise UserError(
-                f"optim.ema.decay {self._config.decay}: the checkpoint holds no average of the weights; set it to 0, "
-                "or start a new run from the weights with progress.start_epoch 0"
+                f"optim.ema.decay {self._config.decay}: the checkpoint holds no average of the weights; {hint}"
             )
         saved = state["shadow"]
         # Parts that were frozen since keep their average. Older versions averaged what is frozen, too.

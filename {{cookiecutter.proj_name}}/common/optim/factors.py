@@ -1,14 +1,16 @@
-"""Schedules: the factor of the learning rate at a step. These are the engine's own; custom/schedules has more.
+"""Schedules: the factor of the learning rate at a step.
 
 A schedule is a function of `step`, counted from the end of the warm-up: a resumed run needs no history. It can also
 take these parameters: `steps` (from the end of the warm-up to `tmax`, or to the end of the run), `milestones`
-(`lr_steps`, counted like `step`), `steps_per_epoch` (None for data without length), and the keys of
-optim.lr_scheduler. All others come from `optim.lr_scheduler.args`.
+(`lr_steps`, counted like `step`), `steps_per_epoch` (None for data without length), and the fields of
+`LrSchedulerConfig`, as `min_factor`. All others are arguments, which the section optim.lr_scheduler may set.
 The one schedule that depends on validation results, and so has a state, is `Plateau`.
 """
 
 import math
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from common.base.errors import UserError
 from common.config.registry import SCHEDULE_REGISTRY
@@ -38,12 +40,25 @@ def cosine(step: int, steps: int, min_factor: float) -> float:
 class Plateau:
     """Drops after more than `patience` validations in a row without progress, counted as in ReduceLROnPlateau.
 
+    Args:
+        min_factor: the lowest factor.
+        threshold: relative change of the value that counts as progress.
+        mode: "min" or "max", whether lower or higher values are better.
+        lr_gamma: factor per drop.
+        cooldown: validations after a drop that are not counted.
+
     Attributes:
         state: plain numbers by name; saved with the run, and restored.
     """
 
     def __init__(
-        self, lr_gamma: float, min_factor: float, patience: int, threshold: float, cooldown: int, mode: str
+        self,
+        min_factor: float,
+        patience: int,
+        threshold: float,
+        mode: str,
+        lr_gamma: Annotated[float, Field(gt=0.0)] = 0.1,
+        cooldown: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
         self._gamma, self._floor = lr_gamma, min_factor
         self._patience, self._threshold, self._cooldown, self._mode = patience, threshold, cooldown, mode

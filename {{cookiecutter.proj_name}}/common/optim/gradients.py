@@ -16,9 +16,7 @@ class DebugConfig:
     """Debugging aids. `--debug` sets these and more, see configs/debug.yaml."""
 
     debug_mode: Annotated[bool, Field(description="anomaly detection, and gradients at every log line")] = False
-    print_all_grad: Annotated[
-        bool, Field(description="with debug_mode: every parameter's mean weight and gradient")
-    ] = False
+    print_all_grad: Annotated[bool, Field(description="with debug_mode: weights and gradients by parameter")] = False
     max_samples: Annotated[int, Field(ge=0, description="use only the first n samples of each split; 0: all")] = 0
 
 
@@ -28,18 +26,15 @@ def log_gradients(model: nn.Module, *, every: bool) -> None:
 
     Of sharded weights (FSDP), only this process' part. Waits for the device: not for normal runs.
     """
-    rows = []
-    largest, where = -1.0, "nothing"
+    rows, largest, where = [], -1.0, "nothing"
     for name, parameter in model.named_parameters():
-        weight, gradient = local(parameter), parameter.grad
-        if gradient is None or weight.numel() == 0:
+        if parameter.grad is None or local(parameter).numel() == 0:
             rows.append(f"  {name}: {'no gradient here' if parameter.requires_grad else 'frozen'}")
             continue
-        sizes = local(gradient).abs()
-        rows.append(f"  {name}: mean weight {weight.mean():.3e}, mean |gradient| {sizes.mean():.3e}")
-        top = float(sizes.max())
-        if not top <= largest:  # also true for NaN
-            largest, where = top, name
+        sizes = local(parameter.grad).abs()
+        rows.append(f"  {name}: mean weight {local(parameter).mean():.3e}, mean |gradient| {sizes.mean():.3e}")
+        if not float(sizes.max()) <= largest:  # also true for NaN
+            largest, where = float(sizes.max()), name
     logger.info("largest |gradient| {:.3e} in {}", largest, where)
     if every:
         logger.info("weights and gradients:\n{}", "\n".join(rows))

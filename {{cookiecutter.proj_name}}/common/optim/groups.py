@@ -53,9 +53,7 @@ class LayerDecayConfig:
     others lr.
     """
 
-    blocks: Annotated[list[str], Field(description='modules, in the order of the model, as in "layers.*"')] = field(
-        default_factory=list
-    )
+    blocks: Annotated[list[str], Field(description='modules in order, as in "layers.*"')] = field(default_factory=list)
     factor: Annotated[float, Field(gt=0.0, le=1.0, description="1 turns it off")] = 1.0
 
 
@@ -126,10 +124,9 @@ def _assigned(groups: Iterable[Group], names: Mapping[str, nn.Parameter], where:
         mine = [each for each in sets if parameter in each[0]]
         for inside, group in mine[1:]:
             if not mine[0][0] < inside:
-                raise UserError(
-                    f"{where}: {name} is in {mine[0][1].name} and in {group.name}, and neither lies within the other: "
-                    "narrow one of them, or add a group for the parameters that are in both"
-                )
+                both = f"{name} is in {mine[0][1].name} and in {group.name}, and neither lies within the other"
+                hint = "narrow one of them, or add a group for the parameters that are in both"
+                raise UserError(f"{where}: {both}: {hint}")
         if mine:
             found[parameter] = mine[0][1]
     return found
@@ -162,12 +159,9 @@ def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict
     return found
 
 
-def _without_decay(
-    patterns: str | Sequence[str], model: nn.Module, names: Mapping[str, nn.Parameter]
-) -> set[nn.Parameter]:
+def _without_decay(patterns: str | list[str], model: nn.Module, names: Mapping[str, nn.Parameter]) -> set[nn.Parameter]:
     """The parameters without weight decay."""
-    patterns = [patterns] if isinstance(patterns, str) else patterns
-    listed = [pattern for pattern in patterns if pattern != "auto"]
+    listed = [pattern for pattern in patterns if pattern != "auto"] if isinstance(patterns, list) else []
     found = {names[name] for name in matched(listed, list(names), "optim.no_decay")}
     if "auto" not in patterns:
         return found

@@ -29,12 +29,8 @@ class OptimizerConfig:
         str, Field(description='class of torch.optim in any case, or an import path "package.module.Class"')
     ] = "AdamW"
     lr: Annotated[float, Field(gt=0.0, description="learning rate, before lr_scheduler's factor")] = 1e-3
-    weight_decay: Annotated[
-        float, Field(ge=0.0, description="passed to every optimizer that supports it; must be 0 for others")
-    ] = 0.0
-    args: Annotated[dict[str, Any], Field(description="further keyword arguments of the optimizer")] = field(
-        default_factory=dict
-    )
+    weight_decay: Annotated[float, Field(ge=0.0, description="must be 0 for an optimizer that has none")] = 0.0
+    args: Annotated[dict[str, Any], Field(description="its further arguments")] = field(default_factory=dict)
     no_decay: Annotated[
         Literal["auto"] | list[str],
         Field(description="no weight decay for these; auto: biases, norms, 1-D, and what modules list in no_decay()"),
@@ -103,10 +99,9 @@ def build_optimizer(
         raise UserError(f"optim.optim_type {config.optim_type} cannot train {type(model).__name__}: {error}") from error
     if needs_closure(optimizer) and any(is_sharded(parameter) for _, parameter in named):
         raise UserError(f"optim.optim_type {cls.__name__} needs the whole gradient in one place: use dist.strategy ddp")
-    if all(parameter.device.type == "cpu" for _, parameter in named):
-        for group in optimizer.param_groups:  # what torch would choose anew in each step, for 20 us
-            if group.get("foreach", 0) is None and group.get("fused", 0) is None:
-                group["foreach"] = False
+    for group in optimizer.param_groups if all(parameter.device.type == "cpu" for _, parameter in named) else ():
+        if group.get("foreach", 0) is None and group.get("fused", 0) is None:
+            group["foreach"] = False  # what torch would choose anew in each step, for 20 us
     if len(groups) > 1:
         log_groups(optimizer.param_groups)
     optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
@@ -144,12 +139,10 @@ def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
     groups = optimizer.state_dict()["param_groups"]
     names = [name for group in groups for name in group["param_names"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if differing := sorted(saved.keys() ^ set(names)):
-        holds = "holds {}, which is not trained now" if differing[0] in saved else "does not hold {}"
-        raise UserError(
-            f"the saved optimizer state {holds.format(differing[0])} ({len(differing)} parameters differ); start a new "
-            "run from the weights with progress.start_epoch 0"
-        )
+    if other := sorted(saved.keys() ^ set(names)):
+        holds = f"holds {other[0]}, which is not trained now" if other[0] in saved else f"does not hold {other[0]}"
+        hint = "start a new run from the weights with progress.start_epoch 0"
+        raise UserError(f"the saved optimizer state {holds} ({len(other)} parameters differ); {hint}")
     # The config's values win: weight decay, betas, the implementation. Others are the optimizer's own; the rate, which
     # the schedule sets before each step, is that of the last one.
     configured = {"name", "params", "param_names", *parameter_names(type(optimizer))} - {"lr"}

@@ -25,10 +25,9 @@ class PrecisionConfig:
         Literal["fp32", "bf16", "fp16", "fp64"],
         Field(description="bf16, fp16: mixed with fp32 weights; fp16 scales the loss; fp64: everything, for checks"),
     ] = "fp32"
-    tf32: Annotated[
-        bool | None,
-        Field(description="whether NVIDIA GPUs may compute fp32 products in TF32, faster; null: torch's setting"),
-    ] = None
+    tf32: Annotated[bool | None, Field(description="fp32 products in TF32 on NVIDIA GPUs; null: as torch has it")] = (
+        None
+    )
 
 
 class Precision:

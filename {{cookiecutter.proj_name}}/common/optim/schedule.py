@@ -1,6 +1,7 @@
 """The learning rate of every optimizer step: the configured rate x the factor of a registered schedule (factors.py)."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import field
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,8 +13,8 @@ from torch.optim import Optimizer
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.config import Problem, section
-from common.config.arguments import check_arguments, fit_arguments, parameter_names
-from common.config.registry import SCHEDULE_REGISTRY, Registered
+from common.config.arguments import check_arguments, fit_arguments, parameter_names, parameters
+from common.config.registry import SCHEDULE_REGISTRY, Registered, Registry, file_of
 from common.optim.factors import Plateau
 from common.optim.groups import group_name
 from common.progress import EpochInterval, Interval
@@ -21,76 +22,70 @@ from common.progress import EpochInterval, Interval
 
 @section
 class LrSchedulerConfig:
-    """How the learning rate changes. Lengths count from the start of the run, in epochs or as "100step"."""
+    """How the learning rate changes. Lengths count from the start of the run, in epochs or as "100step".
 
-    type: Annotated[
-        str,
-        Registered(SCHEDULE_REGISTRY),
-        Field(
-            description="constant, linear, cosine, cosine_restarts, poly, multistep, exponential, onecycle, plateau, "
-            "or your own (see --list schedules)"
-        ),
-    ] = "constant"
-    warmup: Annotated[
-        EpochInterval, Field(description="length of the linear rise that comes first, inside the total; 0 = none")
-    ] = 0
-    warmup_factor: Annotated[
-        float, Field(ge=0.0, le=1.0, description="factor that the rise starts from; its first step is already above it")
-    ] = 0.0
-    lr_gamma: Annotated[
-        float, Field(gt=0.0, description="multistep, plateau: factor per drop; exponential: factor at lr_steps[0]")
-    ] = 0.1
-    lr_steps: Annotated[
-        list[EpochInterval],
-        Field(description="multistep: drops; cosine_restarts: restarts; exponential: when lr_gamma is reached"),
-    ] = field(default_factory=lambda: [50, 80])
-    tmax: Annotated[
-        EpochInterval, Field(description="linear, cosine, poly, onecycle: when they end; null = with the run")
-    ] = None
+    Other keys are arguments of the schedule.
+    """
+
+    type: Annotated[str, Registered(SCHEDULE_REGISTRY), Field(description="one of --list schedules")] = "constant"
+    warmup: Annotated[EpochInterval, Field(description="length of the linear rise at the start; 0 = none")] = 0
+    warmup_factor: Annotated[float, Field(ge=0.0, le=1.0, description="the rise starts just above this factor")] = 0.0
+    lr_steps: Annotated[list[EpochInterval], Field(description="when a schedule drops, or starts again")] = field(
+        default_factory=lambda: [50, 80]
+    )
+    tmax: Annotated[EpochInterval, Field(description="when a schedule that falls ends; null = with the run")] = None
     min_factor: Annotated[float, Field(ge=0.0, le=1.0, description="lowest factor of lr, after the warm-up")] = 0.0
-    power: Annotated[float, Field(gt=0.0, description="poly: exponent")] = 0.9
-    pct_start: Annotated[float, Field(gt=0.0, lt=1.0, description="onecycle: part of its length that rises")] = 0.3
-    div_factor: Annotated[float, Field(ge=1.0, description="onecycle: starts at lr / div_factor")] = 25.0
-    final_div_factor: Annotated[float, Field(ge=1.0, description="onecycle: ends at start / final_div_factor")] = 1e4
     patience: Annotated[int, Field(ge=0, description="plateau: validations without progress before a drop")] = 10
     threshold: Annotated[float, Field(ge=0.0, description="plateau: relative change that counts as progress")] = 1e-4
-    cooldown: Annotated[int, Field(ge=0, description="plateau: validations after a drop that are not counted")] = 0
     mode: Annotated[Literal["min", "max"], Field(description="plateau: whether lower or higher is better")] = "min"
-    args: Annotated[dict[str, Any], Field(description="further arguments of a schedule of your own")] = field(
+    args: Annotated[dict[str, Any], Field(description="of the schedule; may be written beside these keys")] = field(
         default_factory=dict
     )
 
+    __arguments__: ClassVar[Registry] = SCHEDULE_REGISTRY
     __renamed__: ClassVar[dict[str, str]] = {
-        "eta_min": "it is now min_factor, a part of lr and not a rate",
-        "ema_min": "it is now min_factor, a part of lr and not a rate",
+        **dict.fromkeys(("eta_min", "ema_min"), "it is now min_factor, a part of lr and not a rate"),
         "milestones": "lr_steps",
         "warmup_epochs": "warmup",
         "warmup_steps": 'it is now warmup, in steps when written as "100step"',
     }
 
+    def __post_init__(self) -> None:
+        """Complete `args` with the defaults of the schedule, and drop arguments of other schedules."""
+        with suppress(UserError):  # which the registry reports
+            own = parameters(SCHEDULE_REGISTRY.get(self.type))[0]
+            unused, free = _all_arguments() - own.keys(), [name for name in own if name not in vars(self)]
+            plain = {name: own[name].default for name in free if isinstance(own[name].default, int | float | str)}
+            given = {name: value for name, value in self.args.items() if name not in unused}
+            object.__setattr__(self, "args", plain | given)
+
     def problems(self) -> Iterator[Problem]:
-        """Types that are not schedules, wrong arguments, and lengths of 0."""
-        yield from self._type_problems()
+        """Types that are not schedules, wrong arguments, and lengths that are none."""
+        with suppress(UserError):
+            yield from self._argument_problems(SCHEDULE_REGISTRY.get(self.type))
+        if str(self.warmup).lstrip().startswith("-") and self.warmup != -1:
+            yield Problem("warmup", self.warmup, "must not be negative", "0 means none")
         if self.tmax is not None and not Interval.parse(self.tmax, "epoch"):
             yield Problem("tmax", self.tmax, "must be above 0; null means the end of the run")
         if not self.lr_steps or not all(Interval.parse(each, "epoch") for each in self.lr_steps):
             yield Problem("lr_steps", self.lr_steps, "needs at least one, and each above 0")
 
-    def _type_problems(self) -> Iterator[Problem]:
-        try:
-            target = SCHEDULE_REGISTRY.get(self.type)
-        except UserError:
-            return  # the registry reports it
+    def _argument_problems(self, target: Callable[..., Any]) -> Iterator[Problem]:
         if isinstance(target, type) and not issubclass(target, Plateau):
-            hint = "take one of --list schedules, or write a function in custom/schedules; torch's do not fit here"
+            hint = "see --list schedules, or write a function in custom/<name>_schedule.py; torch's do not fit here"
             yield Problem("type", self.type, "is not a function of the step", hint)
             return
         ours = {"step", "steps", "milestones", "steps_per_epoch", *vars(self)}  # these do not come from `args`
         ours -= {"steps_per_epoch"} & self.args.keys()  # but this one may
         provided = tuple(name for name in parameter_names(target) if name in ours)
-        yield from check_arguments(
-            target, self.args, "args", lambda: f"{self.type} ({SCHEDULE_REGISTRY.where(self.type)})", provided
-        )
+        others = [*(set(vars(self)) - {"args"}), *_all_arguments()]
+        label = f"{self.type} ({{}})".format
+        yield from check_arguments(target, self.args, "args", lambda: label(file_of(target)), provided, others)
+
+
+def _all_arguments() -> set[str]:
+    """The names of the arguments of all schedules."""
+    return {name for each in SCHEDULE_REGISTRY.entries().values() for name in parameter_names(each)}
 
 
 class Schedule:
@@ -195,10 +190,8 @@ def build_schedule(
     if "steps" in parameters:
         end = _steps("tmax", config.tmax, steps_per_epoch) or total_steps
         if end is None:
-            raise UserError(
-                f"optim.lr_scheduler.type {config.type} ends with the run, whose length is not known; "
-                'set optim.lr_scheduler.tmax in steps, as in "10000step", or give the run progress.max_steps'
-            )
+            hint = 'set optim.lr_scheduler.tmax in steps, as in "10000step", or give the run progress.max_steps'
+            raise UserError(f"optim.lr_scheduler.type {config.type}: the run has no known length to end with; {hint}")
         if end <= warmup:
             rule = f"{config.type} is reached at step {end}, in a warm-up of {warmup}"
             raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")

@@ -1,11 +1,13 @@
 """Areas under curves over all thresholds. Both metrics rank all samples, so they need all of them at once."""
 
 import math
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
 from torch import Tensor
 
 from common.config.registry import METRIC_REGISTRY
@@ -14,30 +16,54 @@ from common.evaluation.metric import GatheredMetric
 from library.metrics.figures import MOST_CURVES, class_label, draw_curves
 
 
-@METRIC_REGISTRY.register()
-class AreaUnderCurve(GatheredMetric):
-    """Area under the ROC curve of each class against the others, mean over classes, 0..1.
+class CurveMetric(GatheredMetric):
+    """Area under a curve of each class against the others, mean over classes, 0..1.
 
-    For one class, this is the fraction of pairs (a sample of the class, another sample) in which the first has the
-    higher probability; ties count half (Hanley and McNeil 1982). Classes of all samples, or of none, are left out.
+    Classes of all samples, or of none, are left out. NaN if no class is left, or a probability is not finite.
     """
 
     higher_is_better = True
+    axes: ClassVar[tuple[str, str]]
+    area: ClassVar[Callable[[NDArray[Any], NDArray[Any]], float]]
+
+    @abstractmethod
+    def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The points, x and y. `own`: whether each sample is of the class, (N,); `scores`: (N,)."""
 
     def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
         """Reads `probabilities` (B, classes) and `label` (B,)."""
         return {"probabilities": output["probabilities"], "label": batch["label"]}
 
     def compute(self, results: Results) -> float:
-        return _mean_over_classes(_roc_area, results)
+        areas = [type(self).area(own, scores) for _, own, scores in _classes(results)]
+        return math.fsum(areas) / len(areas) if areas else math.nan
 
     def figure(self, results: Results, classes: Sequence[str]) -> NDArray[np.uint8]:
-        """The ROC curves of the ten classes with the smallest areas."""
-        return _draw_worst(_roc_area, _roc_curve, results, classes, ("false positive rate", "true positive rate"))
+        """The curves of the ten classes with the smallest areas."""
+        found = sorted((float(type(self).area(own, scores)), number) for number, own, scores in _classes(results))
+        worst = {number: f"{class_label(classes, number)} {area:.3f}" for area, number in found[:MOST_CURVES]}
+        points = {number: self.curve(own, scores) for number, own, scores in _classes(results) if number in worst}
+        return draw_curves({name: points[number] for number, name in worst.items()}, *self.axes)
 
 
 @METRIC_REGISTRY.register()
-class MeanAveragePrecision(GatheredMetric):
+class AreaUnderCurve(CurveMetric):
+    """Area under the ROC curve of each class against the others, mean over classes, 0..1.
+
+    For one class, this is the fraction of pairs (a sample of the class, another sample) in which the first has the
+    higher probability; ties count half (Hanley and McNeil 1982). Classes of all samples, or of none, are left out.
+    """
+
+    axes = ("false positive rate", "true positive rate")
+    area = roc_auc_score
+
+    def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        false_positives, true_positives, _ = roc_curve(own, scores)
+        return false_positives, true_positives
+
+
+@METRIC_REGISTRY.register()
+class MeanAveragePrecision(CurveMetric):
     """Average precision of each class against the others, mean over classes, 0..1.
 
     For one class, this is the sum over all thresholds of the precision times the increase in recall: the area under
@@ -45,79 +71,17 @@ class MeanAveragePrecision(GatheredMetric):
     threshold. Classes of all samples, or of none, are left out.
     """
 
-    higher_is_better = True
+    axes = ("recall", "precision")
+    area = average_precision_score
 
-    def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
-        """Reads `probabilities` (B, classes) and `label` (B,)."""
-        return {"probabilities": output["probabilities"], "label": batch["label"]}
-
-    def compute(self, results: Results) -> float:
-        return _mean_over_classes(_average_precision, results)
-
-    def figure(self, results: Results, classes: Sequence[str]) -> NDArray[np.uint8]:
-        """The precision-recall curves of the ten classes with the lowest average precision."""
-        return _draw_worst(_average_precision, _precision_recall, results, classes, ("recall", "precision"))
+    def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        precision, recall, _ = precision_recall_curve(own, scores, drop_intermediate=True)
+        return recall, precision
 
 
-def _mean_over_classes(area: Callable[[Tensor, Tensor], float], results: Results) -> float:
-    areas = [area(*counts) for counts in _counts(results).values()]
-    return math.fsum(areas) / len(areas) if areas else math.nan
-
-
-def _counts(results: Results) -> dict[int, tuple[Tensor, Tensor]]:
-    """`_by_score` of each class that some samples have and others have not."""
-    probabilities, label = results["probabilities"], results["label"]
-    own = {number: label == number for number in range(probabilities.shape[1])}
-    return {
-        number: _by_score(probabilities[:, number], is_own)
-        for number, is_own in own.items()
-        if 0 < int(is_own.sum()) < len(is_own)
-    }
-
-
-def _draw_worst(
-    area: Callable[[Tensor, Tensor], float],
-    curve: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    results: Results,
-    classes: Sequence[str],
-    axes: tuple[str, str],
-) -> NDArray[np.uint8]:
-    counts = _counts(results)
-    areas = {number: area(*each) for number, each in counts.items()}
-    curves = {}
-    for number in sorted(areas, key=areas.__getitem__)[:MOST_CURVES]:
-        x, y = curve(*counts[number])
-        chosen = torch.linspace(0, len(x) - 1, min(len(x), 1000)).round().long()  # more points than pixels
-        curves[f"{class_label(classes, number)} {areas[number]:.3f}"] = torch.stack([x, y], 1)[chosen].tolist()
-    return draw_curves(curves, *axes)
-
-
-def _by_score(scores: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """Per distinct score, in ascending order: the number of samples of the class, and of other samples."""
-    distinct, at = scores.unique(return_inverse=True)
-    return at[own].bincount(minlength=len(distinct)), at[~own].bincount(minlength=len(distinct))
-
-
-def _roc_area(own: Tensor, others: Tensor) -> float:
-    below = others.cumsum(0) - others
-    # Counts half pairs, so that the sum stays an integer.
-    won = int((own * (2 * below + others)).sum())
-    return won / (2 * int(own.sum()) * int(others.sum()))
-
-
-def _roc_curve(own: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Shares of the other samples and of the class' own that are above each threshold, from the highest one down."""
-    below = [torch.cat([torch.zeros(1), counts.flip(0).cumsum(0) / counts.sum()]) for counts in (others, own)]
-    return below[0], below[1]
-
-
-def _precision_recall(own: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Recall and precision at each threshold, from the highest one down."""
-    found = own.flip(0).cumsum(0)
-    return found / own.sum(), found / (found + others.flip(0).cumsum(0))
-
-
-def _average_precision(own: Tensor, others: Tensor) -> float:
-    found = own.flip(0).cumsum(0)
-    precision = found.double() / (found + others.flip(0).cumsum(0))
-    return math.fsum((precision * own.flip(0)).tolist()) / int(own.sum())
+def _classes(results: Results) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
+    """Each class that some samples have and others have not: which samples have it, and their probabilities of it."""
+    probabilities, label = results["probabilities"].double().numpy(), results["label"].numpy()
+    for number, scores in enumerate(probabilities.T if np.isfinite(probabilities).all() else ()):
+        if 0 < (label == number).sum() < len(label):
+            yield number, label == number, scores

@@ -2,29 +2,36 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 from common.base.errors import UserError
 from common.config.registry import SCHEDULE_REGISTRY
 from common.optim.factors import half_cosine
 
+Positive = Annotated[float, Field(gt=0.0)]
+AtLeastOne = Annotated[float, Field(ge=1.0)]
+Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+
 
 @SCHEDULE_REGISTRY.register("PolyLR")
 @SCHEDULE_REGISTRY.register()
-def poly(step: int, steps: int, min_factor: float, power: float) -> float:
+def poly(step: int, steps: int, min_factor: float, power: Positive = 0.9) -> float:
     """Falls from 1 to `min_factor` over `steps`, as the remaining fraction of them to the power `power`."""
     return min_factor + (1.0 - min_factor) * (1.0 - min(1.0, step / steps)) ** power
 
 
 @SCHEDULE_REGISTRY.register("MultiStepLR")
 @SCHEDULE_REGISTRY.register()
-def multistep(step: int, milestones: Sequence[int], lr_gamma: float, min_factor: float) -> float:
+def multistep(step: int, milestones: Sequence[int], min_factor: float, lr_gamma: Positive = 0.1) -> float:
     """Drops by the factor `lr_gamma` at every milestone, from that step on."""
     return max(min_factor, lr_gamma ** bisect_right(sorted(milestones), step))
 
 
 @SCHEDULE_REGISTRY.register("ExponentialLR")
 @SCHEDULE_REGISTRY.register()
-def exponential(step: int, milestones: Sequence[int], lr_gamma: float, min_factor: float) -> float:
+def exponential(step: int, milestones: Sequence[int], min_factor: float, lr_gamma: Positive = 0.1) -> float:
     """Falls exponentially from 1, through `lr_gamma` at the first milestone."""
     if milestones[0] <= 0:
         raise UserError("optim.lr_scheduler.lr_steps[0] is reached during the warm-up; shorten the warm-up")
@@ -43,7 +50,7 @@ def cosine_restarts(step: int, steps: int, milestones: Sequence[int], min_factor
 
 
 @SCHEDULE_REGISTRY.register()
-def onecycle_momentum(step: int, steps: int, min_factor: float, pct_start: float) -> float:
+def onecycle_momentum(step: int, steps: int, min_factor: float, pct_start: Share = 0.3) -> float:
     """For optim.momentum_scheduler: falls from 1 to `min_factor` while `onecycle` rises, then rises again to 1."""
     peak, last = pct_start * steps - 1.0, steps - 1.0
     x = step / peak if step < peak else min(1.0, (step - peak) / (last - peak)) + 1.0
@@ -52,9 +59,17 @@ def onecycle_momentum(step: int, steps: int, min_factor: float, pct_start: float
 
 @SCHEDULE_REGISTRY.register()
 def onecycle(
-    step: int, steps: int, min_factor: float, pct_start: float, div_factor: float, final_div_factor: float
+    step: int,
+    steps: int,
+    min_factor: float,
+    pct_start: Share = 0.3,
+    div_factor: AtLeastOne = 25.0,
+    final_div_factor: AtLeastOne = 1e4,
 ) -> float:
-    """Rises to 1 over the fraction `pct_start` of `steps`, then falls until the last of them, along half cosines."""
+    """Rises to 1 over the fraction `pct_start` of `steps`, then falls until the last of them, along half cosines.
+
+    It starts at 1 / `div_factor`, and ends at that / `final_div_factor`.
+    """
     start = 1.0 / div_factor
     end = max(min_factor, start / final_div_factor)
     peak, last = pct_start * steps - 1.0, steps - 1.0

@@ -3,7 +3,6 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ from common.monitor.writer import Writer, WriterRun
 class CsvWriter(Writer):
     """One table per group of numbers, `<folder>/train.csv`, `val.csv`, ...: the step, then a column for each name.
 
-    Numbers only, all their digits; pictures and texts are left out.
+    Numbers only, all their digits; pictures and texts are left out. The tables are written at each checkpoint and at
+    the end.
 
     Args:
         run: supplied by the program.
@@ -26,30 +26,13 @@ class CsvWriter(Writer):
     """
 
     def __init__(self, run: WriterRun, folder: str = "csv") -> None:
-        self.folder = run.folder / folder
-        self.folder.mkdir(exist_ok=True)
-        self.columns: dict[str, list[str]] = {}
+        self.folder, self.tables = run.folder / folder, dict[str, list[Mapping[str, Any]]]()
         for path in self.folder.glob("*.csv"):
-            with path.open(newline="") as file:
-                reader = csv.DictReader(file)
-                rows, columns = list(reader), list(reader.fieldnames or ["step"])
-            if run.resume_step is not None:  # a kill may have cut off the last line
-                kept = [row for row in rows if (row["step"] or "").isdecimal() and int(row["step"]) <= run.resume_step]
-                self._replace(path, columns, kept)
-            self.columns[path.stem] = columns
+            last, rows = run.resume_step, csv.DictReader(io.StringIO(path.read_text(), newline=""))
+            self.tables[path.stem] = [row for row in rows if last is None or int(row["step"]) <= last]
 
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
-        path, row = self.folder / f"{event}.csv", {"step": step, **values}
-        columns = self.columns.setdefault(event, [])
-        if new := [name for name in row if name not in columns]:
-            columns += new
-            rows: list[dict[str, Any]] = []
-            if path.exists():
-                with path.open(newline="") as file:
-                    rows = list(csv.DictReader(file))
-            self._replace(path, columns, rows)
-        with path.open("a", newline="") as file:
-            csv.DictWriter(file, columns).writerow(row)
+        self.tables.setdefault(event, []).append({"step": step, **values})
 
     def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
         """Nothing: a table has no pictures."""
@@ -57,13 +40,14 @@ class CsvWriter(Writer):
     def text(self, step: int, tag: str, text: str) -> None:
         """Nothing."""
 
-    def close(self, state: str) -> None:
-        """Nothing: each row was written at once."""
+    def flush(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        for event, rows in self.tables.items():
+            table = io.StringIO(newline="")
+            writer = csv.DictWriter(table, dict.fromkeys(name for row in rows for name in row))
+            writer.writeheader()
+            writer.writerows(rows)
+            write_text(self.folder / f"{event}.csv", table.getvalue())
 
-    def _replace(self, path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write a table anew, in one move."""
-        table = io.StringIO(newline="")
-        writer = csv.DictWriter(table, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-        write_text(path, table.getvalue())
+    def close(self, state: str) -> None:
+        self.flush()

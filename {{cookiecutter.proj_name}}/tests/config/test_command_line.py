@@ -210,7 +210,7 @@ def test_help_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
         assert stop.value.code == 0
         shown = capsys.readouterr().out
         resolved = resolve(Config, [CONFIG])
-        open_ = ("task", "model", "loss", "metric", "dataset", "loader.order")
+        open_ = ("task", "model", "loss", "metric", "dataset", "loader.order", "optim.lr_scheduler.args")
         closed = [key for key in resolved.origins if not key.startswith(open_) and "[" not in key]
         assert [key for key in closed if f"  --{key}  " not in shown and f"\n{key}: " not in shown] == []
         assert [key for key in keys if f"  {key}  " not in shown] == []

@@ -1,8 +1,10 @@
 """The metrics that come with the project, against counting by hand."""
 
 import math
+import sys
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -40,6 +42,30 @@ def test_areas_under_curves(seed: int, ties: bool) -> None:
     perfect = {"probabilities": torch.eye(3)[labels], "label": labels}
     assert AreaUnderCurve().compute(perfect) == MeanAveragePrecision().compute(perfect) == 1.0
     assert math.isnan(AreaUnderCurve().compute({"probabilities": torch.ones(3, 2), "label": torch.zeros(3).long()}))
+
+
+def test_a_probability_that_is_not_finite_gives_no_area() -> None:
+    """The log then says so, as of any value; scikit-learn would refuse it."""
+    probabilities, labels = scores(0)
+    probabilities[3, 1] = math.nan
+    assert math.isnan(AreaUnderCurve().compute({"probabilities": probabilities, "label": labels}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_figures(dtype: torch.dtype) -> None:
+    """Of curves and counts, with names that matplotlib would take for a formula, or for a line without a label."""
+    probabilities, labels = scores(5, ties=False)
+    results, names = {"probabilities": probabilities.to(dtype), "label": labels}, ["_hidden", "$x$ $", "\u00fc"]
+    matrix = ConfusionMatrix()
+    matrix.update({"logits": probabilities, "prediction": probabilities.argmax(dim=1)}, {"label": labels})
+    for drawn in (
+        AreaUnderCurve().figure(results, names),
+        MeanAveragePrecision().figure(results, []),
+        matrix.figure(names),
+    ):
+        assert drawn.dtype == np.uint8 and drawn.ndim == 3 and drawn.shape[2] == 3
+        assert drawn.min() < 100 and drawn.max() == 255
+    assert "matplotlib.pyplot" not in sys.modules, "it would keep every figure"
 
 
 def test_confusion_matrix() -> None:

@@ -82,6 +82,7 @@ def test_new_columns_join_a_table(tmp_path: Path) -> None:
     writer = CsvWriter(WriterRun(tmp_path))
     writer.scalars("train", 1, {"loss": 0.1 + 0.2})
     writer.scalars("train", 2, {"loss": 0.5, "aux, 2": 1e-300})
+    writer.flush()
     assert rows(tmp_path, "train") == [
         {"step": "1", "loss": "0.30000000000000004", "aux, 2": ""},
         {"step": "2", "loss": "0.5", "aux, 2": "1e-300"},

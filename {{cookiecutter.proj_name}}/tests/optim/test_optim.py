@@ -16,7 +16,6 @@ from common.config import ConfigError, resolve, section
 from common.optim import Clip, OptimConfig, build_optimizer, needs_closure
 from common.optim.groups import learning_rates
 from common.optim.precision import PrecisionConfig, build_precision
-from common.progress import Position
 
 CPU = torch.device("cpu")
 TORCH_OPTIMIZERS = sorted(
@@ -152,8 +151,7 @@ def test_weight_decay_zero_is_zero(configured) -> None:
         ("{lr: 0}", ["optim.lr", "greater than 0"]),
         ("{accumulate: 0}", ["optim.accumulate"]),
         ("{clip_type: sum}", ["optim.clip_type", "norm", "value"]),
-        ("{clip_warmup: 0}", ["optim.clip_warmup", "clip_gradients"]),
-        ("{clip_warmup: soon}", ["optim.clip_warmup", "soon"]),
+        ("{clip_warmup: 3}", ["optim.clip_warmup", "unknown key", "stage", "clip_gradients"]),
         ("{maxiters: 5}", ["optim.maxiters", "args.max_iter"]),
         ("{momentum: 0.9}", ["optim.momentum", "args.momentum"]),
         ("{beta1: 0.9}", ["optim.beta1", "args.betas"]),
@@ -221,8 +219,8 @@ def gradients_of(parameters: list[nn.Parameter]) -> list[list[float]]:
     return [p.grad.tolist() for p in parameters if p.grad is not None]
 
 
-def clipped(clip: Clip, parameters: list[nn.Parameter], position: Position | None = None) -> torch.Tensor:
-    norm = clip(parameters, position or Position())
+def clipped(clip: Clip, parameters: list[nn.Parameter]) -> torch.Tensor:
+    norm = clip(parameters)
     assert norm is not None
     return norm
 
@@ -252,31 +250,9 @@ def test_value_clip_cuts_each_number(configured) -> None:
 def test_clipping_is_off_by_default_and_survives_no_gradients(configured) -> None:
     """CT-25: a limit of 0 touches nothing; without any gradient the norm is 0."""
     parameters = with_gradients([30.0])
-    assert Clip(configured().optim)(parameters, Position()) is None
+    assert Clip(configured().optim)(parameters) is None
     assert gradients_of(parameters) == [[30.0]]
     assert clipped(Clip(configured(optim="{clip_gradients: 1}").optim), parameters[1:]).item() == 0.0
-
-
-@pytest.mark.parametrize(
-    ("warmup", "before", "after"),
-    [
-        ("2", Position(19, 1, 90, 100), Position(20, 2, 0, 100)),
-        ("7step", Position(6), Position(7)),
-        ("0.5epoch", Position(4, 0, 49, 100), Position(5, 0, 50, 100)),
-    ],
-)
-def test_the_limit_changes_after_its_warm_up(configured, warmup: str, before: Position, after: Position) -> None:
-    """CT-26: from `clip_warmup` on the other limit holds, and stays; 0 turns clipping off there."""
-    text = f"{{clip_gradients: 1.0, clip_warmup: {warmup}, clip_gradients_warmup: LIMIT}}"
-    clip = Clip(configured(optim=text.replace("LIMIT", "2.0")).optim)
-    late = Position(1000, 77, 3, 100)
-    for position, limit in ((Position(), 1.0), (before, 1.0), (after, 2.0), (late, 2.0)):
-        parameters = with_gradients([8.0])
-        assert clipped(clip, parameters, position).item() == 8.0
-        assert gradients_of(parameters) == [pytest.approx([limit])]
-    parameters = with_gradients([8.0])
-    assert Clip(configured(optim=text.replace("LIMIT", "0.0")).optim)(parameters, after) is None
-    assert gradients_of(parameters) == [[8.0]]
 
 
 # --- precision ----------------------------------------------------------------------------------------------------
