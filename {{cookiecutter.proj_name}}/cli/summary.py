@@ -31,7 +31,6 @@ from common.run_context import RunContext
 from common.trainer import Trainer
 from cli.first_batch import FirstBatch
 from cli.slow_data import SlowDataAdvice, warn_of_busy_machine
-from support.report import write_report
 from custom.config import Config
 
 _PROJECT = Path(__file__).resolve().parents[1]
@@ -123,6 +122,8 @@ def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
     if not trainer.rank.is_main:
         return
     if outcome is not None and not outcome.exit_code:  # a job that was stopped has no time for it
+        from tools.runs.report import write_report
+
         write_report(trainer.paths.root)
     logger.info("{}", summary(trainer, outcome))
 

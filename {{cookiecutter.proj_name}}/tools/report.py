@@ -12,8 +12,8 @@ from pathlib import Path
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.config.problem import place
-from support import compare
-from support.report import FILE, report
+from tools.runs import compare
+from tools.runs.report import FILE, report
 
 
 def main(argv: list[str]) -> int:

@@ -12,10 +12,10 @@ from loguru import logger
 
 from common.base.errors import UserError
 from common.trainer import Trainer
-from support.read import read_run
-from support.report import report, write_report
 from tests.conftest import Runs, metrics
 from tools import report as tool
+from tools.runs.read import read_run
+from tools.runs.report import report, write_report
 from custom.config import Config
 
 NAME = "<script>&amp;'run'\"<b>"

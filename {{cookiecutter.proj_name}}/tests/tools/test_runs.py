@@ -13,10 +13,10 @@ import pytest
 from common.base.errors import UserError
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
-from support.read import read_run
-from support.report import verdict
 from tests.conftest import PROJECT, Runs, metrics
-from tools import runs as tool
+from tools.runs import __main__ as tool
+from tools.runs.read import read_run
+from tools.runs.report import verdict
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from common.config import nearest
 from common.config.problem import ABSENT, place
 from common.config.source import read_file
 from common.run.paths import RunPaths
-from support.read import RunFiles, leaves, read_run
+from tools.runs.read import RunFiles, leaves, read_run
 
-PROJECT = Path(__file__).resolve().parents[1]
+PROJECT = Path(__file__).resolve().parents[2]
 # Keys that are different in every run, or say nothing about it.
 _NOT_COMPARED = re.compile(r"name|resume|allow_changes|dir\..*")
 # Which samples a run validates on; its other keys say how they are read.
@@ -64,6 +64,13 @@ def results(run: RunFiles) -> dict[str, float]:
         "eval": evaluation[max(evaluation)] if evaluation else {},
     }
     return {f"{split}.{name}": value for split, values in found.items() for name, value in values.items()}
+
+
+def twins(runs: Sequence[RunFiles]) -> set[str]:
+    """The losses that are equal to the sum, in each run that has measured anything: those of runs with one loss."""
+    last = [run.last.get("val", run.last.get("train", {})) for run in runs if run.last]
+    equal = [{name for name, value in each.items() if name != "loss" and value == each.get("loss")} for each in last]
+    return set.intersection(*equal) if equal else set()
 
 
 def evaluations(run: RunFiles) -> dict[str, dict[str, float]]:
@@ -198,7 +205,9 @@ def changed(run: RunFiles) -> list[tuple[str, Any, Any]]:
 
 
 def shown(value: Any) -> str:
-    """A number, text or list in a few characters."""
+    """A number, text or list in a few characters; of what is ABSENT, a dash."""
+    if value is ABSENT:
+        return "–"
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, float):

@@ -10,23 +10,21 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
-from common.base.text import number
+from common.base.text import number, plain
 from common.config.names import listed
 from common.config.problem import place
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
-from support import compare
-from support.read import RunFiles, read_run
+from tools.runs import compare
+from tools.runs.read import RunFiles, read_run
 
-_GAP = "  "
 _WIDEST = 32  # characters of a cell, where lines have a limit
-_ALWAYS = ("run", "state", "best")
-_LAST = ("dataset.", "dist.")  # keys that say on what and where a run was made, rather than how
 _COLOURS = {"failed": "31", "killed": "31", "running": "36", "stopped": "33"}
 
 
@@ -35,23 +33,22 @@ class Row:
 
     Attributes:
         name: its path below the folder that was searched.
-        metric: what its best checkpoint is chosen by; `ranking` has the validation data too.
         config: the keys that differ among the runs, as far as this one has them.
         values: the columns by name; missing where the run has none.
     """
 
     def __init__(self, run: RunFiles, name: str, keys: Sequence[str]) -> None:
         self.run, self.name, self.ranking = run, name, compare.ranking(run)
-        self.metric = self.ranking[0]
         self.results, self.seconds, self.epoch = compare.results(run), compare.seconds(run), compare.epoch(run)
         self.config = {key: run.config[key] for key in keys if key in run.config}
-        self.values: dict[str, Any] = {"run": name, "state": run.state}
-        if run.best:
-            self.values |= {"best": run.best["value"], "at": run.best["step"]}
-        self.values |= {**self.config, **self.results, "step": run.step, "epoch": self.epoch, "time": self.seconds}
-        remarks = [part for part in (run.reason, *run.problems) if part not in ("", run.state)]
-        if remarks:
-            self.values["remark"] = " ".join("; ".join(remarks).split())
+        remark = "; ".join(part for part in (run.reason, *run.problems) if part not in ("", run.state))
+        self.values: dict[str, Any] = {
+            "run": name,
+            "state": run.state,
+            **({"best": run.best["value"], "at": run.best["step"]} if run.best else {}),
+            **{**self.config, **self.results, "step": run.step, "epoch": self.epoch, "time": self.seconds},
+            **({"remark": " ".join(remark.split())} if remark else {}),
+        }
 
     def record(self) -> dict[str, Any]:
         """The run for --json."""
@@ -68,31 +65,30 @@ def read(folders: Sequence[Path], *, failed: bool = False) -> tuple[list[Row], l
     """
     found = {run.path.resolve(): (run, folder) for folder in folders for run in compare.find_runs(folder)}
     left_out = [] if failed else [run for run, _ in found.values() if compare.is_failed_start(run)]
-    shown = [(run, folder) for run, folder in found.values() if run not in left_out]
-    keys = compare.differing([run for run, _ in shown])
-    return [Row(run, _name(run, folder, len(folders)), keys) for run, folder in shown], left_out
-
-
-def _name(run: RunFiles, folder: Path, folders: int) -> str:
-    if folders > 1:
-        return str(run.path)
-    return run.name if run.path == folder else str(run.path.relative_to(folder))
+    named = {}
+    for run, folder in found.values():
+        below = run.name if run.path == folder else str(run.path.relative_to(folder))
+        named[below if len(folders) == 1 else str(run.path)] = run
+    named = {name: run for name, run in named.items() if run not in left_out}
+    keys = compare.differing(list(named.values()))
+    return [Row(run, name, keys) for name, run in named.items()], left_out
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
-    """The columns that the rows have, the most important first: best, a metric, time, learning rates, the model."""
-    results = sorted({name: None for row in rows for name in row.results}, key=lambda name: name.startswith("eval."))
-    results.sort(key=lambda name: name.lower().endswith("loss"))
+    """The columns that the rows have, the most important first: best, a metric, time, learning rates, the model; last
+    what and where a run was made on."""
+    names = dict.fromkeys(name for row in rows for name in row.results)
+    results = sorted(names, key=lambda name: (name.lower().endswith("loss"), name.startswith("eval.")))
     metric = max(results, key=lambda name: sum(name in row.results for row in rows), default="")
     keys = list(dict.fromkeys(key for row in rows for key in row.config))
     keys.sort(key=lambda key: (not key.endswith(".lr"), not key.startswith("model."), not key.startswith("optim.")))
-    last = [key for key in keys if key.startswith(_LAST)]
+    last = [key for key in keys if key.startswith(("dataset.", "dist."))]
     early = [key for key in keys if key not in last]
-    names = dict.fromkeys(["run", "state", "best", metric, "time", *early, *results, "at", "step", "epoch", *last])
-    return [name for name in (*names, "remark") if any(name in row.values for row in rows)]
+    ordered = dict.fromkeys(["run", "state", "best", metric, "time", *early, *results, "at", "step", "epoch", *last])
+    return [name for name in (*ordered, "remark") if any(name in row.values for row in rows)]
 
 
-def ordered(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Row]:
+def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Row]:
     """The rows sorted by a column: results with the best one first, all else rising; rows without a value last.
 
     With `best`, only runs with the same metric and the same validation data are compared.
@@ -107,7 +103,7 @@ def ordered(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Ro
     column = by if by in found else found[0]
     metric = column.partition(".")[2] if column.startswith(("val.", "eval.")) else ""
 
-    def place(row: Row) -> tuple[Any, ...]:
+    def rank(row: Row) -> tuple[Any, ...]:
         value, group = row.values.get(column), row.ranking if column == "best" else ("", "")
         if value is None or value != value:  # NaN
             return group, 2
@@ -116,67 +112,48 @@ def ordered(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Ro
         falls = bool(column == "best" or metric) and compare.mode(row.run, metric) == "max"
         return group, 0, -value if falls != backwards else value
 
-    return sorted(rows, key=place)
+    return sorted(rows, key=rank)
 
 
 def table(rows: Sequence[Row], width: int | None = None, *, colour: bool = False) -> str:
     """The rows as text, in lines of at most `width` characters as far as possible; None for any length."""
     first = [group[0] for group in compare.ranked(row.run for row in rows).values()]
-    metrics = list(dict.fromkeys(compare.ranking(run)[0] for run in first))
-    cells = [_cells(row, with_metric=len(metrics) > 1, limit=_WIDEST if width else None) for row in rows]
-    repeated, left_out, names, used = _repeated(rows, metrics), list[str](), list[str](), 0
-    every = [name for name in columns(rows) if name not in repeated]
-    titles = _titles(every, metrics)
-    widths = {name: max(len(titles[name]), *(len(row.get(name, "-")) for row in cells)) for name in every}
-    for name in every:
-        fits = width is None or name in _ALWAYS or used + widths[name] <= width
-        (names if fits else left_out).append(name)
-        used += (widths[name] + len(_GAP)) * fits
-    right = {name for name in names if all(isinstance(row.values.get(name, 0), (int, float)) for row in rows)}
-
-    def line(texts: Mapping[str, str], code: str) -> str:
-        parts = [f"{texts.get(name, '-'):{'>' if name in right else '<'}{widths[name]}}" for name in names]
-        text = _GAP.join(parts).rstrip()
-        return f"\033[{code}m{text}\033[0m" if colour and code else text
-
-    codes = ["1;32" if row.run in first else _COLOURS.get(row.run.state, "") for row in rows]
-    lines = [line(titles, "1"), *map(line, cells, codes)]
+    metrics = {compare.ranking(run)[0] for run in first}
+    best = " ".join(["best", *metrics]) if len(metrics) == 1 else "best"
+    repeated = {f"{split}.{name}" for name in compare.twins([row.run for row in rows]) for split in ("val", "eval")}
+    repeated |= {best.replace("best ", "val.")}
+    names = [name for name in columns(rows) if name not in repeated]
+    ends, used = Counter(name.rpartition(".")[2] for name in names), 0
+    texts, left_out = list[list[str]](), list[str]()
+    for name in names:
+        end = name.rpartition(".")[2]
+        is_short = not name.startswith(("val.", "eval.")) and ends[end] == 1 and end != "type"
+        cells = [best if name == "best" else end if is_short else name]
+        cells += [_cell(row, name, with_metric=len(metrics) > 1, limit=_WIDEST if width else None) for row in rows]
+        size = max(map(len, cells))
+        if width and used + size > width and name not in ("run", "state", "best"):
+            left_out.append(name)
+            continue
+        is_number = all(isinstance(row.values.get(name, 0), (int, float)) for row in rows)
+        texts.append([f"{cell:{'>' if is_number else '<'}{size}}" for cell in cells])
+        used += size + 2
+    codes = ["1", *("1;32" if row.run in first else _COLOURS.get(row.run.state, "") for row in rows)]
+    lines = ["  ".join(cells).rstrip() for cells in zip(*texts, strict=True)]
+    if colour:
+        lines = [f"\033[{code}m{line}\033[0m" if code else line for code, line in zip(codes, lines, strict=True)]
     if left_out:
         lines.append(f"not shown: {listed(left_out)}; widen the terminal, or use --csv")
     return "\n".join(lines)
 
 
-def _cells(row: Row, *, with_metric: bool, limit: int | None) -> dict[str, str]:
-    """The texts of a row by column."""
-    measured = {name: number(value).strip() for name, value in row.values.items() if name in ("best", *row.results)}
-    cells = {name: compare.shown(value) for name, value in row.values.items()} | measured
-    cells["time"] = compare.duration(row.seconds)
-    if with_metric and "best" in cells:
-        cells["best"] = f"{row.metric} {cells['best']}"
-    return {
-        name: text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…" for name, text in cells.items()
-    }
-
-
-def _repeated(rows: Sequence[Row], metrics: Sequence[str]) -> set[str]:
-    """The columns that repeat another: the metric of `best`, and the single loss of a run beside `loss`."""
-    found = {f"val.{metrics[0]}"} if len(metrics) == 1 else set()
-    for name in dict.fromkeys(name for row in rows for name in row.results):
-        total = f"{name.partition('.')[0]}.loss"
-        if name != total and all(row.results.get(name) == row.results.get(total) for row in rows):
-            found.add(name)
-    return found
-
-
-def _titles(names: Sequence[str], metrics: Sequence[str]) -> dict[str, str]:
-    """The headings of the columns: of a key, as much of its end as no other has."""
-    titles = {}
-    for name in names:
-        parts = name.split(".")
-        ends = [".".join(parts[at:]) for at in reversed(range(len(parts)))]
-        unique = (end for end in ends if end != "type" and sum(f".{other}".endswith(f".{end}") for other in names) == 1)
-        titles[name] = name if parts[0] in ("val", "eval") else next(unique, name)
-    return {**titles, "best": f"best {metrics[0]}" if len(metrics) == 1 else "best"}
+def _cell(row: Row, name: str, *, with_metric: bool, limit: int | None) -> str:
+    if name not in row.values:
+        text = "-"
+    elif name == "best" or name in row.results:
+        text = f"{row.ranking[0]} " * (with_metric and name == "best") + number(row.values[name]).strip()
+    else:
+        text = compare.duration(row.seconds) if name == "time" else compare.shown(row.values[name])
+    return text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def write_csv(rows: Sequence[Row]) -> None:
@@ -184,18 +161,10 @@ def write_csv(rows: Sequence[Row]) -> None:
     writer = csv.DictWriter(sys.stdout, [*columns(rows), "metric"], lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        config = {
-            key: value if isinstance(value, (int, float, str)) else json.dumps(value)
-            for key, value in row.config.items()
+        lists = {
+            key: json.dumps(value) for key, value in row.config.items() if not isinstance(value, (int, float, str))
         }
-        writer.writerow({**row.values, **config, "metric": row.metric})
-
-
-def plain(value: Any) -> Any:
-    """`value` for JSON, which has no NaN and Infinity: they become text, as in metrics.jsonl."""
-    if isinstance(value, dict):
-        return {name: plain(each) for name, each in value.items()}
-    return str(value) if isinstance(value, float) and (value != value or abs(value) == float("inf")) else value
+        writer.writerow({**row.values, **lists, "metric": row.ranking[0]})
 
 
 def conclusion(rows: Sequence[Row]) -> str:
@@ -245,7 +214,7 @@ def main(argv: list[str]) -> int:
         remove(left_out, is_sure=options.yes)
         return 0
     by = options.sort or ("best" if any(row.run.best for row in rows) else "run")
-    rows = ordered(rows, by, backwards=options.reverse) if rows else []
+    rows = sort_rows(rows, by, backwards=options.reverse) if rows else []
     if options.json:
         print(json.dumps([plain(row.record()) for row in rows], indent=2, allow_nan=False, default=str))
     elif options.csv:
