@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from common import distributed
 from common.base.context import error_context
 from common.base.errors import UserError
-from common.base.files import write_text
+from common.base.files import output_file, write_text
 from common.build import build_stream, build_task
 from common.config.registry import REGISTRIES
 from common.distributed.process import set_up_process
@@ -201,7 +201,8 @@ def main(argv: list[str]) -> int:
     print("\nbatches; of the times, the median and half the range of the middle half")
     print_table(result["batches"])
     if options.json:
-        write_text(options.json, json.dumps(result, indent=1) + "\n")
+        with output_file(options.json):
+            write_text(options.json, json.dumps(result, indent=1) + "\n")
     return 0
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
+from common.base.process import stop_with_reader
 from common.base.text import number, plain
 from common.config.names import listed
 from common.config.problem import place
@@ -232,9 +233,8 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        with stop_with_reader():
+            sys.exit(main(sys.argv[1:]))
     except UserError as error:  # not through `reported`, which imports PyTorch: seconds for a table
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader has closed the pipe: `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
