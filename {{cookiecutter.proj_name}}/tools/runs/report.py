@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader
 from loguru import logger
 
 from common.base.files import write_text
@@ -25,8 +25,9 @@ from tools.runs import compare
 from tools.runs.read import RunFiles, read_run
 
 FILE = "report.html"
+_HERE = Path(__file__).parent
 _COLOURS = 8
-_MOST_CHARTS, _MOST_POINTS, _MOST_WARNINGS = 30, 500, 30
+_MOST_POINTS = 500  # drawn of a curve: more would not be visible on a screen
 _MOST_BYTES = 1_000_000  # of a picture: a larger one stays in the run's folder
 _SMOOTH_FROM = 60  # points of training: with fewer, there is nothing to smooth
 _LOG_FROM = 50.0  # times the lowest value: a higher one makes the axis logarithmic
@@ -47,49 +48,11 @@ def write_report(folder: Path) -> None:
 
 def report(runs: Sequence[RunFiles]) -> str:
     """The page of one run, or of several side by side."""
-    pages = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+    pages = Environment(loader=FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pages.filters |= {"number": lambda value: number(value).strip(), "tick": _tick, "shown": compare.shown}
-    names, is_one = names_of(runs), len(runs) == 1
-    found = [each for each in (charts(runs[0]) if is_one else charts_of_all(runs, names)) if each]
-    about = _of_one(runs[0]) if is_one else _of_several(runs, names)
-    return pages.get_template("page.html.jinja").render(
-        about, runs=runs, names=names, colours=_COLOURS, charts=found[:_MOST_CHARTS], more=len(found[_MOST_CHARTS:]),
-        compare=compare, pictures=[list(pictures(run, 16 if is_one else 8, progress=is_one)) for run in runs],
-    )  # fmt: skip
-
-
-def _of_one(run: RunFiles) -> dict[str, Any]:
-    try:
-        lines = _WARNING.findall(RunPaths(run.path).log_file().read_text(errors="replace"))
-    except OSError:
-        lines = []
-    return {
-        "cards": list(cards(run))[:6],
-        "results": results(run),
-        "config": "".join(f"{key}: {dump(value, flow=True)}\n" for key, value in run.config.items()),
-        "attempts": list(attempts(run)),
-        "stages": [each for each in run.records if each["event"] == "stage"],
-        "environment": environment(run.attempts[-1]) if run.attempts else {},
-        "warnings": len(lines),
-        "first_warnings": lines[:_MOST_WARNINGS],
-    }
-
-
-def _of_several(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Any]:
-    groups, last = list(compare.ranked(runs).values()), [run.attempts[-1] if run.attempts else {} for run in runs]
-    where = {
-        "code": [str(each.get("git", {}).get("commit"))[:10] for each in last],
-        "host": [str(each.get("host")) for each in last],
-    }
-    return {
-        "verdict": verdict(runs, names),
-        "first": groups[0][0] if len(groups) == 1 else None,
-        "where": {name: values for name, values in where.items() if len(set(values)) > 1},
-        "results": list(results_of_all(runs)),
-    }
+    parts = (attempts, cards, charts, charts_of_all, environment, pictures, results, results_of_all, verdict, warnings)
+    pages.globals |= {part.__name__: part for part in parts} | {"compare": compare, "dump": dump}
+    return pages.get_template("page.html.jinja").render(runs=runs, names=names_of(runs), colours=_COLOURS)
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:
@@ -164,53 +127,41 @@ def attempts(run: RunFiles) -> Iterator[dict[str, Any]]:
 
 
 def environment(attempt: Mapping[str, Any]) -> dict[str, Any]:
-    """Code, versions and machine of an attempt."""
-    git = attempt.get("git", {})
-    changed = ", with uncommitted changes" if git.get("dirty") else ""
-    is_known = bool(git.get("commit"))
-    return {
-        "code": f"{git['commit']} on {git.get('branch')}{changed}" if is_known else f"unknown: {git.get('note', '')}",
-        **{name: value for name, value in attempt.get("versions", {}).items() if value},
-        "machine": attempt.get("host"),
-        "CPU threads": attempt.get("cpu_threads"),
-        "seed": attempt.get("seed"),
-        **attempt.get("environment", {}),
-        "full command": attempt.get("command"),
-        "folder": attempt.get("working_directory"),
-    }
+    """Code, versions and machine of an attempt, as far as they are known."""
+    about = {**attempt.get("git", {}), **attempt.get("versions", {}), **attempt.get("environment", {})}
+    about |= {name: attempt.get(name) for name in ("host", "cpu_threads", "seed", "command", "working_directory")}
+    return {name.replace("_", " "): value for name, value in about.items() if value is not None}
+
+
+def warnings(run: RunFiles) -> list[str]:
+    """The lines of warnings and errors in train.log."""
+    file = RunPaths(run.path).log_file()
+    return _WARNING.findall(file.read_text(errors="replace")) if file.is_file() else []
 
 
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def pictures(run: RunFiles, most: int, *, progress: bool) -> Iterator[tuple[str, list[tuple[str, str, int]]]]:
-    """Headings and pictures as (name, address, width): the last evaluation, and the latest of each split's progress."""
+def pictures(run: RunFiles, most: int) -> dict[str, list[tuple[str, str, int]]]:
+    """Pictures as (name, address, width) by heading: of the last evaluation, the latest of each split's progress."""
     paths = RunPaths(run.path)
     evaluations = [folder for folder in paths.eval.glob("*/") if any(folder.rglob("*.png"))]
-    groups: dict[str, list[Path]] = {}
-    if evaluations:
-        folder = max(evaluations, key=lambda each: (each.stat().st_mtime, each.name))
-        groups[f"eval/{folder.name}"] = sorted(folder.rglob("*.png"))
-    for split in sorted(paths.progress.glob("*/")) if progress else []:
+    last = max(evaluations, key=lambda each: (each.stat().st_mtime, each.name), default=None)
+    groups = {f"eval/{last.name}": sorted(last.rglob("*.png"))} if last else {}
+    for split in sorted(paths.progress.glob("*/")):
         newest = {file.parent: file for file in sorted(split.rglob("*.png"))}  # the steps of a folder are in order
-        if newest and not (split.name == "eval" and evaluations):  # they are those of the eval folder
-            step = max(file.stem for file in newest.values()).replace("_", ", ")
-            groups[f"progress/{split.name}, {step}"] = list(newest.values())
-    for heading, files in groups.items():
-        shown = [found for file in files[:most] if (found := _picture(file))]
-        if shown:
-            yield heading + (f", the first {most} of {len(files)}" if len(files) > most else ""), shown
+        if not (split.name == "eval" and last):  # they are those of the eval folder
+            groups[f"progress/{split.name}"] = list(newest.values())
+    found = {heading: [each for file in files[:most] if (each := _picture(file))] for heading, files in groups.items()}
+    return {heading: shown for heading, shown in found.items() if shown}
 
 
 def _picture(file: Path) -> tuple[str, str, int] | None:
     """None for a picture that is damaged or too large."""
-    try:
-        data = file.read_bytes()
-    except OSError:
-        return None
+    data = file.read_bytes()
     if not data.startswith(b"\x89PNG\r\n\x1a\n") or not 24 < len(data) <= _MOST_BYTES:
         return None
-    name = file.parent.name if re.fullmatch(r"epoch\d+_step\d+", file.stem) else file.stem
+    name = f"{file.parent.name} {file.stem}" if re.fullmatch(r"epoch\d+_step\d+", file.stem) else file.stem
     return name, f"data:image/png;base64,{base64.b64encode(data).decode()}", struct.unpack(">I", data[16:20])[0]
 
 
@@ -235,31 +186,28 @@ def series(run: RunFiles, event: str) -> dict[str, list[Point]]:
     return found
 
 
-def charts(run: RunFiles) -> list[dict[str, Any] | None]:
+def charts(run: RunFiles) -> list[dict[str, Any]]:
     """A chart for each value, with training, validation and evaluation in it; then rates, gradients and speed."""
     same, found, train = compare.twins([run]), dict[str, list[Curve]](), series(run, "train")
     for colour, event in enumerate(("train", "val", "eval")):
         for name, points in series(run, event).items():
-            if name in same or (event == "train" and _is_setting(name)):
-                continue
-            drawn = found.setdefault(base := _base(run, name), [])
-            hue = colour if all(curve.colour != colour for curve in drawn) else (len(drawn) + 2) % _COLOURS
-            shown = f"{event} {name.removesuffix(base)}".rstrip(" .")
-            drawn += _noisy(shown, points, hue) if event == "train" else [Curve(shown, points, hue, _kind(event))]
+            if name not in same and not (event == "train" and _is_setting(name)):
+                drawn = found.setdefault(base := _base(run, name), [])
+                hue = colour if all(curve.colour != colour for curve in drawn) else (len(drawn) + 2) % _COLOURS
+                drawn += _curves(f"{event} {name.removesuffix(base)}".rstrip(" ."), points, hue, event)
     best = {_base(run, run.best["metric"]): (run.best["step"], run.best["value"])} if run.best else {}
     order = sorted(found, key=lambda name: (name not in best, name != "loss", name.endswith("loss")))
     rates = [name for name in train if _RATE.fullmatch(name)]
     lines = [Curve(name.removeprefix("lr_"), train[name], at % _COLOURS) for at, name in enumerate(rates)]
-    speed = Curve("training", series(run, "speed").get("samples_per_second", []), 6)
-    return [
-        *(chart(name, found[name], best.get(name)) for name in order),
-        chart("learning rate", lines, log=False),
-        chart("gradient norm", _noisy("train", train.get("grad_norm", []), 4)),
-        chart("samples per second", [speed], log=False),
-    ]
+    speed = series(run, "speed").get("samples_per_second", [])
+    all_charts = [chart(name, found[name], best.get(name)) for name in order]
+    all_charts += [chart("learning rate", lines, log=False)]
+    all_charts += [chart("gradient norm", _curves("train", train.get("grad_norm", []), 4, "train"))]
+    all_charts += [chart("samples per second", [Curve("training", speed, 6)], log=False)]
+    return [each for each in all_charts if each]
 
 
-def charts_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any] | None]:
+def charts_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
     """A chart for each value of each split, with a curve for each run; of training, smooth ones."""
     found, same = [], compare.twins(runs)
     for event in ("val", "train", "eval"):
@@ -267,12 +215,13 @@ def charts_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[s
         values = [name for name in dict.fromkeys(name for each in measured for name in each) if name not in same]
         for value in sorted(values, key=lambda name: (_is_setting(name), name != "loss")):
             is_rate = event == "train" and _RATE.fullmatch(value) is not None
+            title = value.replace("lr", "learning rate", 1) if is_rate else f"{event} {value.replace('_', ' ')}"
             points = [each.get(value, []) for each in measured]
             points = [smooth(each) for each in points] if event == "train" and not is_rate else points
-            curves = [Curve(name, points[at], at % _COLOURS, _kind(event)) for at, name in enumerate(names)]
-            title = value.replace("lr", "learning rate", 1) if is_rate else f"{event} {value.replace('_', ' ')}"
+            kind = "dots" if event == "eval" else "line"
+            curves = [Curve(name, points[at], at % _COLOURS, kind) for at, name in enumerate(names)]
             found.append(chart(title, curves, log=not is_rate))
-    return found
+    return [each for each in found if each]
 
 
 def _base(run: RunFiles, name: str) -> str:
@@ -287,14 +236,10 @@ def _is_setting(name: str) -> bool:
     return name == "grad_norm" or _RATE.fullmatch(name) is not None
 
 
-def _kind(event: str) -> str:
-    return "dots" if event == "eval" else "line"
-
-
-def _noisy(name: str, points: list[Point], colour: int) -> list[Curve]:
-    """The points, behind a smooth curve if there are many."""
-    if len(points) < _SMOOTH_FROM:
-        return [Curve(name, points, colour)]
+def _curves(name: str, points: list[Point], colour: int, event: str) -> list[Curve]:
+    """The points; of many points of training, those behind a smooth curve."""
+    if event != "train" or len(points) < _SMOOTH_FROM:
+        return [Curve(name, points, colour, "dots" if event == "eval" else "line")]
     return [Curve(name, points, colour, "faint"), Curve(f"{name}, smooth", smooth(points), colour)]
 
 
