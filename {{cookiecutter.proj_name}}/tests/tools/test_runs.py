@@ -50,7 +50,6 @@ def test_the_table_has_the_keys_that_differ_and_the_best_run_last(
     monkeypatch.setenv("COLUMNS", "60")  # programs such as make export it: it counts on a terminal only
     tool.main([str(experiments / "sweep")])
     assert len(capsys.readouterr().out.splitlines()) == 5
-    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     tool.main([str(experiments / "sweep")])
     *lines, left_out, _, _ = capsys.readouterr().out.splitlines()

@@ -7,11 +7,12 @@ results. `val` are the results of the best validation, `eval` those of the last 
 import argparse
 import csv
 import json
-import os
+import shlex
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,11 @@ from common.base.text import number, plain
 from common.config.names import listed
 from common.config.problem import place
 from common.run.lock import FolderLock
-from common.run.paths import RunPaths
+from common.run.paths import PROJECT, RunPaths
 from tools.runs import compare
 from tools.runs.read import RunFiles, read_run
 
 _WIDEST = 32  # characters of a cell, where lines have a limit
-_COLOURS = {"failed": "31", "killed": "31", "running": "36", "stopped": "33"}
 
 
 class Row:
@@ -39,24 +39,22 @@ class Row:
     """
 
     def __init__(self, run: RunFiles, name: str, keys: Sequence[str]) -> None:
-        self.run, self.name, self.ranking = run, name, compare.ranking(run)
-        self.results, self.seconds, self.epoch = compare.results(run), compare.seconds(run), compare.epoch(run)
+        self.run, self.name, self.ranking, self.results = run, name, compare.ranking(run), compare.results(run)
+        self.seconds, self.epoch = compare.seconds(run), compare.epoch(run)
         self.config = {key: run.config[key] for key in keys if key in run.config}
-        remark = "; ".join(part for part in (run.reason, *run.problems) if part not in ("", run.state))
-        self.values: dict[str, Any] = {
-            "run": name,
-            "state": run.state,
-            **({"best": run.best["value"], "at": run.best["step"]} if run.best else {}),
-            **{**self.config, **self.results, "step": run.step, "epoch": self.epoch, "time": self.seconds},
-            **({"remark": " ".join(remark.split())} if remark else {}),
-        }
+        best = {"best": run.best["value"], "at": run.best["step"]} if run.best else {}
+        remark = " ".join(
+            "; ".join(part for part in (run.reason, *run.problems) if part not in ("", run.state)).split()
+        )
+        self.values: dict[str, Any] = {"run": name, "state": run.state, **best, **self.config, **self.results}
+        self.values |= {"step": run.step, "epoch": self.epoch, "time": self.seconds}
+        self.values |= {"remark": remark} if remark else {}
 
     def record(self) -> dict[str, Any]:
         """The run for --json."""
-        run = self.run
-        about = {"run": self.name, "path": str(run.path), "state": run.state, "reason": run.reason, "step": run.step}
-        about |= {"epoch": self.epoch, "best": run.best, "values": self.results, "seconds": self.seconds}
-        return {**about, "config": self.config, "problems": run.problems}
+        about = {name: getattr(self.run, name) for name in ("path", "state", "reason", "step", "best", "problems")}
+        about |= {"path": str(self.run.path), "epoch": self.epoch, "seconds": self.seconds}
+        return {"run": self.name, **about, "values": self.results, "config": self.config}
 
 
 def read(folders: Sequence[Path], *, failed: bool = False) -> tuple[list[Row], list[RunFiles]]:
@@ -116,45 +114,33 @@ def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[
     return sorted(rows, key=rank)
 
 
-def table(rows: Sequence[Row], width: int | None = None, *, colour: bool = False) -> str:
-    """The rows as text, in lines of at most `width` characters as far as possible; None for any length."""
-    first = [group[0] for group in compare.ranked(row.run for row in rows).values()]
-    metrics = {compare.ranking(run)[0] for run in first}
+def table(rows: Sequence[Row], width: int | None = None) -> str:
+    """The rows as text, in lines of at most `width` characters; None for any length."""
+    metrics = {row.ranking[0] for row in rows if row.run.best}
     best = " ".join(["best", *metrics]) if len(metrics) == 1 else "best"
     repeated = {f"{split}.{name}" for name in compare.twins([row.run for row in rows]) for split in ("val", "eval")}
-    repeated |= {best.replace("best ", "val.")}
-    names = [name for name in columns(rows) if name not in repeated]
-    ends, used = Counter(name.rpartition(".")[2] for name in names), 0
-    texts, left_out = list[list[str]](), list[str]()
+    names = [name for name in columns(rows) if name not in repeated | {best.replace("best ", "val.")}]
+    ends = Counter(name.rpartition(".")[2] for name in names)
+    texts = []
     for name in names:
         end = name.rpartition(".")[2]
         is_short = not name.startswith(("val.", "eval.")) and ends[end] == 1 and end != "type"
         cells = [best if name == "best" else end if is_short else name]
-        cells += [_cell(row, name, with_metric=len(metrics) > 1, limit=_WIDEST if width else None) for row in rows]
-        size = max(map(len, cells))
-        if width and used + size > width and name not in ("run", "state", "best"):
-            left_out.append(name)
-            continue
+        cells += [_cell(row, name, with_metric=len(metrics) > 1)[: _WIDEST if width else None] for row in rows]
         is_number = all(isinstance(row.values.get(name, 0), (int, float)) for row in rows)
-        texts.append([f"{cell:{'>' if is_number else '<'}{size}}" for cell in cells])
-        used += size + 2
-    codes = ["1", *("1;32" if row.run in first else _COLOURS.get(row.run.state, "") for row in rows)]
-    lines = ["  ".join(cells).rstrip() for cells in zip(*texts, strict=True)]
-    if colour:
-        lines = [f"\033[{code}m{line}\033[0m" if code else line for code, line in zip(codes, lines, strict=True)]
-    if left_out:
-        lines.append(f"not shown: {listed(left_out)}; widen the terminal, or use --csv")
-    return "\n".join(lines)
+        texts.append([f"{cell:{'>' if is_number else '<'}{max(map(len, cells))}}" for cell in cells])
+    count = sum(width is None or end - 2 <= width for end in accumulate(len(cells[0]) + 2 for cells in texts))
+    lines = ["  ".join(cells).rstrip() for cells in zip(*texts[:count], strict=True)]
+    more = [f"not shown: {listed(names[count:])}; widen the terminal, or use --csv"] if names[count:] else []
+    return "\n".join([*lines, *more])
 
 
-def _cell(row: Row, name: str, *, with_metric: bool, limit: int | None) -> str:
+def _cell(row: Row, name: str, *, with_metric: bool) -> str:
     if name not in row.values:
-        text = "-"
-    elif name == "best" or name in row.results:
-        text = f"{row.ranking[0]} " * (with_metric and name == "best") + number(row.values[name]).strip()
-    else:
-        text = compare.duration(row.seconds) if name == "time" else compare.shown(row.values[name])
-    return text if limit is None or len(text) <= limit else f"{text[: limit - 1]}…"
+        return "-"
+    if name == "best" or name in row.results:
+        return f"{row.ranking[0]} " * (with_metric and name == "best") + number(row.values[name]).strip()
+    return compare.duration(row.seconds) if name == "time" else compare.shown(row.values[name])
 
 
 def write_csv(rows: Sequence[Row]) -> None:
@@ -162,20 +148,19 @@ def write_csv(rows: Sequence[Row]) -> None:
     writer = csv.DictWriter(sys.stdout, [*columns(rows), "metric"], lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        lists = {
-            key: json.dumps(value) for key, value in row.config.items() if not isinstance(value, (int, float, str))
-        }
-        writer.writerow({**row.values, **lists, "metric": row.ranking[0]})
+        values = {**row.values, "metric": row.ranking[0]}
+        writer.writerow({name: json.dumps(each) if isinstance(each, list) else each for name, each in values.items()})
 
 
 def conclusion(rows: Sequence[Row]) -> str:
     """Which run is best, by what, and how to evaluate it; for each metric and each validation data on their own."""
     names, groups, lines = {id(row.run): row.name for row in rows}, compare.ranked(row.run for row in rows), []
     for (metric, data), (run, *_) in groups.items():
-        best, command = run.best or {}, compare.evaluate_command(run)
+        best, file = run.best or {}, RunPaths(run.path).checkpoints / "best.pt"
         by = f"{metric} on {data}" if len({each[1] for each in groups}) > 1 else metric
         text = f"best by {by}: {names[id(run)]}, {number(best['value']).strip()} at step {best['step']}"
-        lines.append(f"{text}\n  {command}" if command else f"{text}; its best.pt is gone")
+        command = f"\n  python evaluate.py --model_pt {shlex.quote(place(file))}"
+        lines.append(text + (command if file.is_file() else "; its best.pt is gone"))
     if len(lines) > 1:
         lines.insert(0, "Only runs with the same best.metric and the same validation data are ranked together.")
     return "\n".join(lines) or "No run has a best validation yet."
@@ -200,9 +185,7 @@ def main(argv: list[str]) -> int:
     """Read the command line and the runs, and print them. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.runs", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="default: experiments")
-    parser.add_argument(
-        "--sort", default="", metavar="COLUMN", help="as in val.Accuracy, optim.lr, lr, time; default: best"
-    )
+    parser.add_argument("--sort", metavar="COLUMN", help="as in val.Accuracy, optim.lr, lr, time; default: best")
     parser.add_argument("--reverse", action="store_true", help="the other way round")
     parser.add_argument("--csv", action="store_true", help="all columns, in full precision")
     parser.add_argument("--json", action="store_true", help="a list of objects")
@@ -210,7 +193,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--remove-failed", action="store_true", help="list these, ask, and delete their folders")
     parser.add_argument("--yes", action="store_true", help="with --remove-failed: do not ask")
     options = parser.parse_args(argv)
-    rows, left_out = read(options.folders or [compare.PROJECT / "experiments"], failed=options.failed)
+    rows, left_out = read(options.folders or [PROJECT / "experiments"], failed=options.failed)
     if options.remove_failed:
         remove(left_out, is_sure=options.yes)
         return 0
@@ -221,9 +204,8 @@ def main(argv: list[str]) -> int:
     elif options.csv:
         write_csv(rows)
     elif rows:
-        on_terminal = sys.stdout.isatty()
-        width = shutil.get_terminal_size().columns if on_terminal else None
-        print(table(rows, width, colour=on_terminal and "NO_COLOR" not in os.environ), conclusion(rows), sep="\n")
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(table(rows, width), conclusion(rows), sep="\n")
     if left_out:
         count = f"{len(left_out)} start{'s' * (len(left_out) > 1)}"
         text = f"{count} that failed before the first step: see --failed, or delete with --remove-failed"
