@@ -87,7 +87,7 @@ def check_command(argv: list[str]) -> None:
     read_checkpoint(path)
     raise UserError(
         f"there is no config.yaml in the run folder of {path}; take the config from the checkpoint:\n"
-        f"  python -m common.checkpoint {shlex.quote(str(path))} --config > its_config.yaml\n"
+        f"  python -m tools.checkpoint {shlex.quote(str(path))} --config > its_config.yaml\n"
         f"  python evaluate.py --config its_config.yaml --model_pt {shlex.quote(str(path))}"
     )
 

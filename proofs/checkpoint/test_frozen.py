@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import common.checkpoint.__main__ as tool
 from common.checkpoint.checksum import checksum
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
@@ -18,6 +17,7 @@ from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import Runs, load, same
 from tests.parts import Plain
 from tests.ranks import several
+from tools import checkpoint as tool
 from custom.tasks.classification_task import ClassificationTask
 
 HERE = "proofs.checkpoint.test_frozen"

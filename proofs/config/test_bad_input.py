@@ -224,7 +224,7 @@ def test_model_pt(error_of: ErrorOf, runs: Runs, tmp_path: Path) -> None:
     assert "model_pt: which checkpoint?" in error_of(program="evaluate")
     assert "there is no checkpoint" in error_of("--model_pt", str(tmp_path / "none.pt"), program="evaluate")
     (tmp_path / "alone.pt").write_bytes(whole)
-    assert "python -m common.checkpoint" in error_of("--model_pt", str(tmp_path / "alone.pt"), program="evaluate")
+    assert "python -m tools.checkpoint" in error_of("--model_pt", str(tmp_path / "alone.pt"), program="evaluate")
 
 
 def test_more_classes_than_the_model_has(error_of: ErrorOf, tmp_path: Path) -> None:

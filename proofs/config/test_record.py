@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-import common.checkpoint.__main__ as inspect
 from common.checkpoint import write_checkpoint
 from common.config import ConfigError, Conversions, dump, resolve, section
 from common.config.registry import MODEL_REGISTRY
@@ -16,6 +15,7 @@ import evaluate
 import predict
 import train
 from tests.conftest import Runs, load, metrics
+from tools import checkpoint as inspect
 from custom.config import Config
 
 

@@ -1,5 +1,6 @@
 """The first and the last lines of a run's log: what it is made of; what it has reached, and what to do next."""
 
+import pkgutil
 import shlex
 import sys
 from collections.abc import Mapping
@@ -31,12 +32,16 @@ from common.run_context import RunContext
 from common.trainer import Trainer
 from cli.first_batch import FirstBatch
 from cli.slow_data import SlowDataAdvice, warn_of_busy_machine
-from support.report import write_report
 from custom.config import Config
 
 _PROJECT = Path(__file__).resolve().parents[1]
 _FILES = ("train.log", "report.html", "metrics.jsonl", "checkpoints", "eval", "progress")
 _WIDEST = 100
+# Called with the folder of a run that is complete.
+_AT_END: list[str] = [
+    # "module:function"
+    "tools.runs.report:write_report",
+]
 
 
 def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
@@ -124,7 +129,8 @@ def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
     if not trainer.rank.is_main:
         return
     if outcome is not None and not outcome.exit_code:  # a job that was stopped has no time for it
-        write_report(trainer.paths.root)
+        for name in _AT_END:
+            pkgutil.resolve_name(name)(trainer.paths.root)
     logger.info("{}", summary(trainer, outcome))
 
 

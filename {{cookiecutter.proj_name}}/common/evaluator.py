@@ -14,7 +14,7 @@ import torch
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.base.text import label
+from common.base.text import label, plain
 from common.data.loader import EvaluationLoader, Step
 from common.distributed import Rank, max_over_ranks
 from common.distributed.seed import mix, random_state_unchanged, set_seed
@@ -22,7 +22,6 @@ from common.evaluation.loss import Losses, LossSums
 from common.monitor.pictures import Picture, save_png
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
-from common.monitor.writer import plain
 from common.optim.precision import Precision
 from common.task import Task
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
+from common.base.text import plain
 from common.data.from_files import build_files, reader_of
 from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
-from common.monitor.writer import plain
 from support.trained import Trained
 
 Batch = tuple[Any, dict[int, str]]

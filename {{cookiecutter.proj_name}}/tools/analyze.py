@@ -1,22 +1,28 @@
 """What a model costs, on a batch of the config's own training data: python -m tools.analyze --config FILE
 
-Parameters, floating point operations, memory kept for the backward pass, and time; of the task and of each module.
+Parameters and floating point operations of each module; operations, kept memory and time of each batch size.
 """
 
 import argparse
 import json
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.benchmark import Timer
+from torch.utils.flop_counter import FlopCounterMode
 
 from common import distributed
+from common.base.context import error_context
 from common.base.errors import UserError
-from common.base.files import write_text
+from common.base.files import output_file, write_text
 from common.build import build_stream, build_task
 from common.config.registry import REGISTRIES
 from common.distributed.process import set_up_process
@@ -25,181 +31,178 @@ from common.failure.program import leave, reported
 from common.model import prepare
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
-from common.run.paths import PROJECT, RunPaths
 from common.task import Place
 from cli.advice import explained
 from cli.command_line import parse
 from cli.stored_config import stored_config
-from support.cost import Subject, measure, module_rows
 from custom.config import Config
 
-DTYPES: dict[str, Literal["fp32", "bf16", "fp16", "fp64"]] = {
-    "float32": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float64": "fp64",
-}
-_PROFILE_WAIT = 10
+
+class Subject:
+    """A task, a batch of its training data and what they cost.
+
+    Args:
+        size: samples of the batch; `UserError` if there are not so many.
+    """
+
+    def __init__(self, config: Config, size: int) -> None:
+        first, dist = config.in_stage(0), replace(config.dist, processes=None)
+        gpu_ids = 0 if config.gpu_ids == "all" else config.gpu_ids
+        rank = distributed.find_rank(gpu_ids[0] if isinstance(gpu_ids, list) else gpu_ids, dist)
+        set_up_process(dist, rank)
+        seed = choose_seed(dist, rank)
+        stream = build_stream(replace(config, batch_size=size), rank, seed)
+        if 0 < stream.epoch_size < size:
+            raise UserError(f"--batch {size}: the training data has only {stream.epoch_size} samples")
+        batch = stream.sample_batch(full=True)
+        stream.close()
+        self.precision, self.device, self.size = build_precision(config.precision, rank.device), rank.device, size
+        self.task = build_task(config, seed, rank, first_weights=False)
+        # Compiled kernels cannot be assigned to modules.
+        eager = replace(first.prepare, compile=replace(first.prepare.compile, enabled=False))
+        prepare(self.task, eager, dist, self.precision, rank)
+        start = Place(0, 0, None, stream.steps_per_epoch)
+        self.task.loss.position = lambda: start
+        self.task.loss.weigh(first.loss)
+        self.batch = self.task.prepare_batch(self.precision.cast_batch(batch), rank.device)
+
+    def forward(self) -> None:
+        """A forward pass, as in evaluation."""
+        self.task.eval()
+        with torch.no_grad(), self.precision.autocast():
+            self.task("output", self.batch)
+
+    def train(self, between: Callable[[], None] = lambda: None) -> None:
+        """Forward and backward pass of every update of a step; `between` is called between the two."""
+        self.task.train()
+        for name in self.task.updates():
+            with self.precision.autocast():
+                losses = self.task("update", name, self.batch)
+            between()
+            if "loss" not in losses:
+                raise UserError(f"{type(self.task).__name__} has no `loss` in update {name}; see section loss")
+            self.precision.backward(losses["loss"])
+        self.task.zero_grad()
+
+    def kept_bytes(self) -> int:
+        """Bytes of the tensors that a forward pass keeps for its backward pass, without weights; each counts once.
+
+        Of several updates, the one that keeps most.
+        """
+        weights = {each.untyped_storage().data_ptr() for each in (*self.task.parameters(), *self.task.buffers())}
+        kept, sums = dict[int, Tensor](), list[int]()
+
+        def keep(tensor: Tensor) -> Tensor:
+            kept[tensor.untyped_storage().data_ptr()] = tensor  # while it is there, no other has this address
+            return tensor
+
+        def end_forward() -> None:
+            sums.append(sum(each.untyped_storage().nbytes() for at, each in kept.items() if at not in weights))
+            kept.clear()
+
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
+            self.train(between=end_forward)
+        return max(sums)
+
+    def costs(self) -> dict[str, Any]:
+        """The numbers of the batch; of each time, in seconds, the median and the range of the middle half."""
+        result: dict[str, Any] = {"batch": self.size, "bytes_kept": self.kept_bytes(), "bytes_peak": None}
+        for name, call in (("forward", self.forward), ("train", self.train)):
+            timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+            times = timer.blocked_autorange()  # after a warm-up; the device is waited for
+            result |= {f"flops_{name}": count_flops(call)["Global"], f"seconds_{name}": [times.median, times.iqr]}
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.train()
+            result["bytes_peak"] = torch.cuda.max_memory_allocated(self.device)
+        return result
+
+    def modules(self, depth: int) -> list[dict[str, Any]]:
+        """Parameters and operations of each module that has any, down to `depth` levels below the model."""
+        rows, forward, train = [], count_flops(self.forward), count_flops(self.train)
+        for name, module in nn.Module.named_modules(self.task):
+            short, key = name.removeprefix("model."), f"{type(self.task).__name__}.{name}" if name else "Global"
+            level = 0 if short in ("", "model") else short.count(".") + 1
+            row = {"module": short or "task", "type": type(module).__name__}
+            row |= {"parameters": sum(each.numel() for each in module.parameters())}
+            row |= {"trained": sum(each.numel() for each in module.parameters() if each.requires_grad)}
+            if level <= depth and (row["parameters"] or forward[key]):
+                rows.append({**row, "flops_forward": forward[key], "flops_train": train[key]})
+        return rows
 
 
-def build(config: Config, size: int, dtype: str) -> Subject:
-    """The task, and a batch of `size` samples. Raises `UserError` if there are not so many."""
-    first, dist = config.in_stage(0), replace(config.dist, processes=None)
-    gpu_ids = 0 if config.gpu_ids == "all" else config.gpu_ids
-    rank = distributed.find_rank(gpu_ids[0] if isinstance(gpu_ids, list) else gpu_ids, dist)
-    set_up_process(dist, rank)
-    seed = choose_seed(dist, rank)
-    stream = build_stream(replace(config, batch_size=size), rank, seed)
-    if 0 < stream.epoch_size < size:
-        raise UserError(f"--batch {size}: the training data has only {stream.epoch_size} samples")
-    batch = stream.sample_batch(full=True)
-    stream.close()
-    precision = build_precision(replace(config.precision, mode=DTYPES[dtype]), rank.device)
-    task = build_task(config, seed, rank, first_weights=False)
-    # Compiled kernels cannot be assigned to modules.
-    eager = replace(first.prepare, compile=replace(first.prepare.compile, enabled=False))
-    prepare(task, eager, dist, precision, rank)
-    start = Place(0, 0, None, stream.steps_per_epoch)
-    task.loss.position = lambda: start
-    task.loss.weigh(first.loss)
-    batch = task.prepare_batch(precision.cast_batch(batch), rank.device)
-    return Subject(task, batch, size, dtype, precision, rank.device)
+def count_flops(call: Callable[[], None]) -> Counter[str]:
+    """Floating point operations by module, with all that it contains; `Global` is the whole call.
+
+    They are 2 for each multiplication and addition of matrix products and convolutions.
+    """
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # it misses fused kernels on CPUs
+        call()
+    return Counter({name: sum(counts.values()) for name, counts in counter.get_flop_counts().items()})
 
 
-def analyze(config: Config, sizes: Sequence[int], dtypes: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
-    """The numbers of every batch size and format, and of the modules for the first of them."""
-    batches: list[dict[str, Any]] = []
-    modules: list[dict[str, Any]] = []
-    for dtype in dtypes:
-        for size in sizes:
-            subject = build(config, size, dtype)
-            batches.append(measure(subject, options.repeat))
-            modules = modules or module_rows(subject, options.repeat, options.depth)
-    device = subject.device
-    return {
-        "task": config.task["type"],
-        "model": config.model["type"],
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "threads": torch.get_num_threads(),
-        "torch": str(torch.__version__),
-        "parameters": modules[0]["parameters"],
-        "trained": modules[0]["trained"],
-        "batches": batches,
-        "modules": modules,
-    }
+def analyze(config: Config, sizes: Sequence[int], depth: int) -> dict[str, Any]:
+    """What a batch of each size costs, and for the first of them what each module computes."""
+    subjects = (Subject(config, size) for size in sizes)
+    batches, modules = [], list[dict[str, Any]]()
+    for subject in subjects:
+        with error_context(f"in analyzing a batch of {subject.size}".format):
+            modules = modules or subject.modules(depth)
+            batches.append(subject.costs())
+    about = {"task": config.task["type"], "model": config.model["type"], "precision": config.precision.mode}
+    about |= {"device": str(subject.device), "threads": torch.get_num_threads(), "torch": str(torch.__version__)}
+    return {**about, "batches": batches, "modules": modules}
 
 
-def report(result: dict[str, Any]) -> None:
-    """Print the numbers as tables."""
-    place = result["device"] + (f" with {result['threads']} threads" if result["device"] == "cpu" else "")
-    print(f"{result['task']} with {result['model']} on {place}, torch {result['torch']}")
-    count, trained = result["parameters"], result["trained"]
-    print(f"parameters  {count:,}: {trained:,} trained, {count - trained:,} frozen")
-    first = result["batches"][0]
-    print(f"\nmodules, for a batch of {first['batch']} in {first['dtype']}")
-    names = ["module", "type", "parameters", "FLOPs forward", "kept for backward", "time forward"]
-    print_table(
-        names,
-        [
-            [
-                row["module"],
-                row["type"],
-                f"{row['parameters']:,}" + (" frozen" if row["parameters"] and not row["trained"] else ""),
-                scaled(row["flops"]),
-                scaled(row["saved_bytes"], "B"),
-                milliseconds(row["seconds"]),
-            ]
-            for row in result["modules"]
-        ],
-    )
-    print("\nbatches; of the times, the median and the range of the middle half")
-    names = ["batch", "format", "FLOPs forward", "with backward", "kept", "time forward", "with backward", "samples/s"]
-    has_peak = first["peak_bytes"] is not None
-    rows = []
-    for each in result["batches"]:
-        times = [
-            f"{milliseconds(middle)} ({1e3 * low:.2f}-{1e3 * high:.2f})"
-            for low, middle, high in (each["seconds_forward"], each["seconds_train"])
-        ]
-        flops = scaled(each["flops_forward"]), scaled(each["flops_train"])
-        rate = f"{each['batch'] / each['seconds_train'][1]:,.0f}"
-        peak = [scaled(each["peak_bytes"], "B")] if has_peak else []
-        rows.append([str(each["batch"]), each["dtype"], *flops, scaled(each["saved_bytes"], "B"), *times, rate, *peak])
-    print_table([*names, *(["peak memory"] if has_peak else [])], rows)
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print rows in columns; those of text are aligned to the left."""
+    texts = [{name: in_words(name, value) for name, value in row.items()} for row in rows]
+    columns = {name: [name.replace("_", " "), *(row[name] for row in texts)] for name in rows[0]}
+    for name, cells in columns.items():
+        side, width = "<" if isinstance(rows[0][name], str) else ">", max(map(len, cells))
+        columns[name] = [f"{cell:{side}{width}}" for cell in cells]
+    for row in zip(*columns.values(), strict=True):
+        print("  " + "  ".join(row).rstrip())
 
 
-def print_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows in columns; the first two are aligned to the left."""
-    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
-    for row in (names, *rows):
-        cells = [
-            f"{cell:{'<' if at < 2 else '>'}{width}}" for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  " + "  ".join(cells).rstrip())
-
-
-def scaled(number: float, unit: str = "") -> str:
-    """A number with three digits and a prefix: 1.23 M."""
-    for prefix in ("", "k", "M", "G", "T"):
-        if abs(number) < 999.5:
-            return f"{number:.3g} {prefix}{unit}".rstrip()
-        number /= 1000
-    return f"{number:.3g} P{unit}"
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f} ms"
-
-
-def profile(config: Config, words: Sequence[str], steps: int) -> int:
-    """Train a short run that records `steps` steps, see the config's section profile. Returns the exit code."""
-    name = f"{config.name}_profile"
-    given = [f"--name={name}", f"--profile.steps={steps}", f"--profile.wait={_PROFILE_WAIT}", "--progress.epoch=null"]
-    given += [f"--progress.max_steps={steps + _PROFILE_WAIT}", "--monitor.writers=[]"]
-    code = subprocess.run([sys.executable, str(PROJECT / "train.py"), *words, *given], check=False).returncode
-    if code == 0:
-        trace = RunPaths.for_run(config.dir, name, PROJECT).root / "profile.json"
-        print(f"\nthe trace is {trace}; open it at https://ui.perfetto.dev")
-    return code
+def in_words(name: str, value: Any) -> str:
+    """A value of a table: 1.23 M of operations or bytes; of a time in seconds, the median and the range around it."""
+    if isinstance(value, list):
+        return f"{1e3 * value[0]:.2f} ± {1e3 * value[1] / 2:.2f} ms"
+    if not name.startswith(("flops", "bytes")) or value is None:
+        return f"{value:,}" if isinstance(value, int) else str(value or "-")
+    power = next(power for power in range(6) if value < 999.5 * 1000**power)
+    return f"{value / 1000**power:.3g} {' kMGTP'[power]}".rstrip()
 
 
 def main(argv: list[str]) -> int:
     """Read the command line, measure, print. Returns the exit code."""
     setup_log("WARNING")
-    found = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m tools.analyze", description=__doc__.splitlines()[0], allow_abbrev=False,
         epilog="All other options are settings of train.py.",
     )  # fmt: skip
-    found.add_argument("--model_pt", metavar="FILE", help="a checkpoint, instead of --config")
-    found.add_argument("--batch", help="batch sizes: 1,32; default: the config's batch_size")
-    found.add_argument("--dtype", help=f"formats: {', '.join(DTYPES)}; default: the config's precision.mode")
-    found.add_argument("--depth", type=int, default=2, help="levels of modules below the model; default 2")
-    found.add_argument("--repeat", type=int, default=20, help="passes that are timed; default 20")
-    found.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
-    found.add_argument("--profile", type=int, metavar="N", help="instead: record N training steps with torch.profiler")
-    options, words = found.parse_known_args(argv)
+    parser.add_argument("--model_pt", metavar="FILE", help="a checkpoint, instead of --config")
+    parser.add_argument("--batch", help="batch sizes: 1,32; default: the config's batch_size")
+    parser.add_argument("--depth", type=int, default=2, help="levels of modules below the model; default 2")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
+    options, words = parser.parse_known_args(argv)
     stored = stored_config(["--model_pt", options.model_pt], "--model_pt") if options.model_pt else None
     if options.model_pt and stored is None:
         raise UserError(f"--model_pt {options.model_pt}: there is no config.yaml in its run folder; give --config")
     words = [*words, *([f"--config={stored}", "--resume=null"] if stored else [])]
     config = parse(Config, words, prog="tools.analyze", registries=REGISTRIES).config
-    if options.profile is not None:
-        if options.profile < 1:
-            raise UserError(f"--profile {options.profile}: must be at least 1 step")
-        return profile(config, words, options.profile)
-    if options.repeat < 2:
-        raise UserError(f"--repeat {options.repeat}: must be at least 2")
     sizes = (options.batch or str(config.batch_size)).split(",")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
         raise UserError(f"--batch {options.batch}: must be whole numbers above 0, such as 1,32")
-    usual = next(name for name, mode in DTYPES.items() if mode == config.precision.mode)
-    dtypes = (options.dtype or usual).split(",")
-    if unknown := [name for name in dtypes if name not in DTYPES]:
-        raise UserError(f"--dtype {unknown[0]}: is not a format; there are {', '.join(DTYPES)}")
-    result = analyze(config, [int(size) for size in sizes], dtypes, options)
-    report(result)
+    result = analyze(config, [int(size) for size in sizes], options.depth)
+    print("{task} with {model} in {precision} on {device} with {threads} threads, torch {torch}\n".format(**result))
+    print_table(result["modules"])
+    print("\nbatches; of the times, the median and half the range of the middle half")
+    print_table(result["batches"])
     if options.json:
-        write_text(options.json, json.dumps(result, indent=1) + "\n")
+        with output_file(options.json):
+            write_text(options.json, json.dumps(result, indent=1) + "\n")
     return 0
 
 

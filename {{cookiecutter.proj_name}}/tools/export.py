@@ -23,12 +23,12 @@ import torch
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import write_text
+from common.base.text import plain
 from common.build import build_evaluation, build_stream
 from common.config import option_value
 from common.evaluator import Evaluator
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
-from common.monitor.writer import plain
 from common.progress import Position
 from common.run.paths import RunPaths
 from cli.advice import explained

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from common.base.errors import UserError
-from common.base.files import write_text
+from common.base.files import output_file, write_text
 from common.config.problem import place
-from support import compare
-from support.report import FILE, report
+from tools.runs import compare
+from tools.runs.report import FILE, report
 
 
 def main(argv: list[str]) -> int:
@@ -30,10 +30,9 @@ def main(argv: list[str]) -> int:
     out: Path = options.out or (runs[0].path / FILE if len(runs) == 1 else beside / "compare.html")
     if out.is_dir():
         raise UserError(f"--out {out} is a folder; name a file, such as {out / FILE}")
-    try:
-        write_text(out, report(runs))
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror}; choose another place with --out") from error
+    page = report(runs)
+    with output_file(out):
+        write_text(out, page)
     print(f"{place(out)}: {', '.join(run.name for run in runs)}")
     return 0
 

@@ -18,8 +18,8 @@ from common.base.errors import UserError
 from common.checkpoint import CheckpointFolder, read_checkpoint
 from common.checkpoint.file import step_of
 from common.failure.program import reported
+from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
-from support.read import read_run
 
 Rows = dict[tuple[int, str, str], float]
 _NOT_STATE = ("about", "fingerprint", "format")
@@ -72,7 +72,7 @@ def measurements(run: Path) -> Rows:
         raise UserError(f"there is no {file}; name two folders of runs, such as experiments/default")
     found = {
         (row["step"], row["event"], name): value
-        for row in read_run(run).records
+        for row in read_metrics(file)
         if row["event"] != "speed"
         for name, value in row["values"].items()
     }

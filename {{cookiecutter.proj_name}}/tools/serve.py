@@ -20,11 +20,11 @@ from PIL import Image
 from torch import Tensor
 
 from common.base.errors import UserError
+from common.base.text import plain
 from common.config.registry import DATASET_REGISTRY
 from common.data.from_files import build_files
 from common.failure.program import leave, reported
 from common.monitor.log import logger, setup_log
-from common.monitor.writer import plain
 from cli.advice import explained
 import custom.config  # noqa: F401 - fills the registries
 

@@ -2,8 +2,11 @@
 
 import ctypes
 import os
+import select
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def available_cores() -> int:
@@ -32,3 +35,20 @@ def die_with_parent(starter: int | None = None) -> None:
     ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the call
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def stop_with_reader() -> Iterator[None]:
+    """End the program without a word when nobody reads its output any more: `... | head`."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()  # here rather than when Python shuts down
+    except BrokenPipeError:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        if not output.poll(0):  # it is another pipe that is broken, between the program's own processes
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

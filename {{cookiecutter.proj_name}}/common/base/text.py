@@ -1,4 +1,9 @@
-"""How values are written for people."""
+"""How values are written, for people and for programs."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
 
 
 def number(value: float) -> str:
@@ -13,3 +18,18 @@ def number(value: float) -> str:
 def label(split: str, name: str) -> str:
     """The name of a set in messages: its split, or split.name."""
     return f"{split}.{name}" if name else split
+
+
+def plain(value: Any) -> Any:
+    """`value` in types of JSON. Floats keep every digit: Python writes the shortest text that reads back the same.
+
+    JSON has no NaN and Infinity, so they become strings, which Python's float() and JavaScript's Number() read.
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    number = float(value)
+    return number if math.isfinite(number) else json.dumps(number)

@@ -3,7 +3,7 @@
 `file` reads and writes one, `folder` keeps those of a run, `saver` writes in the background, `state` collects the
 parts of a run, `weights` loads models, `fingerprint` collects and compares what decides the bits, `guarantee` says how
 exact a resume is.
-`python -m common.checkpoint FILE` prints the contents of one.
+`python -m tools.checkpoint FILE` prints the contents of one.
 """
 
 from common.checkpoint.file import CheckpointError, read_checkpoint, write_checkpoint

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from common import distributed
 from common.base.errors import UserError
-from common.base.process import die_with_parent
+from common.base.process import die_with_parent, stop_with_reader
 from common.distributed import DistConfig, Rank
 from common.failure.monitor import connect, end, print_failure
 from common.failure.report import describe, report_to_torchrun
@@ -63,7 +63,8 @@ def reported() -> Iterator[None]:
     if callable(signal.getsignal(signal.SIGINT)) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        yield
+        with stop_with_reader():
+            yield
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - any error
         failure = describe(error, Rank())
         print_failure(failure, to_terminal=True)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from loguru import logger
 from numpy.typing import NDArray
 
 from common.base.files import Appender, atomic_file
+from common.base.text import plain
 from common.config import Problem
 from common.config.registry import WRITER_REGISTRY
 
@@ -206,21 +206,6 @@ def _drop_after(path: Path, step: int) -> None:
             with suppress(ValueError):  # cut off by a kill
                 if json.loads(line).get("step", 0) <= step:
                     file.write(line.rstrip() + b"\n")
-
-
-def plain(value: Any) -> Any:
-    """`value` in types of JSON. Floats keep every digit: Python writes the shortest text that reads back the same.
-
-    JSON has no NaN and Infinity, so they become strings, which Python's float() and JavaScript's Number() read.
-    """
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    number = float(value)
-    return number if math.isfinite(number) else json.dumps(number)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-import common.checkpoint.__main__ as tool
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.checkpoint import (
@@ -507,34 +506,6 @@ def test_weights_of_the_run_that_would_be_moved(runs: Runs, how: str) -> None:
     renamed = runs.train(*words["resume"], "--progress.epoch", "1", name="renamed")
     assert load(renamed)["position"]["step"] == 5
     runs.train("--resume", "auto", "--init_from.path", best)  # nothing is moved, so nothing is wrong with that
-
-
-def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """python -m common.checkpoint: what is in it; weights alone; a damaged one is named."""
-    path = runs.train("--optim.ema.decay", "0.5") / "checkpoints" / "latest.pt"
-    assert tool.main([str(path)]) == 0
-    text = capsys.readouterr().out
-    for piece in (
-        "step 10, epoch 2",
-        "all checksums right",
-        "Accuracy",
-        "model ConvModel",
-        "features.0.0.weight",
-        "torch",
-        f"  {sum(each.numel() for each in load(path.parents[1])['model'].values()):,} numbers",
-    ):
-        assert piece in text
-    assert tool.main([str(path.parents[1])]) == 0
-    assert f"{path.with_name('best.pt')}: format" in capsys.readouterr().out
-    assert tool.main([str(path), "--config"]) == 0
-    assert "label_smoothing" in capsys.readouterr().out
-    assert tool.main([str(path), "--weights", str(tmp_path / "w.pt")]) == 0
-    exported = torch.load(tmp_path / "w.pt", weights_only=True)
-    shadow = load(path.parents[1])["ema"]["shadow"]
-    assert torch.equal(exported["head.2.weight"], shadow["head.2.weight"])
-    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is optional")
-    assert tool.main([str(path), "--weights", str(tmp_path / "w.safetensors")]) == 0
-    assert torch.equal(safetensors.load_file(tmp_path / "w.safetensors")["head.2.weight"], shadow["head.2.weight"])
 
 
 def test_a_limit_was_not_left_behind() -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import common.checkpoint.__main__ as tool
 from common.checkpoint import read_checkpoint
 from common.trainer import Trainer
 from tests.checkpoint.test_resume import words
 from tests.conftest import Runs, metrics, same
 from tests.ranks import refused, several
+from tools import checkpoint as tool
 from custom.datasets.digits_dataset import DigitsDataset
 
 FSDP = ["--dist.strategy", "fsdp"]

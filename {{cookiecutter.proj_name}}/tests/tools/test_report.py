@@ -12,10 +12,10 @@ from loguru import logger
 
 from common.base.errors import UserError
 from common.trainer import Trainer
-from support.read import read_run
-from support.report import report, write_report
 from tests.conftest import Runs, metrics
 from tools import report as tool
+from tools.runs.read import read_run
+from tools.runs.report import report, thin, write_report
 from custom.config import Config
 
 NAME = "<script>&amp;'run'\"<b>"
@@ -113,9 +113,10 @@ def test_several_runs_side_by_side(trained: Path, runs: Runs, capsys: pytest.Cap
 def test_a_report_costs_little(trained: Path) -> None:
     """Of a long run: curves are thinned without losing a peak, so that the page stays small."""
     run = read_run(trained)
-    steps = range(1, 20_001)
-    run.records += [{"event": "train", "step": at, "values": {"loss": 1.0 + (at == 7777)}} for at in steps]
+    points = [(at, 1.0 + (at == 7777)) for at in range(1, 20_001)]
+    run.records += [{"event": "train", "step": step, "values": {"loss": loss}} for step, loss in points]
     page = report([run])
+    assert (7777, 2.0) in thin(points)
     assert len(page) < 400_000
     assert page.count("points=") < 20
 
@@ -144,5 +145,5 @@ def test_a_report_that_cannot_be_written(trained: Path, tmp_path: Path) -> None:
     assert any("report.html cannot be written" in line for line in lines)
     with pytest.raises(UserError, match=r"is a folder; name a file"):
         tool.main([str(trained), "--out", str(tmp_path)])
-    with pytest.raises(UserError, match=r"cannot be written: .*--out"):
+    with pytest.raises(UserError, match=r"x.html cannot be written: .*; choose another place"):
         tool.main([str(trained), "--out", str(tmp_path / "no" / "x.html")])

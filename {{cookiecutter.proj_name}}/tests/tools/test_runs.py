@@ -13,10 +13,10 @@ import pytest
 from common.base.errors import UserError
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
-from support.read import read_run
-from support.report import verdict
 from tests.conftest import PROJECT, Runs, metrics
-from tools import runs as tool
+from tools.runs import __main__ as tool
+from tools.runs.read import read_run
+from tools.runs.report import verdict
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,6 @@ def test_the_table_has_the_keys_that_differ_and_the_best_run_last(
     monkeypatch.setenv("COLUMNS", "60")  # programs such as make export it: it counts on a terminal only
     tool.main([str(experiments / "sweep")])
     assert len(capsys.readouterr().out.splitlines()) == 5
-    monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     tool.main([str(experiments / "sweep")])
     *lines, left_out, _, _ = capsys.readouterr().out.splitlines()

@@ -4,10 +4,8 @@ Imports no PyTorch, so that a table of runs appears at once.
 """
 
 import json
-import math
 import os
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -16,12 +14,11 @@ from typing import Any
 
 from common.base.errors import UserError
 from common.config import nearest
-from common.config.problem import ABSENT, place
+from common.config.problem import ABSENT
 from common.config.source import read_file
-from common.run.paths import RunPaths
-from support.read import RunFiles, leaves, read_run
+from common.run.paths import PROJECT, RunPaths
+from tools.runs.read import RunFiles, leaves, read_run
 
-PROJECT = Path(__file__).resolve().parents[1]
 # Keys that are different in every run, or say nothing about it.
 _NOT_COMPARED = re.compile(r"name|resume|allow_changes|dir\..*")
 # Which samples a run validates on; its other keys say how they are read.
@@ -38,9 +35,7 @@ def find_runs(folder: Path) -> list[RunFiles]:
         raise UserError(f"there is no folder {folder}{f'; did you mean {folder.with_name(near)}?' if near else ''}")
     found = [read_run(each) for each in sorted(_run_folders(folder, _DEPTH))]
     if not found:
-        raise UserError(
-            f"there are no runs in {folder}: a run is a folder with status.json or metrics.jsonl, as train.py makes it"
-        )
+        raise UserError(f"there are no runs in {folder}: a run is a folder with status.json or metrics.jsonl")
     return found
 
 
@@ -58,12 +53,16 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
 def results(run: RunFiles) -> dict[str, float]:
     """`val.NAME` of the best validation, or the last one if none was the best; `eval.NAME` of the last evaluation."""
     val, evaluation = run.measured("val"), run.measured("eval")
-    step = run.best["step"] if run.best else max(val, default=None)
-    found = {
-        "val": val.get(step, {}) if step is not None else {},
-        "eval": evaluation[max(evaluation)] if evaluation else {},
-    }
+    step = run.best["step"] if run.best else max(val, default=-1)
+    found = {"val": val.get(step, {}), "eval": evaluation.get(max(evaluation, default=-1), {})}
     return {f"{split}.{name}": value for split, values in found.items() for name, value in values.items()}
+
+
+def twins(runs: Sequence[RunFiles]) -> set[str]:
+    """The losses that are equal to the sum, in each run that has measured anything: those of runs with one loss."""
+    last = [run.last.get("val", run.last.get("train", {})) for run in runs if run.last]
+    equal = [{name for name, value in each.items() if name != "loss" and value == each.get("loss")} for each in last]
+    return set.intersection(*equal) if equal else set()
 
 
 def evaluations(run: RunFiles) -> dict[str, dict[str, float]]:
@@ -71,8 +70,7 @@ def evaluations(run: RunFiles) -> dict[str, dict[str, float]]:
     found = {}
     for file in sorted(RunPaths(run.path).eval.glob("*/metrics.json")):
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-            about = json.loads(file.read_text())
-            if "checkpoint" in about:
+            if "checkpoint" in (about := json.loads(file.read_text())):
                 values = {name: float(value) for name, value in about["values"].items()}
                 found[f"evaluate.py, {file.parent.name}"] = values
     return found
@@ -118,12 +116,9 @@ def _mode_by_class(run: RunFiles, name: str) -> str:
     from common.evaluation.best_mode import which_are_better  # imports PyTorch
     import custom.metric  # noqa: F401 - fills the registry
 
-    sections: dict[str, dict[str, Any]] = {}
-    for key, value in run.config.items():
-        if key.startswith("metric."):
-            _, metric, *rest = key.split(".")
-            sections.setdefault(metric, {}).update({rest[0]: value} if rest else {})
-    for metric, better in which_are_better(sections).items():
+    metrics = {key.split(".")[1] for key in run.config if key.startswith("metric.")}
+    kinds = {metric: {"type": run.config.get(f"metric.{metric}.type", metric)} for metric in metrics}
+    for metric, better in which_are_better(kinds).items():
         if metric in parts:
             says = better if not isinstance(better, dict) else better.get(name.partition(f"{metric}.")[2])
             return "min" if says is False else "max"
@@ -198,25 +193,16 @@ def changed(run: RunFiles) -> list[tuple[str, Any, Any]]:
 
 
 def shown(value: Any) -> str:
-    """A number, text or list in a few characters."""
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
+    """A number, text or list in a few characters; of what is ABSENT, a dash."""
+    if value is ABSENT or value is None or isinstance(value, bool):
+        return "–" if value is ABSENT else "null" if value is None else str(value).lower()
     if isinstance(value, float):
-        return f"{value:.4g}" if math.isfinite(value) else str(value)
+        return f"{value:.4g}"
     return ",".join(map(shown, value)) if isinstance(value, list) else str(value)
 
 
 def duration(number: float) -> str:
     """Seconds as 9 s, 3:05 min or 1:02:03 h."""
-    whole = round(number)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02}:{whole % 60:02} h"
-
-
-def evaluate_command(run: RunFiles) -> str:
-    """How to evaluate the best checkpoint of a run; empty if it has none."""
-    best = RunPaths(run.path).checkpoints / "best.pt"
-    return f"python evaluate.py --model_pt {shlex.quote(place(best))}" if best.is_file() else ""
+    minutes, rest = divmod(round(number), 60)
+    hours = f"{minutes // 60}:{minutes % 60:02}:{rest:02} h"
+    return hours if minutes >= 60 else f"{minutes}:{rest:02} min" if minutes else f"{rest} s"

@@ -1,4 +1,4 @@
-"""Look into a checkpoint: python -m common.checkpoint FILE [--weights OUT | --config]"""
+"""Look into a checkpoint: python -m tools.checkpoint FILE [--weights OUT | --config]"""
 
 import argparse
 import sys
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from common.base.files import atomic_file, output_file
 from common.checkpoint.file import read_checkpoint, write_checkpoint
 from common.checkpoint.folder import best_in
 from common.config import dump
@@ -18,7 +19,7 @@ from common.optim.ema import averaged_state_dict
 
 def main(argv: list[str]) -> int:
     """Print the contents of a checkpoint, or write its weights alone to a file."""
-    parser = argparse.ArgumentParser(prog="python -m common.checkpoint", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.checkpoint", description=__doc__)
     parser.add_argument("file", type=lambda word: best_in(Path(word)), help="a checkpoint, or a run: its best one")
     parser.add_argument("--weights", type=Path, metavar="OUT", help="write the weights alone, as .pt or .safetensors")
     parser.add_argument("--config", action="store_true", help="print the whole config of the run instead")
@@ -66,11 +67,14 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
 def export(weights: Mapping[str, Tensor], path: Path) -> None:
     """Write weights alone: a state dict for `torch.load(..., weights_only=True)`, or a safetensors file."""
     if path.suffix == ".safetensors":
-        from safetensors.torch import save_file  # optional
+        from safetensors.torch import save  # optional
 
-        save_file({name: value.contiguous().clone() for name, value in weights.items()}, path)
+        data = save({name: value.contiguous().clone() for name, value in weights.items()})
+        with output_file(path), atomic_file(path) as file:
+            file.write(data)
     else:
-        write_checkpoint(weights, path)
+        with output_file(path):
+            write_checkpoint(weights, path)
 
 
 if __name__ == "__main__":

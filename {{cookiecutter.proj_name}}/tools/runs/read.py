@@ -9,6 +9,7 @@ from typing import Any
 
 from common.config.source import Node, by_key, plain, read_file
 from common.run.lock import is_held
+from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
 
 
@@ -62,11 +63,9 @@ def read_run(folder: Path) -> RunFiles:
     with _noting(run, file := folder / (run.attempts[-1]["config"] if run.attempts else paths.config_file.name)):
         run.config = leaves(read_file(file))
     with _noting(run, paths.metrics_file):
-        for line in paths.metrics_file.read_text(errors="replace").split("\n")[:-1]:  # a kill may cut the last one off
-            with _noting(run, paths.metrics_file):
-                record = json.loads(line)
-                values = {name: float(value) for name, value in record.get("values", {}).items()}
-                run.records.append({"event": "", "step": 0, **record, "values": values})
+        run.records = read_metrics(
+            paths.metrics_file, lambda error: run.problems.append(f"{paths.metrics_file.name}: {error}")
+        )
     with _noting(run, paths.status_file):
         status = json.loads(paths.status_file.read_text())
         run.state, run.step, run.reason = status["state"], status["step"] or 0, status["reason"]

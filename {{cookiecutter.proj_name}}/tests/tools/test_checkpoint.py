@@ -1,0 +1,53 @@
+"""python -m tools.checkpoint: a look into a checkpoint."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.base.errors import UserError
+from tests.conftest import Runs, load, run
+from tools import checkpoint as tool
+
+
+def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What is in it; weights alone; a damaged one is named."""
+    path = runs.train("--optim.ema.decay", "0.5") / "checkpoints" / "latest.pt"
+    assert tool.main([str(path)]) == 0
+    text = capsys.readouterr().out
+    for piece in (
+        "step 10, epoch 2",
+        "all checksums right",
+        "Accuracy",
+        "model ConvModel",
+        "features.0.0.weight",
+        "torch",
+        f"  {sum(each.numel() for each in load(path.parents[1])['model'].values()):,} numbers",
+    ):
+        assert piece in text
+    assert tool.main([str(path.parents[1])]) == 0
+    assert f"{path.with_name('best.pt')}: format" in capsys.readouterr().out
+    assert tool.main([str(path), "--config"]) == 0
+    assert "label_smoothing" in capsys.readouterr().out
+    assert tool.main([str(path), "--weights", str(tmp_path / "w.pt")]) == 0
+    exported = torch.load(tmp_path / "w.pt", weights_only=True)
+    shadow = load(path.parents[1])["ema"]["shadow"]
+    assert torch.equal(exported["head.2.weight"], shadow["head.2.weight"])
+    with pytest.raises(UserError, match=r"no/w.pt cannot be written: No such file or directory; choose another place"):
+        tool.main([str(path), "--weights", str(tmp_path / "no" / "w.pt")])
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is optional")
+    assert tool.main([str(path), "--weights", str(tmp_path / "w.safetensors")]) == 0
+    assert torch.equal(safetensors.load_file(tmp_path / "w.safetensors")["head.2.weight"], shadow["head.2.weight"])
+
+
+def test_a_reader_that_has_enough(runs: Runs) -> None:
+    """`... | head` is no error: neither before the output is written nor when Python shuts down."""
+    path = runs.train("--progress.max_steps", "1") / "checkpoints" / "latest.pt"
+    for command in (
+        f"-m tools.checkpoint {path}",
+        f"-m tools.checkpoint {path} --config",
+        f"-m tools.runs {runs.root}",
+    ):
+        done = run(["bash", "-c", f"set -o pipefail; {sys.executable} {command} | true"])
+        assert (done.returncode, done.stderr) == (0, "")

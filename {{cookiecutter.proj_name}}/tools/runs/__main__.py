@@ -1,0 +1,222 @@
+"""Compare runs in a table: python -m tools.runs [FOLDER ...]
+
+A row has the state of a run, its best validation, its time, the config keys that differ between the runs, and other
+results. `val` are the results of the best validation, `eval` those of the last evaluation during training.
+"""
+
+import argparse
+import csv
+import json
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from common.base.errors import UserError
+from common.base.process import stop_with_reader
+from common.base.text import number, plain
+from common.config.names import listed
+from common.config.problem import place
+from common.run.lock import FolderLock
+from common.run.paths import PROJECT, RunPaths
+from tools.runs import compare
+from tools.runs.read import RunFiles, read_run
+
+_WIDEST = 32  # characters of a cell, where lines have a limit
+
+
+class Row:
+    """One run of the table.
+
+    Attributes:
+        name: its path below the folder that was searched.
+        config: the keys that differ among the runs, as far as this one has them.
+        values: the columns by name; missing where the run has none.
+    """
+
+    def __init__(self, run: RunFiles, name: str, keys: Sequence[str]) -> None:
+        self.run, self.name, self.ranking, self.results = run, name, compare.ranking(run), compare.results(run)
+        self.seconds, self.epoch = compare.seconds(run), compare.epoch(run)
+        self.config = {key: run.config[key] for key in keys if key in run.config}
+        best = {"best": run.best["value"], "at": run.best["step"]} if run.best else {}
+        remark = " ".join(
+            "; ".join(part for part in (run.reason, *run.problems) if part not in ("", run.state)).split()
+        )
+        self.values: dict[str, Any] = {"run": name, "state": run.state, **best, **self.config, **self.results}
+        self.values |= {"step": run.step, "epoch": self.epoch, "time": self.seconds}
+        self.values |= {"remark": remark} if remark else {}
+
+    def record(self) -> dict[str, Any]:
+        """The run for --json."""
+        about = {name: getattr(self.run, name) for name in ("path", "state", "reason", "step", "best", "problems")}
+        about |= {"path": str(self.run.path), "epoch": self.epoch, "seconds": self.seconds}
+        return {"run": self.name, **about, "values": self.results, "config": self.config}
+
+
+def read(folders: Sequence[Path], *, failed: bool = False) -> tuple[list[Row], list[RunFiles]]:
+    """The runs in the folders; and apart from them those that failed before their first step, unless `failed`.
+
+    Raises `UserError` if a folder has no run.
+    """
+    found = {run.path.resolve(): (run, folder) for folder in folders for run in compare.find_runs(folder)}
+    left_out = [] if failed else [run for run, _ in found.values() if compare.is_failed_start(run)]
+    named = {}
+    for run, folder in found.values():
+        below = run.name if run.path == folder else str(run.path.relative_to(folder))
+        named[below if len(folders) == 1 else str(run.path)] = run
+    named = {name: run for name, run in named.items() if run not in left_out}
+    keys = compare.differing(list(named.values()))
+    return [Row(run, name, keys) for name, run in named.items()], left_out
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """The columns that the rows have, the most important first: best, a metric, time, learning rates, the model; last
+    what and where a run was made on."""
+    names = dict.fromkeys(name for row in rows for name in row.results)
+    results = sorted(names, key=lambda name: (name.lower().endswith("loss"), name.startswith("eval.")))
+    metric = max(results, key=lambda name: sum(name in row.results for row in rows), default="")
+    keys = list(dict.fromkeys(key for row in rows for key in row.config))
+    keys.sort(key=lambda key: (not key.endswith(".lr"), not key.startswith("model."), not key.startswith("optim.")))
+    last = [key for key in keys if key.startswith(("dataset.", "dist."))]
+    early = [key for key in keys if key not in last]
+    ordered = dict.fromkeys(["run", "state", "best", metric, "time", *early, *results, "at", "step", "epoch", *last])
+    return [name for name in (*ordered, "remark") if any(name in row.values for row in rows)]
+
+
+def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Row]:
+    """The rows sorted by a column: results with the best one first, all else rising; rows without a value last.
+
+    With `best`, only runs with the same metric and the same validation data are compared.
+
+    Raises:
+        UserError: there is no such column.
+    """
+    names = columns(rows)
+    found = [name for name in names if by in (name, name.rpartition(".")[2])]
+    if by not in found and len(found) != 1:
+        raise UserError(f"--sort {by}: {'this is one of' if found else 'choose one of'}: {', '.join(found or names)}")
+    column = by if by in found else found[0]
+    metric = column.partition(".")[2] if column.startswith(("val.", "eval.")) else ""
+
+    def rank(row: Row) -> tuple[Any, ...]:
+        value, group = row.values.get(column), row.ranking if column == "best" else ("", "")
+        if value is None or value != value:  # NaN
+            return group, 2
+        if not isinstance(value, (int, float)):
+            return group, 1, str(value)
+        falls = bool(column == "best" or metric) and compare.mode(row.run, metric) == "max"
+        return group, 0, -value if falls != backwards else value
+
+    return sorted(rows, key=rank)
+
+
+def table(rows: Sequence[Row], width: int | None = None) -> str:
+    """The rows as text, in lines of at most `width` characters; None for any length."""
+    metrics = {row.ranking[0] for row in rows if row.run.best}
+    best = " ".join(["best", *metrics]) if len(metrics) == 1 else "best"
+    repeated = {f"{split}.{name}" for name in compare.twins([row.run for row in rows]) for split in ("val", "eval")}
+    names = [name for name in columns(rows) if name not in repeated | {best.replace("best ", "val.")}]
+    ends = Counter(name.rpartition(".")[2] for name in names)
+    texts = []
+    for name in names:
+        end = name.rpartition(".")[2]
+        is_short = not name.startswith(("val.", "eval.")) and ends[end] == 1 and end != "type"
+        cells = [best if name == "best" else end if is_short else name]
+        cells += [_cell(row, name, with_metric=len(metrics) > 1)[: _WIDEST if width else None] for row in rows]
+        is_number = all(isinstance(row.values.get(name, 0), (int, float)) for row in rows)
+        texts.append([f"{cell:{'>' if is_number else '<'}{max(map(len, cells))}}" for cell in cells])
+    count = sum(width is None or end - 2 <= width for end in accumulate(len(cells[0]) + 2 for cells in texts))
+    lines = ["  ".join(cells).rstrip() for cells in zip(*texts[:count], strict=True)]
+    more = [f"not shown: {listed(names[count:])}; widen the terminal, or use --csv"] if names[count:] else []
+    return "\n".join([*lines, *more])
+
+
+def _cell(row: Row, name: str, *, with_metric: bool) -> str:
+    if name not in row.values:
+        return "-"
+    if name == "best" or name in row.results:
+        return f"{row.ranking[0]} " * (with_metric and name == "best") + number(row.values[name]).strip()
+    return compare.duration(row.seconds) if name == "time" else compare.shown(row.values[name])
+
+
+def write_csv(rows: Sequence[Row]) -> None:
+    """All columns in full precision, to the standard output."""
+    writer = csv.DictWriter(sys.stdout, [*columns(rows), "metric"], lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        values = {**row.values, "metric": row.ranking[0]}
+        writer.writerow({name: json.dumps(each) if isinstance(each, list) else each for name, each in values.items()})
+
+
+def conclusion(rows: Sequence[Row]) -> str:
+    """Which run is best, by what, and how to evaluate it; for each metric and each validation data on their own."""
+    names, groups, lines = {id(row.run): row.name for row in rows}, compare.ranked(row.run for row in rows), []
+    for (metric, data), (run, *_) in groups.items():
+        best, file = run.best or {}, RunPaths(run.path).checkpoints / "best.pt"
+        by = f"{metric} on {data}" if len({each[1] for each in groups}) > 1 else metric
+        text = f"best by {by}: {names[id(run)]}, {number(best['value']).strip()} at step {best['step']}"
+        command = f"\n  python evaluate.py --model_pt {shlex.quote(place(file))}"
+        lines.append(text + (command if file.is_file() else "; its best.pt is gone"))
+    if len(lines) > 1:
+        lines.insert(0, "Only runs with the same best.metric and the same validation data are ranked together.")
+    return "\n".join(lines) or "No run has a best validation yet."
+
+
+def remove(runs: Sequence[RunFiles], *, is_sure: bool) -> None:
+    """List the folders of failed starts, ask, and delete them. One that is in use, or was started again, stays."""
+    print(*(f"{place(run.path)}: {run.reason}" for run in runs), sep="\n")
+    question = f"Delete {'this folder' if len(runs) == 1 else f'these {len(runs)} folders'}? [y/N] "
+    if not is_sure and not (sys.stdin.isatty() and input(question).strip().lower() in ("y", "yes")):
+        print("Nothing was deleted; to delete without a question, add --yes.")
+        return
+    for run in runs:
+        lock = FolderLock.take(RunPaths(run.path).lock_file)
+        if compare.is_failed_start(read_run(run.path)):
+            shutil.rmtree(run.path)
+        lock.release()
+    print("Deleted.")
+
+
+def main(argv: list[str]) -> int:
+    """Read the command line and the runs, and print them. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tools.runs", description=(__doc__ or "").partition("\n\n")[2])
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="default: experiments")
+    parser.add_argument("--sort", metavar="COLUMN", help="as in val.Accuracy, optim.lr, lr, time; default: best")
+    parser.add_argument("--reverse", action="store_true", help="the other way round")
+    parser.add_argument("--csv", action="store_true", help="all columns, in full precision")
+    parser.add_argument("--json", action="store_true", help="a list of objects")
+    parser.add_argument("--failed", action="store_true", help="show starts too that failed before their first step")
+    parser.add_argument("--remove-failed", action="store_true", help="list these, ask, and delete their folders")
+    parser.add_argument("--yes", action="store_true", help="with --remove-failed: do not ask")
+    options = parser.parse_args(argv)
+    rows, left_out = read(options.folders or [PROJECT / "experiments"], failed=options.failed)
+    if options.remove_failed:
+        remove(left_out, is_sure=options.yes)
+        return 0
+    by = options.sort or ("best" if any(row.run.best for row in rows) else "run")
+    rows = sort_rows(rows, by, backwards=options.reverse) if rows else []
+    if options.json:
+        print(json.dumps([plain(row.record()) for row in rows], indent=2, allow_nan=False, default=str))
+    elif options.csv:
+        write_csv(rows)
+    elif rows:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print(table(rows, width), conclusion(rows), sep="\n")
+    if left_out:
+        count = f"{len(left_out)} start{'s' * (len(left_out) > 1)}"
+        text = f"{count} that failed before the first step: see --failed, or delete with --remove-failed"
+        print(text, file=sys.stderr if options.json or options.csv else sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        with stop_with_reader():
+            sys.exit(main(sys.argv[1:]))
+    except UserError as error:  # not through `reported`, which imports PyTorch: seconds for a table
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
