@@ -37,14 +37,14 @@ class Subject:
         """A forward pass, as in evaluation."""
         self.task.eval()
         with torch.no_grad(), self.precision.autocast():
-            self.task("output", self.batch)
+            self.task(self.task.output, self.batch)
 
     def train(self, between: Callable[[], None] = lambda: None) -> None:
         """Forward and backward pass of every update of a step; `between` is called between the two."""
         self.task.train()
         for name in self.task.updates():
             with self.precision.autocast():
-                losses = self.task("update", name, self.batch)
+                losses = self.task(self.task.update, name, self.batch)
             between()
             if "loss" not in losses:
                 raise UserError(f"{type(self.task).__name__} has no `loss` in update {name}; see section loss")

@@ -59,8 +59,7 @@ def build(config: Config, size: int, dtype: str) -> Subject:
     # Compiled kernels cannot be assigned to modules.
     eager = replace(first.prepare, compile=replace(first.prepare.compile, enabled=False))
     prepare(task, eager, dist, precision, rank)
-    start = Place(0, 0, None, stream.steps_per_epoch)
-    task.loss.position = lambda: start
+    task.at = Place(0, 0, None, stream.steps_per_epoch)
     task.loss.weigh(first.loss)
     batch = task.prepare_batch(precision.cast_batch(batch), rank.device)
     return Subject(task, batch, size, dtype, precision, rank.device)

@@ -45,6 +45,7 @@ class Clip:
         self._by_norm = config.clip_type == "norm"
         self._limit, self._later_limit = config.clip_gradients, config.clip_gradients_warmup
         self._change = Interval.parse(config.clip_warmup, "epoch")
+        self.is_active = bool(self._limit or (self._change and self._later_limit))
 
     def __call__(self, parameters: Sequence[Tensor], position: Position) -> Tensor | None:
         """Clip the parameters' gradients in place.
