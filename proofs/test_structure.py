@@ -15,10 +15,10 @@ FLOORS = (
     {"failure", "run", "data", "optim"},
     {"checkpoint", "model", "monitor"},
     {"evaluation"},
-    {"task", "stages", "settings", "evaluator", "update", "build", "run_context", "trainer"},
+    {"task", "stages", "settings", "evaluator", "step", "build", "run_context", "trainer"},
 )
 # The top floor is the story: modules in this order, each may import those before it.
-STORY = ("task", "stages", "settings", "evaluator", "update", "build", "run_context", "trainer")
+STORY = ("task", "stages", "settings", "evaluator", "step", "build", "run_context", "trainer")
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.
 LEAVES = {"ops"}
 YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "predict", "library", "cli", "support", "tools", "tests"}

@@ -211,7 +211,7 @@ def test_one_process_tells_of_unused_parameters(runs: Runs) -> None:
 
 def wrapped_as_asked(trainer: Trainer) -> None:
     """What torch's own wrapper says about its options."""
-    model = trainer.updates.by_name["all"].model
+    model = trainer.optimizer_step.updates["all"].model
     assert isinstance(model, nn.parallel.DistributedDataParallel)
     asked = (model.gradient_as_bucket_view, model.broadcast_buffers, model.static_graph, model.bucket_bytes_cap)
     assert asked == (False, False, True, 2 * 1024 * 1024)
@@ -241,7 +241,7 @@ def count_exchanges(trainer: Trainer) -> None:
         file.write(b"x")
         return allreduce_hook(group, bucket)
 
-    model = trainer.updates.by_name["all"].model
+    model = trainer.optimizer_step.updates["all"].model
     if isinstance(model, nn.parallel.DistributedDataParallel):
         model.register_comm_hook(None, hook)
     else:

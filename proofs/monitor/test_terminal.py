@@ -15,6 +15,7 @@ import pytest
 from torch import Tensor
 
 from common.base.text import number
+from common.data.loader import Step
 from common.evaluation.loss import Losses
 from common.progress import Position
 from common.trainer import Trainer
@@ -205,16 +206,16 @@ def test_a_failure_fits_the_terminal_and_says_how_to_continue(short: Runs, proce
 
 def endless(trainer: Trainer) -> None:
     """A plug-in: the third step does not return from native code, whatever signal arrives."""
-    take, lock, native = trainer.updates.take, ctypes.create_string_buffer(128), ctypes.CDLL(None)
+    take, lock, native = trainer.optimizer_step, ctypes.create_string_buffer(128), ctypes.CDLL(None)
 
-    def never(*arguments: object) -> bool:
+    def never(step: Step, at: Position) -> bool:
         if trainer.at.step == 2:
             print("a long step", flush=True)
             native.pthread_mutex_lock(lock)
             native.pthread_mutex_lock(lock)
-        return take(*arguments)
+        return take(step, at)
 
-    trainer.updates.take = never  # type: ignore[assignment, method-assign]
+    trainer.optimizer_step = never  # type: ignore[assignment]
 
 
 @pytest.mark.slow

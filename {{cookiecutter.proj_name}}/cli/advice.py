@@ -19,8 +19,8 @@ from common.base.text import label
 from common.data.loader import EvaluationLoader
 from common.failure.program import TrainingError
 from common.failure.report import HINT
+from common.step import OptimizerStep
 from common.task import Task
-from common.update import Updates
 from cli.advice_texts import ADVICE, BROADCAST, MACHINE, UNEQUAL, WITHOUT_TASK
 
 PROJECT = f"{Path(__file__).resolve().parents[1]}/"
@@ -134,17 +134,17 @@ def _loader(frames: Sequence[FrameType]) -> EvaluationLoader | None:
     return next((each for each in found if isinstance(each, EvaluationLoader)), None)
 
 
-def _updates(frames: Sequence[FrameType]) -> Updates | None:
+def _optimizer_step(frames: Sequence[FrameType]) -> OptimizerStep | None:
     """What takes the step; None in an evaluation."""
-    return next((each for each in _objects(frames) if isinstance(each, Updates)), None)
+    return next((each for each in _objects(frames) if isinstance(each, OptimizerStep)), None)
 
 
-def _batch(updates: Updates, frames: Sequence[FrameType]) -> Any:
+def _batch(optimizer_step: OptimizerStep, frames: Sequence[FrameType]) -> Any:
     """The batch of the step, on the device; a sample batch if the error was raised in preparing the step."""
     batch = _local(frames, "batch")
     if batch is None:
-        batch = updates.sample() if updates.sample is not None else _local(frames, "step").batches[0]
-    return updates.task.prepare_batch(updates.precision.cast_batch(batch), updates.rank.device)
+        batch = optimizer_step.sample() if optimizer_step.sample is not None else _local(frames, "step").batches[0]
+    return optimizer_step.task.prepare_batch(optimizer_step.precision.cast_batch(batch), optimizer_step.rank.device)
 
 
 def _place(owner: Any, method: str) -> str:
@@ -230,10 +230,10 @@ def _samples(frames: Sequence[FrameType]) -> tuple[Any, list[int], str]:
 
 def _no_gradient(error: Exception, frames: Sequence[FrameType]) -> str:
     """For a loss without a gradient: the forward that cuts it off, found by running the model again; otherwise ""."""
-    updates = _updates(frames)
-    if "does not require grad" not in str(error) or updates is None or updates.strategy.lockstep_forward:
+    optimizer_step = _optimizer_step(frames)
+    if "does not require grad" not in str(error) or optimizer_step is None or optimizer_step.strategy.lockstep_forward:
         return ""
-    task = updates.task
+    task = optimizer_step.task
     found: list[nn.Module] = []
 
     def note(module: nn.Module, _: Any, output: Any) -> None:
@@ -244,7 +244,7 @@ def _no_gradient(error: Exception, frames: Sequence[FrameType]) -> str:
 
     handles = [module.register_forward_hook(note) for module in task.model.modules()]
     try:
-        output = task.output(_batch(updates, frames))
+        output = task.output(_batch(optimizer_step, frames))
     finally:
         for handle in handles:
             handle.remove()
@@ -271,14 +271,14 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _changed_in_place(error: Exception, frames: Sequence[FrameType]) -> str:
     """For a value changed in place: the line that computed it, found by running the step again; otherwise ""."""
-    updates, update = _updates(frames), _local(frames, "update")
-    if "inplace operation" not in str(error) or updates is None or updates.strategy.lockstep_forward:
+    optimizer_step, update = _optimizer_step(frames), _local(frames, "update")
+    if "inplace operation" not in str(error) or optimizer_step is None or optimizer_step.strategy.lockstep_forward:
         return ""
-    batch = _batch(updates, frames)
+    batch = _batch(optimizer_step, frames)
     with torch.autograd.set_detect_anomaly(True), warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         with suppress(RuntimeError):
-            updates.task("update", update.name, batch)["loss"].backward()
+            optimizer_step.task.update(update.name, batch)["loss"].backward()
     text = "\n".join(str(each.message) for each in found)
     lines = re.findall(r'File "([^"]+)", line (\d+), in (\S+)\n +(.+)', text)
     own = [line for line in lines if _is_own(line[0]) and not line[0].startswith(f"{PROJECT}common/")]

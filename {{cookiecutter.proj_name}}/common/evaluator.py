@@ -136,7 +136,7 @@ class Evaluator:
     def inspect(self, show: Show) -> None:
         """Let the task show what it wants to. Every process must call this."""
         with self._evaluating():
-            self.task("inspect", show)
+            self.task(self.task.inspect, show)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -156,7 +156,7 @@ class Evaluator:
         self.task.seeds = seeds
         batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
         with self.precision.autocast():
-            return batch, *self.task("measure", batch)
+            return batch, *self.task(self.task.measure, batch)
 
     def _add(
         self, seen: "_Pass", batch: Any, indices: Sequence[int], key: tuple[int, ...] | None = None

@@ -65,7 +65,11 @@ class Task(ModelHolder, ABC):
     @property
     def at(self) -> Place:
         """The optimizer steps and epochs done so far, on which the weights of losses depend too."""
-        return self.loss.position()
+        return self.loss.at
+
+    @at.setter
+    def at(self, place: Place) -> None:
+        self.loss.at = place
 
     def draw(self, function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
         """`function(x, *arguments)`, such as `self.draw(torch.randn_like, x)`, for the samples of a batch `x` (B, ...).
@@ -177,9 +181,9 @@ class Task(ModelHolder, ABC):
         output = self.output(batch)
         return output, self.losses(output, batch)
 
-    def forward(self, method: str, *arguments: Any) -> Any:
-        """Call a method that runs the model. The trainer calls them through here, where wrappers (DDP, FSDP) act."""
-        return getattr(self, method)(*arguments)
+    def forward(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of this task that runs the model: wrappers (DDP, FSDP) act on calls of the task itself."""
+        return method(*arguments)
 
 
 @dataclass(frozen=True)

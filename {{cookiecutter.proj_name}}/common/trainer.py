@@ -12,7 +12,7 @@ from common.base.context import error_context
 from common.base.files import warn_on_oserror
 from common.checkpoint import CheckpointFolder, Saver
 from common.checkpoint.fingerprint import changes, fingerprint
-from common.checkpoint.finite import are_finite, bad_loss, not_finite
+from common.checkpoint.finite import LossCheck, are_finite, bad_loss_somewhere, not_finite
 from common.checkpoint.guarantee import accept_changes
 from common.checkpoint.state import RunState, load_task
 from common.data.loader import EvaluationLoader, Step
@@ -32,8 +32,8 @@ from common.progress import Interval, Outcome, Position, TrainState, Triggers, r
 from common.run_context import RunContext
 from common.settings import RunConfig
 from common.stages import Stages
+from common.step import OptimizerStep
 from common.task import Parts, Place, Task
-from common.update import Updates
 
 
 class Trainer:
@@ -54,7 +54,7 @@ class Trainer:
         self.total_steps = total_steps(config.progress, steps_per_epoch)
         self.stages = Stages(config, self.total_steps, steps_per_epoch)
         self.task = parts.task
-        self.task.loss.position, self.task.clock = lambda: self.place, self.monitor.clock
+        self.task.clock = self.monitor.clock
         self.strategy = prepare(self.task, self.stages.config.prepare, config.dist, parts.precision, self.rank)
         precision, lockstep = self.strategy.precision, self.strategy.lockstep_forward
         self.evaluator = Evaluator(self.task, self.rank, precision, lockstep, lambda: self.stop_signals.signal)
@@ -82,17 +82,18 @@ class Trainer:
         """The position of the run, after the last optimizer step."""
         return self.progress.at
 
-    @property
-    def place(self) -> Place:
-        """The position as the task knows it."""
-        return Place(self.at.step, self.at.epoch, self.total_steps, self.stream.steps_per_epoch)
+    def move_to(self, at: Position) -> None:
+        """Set the position of the run, which the task knows too."""
+        self.progress.at = at
+        self.task.at = Place(at.step, at.epoch, self.total_steps, self.stream.steps_per_epoch)
 
     def begin_stage(self) -> None:
         """Build everything that the settings of the stage decide."""
         config = self.stages.config
         self.task.zero_grad()
-        vars(self).pop("updates", None)  # frees the wrappers of the previous stage
+        vars(self).pop("optimizer_step", None)  # frees the wrappers of the previous stage
         self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
+        self.move_to(self.at)
         self.task.loss.weigh(config.loss)
         self.strategy.freeze(config.prepare.freeze)
         self.ema.follow(self.task)
@@ -101,11 +102,13 @@ class Trainer:
         self.optimizer = build_optimizer(optim, self.task, self.task.groups(), getattr(self, "optimizer", None))
         self.schedule = self.stages.schedule(self.optimizer)
         self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
-        clip, meter = Clip(config.optim), self.monitor.meter
-        trial = (
-            partial(self.stream.sample_batch, full=config.prepare.compile.enabled) if self.stream.is_indexed else None
+        # Anomaly detection names the operation, in the backward pass; with it, each step is logged, and so checked.
+        check = None if config.debug.debug_mode else LossCheck(self.stream, self.saver, self.rank)
+        full = config.prepare.compile.enabled
+        sample = partial(self.stream.sample_batch, full=full) if self.stream.is_indexed else None
+        self.optimizer_step = OptimizerStep(
+            self.task, self.strategy, self.optimizer, Clip(config.optim), self.monitor.meter, check, self.rank, sample
         )
-        self.updates = Updates(self.task, self.strategy, self.optimizer, clip, meter, self.rank, trial)
 
     def next_stage(self) -> None:
         """Begin the stage that is due, if it is another one."""
@@ -137,8 +140,9 @@ class Trainer:
                 self.next_stage()
                 for step in self.stream.epoch(self.at):
                     self.monitor.batch_ready()
-                    before = self.at
-                    self.train_step(step)
+                    before = self.begin_step(step)
+                    taken = self.optimizer_step(step, before)  # forward, backward, optimizer: common/step.py
+                    self.end_step(step, taken=taken)
                     self.monitor.step_done(self.at, step.global_batch.samples)
                     due = self.triggers.due(before, self.at)
                     if due.log:
@@ -156,18 +160,23 @@ class Trainer:
                         break
             return self.finish()
 
-    def train_step(self, step: Step) -> None:
-        """The optimizer steps of all updates of the task, then what follows from the new weights."""
+    def begin_step(self, step: Step) -> Position:
+        """Enter the stage that is due, and set the rates. Returns the position before the step."""
         if self.step is None and self.triggers.intervals["pictures"]:
             self.log_pictures(step, rehearsal=True)
         self.step = step
         if self.config.stages:
             self.next_stage()
-        self.schedule.step(self.at.step - self.stages.start, self.updates.rate)
-        if self.updates.take(step, self.at):
+        self.schedule.step(self.at.step - self.stages.start, self.optimizer_step.rate)
+        return self.at
+
+    def end_step(self, step: Step, *, taken: bool) -> None:
+        """What follows from new weights, if the optimizer step was `taken`; then move on."""
+        if taken:
             self.task.after_step()
-            self.ema.update(self.task, self.at)
-        self.progress.at = step.global_batch.after
+            if self.ema.is_active:
+                self.ema.update(self.task, self.at)
+        self.move_to(step.global_batch.after)
 
     def log(self, step: Step) -> None:
         """Write a log line and its scalars. Of all steps, only those that are logged wait for the device."""
@@ -175,7 +184,7 @@ class Trainer:
         check_trained(self.task, self.parameters)
         self.saver.check()
         metrics = self.evaluator.metrics(step) if self.config.progress.train_metric else {}
-        self.monitor.train(self.at, self.optimizer, self.updates.grad_norm, metrics)
+        self.monitor.train(self.at, self.optimizer, self.optimizer_step.grad_norm, metrics)
         if type(self.task).inspect is not Task.inspect:
             self.evaluator.inspect(self.monitor.show(self.at))
         if self.config.debug.debug_mode:
@@ -183,8 +192,9 @@ class Trainer:
 
     def check_losses(self) -> None:
         """Raise an error if a loss was NaN or infinite, before it is saved. Every process must call this."""
-        if bad := max_over_ranks(self.monitor.meter.first_bad_step() or 0, self.rank):
-            raise bad_loss(bad, self.monitor.meter.bad_here == bad, self.stream, self.saver, self.rank)
+        meter = self.monitor.meter
+        if bad := max_over_ranks(meter.first_bad_step() or 0, self.rank):
+            raise bad_loss_somewhere(bad, meter.bad_here == bad, self.stream, self.saver, self.rank)
 
     def log_pictures(self, step: Step, *, rehearsal: bool = False) -> None:
         """Log pictures of the batch just trained on, with the model's current output; a rehearsal only draws them."""
@@ -296,7 +306,7 @@ class Trainer:
             self.stages.load_state_dict(state["stages"])
             self.begin_stage()
         self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), path))
-        self.progress.at = at = resumed_position(self.at, self.stream.epoch_size)
+        self.move_to(at := resumed_position(self.at, self.stream.epoch_size))
         self.saver.saved_step = at.step
         logger.info("resuming {} at epoch {}, sample {}, step {}", path, at.epoch, at.sample, at.step)
         logger.info("{}", report)

@@ -90,8 +90,7 @@ def restored_task(
     task = build_task(config, seed, rank, first_weights=bool(state.get("frozen")))
     precision.cast(task).to(rank.device)
     load_task(task, state, path)
-    place = Place(state["position"]["step"], state["position"]["epoch"], *state["about"]["lengths"])
-    task.loss.position = lambda: place
+    task.at = Place(state["position"]["step"], state["position"]["epoch"], *state["about"]["lengths"])
     stage = state.get("stages", {}).get("number", 0)
     if stage and stage >= len(config.stages):
         raise UserError(f"the checkpoint is in stage {stage + 1}, but the config has {len(config.stages)} stages")

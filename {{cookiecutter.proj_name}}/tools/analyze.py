@@ -61,8 +61,7 @@ class Subject:
         # Compiled kernels cannot be assigned to modules.
         eager = replace(first.prepare, compile=replace(first.prepare.compile, enabled=False))
         prepare(self.task, eager, dist, self.precision, rank)
-        start = Place(0, 0, None, stream.steps_per_epoch)
-        self.task.loss.position = lambda: start
+        self.task.at = Place(0, 0, None, stream.steps_per_epoch)
         self.task.loss.weigh(first.loss)
         self.batch = self.task.prepare_batch(self.precision.cast_batch(batch), rank.device)
 
@@ -70,14 +69,14 @@ class Subject:
         """A forward pass, as in evaluation."""
         self.task.eval()
         with torch.no_grad(), self.precision.autocast():
-            self.task("output", self.batch)
+            self.task(self.task.output, self.batch)
 
     def train(self, between: Callable[[], None] = lambda: None) -> None:
         """Forward and backward pass of every update of a step; `between` is called between the two."""
         self.task.train()
         for name in self.task.updates():
             with self.precision.autocast():
-                losses = self.task("update", name, self.batch)
+                losses = self.task(self.task.update, name, self.batch)
             between()
             if "loss" not in losses:
                 raise UserError(f"{type(self.task).__name__} has no `loss` in update {name}; see section loss")

@@ -1,7 +1,7 @@
 """The step and the samples that an error message names."""
 
 from common.data.loader import BatchStream, Step
-from common.distributed import Rank, gather_objects
+from common.distributed import Rank
 from common.progress import Position
 
 _SHOWN = 8  # sample numbers in a message
@@ -16,16 +16,13 @@ def whereabouts(stream: BatchStream, step: Step | None, at: Position) -> str:
     return f"training step {at.step + 1}, epoch {at.epoch + 1}{_samples(stream, at)}"
 
 
-def bad_step(stream: BatchStream, step: int, here: bool, rank: Rank) -> str:
-    """The ranks and samples for which the loss of a step was not finite. Every process must call this."""
-    own = ""
-    if here:
-        own = f"rank {rank.rank}"
-        if stream.steps_per_epoch is not None:
-            epoch, number = divmod(step - 1, stream.steps_per_epoch)
-            at = Position(step - 1, epoch, number * stream.samples_per_step, stream.epoch_size)
-            own += _samples(stream, at)
-    return "; ".join(filter(None, gather_objects(own, rank)))
+def bad_samples(stream: BatchStream, step: int, rank: Rank) -> str:
+    """This rank and its samples of a step, counted from 1."""
+    if stream.steps_per_epoch is None:
+        return f"rank {rank.rank}"
+    epoch, number = divmod(step - 1, stream.steps_per_epoch)
+    at = Position(step - 1, epoch, number * stream.samples_per_step, stream.epoch_size)
+    return f"rank {rank.rank}{_samples(stream, at)}"
 
 
 def _samples(stream: BatchStream, at: Position) -> str:

@@ -59,6 +59,11 @@ class SharedBuffers:
             if kind == "sum" and getattr(module, name).dtype == torch.bool:
                 raise UserError(f"{type(module).__name__}.buffer_kinds: {name} is bool, which has no sum; use integers")
 
+    @property
+    def are_shared(self) -> bool:
+        """Whether there are any whose changes all ranks must know."""
+        return bool(self._shared)
+
     def begin(self) -> None:
         """Remember the buffers as they are on all ranks alike."""
         self._before = [getattr(module, name).detach().clone() for _, module, name in self._shared]

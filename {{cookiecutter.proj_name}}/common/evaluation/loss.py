@@ -111,7 +111,7 @@ class LossFactory(nn.Module):
 
     def __init__(self, sections: Mapping[str, Any] | None) -> None:
         super().__init__()
-        self.position: Callable[[], Place] = Place
+        self.at = Place()  # set by the trainer
         self.terms: list[Term] = []
         self._weights: dict[str, float | WeightSchedule] = {}
         sections = sections or {}
@@ -142,7 +142,7 @@ class LossFactory(nn.Module):
         if not isinstance(weight, WeightSchedule):
             return weight
         with error_context(lambda: f"in loss.{name}.weight"):
-            return weight(self.position())
+            return weight(self.at)
 
     def forward(self, output: Any, batch: Any) -> Losses:
         """`loss` and its parts; nothing if no loss is configured."""

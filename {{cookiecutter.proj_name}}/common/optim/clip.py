@@ -27,6 +27,7 @@ class Clip:
 
     def __init__(self, config: ClipConfig) -> None:
         self._by_norm, self._limit = config.clip_type == "norm", config.clip_gradients
+        self.is_active = bool(self._limit)
 
     def __call__(self, parameters: Sequence[Tensor]) -> Tensor | None:
         """Clip the parameters' gradients in place.

@@ -46,13 +46,16 @@ class Ema:
     there is no average, and every method does nothing.
     Until `start` the average is the weights.
 
+    Attributes:
+        is_active: whether there is an average.
+
     Args:
         metric: the one that chooses the best checkpoint; if it measures the weights themselves, these are what is used
             of a checkpoint.
     """
 
     def __init__(self, config: EmaConfig, model: nn.Module, metric: str = "") -> None:
-        self._config = config
+        self._config, self.is_active = config, bool(config.decay)
         self._is_used = not (config.evaluate == "both" and metric.startswith(OWN))
         self._steps = self._updates = 0
         self._start = Interval.parse(config.start, "epoch")

@@ -40,8 +40,8 @@ class Precision:
         self.mode = mode
         self._device_type = device_type
         self._narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mode)
-        # In the small range of float16, gradients would vanish. In other modes the scaler does nothing.
-        self._scaler = torch.amp.GradScaler(device_type, enabled=mode == "fp16")
+        # In the small range of float16, gradients would vanish.
+        self.scaler = torch.amp.GradScaler(device_type) if mode == "fp16" else None
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of the forward pass and the loss."""
@@ -50,11 +50,12 @@ class Precision:
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradients of `loss`, a scalar."""
-        self._scaler.scale(loss).backward()
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Restore the gradients' true scale, before they are clipped or inspected. Once per optimizer step."""
-        self._scaler.unscale_(optimizer)
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Optimizer, closure: Closure | None = None) -> bool:
         """Update the weights. Returns False if the step was skipped (fp16: gradients that are not finite).
@@ -62,13 +63,13 @@ class Precision:
         With fp16 it waits for the device, and torch rejects an optimizer with a closure (LBFGS).
         """
         options = {} if closure is None else {"closure": closure}
-        if not self._scaler.is_enabled():
+        if self.scaler is None:
             optimizer.step(**options)
             return True
-        before = self._scaler.get_scale()
-        self._scaler.step(optimizer, **options)
-        self._scaler.update()
-        return self._scaler.get_scale() >= before  # it only falls after gradients that are not finite
+        before = self.scaler.get_scale()
+        self.scaler.step(optimizer, **options)
+        self.scaler.update()
+        return self.scaler.get_scale() >= before  # it only falls after gradients that are not finite
 
     def cast(self, model: nn.Module) -> nn.Module:
         """The model with weights of this precision. Call it before the optimizer is built."""
@@ -82,12 +83,12 @@ class Precision:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers; empty unless the loss is scaled."""
-        return dict(self._scaler.state_dict())
+        return {} if self.scaler is None else dict(self.scaler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state. A state of another mode has no effect."""
-        if state:
-            self._scaler.load_state_dict(state)
+        if state and self.scaler is not None:
+            self.scaler.load_state_dict(state)
 
 
 def build_precision(config: PrecisionConfig, device: torch.device) -> Precision:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 import common.checkpoint.state
 import common.data.keyed
 import common.data.loader
-import common.update
+import common.step
 from common.trainer import Trainer
 import train
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project, load, metrics, run, same
@@ -406,7 +406,7 @@ def test_another_cut_of_the_batches(runs: Runs) -> None:
 
 def without_settling() -> None:
     """A trainer that skips the step for nothing."""
-    setattr(common.update, "warm_up_ddp", lambda model, trained, loss, rank: None)  # noqa: B010 - not exported there
+    setattr(common.step, "warm_up_ddp", lambda model, trained, loss, rank: None)  # noqa: B010 - not exported there
 
 
 # Buckets so small that every layer has its own: their order is then what decides in which order gradients are added.

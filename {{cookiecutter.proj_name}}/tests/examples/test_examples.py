@@ -89,14 +89,12 @@ def merged(*pairs: str) -> list[str]:
 def interrupted(trainer: Trainer) -> None:
     """A plugin: a signal arrives after a step; the environment has the step and the number of the signal."""
     at, number = map(int, os.environ.get("SIGNAL_AFTER", "0 0").split())
-    take = trainer.train_step
 
-    def train_step(step: Any) -> None:
-        take(step)
+    def interrupt() -> None:
         if trainer.at.step == at:
             os.kill(os.getpid(), number)
 
-    setattr(trainer, "train_step", train_step)  # noqa: B010 - to the type checker a method cannot be replaced
+    trainer.monitor.after_step.append(interrupt)
 
 
 def all_of(folder: Path) -> dict[str, Any]:

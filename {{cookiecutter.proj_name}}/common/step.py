@@ -1,0 +1,234 @@
+"""One optimizer step of a task: forward, loss, backward, clip, optimizer. Composed of what is active in a stage."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from common.base.errors import UserError
+from common.checkpoint.finite import LossCheck
+from common.data.loader import Step
+from common.distributed import Rank, SharedBuffers, sum_over_ranks
+from common.distributed.buffers import buffers_unchanged
+from common.evaluation.loss import Losses
+from common.model import Strategy
+from common.model.freeze import warn_of_unused
+from common.model.warm_up import warm_up_ddp
+from common.monitor.meter import Meter
+from common.optim import Clip, needs_closure
+from common.optim.groups import group_name
+from common.progress import Position
+from common.task import Task
+
+_NO_COUNT = "{kind}.count returned None for a batch of rank {rank}; a task with this method must always return a number"
+_NOTHING = nullcontext()
+
+
+@dataclass
+class TaskUpdate:
+    """One of the task's updates.
+
+    Attributes:
+        model: the task or its wrapper.
+        forward: the task's method `update`, through the wrapper if there is one.
+        trained: the parameters that it trains.
+        others: all other trainable parameters.
+        is_tried: see `warm_up_ddp`.
+        is_new: whether no gradient was computed for it yet.
+    """
+
+    name: str
+    model: nn.Module
+    forward: Callable[[str, Any], Losses]
+    trained: list[nn.Parameter]
+    others: list[nn.Parameter]
+    is_tried: bool = False
+    is_new: bool = True
+
+
+class OptimizerStep:
+    """Takes one optimizer step for each update of the task. Built when a stage begins: what is not active is None.
+
+    Args:
+        check: raises an error for a loss that is not finite.
+        sample: reads a batch to try an update on; None: it is tried on the first batch that it is trained on.
+
+    Attributes:
+        updates: of the task, by name, as far as they were due.
+        rate: the task's own factors of the learning rates; None if it has none.
+        grad_norm: norm of the last update's gradients before clipping; None without clipping.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        strategy: Strategy,
+        optimizer: Optimizer,
+        clip: Clip,
+        meter: Meter,
+        check: LossCheck | None,
+        rank: Rank,
+        sample: Callable[[], Any] | None,
+    ) -> None:
+        self.task, self.strategy, self.optimizer, self.rank = task, strategy, optimizer, rank
+        self.precision, self.scaler = strategy.precision, strategy.precision.scaler
+        self.meter, self.check, self.sample = meter, check, sample
+        self.clip = clip if clip.is_active else None
+        self.grad_norm: Tensor | None = None
+        self.needs_closure = needs_closure(optimizer)  # such as LBFGS
+        # Methods that a task does not override are not called in the loop.
+        self.rate = None if type(task).rate is Task.rate else task.rate
+        self.count = None if type(task).count is Task.count else task.count
+        self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
+        buffers = SharedBuffers(task, rank)
+        self.declared, self.buffers = buffers.kinds, buffers if buffers.are_shared else None
+        self.updates: dict[str, TaskUpdate] = {}
+        for name in task.updates():
+            update = self._begin(name)
+            if sample is not None:
+                self._try(update, sample)
+
+    def __call__(self, step: Step, at: Position) -> bool:
+        """Take every update of this step, at position `at`. Returns False if one was skipped (see `Precision.step`)."""
+        taken, weights = True, self._weights(step)
+        if self.buffers is not None:
+            self.buffers.begin()
+        for name in self.task.updates():
+            update = self.updates.get(name) or self._begin(name)
+            if not update.is_tried:
+                self._try(update, lambda: deepcopy(step.batches[0]))
+            if self.needs_closure:
+                gradients = partial(self.gradients, update, step, weights, at)
+                taken &= self.precision.step(self.optimizer, partial(self._closure, gradients))
+                self._stay_together(again=False)
+            else:
+                self.gradients(update, step, weights, at)
+                if self.scaler is None:
+                    self.optimizer.step()
+                else:
+                    taken &= self.precision.step(self.optimizer)
+        if self.buffers is not None:
+            self.buffers.finish(taken=taken)
+        return taken
+
+    def gradients(
+        self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position
+    ) -> Tensor | None:
+        """Compute the clipped gradients of the step's mean loss. Returns this process' part of it, for a closure."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        total, last, sizes = None, len(step.batches) - 1, step.global_batch.sizes
+        for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
+            # Nothing of an ordinary step, which has one batch.
+            with self._part(update, number == last, sizes[number]) if last or not sizes[number] else _NOTHING:
+                batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+                with self.precision.autocast():
+                    losses = update.forward(update.name, batch)
+                loss = self._loss(update, losses)
+                if self.check is not None and count:
+                    self.check(at.step + 1, loss)
+                if weight != 1.0:
+                    loss = loss * weight
+                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+            if update.name != "all":
+                losses = {update.name if name == "loss" else name: value for name, value in losses.items()}
+            self.meter.add(at.step + 1, losses, count)
+            if self.needs_closure:
+                total = loss.detach() if total is None else total + loss.detach()
+        if update.is_new:
+            update.is_new = False
+            warn_of_unused(self.task, update.trained)
+        if update.others or self.rate is not None:
+            self._clear_gradients(update)
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        if self.clip is not None:
+            self.grad_norm = self.clip(update.trained)
+        return total
+
+    def _loss(self, update: TaskUpdate, losses: Losses) -> Tensor:
+        """What an update minimises."""
+        if "loss" in losses:
+            return losses["loss"]
+        kind = type(self.task).__name__
+        raise UserError(
+            f"{kind} has no `loss` to minimise in update {update.name}: name losses in the config's section loss, "
+            f"or return one from {kind}.losses or {kind}.update"
+        )
+
+    @contextmanager
+    def _part(self, update: TaskUpdate, is_last: bool, size: int) -> Iterator[None]:
+        """Around a micro-batch: processes exchange gradients with the last one; borrowed samples leave no trace."""
+        unchanged = _NOTHING if size else buffers_unchanged(self.task, self.declared)
+        with self.strategy.gradient_sync(update.model, is_last), unchanged:
+            yield
+
+    def _closure(self, gradients: Callable[[], Tensor | None]) -> Tensor:
+        """What an optimizer such as LBFGS calls: compute gradients, and the loss over all processes.
+
+        It is the same to the last bit on every process, so all of them take the same decisions in a line search.
+        """
+        self._stay_together(again=True)
+        loss = gradients()
+        assert loss is not None
+        return (sum_over_ranks(loss.to("cpu", copy=True), self.rank) / self.rank.world_size).to(loss.device)
+
+    def _stay_together(self, *, again: bool) -> None:
+        """Raise `UserError` if only some processes call the closure `again`: they would wait for the others."""
+        calling = int(sum_over_ranks(torch.tensor(int(again)), self.rank))
+        if calling not in (0, self.rank.world_size):
+            raise UserError(
+                f"optim.optim_type {type(self.optimizer).__name__} calls its closure again on {calling} of "
+                f"{self.rank.world_size} processes: how often it does may depend only on the loss, the gradients and "
+                "the weights, which are the same on all"
+            )
+
+    def _begin(self, name: str) -> TaskUpdate:
+        """Prepare an update before its first step."""
+        chosen = set(self.task.trained_by(name))
+        trained = [parameter for parameter in self.parameters if parameter in chosen]
+        others = [parameter for parameter in self.parameters if parameter not in chosen]
+        model = self.strategy.wrap(trained)
+        forward = self.task.update if model is self.task else partial(model, self.task.update)
+        self.updates[name] = TaskUpdate(name, model, forward, trained, others)
+        return self.updates[name]
+
+    def _try(self, update: TaskUpdate, sample: Callable[[], Any]) -> None:
+        update.is_tried = True
+
+        def loss() -> Tensor:
+            batch = self.task.prepare_batch(self.precision.cast_batch(sample()), self.rank.device)
+            with self.precision.autocast():
+                return self._loss(update, update.forward(update.name, batch))
+
+        warm_up_ddp(update.model, update.trained, loss, self.rank)
+
+    def _clear_gradients(self, update: TaskUpdate) -> None:
+        """Clear the gradients of what must not change in this step: the optimizer then leaves it alone."""
+        for parameter in update.others:
+            parameter.grad = None
+        if self.rate is not None:
+            for group in self.optimizer.param_groups:
+                if self.rate(group_name(group)) == 0:
+                    for parameter in group["params"]:
+                        parameter.grad = None
+
+    def _weights(self, step: Step) -> list[tuple[float, int]]:
+        """For each micro-batch: the weight of its mean loss in the step's, and how many items that mean covers."""
+        plan = step.global_batch
+        if self.count is None:
+            return list(zip(plan.weights, plan.sizes, strict=True))
+        counts = []
+        for batch, weight in zip(step.batches, plan.weights, strict=True):
+            count = self.count(batch)
+            if count is None:
+                raise UserError(_NO_COUNT.format(kind=type(self.task).__name__, rank=self.rank.rank))
+            counts.append(int(count) if weight else 0)
+        total = sum_over_ranks(torch.tensor(float(sum(counts)), dtype=torch.float64), self.rank).item()
+        return [(count * self.rank.world_size / max(total, 1.0), count) for count in counts]
