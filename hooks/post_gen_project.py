@@ -30,9 +30,11 @@ OPS = {
 # The examples: the folders, and the files that each may have. Beside them may lie examples of the user's own.
 EXAMPLES = (
     "boxes", "distillation", "gan", "language_model", "metric_learning", "model_from_string", "regression",
-    "reinforcement", "segmentation", "self_supervised", "stages", "stream", "text",
+    "reinforcement", "segmentation", "self_supervised", "serving", "stages", "stream", "text",
 )  # fmt: skip
-EXAMPLE_FILES = ("__init__.py", "config.yaml", "data.py", "metric.py", "model.py", "next_word.yaml", "task.py")
+EXAMPLE_FILES = (
+    "__init__.py", "config.yaml", "data.py", "metric.py", "model.py", "next_word.yaml", "server.py", "task.py",
+)  # fmt: skip
 EXAMPLE_TESTS = (
     "__init__.py",
     "runs.py",

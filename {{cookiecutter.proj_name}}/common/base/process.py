@@ -1,9 +1,11 @@
-"""Resources available to this process."""
+"""This process: its exit code, and the resources available to it."""
 
 import ctypes
 import os
 import signal
 import sys
+
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
 
 
 def available_cores() -> int:
