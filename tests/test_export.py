@@ -1,4 +1,4 @@
-"""tools.export and tools.serve in a rendered project, with the real packages: every file of docs/export.md is used."""
+"""tools.export and the example of a server in a rendered project, with the real packages: every file of docs/export.md is used."""
 
 import json
 import os
@@ -29,7 +29,7 @@ import numpy, torch
 sys.path.insert(0, os.getcwd())
 os.chdir("experiments/default/export")
 from custom.models.conv_model import ConvModel
-from support.trained import load_trained
+from cli.trained import load_trained
 images = torch.rand(5, 1, 8, 8)
 trained = load_trained("../checkpoints/best.pt")
 expected = trained.task.model(images).detach()
@@ -71,7 +71,6 @@ FORMS = {
     "torch": ("model.pt2", ""),
     "onnx": ("model.onnx", "import onnxruntime"),
     "safetensors": ("model.safetensors", "import safetensors.torch"),
-    "torchscript": ("model.ts", ""),
     "int8": ("model.int8.onnx", "import onnxruntime"),
 }
 
@@ -147,7 +146,7 @@ def test_a_program_in_cpp(project: Path, python: Path) -> None:
         ["sh", "-euc", commands], cwd=project, env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    ones = "import torch\nfrom support.trained import load_trained\n"
+    ones = "import torch\nfrom cli.trained import load_trained\n"
     ones += f"print(load_trained('{RUN}').task.model(torch.ones(1, 1, 8, 8)).tolist()[0])"
     expected = json.loads(call(project, python, "-c", ones).splitlines()[-1])
     assert [float(line) for line in done.stdout.split()] == pytest.approx(expected, abs=1e-4)
@@ -163,7 +162,7 @@ def server(request: pytest.FixtureRequest, project: Path, python: Path) -> Itera
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(python), "-m", "tools.serve", "--model", str(file), "--port", str(port), "--max_bytes", "20000"]
+    command = [str(python), "-m", "examples.serving.server", "--model", str(file), "--port", str(port), "--max_bytes", "20000"]
     log = project / "serve.log"
     programs = project / "programs"  # a Ghostscript that leaves a trace
     programs.mkdir(exist_ok=True)
@@ -242,11 +241,11 @@ def test_a_server_answers_as_predict_py(project: Path, python: Path, server: str
     assert all(isinstance(each, str) and len(each) > 20 for each in refused), refused
     assert not any(word in each for each in refused for word in ("Traceback", "0x", "/", "Error")), refused
     assert answers["health"][1]["status"] == "ok"
-    REPORT.append("tools.serve with a real client")
+    REPORT.append("examples.serving.server with a real client")
 
 
 def test_what_cannot_be_served(project: Path, python: Path) -> None:
-    command = [str(python), "-m", "tools.serve", "--model", "nothing.onnx"]
+    command = [str(python), "-m", "examples.serving.server", "--model", "nothing.onnx"]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 2
     assert "there is no nothing.onnx; export a model first: python -m tools.export" in done.stderr

@@ -36,7 +36,7 @@ def test_a_feature_has_a_page_tests_and_faults(row: list[str]) -> None:
         home = TEMPLATE if mutate.kind_of(file) == "" else REPO
         assert name in names_in((home / mutate.path_of(file)).read_text(encoding="utf-8")), test
     for tool in re.findall(r"python -m tools\.(\w+)", how):
-        assert (TEMPLATE / "tools" / f"{tool}.py").is_file(), tool
+        assert any((TEMPLATE / "tools" / file).is_file() for file in (f"{tool}.py", f"{tool}/__main__.py")), tool
     mine = [fault for fault in FAULTS if fault.row == what]
     assert mine, "write a fault into tools/faults/, that one of its tests catches"
     for fault in mine:

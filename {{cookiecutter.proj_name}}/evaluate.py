@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,19 +16,17 @@ from common.config.problem import place as shown
 from common.config.registry import REGISTRIES
 from common.distributed import Rank
 from common.distributed.process import set_up_process
-from common.distributed.seed import choose_seed
 from common.evaluator import Evaluator, write_evaluation
 from common.failure.program import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.writer import without_twins
-from common.optim.precision import build_precision
 from common.run.paths import PROJECT
 from cli.advice import explained
 from cli.command_line import parse
 from cli.evaluation_folder import EvalConfig, error_files, eval_dir
 from cli.stored_config import drop_stored_launch_options, stored_config
-from support.trained import restored_task
+from cli.trained import load_task
 
 
 def main(argv: list[str]) -> int:
@@ -61,21 +60,17 @@ def main(argv: list[str]) -> int:
 def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     """Build the parts that the config names, evaluate, report."""
     setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
-    state = read_checkpoint(path)
-    # The seed that the run drew, so that random data are the same as in training.
-    seed = choose_seed(config.dist, rank, drawn=state["about"]["seed"])
-    precision = build_precision(config.precision, rank.device)
-    task = restored_task(config, state, path, seed, rank, precision)
-    loaders = build_evaluation(config, config.split, rank, seed)
-    task.classes = class_names(*(loader.dataset for loader in loaders))
+    trained = load_task(config, path, read_checkpoint(path), rank)
+    loaders = build_evaluation(config, config.split, rank, trained.seed)
+    trained.task.classes = class_names(*(loader.dataset for loader in loaders))
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
-
-    result = Evaluator(task, rank, precision).run(loaders, max_pictures=config.progress.max_samples_eval)
+    evaluator = Evaluator(trained.task, rank, trained.precision)
+    result = evaluator.run(loaders, max_pictures=config.progress.max_samples_eval)
     for loader in loaders:
         loader.close()
     if rank.is_main:
-        report(result, config, path, folder, state["position"])
+        report(result, config, path, folder, trained.position)
 
 
 def check_command(argv: list[str]) -> None:
@@ -97,7 +92,7 @@ def which_checkpoint() -> NoReturn:
     raise UserError("model_pt: which checkpoint? python evaluate.py --model_pt experiments/<name>/checkpoints/best.pt")
 
 
-def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, position: dict[str, int]) -> None:
+def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, position: Mapping[str, int]) -> None:
     """Print the numbers, and write them and the pictures to `folder`."""
     about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
     logger.info("{} of {}, epoch {epoch}, step {step}", config.split, shown(path), **position)

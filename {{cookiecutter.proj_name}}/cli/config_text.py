@@ -1,4 +1,4 @@
-"""A config as text for people: `--help`, `--print-config`, and configs/default.yaml with its comments."""
+"""A config as text for people: `--help`, `--print-config`, and the lines of configs/default.yaml."""
 
 import shutil
 import textwrap
@@ -6,35 +6,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
-from pydantic_core import to_jsonable_python
 
 from common.config import ABSENT, dump
 from common.config.problem import DEFAULT
 from common.config.schema import members, metadata, section_of, walk
 
-_WIDTH = 120
+WIDTH = 120
 _COLUMN = 36  # where comments begin
-
-
-def commented_yaml(schema: type, defaults: Any, header: str) -> str:
-    """YAML of `defaults`, an instance of the section `schema`, with each key's description as a comment."""
-    lines = [*(f"# {line}" for line in header.splitlines()), ""]
-    annotations = {dotted: key.annotation for dotted, key in walk(schema)}
-    for dotted, line, is_section in _rows(to_jsonable_python(defaults)):
-        meaning = _meaning(annotations[dotted]) if dotted in annotations else ""
-        if not is_section:
-            lines += _beside(line, meaning)
-            continue
-        pad = line[: len(line) - len(line.lstrip())]
-        lines += [] if pad else [""]
-        lines += textwrap.wrap(meaning, _WIDTH, initial_indent=f"{pad}# ", subsequent_indent=f"{pad}# ")
-        lines.append(line)
-    return "\n".join(lines) + "\n"
 
 
 def with_origins(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     """YAML text with the origin of each value as a comment; loads back like `dump`."""
-    lines = [(line, "" if is_section else origins.get(key, DEFAULT)) for key, line, is_section in _rows(values)]
+    lines = [(line, "" if is_section else origins.get(key, DEFAULT)) for key, line, is_section in yaml_rows(values)]
     width = min(max((len(line) for line, origin in lines if origin), default=0), 60)
     shown = [f"{line:<{width}}  # {' '.join(origin.splitlines())}" if origin else line for line, origin in lines]
     return "".join(f"{line}\n" for line in shown)
@@ -52,7 +35,7 @@ def help_text(
     schema: type, *, prog: str = "train.py", description: str = "", default: str = "", kinds: tuple[str, ...] = ()
 ) -> str:
     """The options, and every key with its default and its meaning, wrapped to the width of the terminal."""
-    width = min(shutil.get_terminal_size().columns, _WIDTH)
+    width = min(shutil.get_terminal_size().columns, WIDTH)
     options = {
         "--config FILE": f"the configuration{f' (default {default})' * bool(default)}; also --configs FILE, -c FILE",
         "--print-config": "print every value with the place it came from, and stop",
@@ -63,10 +46,10 @@ def help_text(
     about = " ".join((description or schema.__doc__ or "").split())
     lines = [f"usage: {prog} --config FILE [--key value ...]", "", *textwrap.wrap(about, width), "", "Options:"]
     for option, meaning in options.items():
-        lines += _beside(f"  {option}", meaning, width)
+        lines += with_comment(f"  {option}", meaning, width)
     lines += [*_EXAMPLES.format(prog=prog).splitlines(), ""]
     for dotted, key in walk(schema):
-        meaning = _meaning(key.annotation)
+        meaning = describe(key.annotation)
         if section_of(key.annotation):
             lines += ["", *textwrap.wrap(f"{dotted}: {meaning}", width)]
             continue
@@ -74,11 +57,11 @@ def help_text(
         choices = f" ({' | '.join(_choices(key.annotation))})" if _choices(key.annotation) else ""
         line = f"  --{dotted}  {value}"
         beside = len(line) < _COLUMN - 1
-        lines += [*([] if beside else [line]), *_beside(line if beside else "", meaning + choices, width)]
+        lines += [*([] if beside else [line]), *with_comment(line if beside else "", meaning + choices, width)]
     return "\n".join(lines)
 
 
-def _meaning(annotation: Any) -> str:
+def describe(annotation: Any) -> str:
     """Of a section: the first paragraph of its docstring; of another field: its description."""
     if section := section_of(annotation):
         return " ".join((section.__doc__ or "").partition("\n\n")[0].split())
@@ -94,7 +77,7 @@ def _choices(annotation: Any) -> list[str]:
     return [str(value) for member in found for value in get_args(member)]
 
 
-def _rows(values: Mapping[str, Any], above: str = "", indent: str = "") -> Iterator[tuple[str, str, bool]]:
+def yaml_rows(values: Mapping[str, Any], above: str = "", indent: str = "") -> Iterator[tuple[str, str, bool]]:
     """The lines of YAML text: each with its dotted key, and whether the value follows in the next lines."""
     for name, value in values.items():
         key = f"{above}.{name}".removeprefix(".")
@@ -102,10 +85,10 @@ def _rows(values: Mapping[str, Any], above: str = "", indent: str = "") -> Itera
         is_section = isinstance(value, dict) and bool(value)
         yield key, f"{label}:" if is_section else f"{label}: {dump(value, flow=True)}", is_section
         if is_section:
-            yield from _rows(value, key, f"{indent}  ")
+            yield from yaml_rows(value, key, f"{indent}  ")
 
 
-def _beside(line: str, meaning: str, width: int = _WIDTH) -> list[str]:
+def with_comment(line: str, meaning: str, width: int = WIDTH) -> list[str]:
     """The line with its comment to the right, continued below when it is long."""
     first, *more = textwrap.wrap(meaning, width - _COLUMN - 2) or [""]
     below = [f"{'':<{_COLUMN}}# {text}" for text in more]

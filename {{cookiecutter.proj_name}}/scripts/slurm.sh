@@ -111,7 +111,7 @@ case $python in
 /*) ;;
 *) python=$PWD/$python ;;
 esac
-[ -z "$look" ] || exec "$python" -m custom.submit -- "$@"
+[ -z "$look" ] || exec "$python" -m tools.slurm -- "$@"
 
 inside=${SLURM_JOB_ID:-}
 if [ -n "$inside" ]; then
@@ -121,7 +121,7 @@ elif [ -z "$dry_run" ] && ! command -v sbatch >/dev/null; then
         "scripts/cpu.sh, or print the job file with --dry-run"
 fi
 
-prepared=$("$python" -m custom.submit ${dry_run:+--dry-run} ${gpus:+--gpus "$gpus"} ${array:+--array "$array"} \
+prepared=$("$python" -m tools.slurm ${dry_run:+--dry-run} ${gpus:+--gpus "$gpus"} ${array:+--array "$array"} \
     ${names:+--names "$names"} -- "$@")
 {
     IFS= read -r run
@@ -211,7 +211,7 @@ job_file() {
     cat <<END
 trap : USR1 USR2 # these signals are for training; this shell must survive them
 requeue() {
-    (cd -- "\$job/code" && exec "\$python" -m support.slurm.requeue "\$@" "\$run" "\$job/starts$task.jsonl")
+    (cd -- "\$job/code" && exec "\$python" -m tools.slurm.requeue "\$@" "\$run" "\$job/starts$task.jsonl")
 }
 state=\$(requeue before) || exit
 [ "\$state" != finished ] || exit 0

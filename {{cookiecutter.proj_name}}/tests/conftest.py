@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,6 @@ from common.failure.program import reported
 from common.monitor import log
 import evaluate
 import train
-from support.slurm import snapshot
 
 PROJECT = Path(train.__file__).resolve().parent
 # What the tests are written for; configs/default.yaml and the defaults in the classes are there to be changed.
@@ -113,41 +111,6 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
 TRAIN = "import sys\nopen('called.txt', 'w').write('\\n'.join(sys.argv))\n"
 
 
-# What each stand-in does besides noting how it was called. Variables say how it ends.
-STAND_INS = {
-    "sbatch": 'echo "${SBATCH_SAYS:-17}"; exit "${SBATCH_CODE:-0}"',
-    "srun": (
-        'while :; do case $1 in -*) shift ;; *) break ;; esac; done\n[ -n "${SRUN_CODE:-}" ] || exec "$@"\n'
-        'exit "$SRUN_CODE"'
-    ),
-    "scontrol": (
-        'case "$*" in *show*) echo "JobId=1 PreemptTime=${PREEMPT:-None}" ;; requeue*)\n'
-        '    echo "${SCONTROL_SAYS:-}" >&2; exit "${SCONTROL_CODE:-0}" ;; esac'
-    ),
-    "squeue": 'printf "%s" "${QUEUE:-}"; printf "%s" "${QUEUE_ERROR:-}" >&2; [ -z "${QUEUE_ERROR:-}" ]',
-}
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The stand-ins are on the PATH; the file that they note their calls in, a line for each."""
-    programs, calls = tmp_path / "bin", tmp_path / "calls"
-    programs.mkdir()
-    for name, body in STAND_INS.items():
-        (programs / name).write_text(f'#!/bin/sh\necho "{name} $*" >>{shlex.quote(str(calls))}\n{body}\n')
-        (programs / name).chmod(0o755)
-    for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_", "TRAIN_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    calls.touch()
-    return calls
-
-
-def calls_of(cluster: Path, name: str) -> list[str]:
-    lines = cluster.read_text().splitlines()
-    return [line.removeprefix(f"{name} ") for line in lines if line.startswith(f"{name} ")]
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project with a stand-in for train.py, in a folder whose name a careless script trips over."""
@@ -171,10 +134,14 @@ def restored_log() -> Iterator[None]:
 
 
 def copy_of_project(folder: Path) -> Path:
-    """The project's code in another folder, where a test may edit it."""
-    for name in snapshot.code_files(PROJECT, [PROJECT / "experiments"]):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(PROJECT / name, folder / name)
+    """The project's code in another folder, where a test may edit it; with a link to the same data."""
+
+    def left_out(parent: str, names: list[str]) -> set[str]:
+        private = {"data", "experiments", "venv"} if Path(parent) == PROJECT else {"__pycache__"}
+        return {name for name in names if name in private or name[0] == "."}
+
+    shutil.copytree(PROJECT, folder, ignore=left_out, symlinks=True)
+    (folder / "data").symlink_to(PROJECT / "data")
     return folder
 
 

@@ -8,23 +8,25 @@ import argparse
 import copy
 import hashlib
 import importlib.util
+import inspect
 import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.base.text import plain
-from common.build import build_evaluation, build_stream
+from common.build import build_evaluation, build_set, build_stream
 from common.config import option_value
 from common.evaluator import Evaluator
 from common.failure.program import leave, reported
@@ -32,44 +34,134 @@ from common.monitor.log import setup_log
 from common.progress import Position
 from common.run.paths import RunPaths
 from cli.advice import explained
-from support.model_inputs import Model, Tensors, flat, inputs_of, read_model
-from support.trained import load_trained
+from cli.trained import Trained, load_trained
 
-FORMS = {
+Tensors = dict[str, Tensor]
+Run = Callable[[Tensors], Tensors]  # a program: inputs by name -> outputs by name
+
+_ONNX = ("onnx", "onnxscript", "onnxruntime")
+FORMS: dict[str, tuple[str, tuple[str, ...]]] = {  # the name of the file, and the packages it needs
     "torch": ("model.pt2", ()),
     "aoti": ("model.aoti.pt2", ()),
-    "onnx": ("model.onnx", ("onnx", "onnxscript", "onnxruntime")),
-    "int8": ("model.int8.onnx", ("onnx", "onnxscript", "onnxruntime")),
+    "onnx": ("model.onnx", _ONNX),
+    "int8": ("model.int8.onnx", _ONNX),
     "safetensors": ("model.safetensors", ("safetensors",)),
-    "torchscript": ("model.ts", ()),
 }
 BATCHES = (1, 2, 3, 7, 16)  # sizes for which a program is compared with the model
 CALIBRATION = 20  # training batches from which int8 learns the ranges of values
 
 
+class Plain(nn.Module):
+    """A model whose inputs are given by position, and whose outputs are a tensor or a tuple of tensors."""
+
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        found = tuple(flat(self.model(**dict(zip(self.names, inputs, strict=True)))).values())
+        return found if len(found) > 1 else found[0]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to export: the inputs that the task gives it for some samples, and its outputs, all by name.
+
+    Attributes:
+        keys: of each input, the part of a sample that it is; None if the task computes it.
+    """
+
+    trained: Trained
+    module: nn.Module
+    inputs: Tensors
+    keys: Mapping[str, str | None]
+
+    @property
+    def plain(self) -> Plain:
+        return Plain(self.module, list(self.inputs)).eval()
+
+    def outputs(self, inputs: Tensors) -> Tensors:
+        """What the model itself computes."""
+        with torch.no_grad():
+            return flat(self.module(**inputs))
+
+    def replace(self, run: Run) -> None:
+        """From now on, the task computes with `run` in place of its model: inputs by name -> outputs by name."""
+        with torch.no_grad():
+            example = self.module(**self.inputs)
+
+        def replaced(*given: Tensor, **named: Tensor) -> Any:
+            found = run(dict(zip(self.inputs, given, strict=False)) | named)
+            found = {name: value.to(self.trained.rank.device) for name, value in found.items()}
+            if isinstance(example, Tensor):
+                return found["output"]
+            return found if isinstance(example, Mapping) else tuple(found.values())
+
+        setattr(self.module, "forward", replaced)  # noqa: B010 - mypy rejects an assignment
+
+
+def flat(output: Any) -> Tensors:
+    """The tensors that a model returned, by name. Raises `UserError` for anything but one, a tuple or a mapping."""
+    if isinstance(output, Tensor):
+        return {"output": output}
+    named = output if isinstance(output, Mapping) else {f"output_{at}": each for at, each in enumerate(output)}
+    if not named or not all(isinstance(value, Tensor) for value in named.values()):
+        raise UserError("the model returns something other than tensors, or tensors inside of each other's lists")
+    return dict(named)
+
+
+def inputs_of(trained: Trained, batch: Any) -> tuple[Tensors, dict[str, str | None]]:
+    """What the task calls its model with for a loaded batch, by the names of the parameters; and the keys of a batch.
+
+    Raises:
+        UserError: the task does not call the model itself (but a part of it), or with other things than tensors.
+    """
+    task, calls = trained.task, list[tuple[Any, Any]]()
+    model: nn.Module = task.model
+    hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
+    with torch.no_grad():
+        task.output(task.prepare_batch(trained.precision.cast_batch(batch), trained.rank.device))
+    hook.remove()
+    kind = f"{type(model).__name__} of {type(task).__name__}"
+    if not calls:
+        raise UserError(f"the task never calls the whole {kind}, so there is nothing that could be exported as one")
+    found: Tensors = inspect.signature(model.forward).bind(*calls[0][0], **calls[0][1]).arguments
+    if other := [name for name, value in found.items() if not isinstance(value, Tensor)]:
+        raise UserError(f"{kind} is called with {', '.join(other)}, which are no tensors; only tensors can be exported")
+    parts = batch.items() if isinstance(batch, Mapping) else ()
+    keys = {name: next((key for key, part in parts if _is_same(part, value)), None) for name, value in found.items()}
+    return found, keys
+
+
+def _is_same(part: Any, value: Tensor) -> bool:
+    return isinstance(part, Tensor) and part.shape == value.shape and torch.equal(part.to(value), value)
+
+
+def read_model(trained: Trained) -> Model:
+    """The model, with inputs for eight samples of the run's own data."""
+    label, section = trained.section()
+    split, _, name = label.partition(".")
+    config = replace(trained.config, worker=0)
+    loader = build_set(config, split, name, {**section, "eval_batch_size": 8}, trained.rank, trained.seed)
+    inputs, keys = inputs_of(trained, next(iter(loader)))
+    return Model(trained, trained.task.model, inputs, keys)
+
+
 def write(model: Model, form: str, path: Path) -> None:
     """Write the model to `path` in one of FORMS, except int8."""
     inputs = tuple(model.inputs.values())
+    shapes = {"inputs": tuple({0: torch.export.Dim("batch")} for _ in inputs)}
     if form == "safetensors":
         from safetensors.torch import save_file
 
         weights = {name: value.detach().contiguous().clone() for name, value in model.module.state_dict().items()}
         save_file(weights, path, metadata={"format": "pt"})
-    elif form == "torchscript":
-        if not hasattr(torch.jit, "trace"):
-            raise UserError(f"PyTorch {torch.__version__} has no TorchScript any more; use --to torch or --to aoti")
-        print("note: PyTorch calls TorchScript deprecated; --to torch and --to aoti take its place")
-        torch.jit.trace(model.plain, inputs).save(str(path))
+    elif form == "onnx":
+        torch.onnx.export(
+            model.plain, inputs, path, input_names=list(model.inputs), output_names=list(model.outputs(model.inputs)),
+            dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False,
+        )  # fmt: skip
     else:
-        batch = torch.export.Dim("batch")
-        shapes = {"inputs": tuple({0: batch} for _ in inputs)}
-        if form == "onnx":
-            names = list(model.inputs), list(model.outputs(model.inputs))
-            torch.onnx.export(
-                model.plain, inputs, path, input_names=names[0], output_names=names[1], dynamo=True,
-                dynamic_shapes=shapes, external_data=False, verbose=False,
-            )  # fmt: skip
-            return
         program = torch.export.export(model.plain, inputs, dynamic_shapes=shapes)
         if form == "torch":
             torch.export.save(program, path)
@@ -77,7 +169,7 @@ def write(model: Model, form: str, path: Path) -> None:
             torch._inductor.aoti_compile_and_package(program, package_path=str(path))
 
 
-def read(model: Model, form: str, path: Path) -> Callable[[Tensors], Tensors]:
+def read(model: Model, form: str, path: Path) -> Run:
     """A function that runs what was written: inputs by name -> outputs by name."""
     names = list(model.outputs(model.inputs))
     if form in ("onnx", "int8"):
@@ -97,10 +189,7 @@ def read(model: Model, form: str, path: Path) -> Callable[[Tensors], Tensors]:
         loaded.module.load_state_dict({name: value.zero_() for name, value in loaded.module.state_dict().items()})
         loaded.module.load_state_dict(load_file(path))
         return loaded.outputs
-    if form == "torchscript":
-        program: Any = torch.jit.load(path)
-    else:
-        program = torch.export.load(path).module() if form == "torch" else torch._inductor.aoti_load_package(str(path))
+    program = torch.export.load(path).module() if form == "torch" else torch._inductor.aoti_load_package(str(path))
 
     def call(inputs: Tensors) -> Tensors:
         with torch.no_grad():
@@ -110,7 +199,7 @@ def read(model: Model, form: str, path: Path) -> Callable[[Tensors], Tensors]:
     return call
 
 
-def compare(model: Model, run: Callable[[Tensors], Tensors], tolerance: float) -> float:
+def compare(model: Model, run: Run, tolerance: float) -> float:
     """The largest difference between the outputs of a program and of the model, for several numbers of samples.
 
     It is in proportion to the largest value of the output, if that is above 1.
@@ -157,7 +246,7 @@ def quantize(model: Model, path: Path) -> None:
         path.with_suffix(suffix).unlink()
 
 
-def measure(model: Model, run: Callable[[Tensors], Tensors]) -> dict[str, list[float]]:
+def measure(model: Model, run: Run) -> dict[str, list[float]]:
     """Each loss and metric on the data of validation: of the model itself, and of a program in its place."""
     trained = model.trained
     config, split = replace(trained.config, worker=0), (trained.config.dataset.val and "val") or "eval"

@@ -108,7 +108,9 @@ def _drop_from_schema(path: Path, name: str) -> None:
             return {key: without(value) for key, value in node.items()}
         if not isinstance(node, list):
             return node
-        return [without(item) for item in node if item != name and not (isinstance(item, dict) and item.get("if") == rule)]
+        return [
+            without(item) for item in node if item != name and not (isinstance(item, dict) and item.get("if") == rule)
+        ]
 
     if path.is_file():
         path.write_text(json.dumps(without(json.loads(path.read_text())), indent=2) + "\n", newline="\n")
@@ -126,7 +128,9 @@ def main(words: Sequence[str]) -> int:
     status = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False)
     if (status.returncode or status.stdout) and "--force" not in words:
         why = "there are uncommitted changes" if status.returncode == 0 else "this folder is not in git"
-        print(f"error: {why}, so what is removed could not be brought back; commit first, or add --force", file=sys.stderr)
+        print(
+            f"error: {why}, so what is removed could not be brought back; commit first, or add --force", file=sys.stderr
+        )
         return 1
     try:
         deleted = prune(ROOT, names)
@@ -135,7 +139,9 @@ def main(words: Sequence[str]) -> int:
         return 1
     for path in deleted:
         print(f"deleted {path.relative_to(ROOT)}")
-    print(f"\n{', '.join(names)} removed. `git diff` shows what changed in other files; `make lint test` checks the rest.")
+    print(
+        f"\n{', '.join(names)} removed. `git diff` shows what changed in other files; `make lint test` checks the rest."
+    )
     return 0
 
 

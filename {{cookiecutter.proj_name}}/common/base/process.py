@@ -1,4 +1,4 @@
-"""Resources available to this process."""
+"""This process: its exit code, and the resources available to it."""
 
 import ctypes
 import os
@@ -7,6 +7,8 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
 
 
 def available_cores() -> int:

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from loguru import logger
 
+from common.base.process import EXIT_REQUEUE
 from common.distributed import LaterMax, Rank
 from common.failure.monitor import end
 from common.failure.report import EXIT_INTERRUPTED, describe
-
-EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: saved, to be continued; a scheduler should start the job again
 
 # Slurm sends one of these before the time limit, if requested (--signal); they have no other predefined meaning.
 _REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)

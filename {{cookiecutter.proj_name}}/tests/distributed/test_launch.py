@@ -24,7 +24,6 @@ import train
 from tests.conftest import ENVIRONMENT, PROJECT, Runs, load, metrics, run, same
 from tests.parts import Plain
 from tests.ranks import free_port, several, start_ranks
-from custom import submit
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1",
@@ -455,8 +454,6 @@ def test_processes_that_nobody_would_start(runs: Runs) -> None:
     """R-64: refused, with what would be right."""
     with pytest.raises(UserError, match=r"--dist.launcher spawn starts them"):
         train.main(runs.words("--dist.processes", "2", "--dist.launcher", "none"))
-    with pytest.raises(UserError, match=r"srun starts the processes; use --slurm.tasks 2"):
-        submit.main(["--dry-run", "--", *runs.words("--dist.processes", "2")])
 
 
 def unready() -> Plain:

@@ -134,27 +134,6 @@ def test_a_mistake_in_a_source(project: Path) -> None:
     assert Path(entry["directory"], entry["file"]).samefile(source)
 
 
-@pytest.mark.slow
-@WITHOUT
-@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-def test_a_job_on_a_cluster_has_the_build(project: Path) -> None:
-    """R-48: git ignores what is built; the copy of the code that a queued job runs has it all the same."""
-    (project / "train.py").touch()
-    shutil.copy(PROJECT / ".gitignore", project)
-    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
-    assert script(project).returncode == 0
-    code = (
-        "import pathlib, custom.ops; from support.slurm.snapshot import snapshot;"
-        "snapshot(pathlib.Path.cwd(), pathlib.Path.cwd().with_name('copy'), [])"
-    )
-    environment = {name: value for name, value in ENVIRONMENT.items() if name != "OPS_BUILD_DIR"}
-    subprocess.run([sys.executable, "-c", code], cwd=project, env={**environment, "PYTHONPATH": ""}, check=True)
-    copy = project.with_name("copy")
-    names = {path.suffix for path in (copy / PACKAGE / "ops" / "build").iterdir()}
-    assert names >= {".so", ".json"}
-    assert "C++ on the CPU" in status(copy)
-
-
 def test_without_a_compiler(tmp_path: Path) -> None:
     """CT-69, XP-02: said with the remedy, and no error: a script that trains next does so, on the reference."""
     done = install(OPS_BUILD_DIR=str(tmp_path / "build"), PATH="/nowhere")

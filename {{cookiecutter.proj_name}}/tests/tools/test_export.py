@@ -52,5 +52,5 @@ def test_a_wrong_program_is_not_written(run: Path, monkeypatch: pytest.MonkeyPat
     """It is compared with the model before it gets its name."""
     monkeypatch.setattr(export, "read", lambda *_: lambda inputs: {"output": torch.zeros(len(inputs["image"]), 10)})
     with pytest.raises(UserError, match="the program differs from the model by"):
-        export.main(["--model_pt", str(run), "--to", "torchscript"])
-    assert not list((run / "export").glob("*.ts*"))
+        export.main(["--model_pt", str(run), "--to", "torch", "--out", str(run / "wrong" / "model.pt2")])
+    assert list((run / "wrong").iterdir()) == []

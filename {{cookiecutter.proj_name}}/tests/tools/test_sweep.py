@@ -17,11 +17,11 @@ import pytest
 from common.base.errors import UserError
 from common.config import dump
 from common.run.paths import RunPaths
-import support.sweep.space as space_module
-from support.sweep.space import corners, draw, read_space, run_name, short_names
-from support.sweep.training import devices
-from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, run
-from tools import search, sweep
+from tests.conftest import ENVIRONMENT, PROJECT, SMALL, run
+from tools.sweep import __main__ as sweep
+from tools.sweep.runs import devices
+from tools.sweep.search import Search
+from tools.sweep.space import corners, draw, read_space, read_space_file, run_name, short_names
 
 # A plugin: the run with this name fails while there is a file `spoil`; all are slow while there is a file `slow`.
 PLUGIN = """
@@ -80,7 +80,7 @@ def test_a_mistake_is_found_before_the_first_run(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--random", "optim.lr=log:1e-3:1"], "how many trials"),
+        (["--random", "optim.lr=log:1e-3:1"], "how many random trials"),
         (["--grid", "optim.lr=1,2", "--trials", "3"], "which values"),
         (["--space", "grid.yaml", "--trials", "3"], "write random: instead of grid:"),
         (["--random", "optim.lrr=log:1e-3:1", "--trials", "3"], "did you mean optim.lr"),
@@ -92,7 +92,7 @@ def test_a_search_checks_its_command_before_the_first_run(tmp_path: Path, given:
     (tmp_path / "grid.yaml").write_text("grid: {optim.lr: [1, 2]}\n")
     given = [str(tmp_path / word) if word == "grid.yaml" else word for word in given]
     with pytest.raises(UserError, match=message):
-        search.main(words(tmp_path / "experiments", *given))
+        sweep.main(words(tmp_path / "experiments", "--optuna", *given))
     assert not (tmp_path / "experiments").exists()
 
 
@@ -122,12 +122,12 @@ class Study:
 
 def test_a_search_ends_trials_that_are_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And keeps the best validation of the others. The template's tests search with the real Optuna."""
-    states = SimpleNamespace(PRUNED="pruned", FAIL="failed")
+    states = {"PRUNED": "pruned", "FAIL": "failed"}
     monkeypatch.setitem(sys.modules, "optuna.trial", SimpleNamespace(Trial=None, TrialState=states))
     folder: Any = SimpleNamespace(trials=[], run=lambda trial: RunPaths(tmp_path / trial.name))
     config: Any = SimpleNamespace(best=SimpleNamespace(metric="loss"), best_mode="min")
     study: Any = Study()
-    found = search.Search(study, folder, read_space(["optim.lr=log:1e-3:1e-1"], ranges=True), config, 2)
+    found = Search(study, folder, read_space(["optim.lr=log:1e-3:1e-1"], ranges=True), config, 2)
     for losses, ends in (([0.5, 3.0], [signal.SIGTERM]), ([0.9, 0.4, 0.6], [])):
         trial, sent = found.take(), list[int]()
         assert trial is not None
@@ -173,16 +173,16 @@ def test_lists_are_one_value_and_ranges_are_kept(tmp_path: Path) -> None:
     file.write_text(
         "random:\n  lr: log:1e-5:1e-1\n  drop: float:0:0.5\n  width: logint:4:64\n  kind: [a, b]\ntrials: 9\n"
     )
-    assert space_module.read_space_file(file) == ("random", space, {"trials": 9})
+    assert read_space_file(file) == ("random", space, {"trials": 9})
     file.write_text("grid:\n  lr: [1e-2, 0.10]\n  steps: [[1, 2], null]\n  off: [true]\n")
-    assert space_module.read_space_file(file)[1] == {
+    assert read_space_file(file)[1] == {
         "lr": ["1e-2", "0.10"],
         "steps": ["[1, 2]", "null"],
         "off": ["true"],
     }
     file.write_text("grid: {lr: [1]}\ntrails: 3\n")
     with pytest.raises(UserError, match="unknown key trails"):
-        space_module.read_space_file(file)
+        read_space_file(file)
 
 
 def test_runs_at_a_time_share_the_gpus_equally() -> None:
@@ -193,24 +193,31 @@ def test_runs_at_a_time_share_the_gpus_equally() -> None:
     assert devices([0, 1], 1) == [[]]
 
 
-@pytest.mark.slow
 def test_a_slurm_array_has_a_task_for_each_run_that_is_missing(
-    tmp_path: Path, cluster: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """scripts/slurm.sh gets their configs, names and numbers; the template's tests submit to a real Slurm."""
+    script = tmp_path / "slurm.sh"
+    monkeypatch.setattr(sweep, "SLURM", script)
     given = words(tmp_path, "--grid", "optim.lr=1e-2,1e-3", "model.width=4,8", "--jobs", "2", "--slurm.time", "5")
+    monkeypatch.setattr(sweep, "PROJECT", tmp_path)
+    with pytest.raises(UserError, match=r"this project has no slurm.sh; train here with --jobs N"):
+        sweep.main([*given, "--dir.data_dir", str(PROJECT / "data")])
+    script.write_text(f'printf "%s\\n" "$@" >{tmp_path}/called\n')
     assert sweep.main(given) == 0
     assert "python -m tools.sweep" in capfd.readouterr().out
-    (job,) = (tmp_path / ".jobs" / "tried").iterdir()
-    assert '#SBATCH --array="0,1,2,3%2"' in (job / "job.sh").read_text()
-    assert "lr: 0.001" in (job / "config_2.yaml").read_text()
-    assert (job / "run_2").read_text() == str(tmp_path / "tried" / "lr=1e-3_width=4")
-    assert len(calls_of(cluster, "sbatch")) == 1
+    called, trials = (tmp_path / "called").read_text().splitlines(), tmp_path / "tried" / "trials"
+    assert called == [
+        f"--slurm.names={trials}/names.json", "--slurm.array=0,1,2,3%2", "--slurm.time", "5",
+        f"--config={trials}/%a.yaml", "--name=tried", f"--dir.expr_dir={tmp_path}", "--resume=auto",
+    ]  # fmt: skip
+    assert json.loads((trials / "names.json").read_text())["2"] == "lr=1e-3_width=4"
+    assert "lr: 0.001" in (trials / "2.yaml").read_text()
     finished = tmp_path / "tried" / "lr=1e-2_width=8"
     finished.mkdir()
     (finished / "status.json").write_text(json.dumps({"state": "finished", "reason": ""}))
     assert sweep.main(given) == 0
-    newest = max((tmp_path / ".jobs" / "tried").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    assert '#SBATCH --array="0,2,3%2"' in (newest / "job.sh").read_text()
+    assert "--slurm.array=0,2,3%2" in (tmp_path / "called").read_text().splitlines()
 
 
 @pytest.fixture
@@ -333,6 +340,6 @@ def test_the_example_of_a_space_file_is_read(tmp_path: Path) -> None:
     for number, block in enumerate(text.split("```yaml\n")[1:]):
         file = tmp_path / f"{number}.yaml"
         file.write_text(block.partition("```")[0])
-        kind, space, _ = space_module.read_space_file(file)
+        kind, space, _ = read_space_file(file)
         assert dump(corners(space))
         assert kind in ("grid", "random")

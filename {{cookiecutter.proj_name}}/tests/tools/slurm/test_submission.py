@@ -12,14 +12,14 @@ from common.base.errors import UserError
 from common.run.git import git_state
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
-from support.slurm import snapshot, submission
 from tests.conftest import CONFIG, Runs
-from custom import submit
+from tools.slurm import __main__ as submit
+from tools.slurm import snapshot, submission
 
 
 @pytest.fixture
 def prepared(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Path, str]]:
-    """prepared("--gpus", "2", words=[...]): custom.submit for a small run below `tmp_path`; the job's folder, GPUs."""
+    """prepared("--gpus", "2", words=[...]): tools.slurm for a small run below `tmp_path`; the job's folder, GPUs."""
 
     def call(*options: str, words: list[str] | None = None) -> tuple[Path, str]:
         assert submit.main([*options, "--", *Runs(tmp_path).words(*(words or []))]) == 0
@@ -60,6 +60,12 @@ def test_a_queued_run_is_not_submitted_again(
         prepared()
     lock.release()
     prepared()
+
+
+def test_processes_are_started_by_srun(prepared: Callable[..., tuple[Path, str]]) -> None:
+    """R-64: refused, with what would be right."""
+    with pytest.raises(UserError, match=r"srun starts the processes; use --slurm.tasks 2"):
+        prepared("--dry-run", words=["--dist.processes", "2"])
 
 
 def test_the_lock_of_a_job_that_was_killed(prepared: Callable[..., tuple[Path, str]], tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import pytest
 
 from common.run.paths import RunPaths
 from common.run.status import write_status
-from support.slurm import snapshot
-from tests.conftest import ENVIRONMENT, PROJECT, SMALL, calls_of, load, same
+from tests.conftest import ENVIRONMENT, PROJECT, SMALL, copy_of_project, load, same
+from tests.tools.slurm.conftest import calls_of
 
 SHELL = shutil.which("dash") or "sh"
-# Stands in for Python in the tests of the shell script alone: it answers like custom.submit.
+# Stands in for Python in the tests of the shell script alone: it answers like tools.slurm.
 PYTHON = """#!/bin/sh
-[ "$2" = custom.submit ] || exec "$REAL_PYTHON" "$@"
+[ "$2" = tools.slurm ] || exec "$REAL_PYTHON" "$@"
 printf '%s\\n' "$@" >"$SUBMIT_WORDS"
 mkdir -p "$RUN.job"
 printf '%s\\n' "$RUN" "$RUN.job" "${GPUS:-0}"
@@ -50,11 +50,7 @@ def script(tmp_path: Path, cluster: Path) -> Script:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A copy of this project, to be edited; in a folder whose name a careless script trips over."""
-    root = tmp_path / 'it\'s a "project" $HOME'
-    for name in snapshot.code_files(PROJECT, [PROJECT / "experiments"]):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(PROJECT / name, root / name)
-    return root
+    return copy_of_project(tmp_path / 'it\'s a "project" $HOME')
 
 
 def submit_in(project: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -96,7 +92,7 @@ def test_the_job_file_of_a_dry_run(script: Script, tmp_path: Path, cluster: Path
     assert asked == expected
     assert "export OMP_NUM_THREADS=1 " in done.stdout
     assert "--kill-on-bad-exit=1" in done.stdout
-    assert (tmp_path / "words").read_text().splitlines() == ["-m", "custom.submit", "--dry-run", "--", "--name", "a b"]
+    assert (tmp_path / "words").read_text().splitlines() == ["-m", "tools.slurm", "--dry-run", "--", "--name", "a b"]
     assert list((tmp_path / "run.job").iterdir()) == []
     assert cluster.read_text() == ""
 

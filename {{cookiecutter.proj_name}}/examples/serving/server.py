@@ -1,4 +1,4 @@
-"""Serve an exported model over HTTP: python -m tools.serve --model experiments/default/export/model.onnx
+"""Serve an exported model over HTTP: python -m examples.serving.server --model experiments/default/export/model.onnx
 
 POST /predict takes an image, as the file of a form or as the body; GET /health says which model answers. The server
 prepares an image with the project's own data set, so its answers are those of predict.py.
@@ -25,11 +25,11 @@ from common.config.registry import DATASET_REGISTRY
 from common.data.from_files import build_files
 from common.failure.program import leave, reported
 from common.monitor.log import logger, setup_log
-from cli.advice import explained
 import custom.config  # noqa: F401 - fills the registries
 
 Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 TOP = 5  # classes in an answer
+MAX_BYTES, MAX_PIXELS = 10_000_000, 25_000_000  # of a request, and of an image in it
 
 
 def load(path: Path, about: Mapping[str, Any]) -> Run:
@@ -68,6 +68,15 @@ def answer(run: Run, about: Mapping[str, Any], data: bytes) -> dict[str, Any]:
     top = {classes[at]: value for at, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)}
     name, probability = next(iter(top.items()))
     return {"prediction": int(best.indices[0]), "class": name, "probability": probability, "top": top}
+
+
+def limit_images(pixels: int) -> None:
+    """From now on, refuse images with more pixels before they are decoded.
+
+    Half a megabyte can hold an image of half a gigabyte. Pillow warns above its limit, and refuses above twice as many.
+    """
+    Image.MAX_IMAGE_PIXELS = pixels // 2
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
 def build_app(path: Path, limit: int) -> Any:
@@ -138,23 +147,21 @@ def need(*packages: str) -> None:
     """Raise a `UserError` that says how to install packages, if one is missing."""
     if missing := [name for name in packages if importlib.util.find_spec(name.replace("-", "_")) is None]:
         names = " ".join(missing)
-        raise UserError(f"tools.serve needs {names}, not installed here: python -m pip install {names}")
+        raise UserError(f"the server needs {names}, not installed here: python -m pip install {names}")
 
 
 def main(argv: list[str]) -> int:
     """Serve until a signal ends it. Returns the exit code."""
-    parser = argparse.ArgumentParser("python -m tools.serve", description=__doc__.splitlines()[0], allow_abbrev=False)
+    about = __doc__.splitlines()[0]
+    parser = argparse.ArgumentParser("python -m examples.serving.server", description=about, allow_abbrev=False)
     parser.add_argument("--model", type=Path, required=True, help="a file that tools.export wrote")
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0: reachable from other machines")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--max_bytes", type=int, default=10_000_000, help="largest request; by default 10 million")
-    parser.add_argument("--max_pixels", type=int, default=25_000_000, help="largest image; by default 25 million")
+    parser.add_argument("--max_bytes", type=int, default=MAX_BYTES, help="largest request; by default 10 million")
+    parser.add_argument("--max_pixels", type=int, default=MAX_PIXELS, help="largest image; by default 25 million")
     options = parser.parse_args(argv)
     setup_log()
-    # Before it decodes, Pillow warns above its limit, and refuses above twice as many: a file of half a megabyte can
-    # hold an image of half a gigabyte.
-    Image.MAX_IMAGE_PIXELS = options.max_pixels // 2
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    limit_images(options.max_pixels)
     need("fastapi", "uvicorn", "python-multipart")
     import uvicorn
 
@@ -163,5 +170,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with reported(), explained():
+    with reported():
         leave(main(sys.argv[1:]))

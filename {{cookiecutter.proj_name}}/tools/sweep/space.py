@@ -5,22 +5,21 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from common.base.errors import UserError
 from common.config import dump
-from common.config.source import Node, plain, read_file
+from common.config.source import plain, read_file
 
 SPEC = "log:1e-5:1e-1 (logarithmic), float:0:0.5, int:16:64, logint:16:1024, or choices: a,b,c"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _RANGE = re.compile(rf"(log|float|int|logint):({_NUMBER}):({_NUMBER})")
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """Numbers from `low` to `high`, both included; with `log`, each order of magnitude is equally likely."""
 
     low: float
@@ -34,13 +33,14 @@ class Range:
         match = _RANGE.fullmatch(text)
         if match is None:
             raise UserError(f"{key}={text}: is not a range; write {SPEC}")
-        found = cls(float(match[2]), float(match[3]), "log" in match[1], "int" in match[1])
-        if found.low >= found.high or (found.log and found.low <= 0):
-            rule = "the lower bound must be above 0" if found.low < found.high else "the first bound must be the lower"
-            raise UserError(f"{key}={text}: {rule}")
-        if found.whole and not (found.low.is_integer() and found.high.is_integer()):
+        low, high, log, whole = float(match[2]), float(match[3]), "log" in match[1], "int" in match[1]
+        if low >= high:
+            raise UserError(f"{key}={text}: the first bound must be the lower")
+        if log and low <= 0:
+            raise UserError(f"{key}={text}: the lower bound must be above 0")
+        if whole and not (low.is_integer() and high.is_integer()):
             raise UserError(f"{key}={text}: the bounds must be whole numbers")
-        return found
+        return cls(low, high, log, whole)
 
     def draw(self, source: random.Random) -> str:
         """A random number, as written on a command line: to three digits, so that it fits into a run's name."""
@@ -86,16 +86,19 @@ def read_space(pairs: Sequence[str], *, ranges: bool) -> Space:
     """
     space: Space = {}
     for pair in pairs:
-        key, equals, text = pair.partition("=")
-        key = key.removeprefix("--")
+        key, equals, text = pair.removeprefix("--").partition("=")
         if not (key and equals and text):
             raise UserError(f"{pair!r}: write key=value,value" + (f"; a value is {SPEC}" if ranges else ""))
         if key in space:
             raise UserError(f"{key} is given twice; keep one")
         if ranges and re.fullmatch(f"{_NUMBER}:{_NUMBER}", text):
             raise UserError(f"{key}={text}: say how to draw from it: log:{text}, float:{text} or int:{text}")
-        is_range = ranges and re.match("(log|float|int|logint):", text)
-        space[key] = Range.parse(key, text) if is_range else _different(key, split(text))
+        if ranges and re.match("(log|float|int|logint):", text):
+            space[key] = Range.parse(key, text)
+            continue
+        choices = space[key] = split(text)
+        if len(set(choices)) < len(choices) or "" in choices:
+            raise UserError(f"{key}={','.join(choices)}: the values must differ, and none may be empty")
     return space
 
 
@@ -103,35 +106,24 @@ def read_space_file(path: Path) -> tuple[str, Space, dict[str, int]]:
     """Kind ("grid" or "random"), space, and `trials` and `seed` where a YAML file has them. Raises `UserError`."""
     if not path.is_file():
         raise UserError(f"--space {path}: there is no such file in {Path.cwd()}")
-    body = read_file(path)
-    if problems := [f"{node.origin}: {node.problem}" for node in body.value.values() if node.problem]:
+    nodes = read_file(path).value
+    if problems := [f"{node.origin}: {node.problem}" for node in nodes.values() if node.problem]:
         raise UserError("\n".join(problems))
-    kinds = [kind for kind in ("grid", "random") if kind in body.value]
-    unknown = body.value.keys() - {"grid", "random", "trials", "seed"}
-    if len(kinds) != 1 or unknown or not isinstance(body.value[kinds[0]].value, dict):
-        rule = f"unknown key {', '.join(sorted(unknown))}; " if unknown else ""
+    kinds, unknown = nodes.keys() & {"grid", "random"}, sorted(nodes.keys() - {"grid", "random", "trials", "seed"})
+    kind = min(kinds, default="")
+    if len(kinds) != 1 or unknown or not isinstance(nodes[kind].value, dict):
+        rule = f"unknown key {', '.join(unknown)}; " if unknown else ""
         raise UserError(f"{path}: {rule}a space has grid: {{key: [values]}} or random: {{key: range}}, trials and seed")
     words = []
-    for key, node in body.value[kinds[0]].value.items():
+    for key, node in nodes[kind].value.items():
         items = node.value if isinstance(node.value, list) else [node]
-        words.append(f"{key}={','.join(_text(item) for item in items)}")
-    numbers = {name: body.value[name].value for name in ("trials", "seed") if name in body.value}
-    if wrong := [name for name, value in numbers.items() if type(value) is not int]:
-        raise UserError(f"{path}: {wrong[0]} must be a whole number")
-    return kinds[0], read_space(words, ranges=kinds[0] == "random"), numbers
-
-
-def _text(node: Node) -> str:
-    """A value of a file as written on a command line."""
-    if node.text is not None:
-        return node.text
-    return dump(plain(node), flow=True) if not isinstance(node.value, str) else node.value
-
-
-def _different(key: str, values: list[str]) -> list[str]:
-    if len(set(values)) < len(values) or "" in values:
-        raise UserError(f"{key}={','.join(values)}: the values must differ, and none may be empty")
-    return values
+        texts = (item.value if isinstance(item.value, str) else dump(plain(item), flow=True) for item in items)
+        words.append(f"{key}=" + ",".join(item.text or text for item, text in zip(items, texts, strict=True)))
+    numbers = {name: nodes[name].value for name in ("trials", "seed") if name in nodes}
+    for name, value in numbers.items():
+        if type(value) is not int:
+            raise UserError(f"{path}: {name} must be a whole number")
+    return kind, read_space(words, ranges=kind == "random"), numbers
 
 
 def split(text: str) -> list[str]:
@@ -156,33 +148,23 @@ def grid(space: Space) -> list[dict[str, str]]:
 
 def draw(space: Space, trials: int, seed: int) -> list[dict[str, str]]:
     """Random trials, all different; more of them with the same seed begin with the same ones. Raises `UserError`."""
-    source, found = random.Random(seed), dict[tuple[str, ...], dict[str, str]]()
+    source, drawn = random.Random(seed), dict[tuple[str, ...], dict[str, str]]()
     for _ in range(100 * trials):
-        values = {
-            key: each.draw(source) if isinstance(each, Range) else source.choice(each) for key, each in space.items()
-        }
-        found.setdefault(tuple(values.values()), values)
-        if len(found) == trials:
-            return list(found.values())
-    count = "one trial" if len(found) == 1 else f"{len(found)} different trials"
+        values = {k: each.draw(source) if isinstance(each, Range) else source.choice(each) for k, each in space.items()}
+        drawn.setdefault(tuple(values.values()), values)
+        if len(drawn) == trials:
+            return list(drawn.values())
+    count = "one trial" if len(drawn) == 1 else f"{len(drawn)} different trials"
     raise UserError(f"--trials {trials}: this space has only {count}; ask for fewer, or widen it")
 
 
 def corners(space: Space) -> list[dict[str, str]]:
     """Trials that contain, together, every choice and both ends of every range."""
-    ends = {
-        key: each
-        if isinstance(each, list)
-        else [str(int(end)) if each.whole else repr(end) for end in (each.low, each.high)]
-        for key, each in space.items()
-    }
-    longest = max(len(each) for each in ends.values())
-    return [{key: each[min(at, len(each) - 1)] for key, each in ends.items()} for at in range(longest)]
-
-
-def plain_space(space: Space) -> dict[str, Any]:
-    """The space as plain data, for `sweep.json`."""
-    return {key: asdict(each) if isinstance(each, Range) else each for key, each in space.items()}
+    ends = {key: each for key, each in space.items() if isinstance(each, list)}
+    for key, each in space.items():
+        if isinstance(each, Range):
+            ends[key] = [str(int(end)) if each.whole else repr(end) for end in (each.low, each.high)]
+    return [{key: ends[key][at % len(ends[key])] for key in space} for at in range(max(map(len, ends.values())))]
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
@@ -191,17 +173,16 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
     for key in keys:
         words = key.split(".")
         tails = (".".join(words[-count:]) for count in range(1, len(words) + 1))
-        others = [other for other in keys if other != key]
-        names[key] = next((tail for tail in tails if not any(f".{o}".endswith(f".{tail}") for o in others)), key)
+        is_free = {tail: sum(f".{other}".endswith(f".{tail}") for other in keys) == 1 for tail in tails}
+        names[key] = next((tail for tail in is_free if is_free[tail]), key)
     return names
 
 
 def run_name(values: Mapping[str, str], taken: Sequence[str] = ()) -> str:
     """A folder's name such as `lr=1e-2_width=16`, unlike those that are `taken`."""
     short = short_names(list(values))
-    name = "_".join(f"{short[key]}={value}" for key, value in values.items())
-    name = re.sub(r"[^\w.=+,-]+", "-", name)
+    name = re.sub(r"[^\w.=+,-]+", "-", "_".join(f"{short[key]}={value}" for key, value in values.items()))
     if len(name) > 100:
         name = f"{name[:90]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     names = (name if number == 1 else f"{name}_{number}" for number in range(1, len(taken) + 2))
-    return next(each for each in names if each not in taken)
+    return next(free for free in names if free not in taken)

@@ -1,4 +1,4 @@
-"""Inside a Slurm job, around the training: python -m support.slurm.requeue before RUN STARTS | after CODE RUN STARTS
+"""Inside a Slurm job, around the training: python -m tools.slurm.requeue before RUN STARTS | after CODE RUN STARTS
 
 `before` prints `finished` when this job has trained to the end already. `after` queues the job again when training was
 stopped only to be continued, and ends with the exit code that the job deserves; what starts again continues by itself.
@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from common.base.process import EXIT_REQUEUE
 from common.run.paths import RunPaths
 from common.run.status import read_status, write_status
 
-EXIT_REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, the run continues when it is started again
 MAX_IDLE_RESTARTS = 3  # in a row without a newer checkpoint; another would get no further
 _REQUEUE_SIGNALS = ("SIGUSR1", "SIGUSR2")
 _KILLED_BY_THEM = (128 + 10, 128 + 12)  # the signal arrived before Python could handle it

@@ -1,7 +1,7 @@
-"""Checks a config and prepares a run for Slurm: python -m custom.submit [OPTION ...] -- --config FILE ...
+"""Prepare a Slurm job, for scripts/slurm.sh: python -m tools.slurm [OPTION ...] -- --config FILE ...
 
-Called by scripts/slurm.sh, which queues the job. Prints three lines: the run's folder, the job's folder, and the number
-of GPUs per node.
+Checks the config, copies the code, and prints three lines: the run's folder, the job's folder, and the number of GPUs
+per node. scripts/slurm.sh then queues the job.
 """
 
 import argparse
@@ -18,8 +18,10 @@ from common.monitor.log import setup_log
 from common.run.paths import PROJECT, RunPaths
 from cli.command_line import parse
 from cli.stored_config import stored_config
-from support.slurm.submission import array_tasks, frozen, gpus_per_node, job_folder, prepare, run_of_task, words_of_task
+from tools.slurm.submission import array_tasks, frozen, gpus_per_node, job_folder, prepare
 from custom.config import Config
+
+_TASK_WORD = "%a"  # sbatch's placeholder for the task's number in file names
 
 
 def main(argv: list[str]) -> int:
@@ -28,14 +30,23 @@ def main(argv: list[str]) -> int:
     options, words = read_options(argv)
     if count := option_value(words, "--dist.processes"):
         raise UserError(f"--dist.processes {count}: under Slurm, srun starts the processes; use --slurm.tasks {count}")
-    tasks: list[int | None] = [None] if options.array is None else [*array_tasks(options.array)]
-    resolved = {task: resolve(words_of_task(words, task)) for task in tasks}
-    folder, config = common_folder(resolved), resolved[tasks[0]].config
-    gpus = gpus_per_node(config.gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
-    names = read_names(options.names, tasks)
-    values = {
-        task: frozen(each.values, run_of_task(folder, task, names), PROJECT, gpus) for task, each in resolved.items()
-    }
+    if options.array is None:
+        resolved: dict[int | None, Resolved[Config]] = {None: resolve(words)}
+    else:
+        tasks = array_tasks(options.array)
+        resolved = {task: resolve([word.replace(_TASK_WORD, str(task)) for word in words]) for task in tasks}
+    folder, gpu_ids = common_folder(resolved), next(iter(resolved.values())).config.gpu_ids
+    gpus = gpus_per_node(gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
+    names = {task: f"task_{task}" for task in resolved}
+    if options.names:
+        given = json.loads(options.names.read_text())
+        if missing := [task for task in resolved if str(task) not in given]:
+            raise UserError(f"--slurm.names {options.names}: has no name for the tasks {missing}")
+        names = {task: given[str(task)] for task in resolved}
+    values = {}
+    for task, each in resolved.items():
+        run = folder if task is None else RunPaths(folder.root / names[task])
+        values[task] = frozen(each.values, run, PROJECT, gpus)
     job = job_folder(folder)
     if not options.dry_run:
         prepare(job, values, folder, PROJECT)
@@ -45,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The options before `--`, and the words of train.py's command line after it."""
-    parser = argparse.ArgumentParser(prog="python -m custom.submit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.slurm", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="only check, write nothing")
     parser.add_argument("--array", metavar="TASKS", help="one run for each of these numbers, in sbatch's notation")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs per node; default: as many as the config's gpu_ids")
@@ -54,30 +65,15 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_args(argv[:cut]), argv[cut + 1 :]
 
 
-def read_names(file: Path | None, tasks: Sequence[int | None]) -> dict[int, str]:
-    """The names of the runs of an array, by task. Raises `UserError` if the file has not one for each."""
-    if file is None:
-        return {}
-    names = {int(number): str(name) for number, name in json.loads(file.read_text()).items()}
-    if not set(tasks) <= names.keys():
-        raise UserError(f"--slurm.names {file}: has no name for some of the tasks {tasks}")
-    return names
-
-
 def resolve(words: Sequence[str]) -> Resolved[Config]:
     """The config that train.py would read from the same words."""
-    return parse(
-        Config,
-        words,
-        prog="slurm.sh",
-        registries=REGISTRIES,
-        default=stored_config(words, "--resume") or PROJECT / "configs" / "default.yaml",
-        debug_overlay=PROJECT / "configs" / "debug.yaml",
-    )
+    default = stored_config(words, "--resume") or PROJECT / "configs" / "default.yaml"
+    debug = PROJECT / "configs" / "debug.yaml"
+    return parse(Config, words, prog="slurm.sh", registries=REGISTRIES, default=default, debug_overlay=debug)
 
 
 def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
-    """The folder of the run, or of the whole array."""
+    """The folder of the run, or of the whole array. Raises `UserError` if the tasks of an array have several."""
     roots = {RunPaths.for_run(each.config.dir, each.config.name, PROJECT).root: None for each in resolved.values()}
     if len(roots) > 1:
         raise UserError(

@@ -1,4 +1,4 @@
-"""A trained task from a checkpoint, ready to be used: for `predict.py` and the tools."""
+"""A trained task from a checkpoint, ready to be used: for evaluate.py, predict.py and the tools."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from common.base.errors import UserError
 from common.base.text import label
 from common.build import build_task
 from common.checkpoint import best_in, read_checkpoint
-from common.checkpoint.state import load_task
+from common.checkpoint.state import load_task as load_state
 from common.config import option_value, resolve
 from common.config.layers import node_of
 from common.data.sections import sets_of
@@ -30,6 +30,7 @@ class Trained:
         path: the checkpoint.
         config: the settings of its run, with the options that were given.
         task: in evaluation mode, on the device of `rank`, with the averaged weights if the checkpoint has them.
+        seed: that of the run, so that random data are the same as in training.
         position: where the run was, as in `Position`.
     """
 
@@ -68,45 +69,38 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
     """
     path = best_in(Path(model_pt).expanduser())
     state = read_checkpoint(path)
-    about = state["about"]
-    config = stored_settings(path, about["config"], options)
+    if given := option_value(options, "--config"):
+        resolved = resolve(Config, [given], options)
+    else:
+        stored = node_of(dict(state["about"]["config"]), f"the config in {path}")
+        resolved = resolve(Config, [], options, stored=stored)
+    for text in resolved.warnings:
+        logger.warning("{}", text)
+    config = resolved.config
     rank = find_device(config.gpu_ids, asked=option_value(options, "--gpu_ids") is not None)
     set_up_process(config.dist, rank)
-    seed = choose_seed(config.dist, rank, drawn=about["seed"])
-    precision = build_precision(config.precision, rank.device)
-    task = restored_task(config, state, path, seed, rank, precision).eval()
-    task.classes = about["classes"]
-    return Trained(path, config, task, rank, precision, seed, state["position"])
+    return load_task(config, path, state, rank)
 
 
-def restored_task(
-    config: Config, state: Mapping[str, Any], path: Path, seed: int, rank: Rank, precision: Precision
-) -> Task:
-    """Build the task of a checkpoint that holds `state`, with its weights and position, on the device of `rank`.
+def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) -> Trained:
+    """Build the task of the checkpoint `path`, which holds `state`, with its weights and its place in training.
 
     Every process must call this.
     """
+    about = state["about"]
+    seed = choose_seed(config.dist, rank, drawn=about["seed"])
+    precision = build_precision(config.precision, rank.device)
     # Frozen tensors that the checkpoint leaves out come from where the run took them.
     task = build_task(config, seed, rank, first_weights=bool(state.get("frozen")))
     precision.cast(task).to(rank.device)
-    load_task(task, state, path)
-    task.at = Place(state["position"]["step"], state["position"]["epoch"], *state["about"]["lengths"])
+    load_state(task, state, path)
+    task.at = Place(state["position"]["step"], state["position"]["epoch"], *about["lengths"])
     stage = state.get("stages", {}).get("number", 0)
     if stage and stage >= len(config.stages):
         raise UserError(f"the checkpoint is in stage {stage + 1}, but the config has {len(config.stages)} stages")
     task.loss.weigh(config.in_stage(stage).loss)
-    return task
-
-
-def stored_settings(path: Path, values: Mapping[str, Any], options: Sequence[str]) -> Config:
-    """The settings of a checkpoint, or of the file that `--config` names; changed by the words of a command line."""
-    if given := option_value(options, "--config"):
-        resolved = resolve(Config, [given], options)
-    else:
-        resolved = resolve(Config, [], options, stored=node_of(dict(values), f"the config in {path}"))
-    for text in resolved.warnings:
-        logger.warning("{}", text)
-    return resolved.config
+    task.classes = about["classes"]
+    return Trained(path, config, task.eval(), rank, precision, seed, state["position"])
 
 
 def find_device(gpu_ids: int | list[int] | str, *, asked: bool) -> Rank:

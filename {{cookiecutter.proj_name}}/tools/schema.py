@@ -1,22 +1,84 @@
-"""A JSON schema of the configuration, with which editors complete keys and underline mistakes."""
+"""Write configs/default.yaml and configs/schema.json from the config classes: python -m tools.schema
 
+If configs/default.yaml was edited by hand, it is left as it is and the differences are shown; --force overwrites it.
+Editors complete keys and underline mistakes by the schema.
+"""
+
+import difflib
+import hashlib
 import inspect
+import json
+import sys
+import textwrap
 from collections.abc import Callable, Mapping
+from itertools import dropwhile
 from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import to_jsonable_python
 
 from common.config.arguments import parameters
 from common.config.registry import Registry
+from common.config.schema import walk
+from common.run.paths import PROJECT
+from cli.config_text import WIDTH, describe, with_comment, yaml_rows
+from cli.evaluation_folder import EvalConfig
+from custom.config import Config
 
 Rule = dict[str, Any]
 
+_HEADER = """yaml-language-server: $schema=schema.json
+Every key with its default. Written by python -m tools.schema from the classes in custom/config.py.
+Your own configs begin with "$BASE: default.yaml" and contain only the differences.
+"""
+_CHECKSUM = "# Checksum of what was written, to notice edits: "
+_EDITED = """error: {} was edited by hand, so it is left as it is; the diff above shows what would change (-: now).
+Make these changes by hand; or move your edits into a config of your own that begins with "$BASE: default.yaml", and
+overwrite this one: python -m tools.schema --force"""
 _PATHS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _BASE = {**_PATHS, "description": "file or files that this one is based on, relative to this file"}
 _REPLACE = {"type": "boolean", "description": "true: replace the base's section instead of merging with it"}
 _REFERENCE = {"type": "string", "pattern": r"\$\{"}
 _IMPORT_PATH = {"type": "string", "pattern": r"[.:]|\$\{"}  # or a reference to another key
+
+
+def files() -> dict[str, str]:
+    """The text of each generated file, by its path in the project."""
+    reference = commented_yaml(Config, Config(), _HEADER)
+    return {
+        "configs/default.yaml": f"{reference}\n{_CHECKSUM}{_checksum(reference)}\n",
+        # The schema of evaluate.py has every key of training and two more.
+        "configs/schema.json": json.dumps(json_schema(EvalConfig), indent=2) + "\n",
+    }
+
+
+def is_edited(text: str) -> bool:
+    """Whether a default.yaml was edited after it was written."""
+    reference, _, checksum = text.rpartition(f"\n{_CHECKSUM}")
+    return checksum.strip() != _checksum(reference)
+
+
+def _checksum(reference: str) -> str:
+    """Without the header, which names packages: renaming them is not an edit."""
+    body = dropwhile(lambda line: line.startswith("# "), reference.splitlines())
+    return hashlib.sha256("\n".join(body).encode()).hexdigest()[:16]
+
+
+def commented_yaml(schema: type, defaults: Any, header: str) -> str:
+    """YAML of `defaults`, an instance of the section `schema`, with each key's description as a comment."""
+    lines = [*(f"# {line}" for line in header.splitlines()), ""]
+    annotations = {dotted: key.annotation for dotted, key in walk(schema)}
+    for dotted, line, is_section in yaml_rows(to_jsonable_python(defaults)):
+        meaning = describe(annotations[dotted]) if dotted in annotations else ""
+        if not is_section:
+            lines += with_comment(line, meaning)
+            continue
+        pad = line[: len(line) - len(line.lstrip())]
+        lines += [] if pad else [""]
+        lines += textwrap.wrap(meaning, WIDTH, initial_indent=f"{pad}# ", subsequent_indent=f"{pad}# ")
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 class _ForEditors(GenerateJsonSchema):
@@ -109,3 +171,23 @@ def _section(entries: Mapping[str, Rule], own: Rule) -> Rule:
     with_type = {"properties": {"type": name}, "allOf": cases}
     section = {"if": {"required": ["type"]}, "then": with_type, "else": without_type}
     return {"if": {"type": "string"}, "then": name, "else": section}
+
+
+def main() -> int:
+    """Write the files. Returns the exit code: 1 if an edited file was left as it is."""
+    code = 0
+    for name, text in files().items():
+        path = PROJECT / name
+        old = path.read_text() if path.exists() else text
+        if name.endswith(".yaml") and is_edited(old) and "--force" not in sys.argv:
+            print("".join(difflib.unified_diff(old.splitlines(True), text.splitlines(True), name, "from the classes")))
+            print(_EDITED.format(name), file=sys.stderr)
+            code = 1
+        else:
+            path.write_text(text)
+            print(f"wrote {name}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

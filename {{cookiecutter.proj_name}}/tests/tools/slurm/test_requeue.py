@@ -1,6 +1,7 @@
 """Around the training of a Slurm job: how it starts, and who is queued again."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from common.failure import signals
 from common.run.paths import RunPaths
 from common.run.status import read_status, write_status
-from support.slurm import requeue
-from tests.conftest import calls_of
+from tests.tools.slurm.conftest import calls_of
+from tools.slurm import requeue
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_a_run_that_has_finished(job: RunPaths, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_command_line_around_training(job: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
     """R-46: what a job file calls."""
-    assert requeue.EXIT_REQUEUE == signals.EXIT_REQUEUE
+    assert signals.exit_code(signal.SIGUSR1) == 75
     words = [str(job.root), str(starts_of(job))]
     write_status(job, "failed", step=3)
     assert requeue.main(["after", "7", *words]) == 7

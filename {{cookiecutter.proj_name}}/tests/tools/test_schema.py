@@ -19,14 +19,14 @@ from common.config.registry import REGISTRIES
 from common.config.source import Node, read_file
 from cli.evaluation_folder import EvalConfig
 from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, run
+from tools.schema import files, is_edited
 from custom.config import Config
-from custom.reference import files, is_edited
 
 SCHEMA = json.loads(files()["configs/schema.json"])  # as it would be written now
 
 
 def test_generated_files_are_current() -> None:
-    """R-09, QQ-04: after a change of a config class:  python -m custom.reference. An edited default.yaml is yours.
+    """R-09, QQ-04: after a change of a config class:  python -m tools.schema. An edited default.yaml is yours.
 
     The schema's rules of registered classes may be those of before: a new model does not fail a test.
     """
@@ -34,9 +34,9 @@ def test_generated_files_are_current() -> None:
     kinds = {registry.kind for registry in REGISTRIES}
     for schema in (found, written := copy.deepcopy(SCHEMA)):
         schema["$defs"] = {name: rule for name, rule in schema["$defs"].items() if name not in kinds}
-    assert found == written, "run: python -m custom.reference"
+    assert found == written, "run: python -m tools.schema"
     text = (PROJECT / "configs" / "default.yaml").read_text()
-    assert text == files()["configs/default.yaml"] or is_edited(text), "run: python -m custom.reference"
+    assert text == files()["configs/default.yaml"] or is_edited(text), "run: python -m tools.schema"
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_writing_the_files_keeps_edits(tmp_path: Path) -> None:
 
     def written(*words: str) -> subprocess.CompletedProcess[str]:
         environment = {**ENVIRONMENT, "PYTHONPATH": ""}
-        return run([sys.executable, "-m", "custom.reference", *words], cwd=project, env=environment)
+        return run([sys.executable, "-m", "tools.schema", *words], cwd=project, env=environment)
 
     assert written("--force").returncode == 0
     engine.write_text(re.sub(r"(min_delta: .*\] = )[\d.]+", r"\g<1>0.25", engine.read_text()))
@@ -77,7 +77,7 @@ def test_the_default_config_shows_every_key_with_its_default(tmp_path: Path) -> 
 def test_every_config_is_right_and_fits_the_schema() -> None:
     """QQ-04, R-09: what an editor underlines is what the program refuses; no file in configs/ has any of it.
 
-    A config may name a package that is not installed here, or a class that `python -m custom.reference` would add.
+    A config may name a package that is not installed here, or a class that `python -m tools.schema` would add.
     """
     schema = json.loads(files()["configs/schema.json"])
     for path in sorted((PROJECT / "configs").glob("*.yaml")):

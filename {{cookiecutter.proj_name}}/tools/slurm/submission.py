@@ -7,7 +7,7 @@ of that name stays there until the job trains.
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,9 @@ from common.distributed.devices import GpuIds
 from common.run.folder import check_stays
 from common.run.lock import FolderLock
 from common.run.paths import DirConfig, RunPaths, data_dir
-from support.slurm.snapshot import snapshot
+from tools.slurm.snapshot import snapshot
 
 _TASK = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
-_TASK_WORD = "%a"  # sbatch's placeholder for the task's number in file names
 
 
 def array_tasks(text: str) -> list[int]:
@@ -39,16 +38,6 @@ def array_tasks(text: str) -> list[int]:
             raise UserError(f"--slurm.array: {text!r} is not a list of tasks; write 0-4, 1,3,5 or 0-99%4 (4 at a time)")
         numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
     return sorted(numbers)
-
-
-def words_of_task(words: Sequence[str], task: int | None) -> list[str]:
-    """The command line of one task of an array: `%a` becomes its number."""
-    return list(words) if task is None else [word.replace(_TASK_WORD, str(task)) for word in words]
-
-
-def run_of_task(folder: RunPaths, task: int | None, names: Mapping[int, str]) -> RunPaths:
-    """The run's folder: `folder` itself, or one in it for each task of an array, by default `task_<number>`."""
-    return folder if task is None else RunPaths(folder.root / names.get(task, f"task_{task}"))
 
 
 def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:

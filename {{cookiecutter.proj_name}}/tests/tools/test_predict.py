@@ -159,8 +159,8 @@ def test_what_cannot_be_predicted(run: Path, tmp_path: Path) -> None:
         Predictor(tmp_path)
     with pytest.raises(UserError, match=r"model\.widht = 3"):
         Predictor(run, "--model.widht", "3")
-    other = Predictor(run, "--dataset.val", "{type: tests.test_predict.Unreadable}")
-    with pytest.raises(UserError, match=r"tests.test_predict.Unreadable cannot read single files; .* from_files"):
+    other = Predictor(run, "--dataset.val", "{type: tests.tools.test_predict.Unreadable}")
+    with pytest.raises(UserError, match=r"tests.tools.test_predict.Unreadable cannot read single files; .* from_files"):
         other([image])
     state = load(run, "best")
     del state["about"]["classes"]  # as in checkpoints of earlier versions
@@ -223,7 +223,7 @@ class WideTask(SumTask):
 
 def test_any_task_predicts(runs: Runs, tmp_path: Path) -> None:
     """The numbers of its output, without code; with too many of them, a sentence says what to write."""
-    here, data = "tests.test_predict", "{type: tests.test_predict.Numbers}"
+    here, data = "tests.tools.test_predict", "{type: tests.tools.test_predict.Numbers}"
     words = ["--task", f"{{type: {here}.SumTask}}", "--model", f"{{type: {here}.Wide}}", "--metric", "{$REPLACE: true}"]
     words += ["--loss", "{$REPLACE: true, mse: {type: torch.nn.MSELoss, inputs: {input: output.sum, target: batch.y}}}"]
     words += [word for split in ("train", "val", "eval") for word in (f"--dataset.{split}", data)]

@@ -1,0 +1,1 @@
+"""A server that answers over HTTP with an exported model."""

@@ -1,1 +1,0 @@
-"""What `tools.sweep` and `tools.search` share: the values to try, the folder of a sweep, its training processes."""

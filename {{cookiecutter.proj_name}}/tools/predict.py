@@ -1,0 +1,271 @@
+"""Predict for files: python predict.py --model_pt experiments/default --input FILES|FOLDER [--gpu_ids 0 ...]"""
+
+import argparse
+import csv
+import io
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from common.base.context import error_context
+from common.base.errors import UserError
+from common.base.files import atomic_file
+from common.base.text import plain
+from common.config.problem import place
+from common.data.from_files import build_files, reader_of
+from common.data.keyed import find_collate
+from common.data.loader import EvaluationLoader
+from common.monitor.log import logger, setup_log
+from common.monitor.pictures import Picture, save_png
+from common.run.paths import RunPaths
+from cli.trained import load_trained
+
+_PRINTED = 20  # with more files, predictions are only written
+_SHOWN = 100  # files named in a message
+
+
+class Line(str):
+    """A line of a text file, a sample of its own. `file` is the name of the file, a colon and the line's number."""
+
+    file: str
+
+
+class Predicted(NamedTuple):
+    """A batch: a row for each file that was read, with its picture if wanted, and why others cannot be read."""
+
+    rows: list[dict[str, Any]]
+    pictures: list[Picture]
+    unreadable: list[str]
+
+
+class Predictor:
+    """A trained task for files: `Predictor("experiments/default")(["a.png"])` gives a dict for each.
+
+    Args:
+        model_pt: a checkpoint, or the folder of a run, whose best one is used.
+        options: settings that differ from the run's, as on the command line: "--gpu_ids", "0".
+    """
+
+    def __init__(self, model_pt: str | Path, *options: str) -> None:
+        self.trained = load_trained(model_pt, options)
+
+    def __call__(self, inputs: Iterable[str | Path]) -> list[dict[str, Any]]:
+        """A row for each file; of a folder for all below it. Raises `UserError` that names all unreadable files."""
+        return [row for batch in self.run(self.find(inputs)) for row in batch.rows]
+
+    def find(self, inputs: Iterable[str | Path]) -> list[str]:
+        """The files that are meant, see `find_files`."""
+        return find_files(inputs, self.trained.section()[1])
+
+    def run(self, files: list[str], *, skip: bool = False, pictures: bool = False) -> Iterator[Predicted]:
+        """Predict batch by batch. After a file that cannot be read, all others are only read, unless `skip` is set."""
+        broken: list[str] = []
+        loader = self.loader(files)
+        for (batch, reasons), (_, indices) in zip(loader, loader.keys, strict=True):
+            names = [heading(files[index])["file"] for index in indices]
+            unreadable = [why if names[at] in why else f"{names[at]}: {why}" for at, why in reasons.items()]
+            broken += unreadable
+            good = [files[index] for at, index in enumerate(indices) if at not in reasons]
+            if skip or not broken:
+                rows, drawn = self.predict(batch, good, pictures) if good else ([], [])
+                yield Predicted(rows, drawn, unreadable)
+        if broken and not skip:
+            advice = "leave them out with --skip_unreadable, or repair or delete them"
+            raise UserError(f"{len(broken)} of {len(files)} files cannot be read; {advice}: {in_lines(broken)}")
+
+    def loader(self, files: Sequence[Any]) -> EvaluationLoader:
+        """Batches of files in their order, see `Samples`: prepared as the data of the run, read by its workers."""
+        split, section = self.trained.section()
+        config, dataset = self.trained.config, build_files(section, split, files)
+        return EvaluationLoader(
+            Samples(dataset, find_collate(dataset, config.loader.collate)),
+            replace(config.loader, collate=None),
+            batch_size=section.get("eval_batch_size", config.batch_size),
+            worker=config.worker,
+            rank=self.trained.rank,
+            seed=self.trained.seed,
+        )
+
+    @torch.no_grad()
+    def predict(self, batch: Any, files: list[str], pictures: bool) -> tuple[list[dict[str, Any]], list[Picture]]:
+        """The rows and pictures of a loaded batch."""
+        task, precision = self.trained.task, self.trained.precision
+        batch = task.prepare_batch(precision.cast_batch(batch), self.trained.rank.device)
+        with precision.autocast():
+            output = task.output(batch)
+        output = task.post_process(output, batch)
+        rows = task.describe(output, batch)
+        if len(rows) != len(files):
+            raise UserError(f"{type(task).__name__}.describe gives {len(rows)} rows for {len(files)} samples")
+        named = [{**heading(file), **row} for file, row in zip(files, rows, strict=True)]
+        with error_context(lambda: f"in {type(task).__name__}.pictures: the batches of predict.py have no labels"):
+            return named, task.pictures(output, batch, len(files)) if pictures else []
+
+
+class Samples:
+    """The samples of files, where one that cannot be read neither ends a worker nor spoils a batch.
+
+    A batch is a collated one, None if it is empty; and of the samples that cannot be read the position in it, and why.
+    """
+
+    def __init__(self, dataset: Any, collate: Any) -> None:
+        self.dataset, self.inner = dataset, collate
+        self.random = getattr(dataset, "random", True)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except UserError as error:
+            return _Unreadable(str(error))
+        except Exception as error:  # noqa: BLE001 - a user's data set can raise anything
+            return _Unreadable(f"{type(error).__name__}: {error}")
+
+    def collate(self, samples: list[Any]) -> tuple[Any, dict[int, str]]:
+        good = [sample for sample in samples if not isinstance(sample, _Unreadable)]
+        broken = {at: str(each) for at, each in enumerate(samples) if isinstance(each, _Unreadable)}
+        return (self.inner(good) if good else None), broken
+
+
+class _Unreadable(str):
+    """Why a sample cannot be read."""
+
+
+def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list[str]:
+    """The files that are meant: those named, and in each folder those that the data set of the section can read.
+
+    Files of a folder are in the order of their names; hidden ones are left out. For a data set with `lines = True`, it
+    is all lines of these files that are not blank, and `-` is the standard input.
+
+    Raises:
+        UserError: one does not exist, or there is none.
+    """
+    reader, names = reader_of(section), [str(Path(path)) for path in inputs]
+    suffixes, of_lines = getattr(reader, "suffixes", None), getattr(reader, "lines", False)
+    if missing := [name for name in names if not (Path(name).exists() or (of_lines and name == "-"))]:
+        raise UserError(f"--input: there is no file or folder {in_lines(missing)}")
+
+    def files_of(path: Path) -> list[str]:
+        inside = (each for each in sorted(path.rglob("*")) if each.is_file())
+        shown = (each for each in inside if not any(part[0] == "." for part in each.relative_to(path).parts))
+        return [str(each) for each in shown if suffixes is None or each.suffix.lower() in suffixes]
+
+    found = (files_of(Path(name)) if Path(name).is_dir() else [name] for name in names)
+    files = list(dict.fromkeys(itertools.chain(*found)))
+    samples: list[str] = [line for file in files for line in _lines(file)] if of_lines else files
+    if not samples:
+        kind = "line" if of_lines else "file"
+        raise UserError(f"--input: no {kind} that {section['type']} can read in {', '.join(names)}")
+    return samples
+
+
+def _lines(file: str) -> Iterator[Line]:
+    data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    try:
+        text = io.StringIO(data.decode("utf-8-sig"), newline=None)
+    except UnicodeDecodeError as error:
+        raise UserError(f"--input: {file} is not text in UTF-8: {error}") from error
+    for number, words in enumerate(text, 1):
+        if words.strip():
+            line = Line(words.rstrip("\n"))
+            line.file = f"{file}:{number}"
+            yield line
+
+
+def heading(file: str) -> dict[str, str]:
+    """What a row begins with: the file, or a line's file, number and text."""
+    return {"file": file.file, "text": str(file)} if isinstance(file, Line) else {"file": file}
+
+
+def in_lines(names: Sequence[str]) -> str:
+    """The names, one per line if there are several; the first hundred of very many."""
+    more = [f"... and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return names[0] if len(names) == 1 else "".join(f"\n  {name}" for name in (*names[:_SHOWN], *more))
+
+
+def rows_as_text(rows: list[dict[str, Any]], form: str, *, header: bool) -> bytes:
+    """Rows as lines of JSON or CSV, where lists and dicts are JSON too."""
+    text = io.StringIO(newline="")
+    if form == "jsonl":
+        text.writelines(f"{json.dumps(plain(row), ensure_ascii=False)}\n" for row in rows)
+    elif rows:
+        writer = csv.DictWriter(text, rows[0])
+        if header:
+            writer.writeheader()
+        for row in plain(rows):
+            nested = {key: json.dumps(value) for key, value in row.items() if isinstance(value, (dict, list))}
+            writer.writerow(row | nested)
+    return text.getvalue().encode(errors="backslashreplace")
+
+
+def brief(row: Mapping[str, Any]) -> str:
+    """A row on a line of the terminal, without lists and dicts."""
+    short = {key: value for key, value in row.items() if not isinstance(value, (dict, list))}
+    return "  ".join(str(value) if key == "file" else f"{key} {value}" for key, value in short.items())
+
+
+def main(argv: list[str]) -> int:
+    """Predict for all files, and write predictions and pictures. Returns the exit code."""
+    setup_log()
+    options, settings = command(argv)
+    predictor = Predictor(options.model_pt, *settings)
+    files = predictor.find(options.input)
+    folder = output_folder(RunPaths.of_checkpoint(predictor.trained.path).root, options.out)
+    target, skipped, done = folder / f"predictions.{options.format}", list[str](), 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(target) as file, tqdm(total=len(files), unit="file", disable=None) as bar:
+            for batch in predictor.run(files, skip=options.skip_unreadable, pictures=options.pictures):
+                file.write(rows_as_text(batch.rows, options.format, header=done == 0))
+                for number, (row, picture) in enumerate(zip(batch.rows, batch.pictures, strict=False), done):
+                    stem = os.fsencode(Path(row["file"]).stem)[:150].decode(errors="ignore")  # a name has 255 bytes
+                    save_png(folder / "pictures" / f"{number:06}_{stem}.png", picture.image)
+                skipped, done = skipped + batch.unreadable, done + len(batch.rows)
+                if len(files) <= _PRINTED:
+                    print(*map(brief, batch.rows), sep="\n")
+                bar.update(len(batch.rows) + len(batch.unreadable))
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error}; choose another folder with --out") from error
+    if skipped:
+        text = "{} of {} files cannot be read and are left out: {}"
+        logger.warning(text, len(skipped), len(files), in_lines(skipped))
+    many = "s" * (done != 1)
+    logger.info("{} prediction{} of {}: {}", done, many, place(predictor.trained.path), place(target))
+    return 0
+
+
+def output_folder(run: Path, out: Path | None) -> Path:
+    """Where to write: `out`, or the first of predict, predict_2, ... in the run's folder without predictions.
+
+    Raises:
+        UserError: `out` has predictions already.
+    """
+    if out is None:
+        folders = (run / f"predict_{number}".removesuffix("_1") for number in itertools.count(1))
+        return next(folder for folder in folders if not any(folder.glob("predictions.*")))
+    for earlier in out.glob("predictions.*"):
+        raise UserError(f"--out {out} has {earlier.name} already; name another folder, or delete that file")
+    return out
+
+
+def command(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options of this program; and all others, which are settings as of `evaluate.py`."""
+    parser = argparse.ArgumentParser("predict.py", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--model_pt", required=True, help="checkpoint, or the folder of a run: its best one")
+    parser.add_argument("--input", required=True, nargs="+", help="files, folders to search; of texts: lines, or -")
+    parser.add_argument("--out", type=Path, help="folder to write to; by default <run>/predict, or predict_2, ...")
+    parser.add_argument("--format", choices=["jsonl", "csv"], default="jsonl")
+    flag: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": lambda word: word == "true"}
+    parser.add_argument("--pictures", **flag, metavar="true", help="draw a picture for each file")
+    parser.add_argument("--skip_unreadable", **flag, metavar="true", help="leave out files that cannot be read")
+    return parser.parse_known_args(argv)

@@ -1,0 +1,192 @@
+"""Train once for each combination of values: python -m tools.sweep --config FILE --grid KEY=VALUE,VALUE ...
+
+The runs lie in experiments/<name>/. The same command continues a sweep that was stopped or killed.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.base.errors import UserError
+from common.base.files import write_text
+from common.config import ConfigError, Problem, Resolved, dump, option_value
+from common.config.registry import REGISTRIES
+from common.failure.program import leave, reported
+from common.monitor.log import setup_log
+from common.run.paths import PROJECT, RunPaths
+from common.run.status import read_status
+from cli.command_line import parse
+from tools.sweep.runs import SweepFolder, devices, run_trials
+from tools.sweep.search import Search, open_study
+from tools.sweep.space import SPEC, Range, Trial, corners, draw, grid, read_space, read_space_file, run_name
+from custom.config import Config
+
+SLURM = PROJECT / "scripts" / "slurm.sh"
+
+
+def read_command(argv: Sequence[str]) -> argparse.Namespace:
+    """The options; `space` read, and as `words` the settings of train.py. Raises `UserError` if they make no sweep."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.sweep", description=__doc__.partition(":")[0] + ".", allow_abbrev=False,
+        epilog="All other options are settings of train.py, the same for every run.",
+    )  # fmt: skip
+    parser.add_argument("--config", "-c", required=True, help="the config that all runs share")
+    parser.add_argument("--name", help="folder below experiments/; default: the config's name and _sweep (_search)")
+    parser.add_argument("--grid", nargs="+", metavar="KEY=VALUES", help="every combination; values: a,b,c")
+    parser.add_argument("--random", nargs="+", metavar="KEY=RANGE", help=SPEC)
+    parser.add_argument("--space", type=Path, metavar="FILE", help="a YAML file with grid: or random:, trials, seed")
+    parser.add_argument("--trials", type=int, help="number of random trials")
+    parser.add_argument("--seed", type=int, help="of the random trials; default 0")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time; GPUs are shared among them")
+    parser.add_argument("--slurm", action="store_true", help="one Slurm array; --slurm.gpus 1 and so on: its needs")
+    parser.add_argument("--optuna", action="store_true", help="search with Optuna; the same as python -m tools.search")
+    parser.add_argument("--startup", type=int, default=5, help="of a search: trials that end before one is stopped")
+    parser.add_argument("--no-pruning", action="store_true", help="of a search: train every trial to its end")
+    options, rest = parser.parse_known_args(argv)
+    slurm, options.words = split_words(rest, "--slurm.")
+    options.slurm = slurm if slurm or options.slurm else None
+    given = [kind for kind in ("random", "space") + ("grid",) * (not options.optuna) if getattr(options, kind)]
+    if len(given) != 1:
+        grid_too = "" if options.optuna else "--grid KEY=A,B, "
+        raise UserError(f"which values? Give one of {grid_too}--random KEY=RANGE, --space FILE. A range is {SPEC}")
+    options.kind, numbers = given[0], dict[str, int]()
+    if options.space:
+        options.kind, options.values, numbers = read_space_file(options.space)
+    else:
+        options.values = read_space(options.grid or options.random, ranges=options.kind == "random")
+    options.trials = numbers.get("trials") if options.trials is None else options.trials
+    options.seed = numbers.get("seed", 0) if options.seed is None else options.seed
+    is_grid = options.kind == "grid"
+    for mistake, text in (
+        (is_grid and options.optuna, f"{options.space}: a search draws its values; write random: instead of grid:"),
+        (not is_grid and (options.trials or 0) < 1, "how many random trials? --trials 20"),
+        (is_grid and options.trials is not None, "a grid has as many trials as combinations; leave --trials out"),
+        (options.jobs < 1, f"--jobs {options.jobs}: must be at least 1"),
+        (option_value(slurm, "--slurm.array"), "--slurm.array: the sweep numbers its runs itself; see --jobs"),
+        (options.slurm is not None and options.optuna, "a search trains on this machine; leave --slurm out"),
+    ):  # fmt: skip
+        if mistake:
+            raise UserError(text)
+    return options
+
+
+def split_words(words: Sequence[str], *options: str) -> tuple[list[str], list[str]]:
+    """The options that begin with one of `options`, with their values; and all other words."""
+    chosen, others = list[str](), list[str]()
+    for before, word in zip(["", *words], words, strict=False):
+        is_value = before.startswith(options) and "=" not in before
+        (chosen if word.startswith(options) or is_value else others).append(word)
+    return chosen, others
+
+
+def read_config(options: argparse.Namespace, *words: str) -> Resolved[Config]:
+    """What train.py would read, with these words too. Raises `ConfigError`."""
+    words, debug = ("--config", options.config, *options.words, *words), PROJECT / "configs" / "debug.yaml"
+    return parse(Config, words, prog="tools.sweep", registries=REGISTRIES, debug_overlay=debug)
+
+
+def check_trials(options: argparse.Namespace, trials: Sequence[Trial]) -> None:
+    """Read the config of every trial. Raises `ConfigError` with the problems of all of them, each once."""
+    for key in trials[0].values:
+        if (value := option_value(options.words, f"--{key}")) is not None:
+            raise UserError(f"{key} is among the values to try, and also set for all runs (--{key} {value}); keep one")
+    problems: dict[str, Problem] = {}
+    for trial in trials:
+        try:
+            read_config(options, *trial.words, f"--name={trial.name}", "--resume=auto")
+        except ConfigError as error:
+            problems |= {str(problem): problem for problem in error.problems}
+    if problems:
+        raise ConfigError(list(problems.values()))
+
+
+def plan(options: argparse.Namespace) -> list[Trial]:
+    """The trials of a sweep; of a search, some with every choice and both ends of ranges. Raises `UserError`."""
+    if options.optuna:
+        values = corners(options.values)
+    else:
+        values = grid(options.values) if options.kind == "grid" else draw(options.values, options.trials, options.seed)
+    trials: list[Trial] = []
+    for each in values:
+        trials.append(Trial(run_name(each, [trial.name for trial in trials]), each))
+    check_trials(options, trials)
+    return trials
+
+
+def resume(folder: SweepFolder, trials: Sequence[Trial]) -> None:
+    """Give the folder these trials, in the state that it or their runs say they are in."""
+    known = {tuple(trial.values.items()): trial for trial in folder.trials}
+    folder.trials = [known.get(tuple(trial.values.items()), trial) for trial in trials]
+    for trial in folder.trials:
+        status = read_status(folder.run(trial)) or {"state": "waiting", "reason": ""}
+        trial.state, trial.reason = status["state"], status["reason"]
+    folder.write()
+
+
+def submit(options: argparse.Namespace, folder: SweepFolder, waiting: Sequence[Trial]) -> int:
+    """Queue one array with a task for each waiting trial. Returns the exit code."""
+    if not SLURM.exists():
+        raise UserError(f"--slurm: this project has no {SLURM.relative_to(PROJECT)}; train here with --jobs N")
+    numbers = {str(folder.trials.index(trial)): trial.name for trial in waiting}
+    trials = folder.root / "trials"
+    trials.mkdir(exist_ok=True)
+    for number, trial in zip(numbers, waiting, strict=True):
+        if trial.state != "running":
+            folder.clear(trial)
+        write_text(trials / f"{number}.yaml", dump(read_config(options, *trial.words).values))
+    write_text(trials / "names.json", json.dumps(numbers))
+    array = ",".join(numbers) + (f"%{options.jobs}" if options.jobs > 1 else "")
+    words = [f"--slurm.names={trials}/names.json", f"--slurm.array={array}", *options.slurm]
+    words += [f"--config={trials}/%a.yaml", f"--name={folder.root.name}", f"--dir.expr_dir={folder.root.parent}"]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    code = subprocess.run(["sh", str(SLURM), *words, "--resume=auto"], env=environment, check=False).returncode
+    if code == 0:
+        print(f"when it has ended:  python -m tools.runs {shlex.quote(str(folder.root))}")
+        print(f"to train what is missing then:  {folder.command}")
+    return code
+
+
+def main(argv: list[str]) -> int:
+    """Run or continue a sweep or search. Returns the exit code: 1 if a run failed, 130 after Ctrl-C."""
+    setup_log("WARNING")
+    options = read_command(argv)
+    base = read_config(options)
+    config, trials = base.config, plan(options)
+    if options.optuna and config.dataset.val is None:
+        raise UserError("dataset.val is null, but a search compares the results of validation")
+    name = options.name or f"{config.name}_{'search' if options.optuna else 'sweep'}"
+    root = RunPaths.for_run(config.dir, name, PROJECT).root
+    space = {key: each._asdict() if isinstance(each, Range) else each for key, each in options.values.items()}
+    more = {"metric": config.best.metric} if options.optuna else {"seed": options.seed} if options.trials else {}
+    slots = devices(config.gpu_ids, options.jobs)
+    _, words = split_words(options.words, "--dir.expr_dir", *(["--gpu_ids"] if slots[0] else []))
+    words = [f"--config={options.config}", *words]
+    with SweepFolder(root, space | more, base.values, shlex.join(["python", "-m", "tools.sweep", *argv])) as folder:
+        if options.optuna:
+            search = Search(
+                open_study(folder, config.best_mode, options), folder, options.values, config, options.trials
+            )
+            print(f"search {root}: {options.trials} trials, {search.metric} should be {search.mode}imal", flush=True)
+            if not run_trials(folder, search.take, slots, words, watch=search.watch, ended=search.ended):
+                return 130
+            code = folder.show("")
+            print(search.best())
+            return code
+        resume(folder, trials)
+        waiting = [trial for trial in folder.trials if trial.state != "finished"]
+        print(f"sweep {root}: {len(folder.trials)} runs, {len(folder.trials) - len(waiting)} of them finished")
+        if options.slurm is not None:
+            return submit(options, folder, waiting) if waiting else folder.show()
+        print(f"follow a run:  tail -f {shlex.quote(str(root))}/RUN/train.log", flush=True)
+        queue = iter(waiting)
+        return folder.show() if run_trials(folder, lambda: next(queue, None), slots, words) else 130
+
+
+if __name__ == "__main__":
+    with reported():
+        leave(main(sys.argv[1:]))

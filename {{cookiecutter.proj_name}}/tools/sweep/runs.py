@@ -1,0 +1,236 @@
+"""The runs of a sweep: their folder and its record; started, watched and stopped, a few at a time."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.base.errors import UserError
+from common.base.files import write_text
+from common.base.process import available_cores, die_with_parent
+from common.checkpoint.fingerprint import changes
+from common.run.lock import FolderLock
+from common.run.paths import PROJECT, RunPaths
+from common.run.status import read_status
+from tools.sweep.space import Trial
+from custom.config import Config
+
+FILE = "sweep.json"
+# Settings that may change while a sweep is under way: its runs stay comparable.
+_FREE = (
+    "name", "allow_changes", "gpu_ids", "worker", "dir.*", "monitor.*", "profile.*", "checkpoint.*", "dist.timeout",
+    "dist.launcher", "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout",
+    "loader.start_method",
+)  # fmt: skip
+_POLL_S = 0.1
+
+
+class SweepFolder:
+    """The folder of a sweep: its runs, and `sweep.json` with the space, the config, and the state of each trial.
+
+    One process at a time may use it.
+
+    Attributes:
+        command: continues the sweep; for messages.
+        total: the number of trials that there will be; 0: those in `trials`.
+    """
+
+    total = 0
+
+    def __init__(self, root: Path, space: Mapping[str, Any], base: Mapping[str, Any], command: str) -> None:
+        """Open or create the folder.
+
+        Args:
+            space: what is tried, as plain data.
+            base: the config without the values to try.
+
+        Raises:
+            UserError: another process uses it, it is a run's folder, or belongs to another space or config.
+        """
+        self.root, self.command = root, command
+        if (root / "run.json").exists():
+            raise UserError(f"{root} is the folder of a run; give the sweep another --name")
+        self._about = {"space": json.loads(json.dumps(space)), "config": dict(base)}
+        self.trials: list[Trial] = []
+        if (root / FILE).exists():
+            stored = json.loads((root / FILE).read_text())
+            self._check_same(stored["space"], stored["config"])
+            self.trials = [Trial(**trial) for trial in stored["trials"]]
+        root.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock.take(root / "sweep.lock")
+
+    def __enter__(self) -> "SweepFolder":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def _check_same(self, old: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        new = self._about["space"]
+        swept = dict.fromkeys([*old, *new])
+        found = [(key, old.get(key, "absent"), new.get(key, "absent")) for key in swept if old.get(key) != new.get(key)]
+        free = (*_FREE, *swept, *(f"{key}.*" for key in swept))
+        differing = changes(config, self._about["config"], Config())
+        found += [(change.key, change.old, change.new) for change in differing if not change.matches(free)]
+        if found:
+            shown = "\n".join(f"  {key}: {before} in the folder, {after} now" for key, before, after in found)
+            raise UserError(
+                f"{self.root} holds a sweep of the same name that differs from this one:\n{shown}\n"
+                "give this sweep another --name, or use the values of the first to continue it"
+            )
+
+    def write(self) -> None:
+        """Write `sweep.json`."""
+        data = {**self._about, "trials": [asdict(trial) for trial in self.trials]}
+        write_text(self.root / FILE, json.dumps(data, indent=1) + "\n")
+
+    def run(self, trial: Trial) -> RunPaths:
+        """The paths of the run of a trial."""
+        return RunPaths(self.root / trial.name)
+
+    def say(self, trial: Trial, text: str) -> None:
+        """Print a line about a trial, with its number."""
+        number = 1 + [each.name for each in self.trials].index(trial.name)
+        print(f"[{number}/{self.total or len(self.trials)}] {trial.name}: {text}".rstrip(), flush=True)
+
+    def clear(self, trial: Trial) -> None:
+        """Remove the folder of a run that ended before its first checkpoint: there is nothing to resume."""
+        run = self.run(trial)
+        if run.root.is_dir() and not any(run.checkpoints.glob("*.pt")):
+            FolderLock.take(run.lock_file).release()  # raises an error if it is in use
+            shutil.rmtree(run.root)
+
+    def show(self, advice: str = "; the same command tries them again") -> int:
+        """Print the table of the runs. Returns the exit code: 1 if one did not finish."""
+        subprocess.run([sys.executable, "-m", "tools.runs", str(self.root)], cwd=PROJECT, check=False)
+        failed = [trial for trial in self.trials if trial.state in ("failed", "stopped", "running")]
+        for trial in failed:
+            print(f"{trial.state}: {trial.name}: {trial.reason or 'see ' + str(self.run(trial).root)}")
+        if failed:
+            print(f"{len(failed)} of {len(self.trials)} runs did not finish{advice}")
+        return 1 if failed else 0
+
+
+@dataclass
+class Training:
+    """A running `train.py` of a trial. What it prints goes to the file `output`."""
+
+    trial: Trial
+    process: subprocess.Popen[bytes]
+    output: Path
+    started: float = field(default_factory=time.time)
+
+    @classmethod
+    def start(cls, folder: SweepFolder, trial: Trial, words: Sequence[str], jobs: int) -> "Training":
+        """Start or resume the run of a trial."""
+        folder.clear(trial)
+        output = folder.root / "output" / f"{trial.name}.txt"
+        output.parent.mkdir(exist_ok=True)
+        place = [f"--name={trial.name}", f"--dir.expr_dir={folder.root}", "--resume=auto"]
+        environment = dict(os.environ)
+        if jobs > 1:  # else each would start a thread per core
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // jobs)))
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, str(PROJECT / "train.py"), *words, *trial.words, *place],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its runs
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+        trial.state, trial.reason = "running", ""
+        return cls(trial, process, output)
+
+    def end(self, folder: SweepFolder) -> None:
+        """Record how the run ended, after its process has."""
+        run, trial = folder.run(self.trial), self.trial
+        is_new = run.status_file.exists() and run.status_file.stat().st_mtime >= self.started - 1
+        status = (read_status(run) if is_new else None) or {"state": "running"}
+        if status["state"] == "running":
+            lines = [line.strip() for line in self.output.read_text(errors="replace").splitlines() if line.strip()]
+            trial.state, trial.reason = "failed", f"train.py ended with {self.process.returncode}: "
+            trial.reason += " ".join(lines[-3:])
+        elif (trial.state, status["state"]) != ("pruned", "stopped"):
+            trial.state, trial.reason = status["state"], status["reason"]
+
+
+def run_trials(
+    folder: SweepFolder,
+    take: Callable[[], Trial | None],
+    slots: Sequence[Sequence[str]],
+    words: Sequence[str],
+    *,
+    watch: Callable[[Training], None] = lambda training: None,
+    ended: Callable[[Training], None] = lambda training: None,
+) -> bool:
+    """Train until `take` gives no more trials. Returns False if Ctrl-C, SIGTERM or SIGHUP ended it.
+
+    Args:
+        take: the next trial; called when a slot is free.
+        slots: for each run at a time, the words that give it its devices.
+        watch: called ten times a second for each running trial.
+        ended: called when one has ended.
+    """
+    running: dict[int, Training] = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        while True:
+            for slot in [slot for slot in range(len(slots)) if slot not in running]:
+                if (trial := take()) is not None:
+                    folder.say(trial, "started")
+                    running[slot] = Training.start(folder, trial, [*words, *slots[slot]], len(slots))
+                    folder.write()
+            if not running:
+                return True
+            time.sleep(_POLL_S)
+            for slot, training in list(running.items()):
+                watch(training)
+                if training.process.poll() is not None:
+                    trial = running.pop(slot).trial
+                    training.end(folder)
+                    ended(training)
+                    folder.write()
+                    reason = trial.reason if trial.state not in ("finished", "pruned") else ""
+                    folder.say(trial, f"{trial.state} after {time.time() - training.started:.0f} s {reason}")
+    except KeyboardInterrupt:
+        print(f"\nstopping: {len(running)} run(s) save and end; Ctrl-C again ends them at once", flush=True)
+        for training in running.values():
+            training.process.terminate()
+        with suppress(KeyboardInterrupt):
+            for training in running.values():
+                training.process.wait()
+        for training in running.values():
+            training.process.kill()
+            training.process.wait()
+            training.end(folder)
+        folder.write()
+        print(f"continue with:\n  {folder.command}", flush=True)
+        return False
+    finally:
+        for training in running.values():
+            training.process.kill()
+
+
+def devices(gpu_ids: Any, jobs: int) -> list[list[str]]:
+    """For each of `jobs` runs at a time, the words that give it its share of the GPUs; all shares are equal."""
+    gpus = list(range(torch.cuda.device_count())) if gpu_ids == "all" else gpu_ids
+    gpus = [gpus] if isinstance(gpus, int) else gpus
+    if jobs == 1 or not isinstance(gpus, list) or not gpus or gpus == [-1]:
+        return [[] for _ in range(jobs)]
+    each = max(len(gpus) // jobs, 1)  # with unequal shares, the runs would differ in their global batch
+    shares = [[gpus[(slot + turn * jobs) % len(gpus)] for turn in range(each)] for slot in range(jobs)]
+    return [[f"--gpu_ids={','.join(map(str, share))}"] for share in shares]

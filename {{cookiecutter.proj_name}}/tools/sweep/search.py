@@ -1,0 +1,154 @@
+"""A search with Optuna: it chooses the values of each trial, and ends those that are worse than most others."""
+
+import json
+import math
+import signal
+import warnings
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from common.base.errors import UserError
+from common.config.source import scalar
+from common.run.paths import RunPaths
+from tools.sweep.runs import SweepFolder, Training
+from tools.sweep.space import Range, Space, Trial, run_name
+from custom.config import Config
+
+if TYPE_CHECKING:
+    from optuna import Study
+
+
+class Search:
+    """An Optuna study whose trials are runs.
+
+    Args:
+        trials: the number of trials after which the search ends; failed and pruned ones count.
+    """
+
+    def __init__(self, study: "Study", folder: SweepFolder, space: Space, config: Config, trials: int) -> None:
+        self.study, self.folder, self.space, self.trials = study, folder, space, trials
+        self.metric, self.mode = config.best.metric, config.best_mode
+        self._live: dict[str, Any] = {}  # Optuna's trial, by the name of its run
+        self._sizes: dict[str, int] = {}  # of the metrics files that were read last
+        known = {trial.name for trial in folder.trials}
+        started = [each for each in study.get_trials() if "run" in each.user_attrs]
+        # Those that were killed before `sweep.json` was written.
+        missing = [each.user_attrs for each in started if each.user_attrs["run"] not in known]
+        folder.trials += [Trial(each["run"], each["values"]) for each in missing]
+        self._unfinished = [each for each in study.get_trials() if not each.state.is_finished()]
+        self._count, folder.total = len(started), trials
+
+    def _tell(self, number: int, state: str) -> None:
+        from optuna.trial import TrialState
+
+        self.study.tell(number, state=TrialState[state])
+
+    def take(self) -> Trial | None:
+        """The next trial: one that was interrupted, or a new one; None at the end."""
+        while self._unfinished:
+            from optuna.trial import Trial as Attempt
+
+            frozen = self._unfinished.pop(0)
+            if "run" not in frozen.user_attrs:  # killed before its values were chosen
+                self._tell(frozen.number, "FAIL")
+                continue
+            trial = next(each for each in self.folder.trials if each.name == frozen.user_attrs["run"])
+            self._live[trial.name] = Attempt(self.study, frozen._trial_id)
+            return trial
+        if self._count >= self.trials:
+            return None
+        self._count += 1
+        attempt = self.study.ask()
+        values = {key: suggest(attempt, key, each) for key, each in self.space.items()}
+        short = {
+            key: f"{scalar(text):.3g}" if isinstance(scalar(text), float) else text for key, text in values.items()
+        }
+        trial = Trial(f"{attempt.number:03}_{run_name(short)}", values)
+        attempt.set_user_attr("values", values)
+        attempt.set_user_attr("run", trial.name)
+        self.folder.trials.append(trial)
+        self._live[trial.name] = attempt
+        return trial
+
+    def watch(self, training: Training) -> None:
+        """Report new validations of a running trial, and stop it when Optuna advises to."""
+        trial, file = training.trial, self.folder.run(training.trial).metrics_file
+        size = file.stat().st_size if file.exists() else 0
+        if trial.state != "running" or self._sizes.get(trial.name) == size:
+            return
+        self._sizes[trial.name] = size
+        self.report(trial)
+        if self._live[trial.name].should_prune():
+            trial.state = "pruned"
+            training.process.send_signal(signal.SIGTERM)
+
+    def report(self, trial: Trial) -> list[float]:
+        """Report validations that Optuna does not know yet, by their number. Returns the values of all of them."""
+        attempt = self._live[trial.name]
+        known = self.study.get_trials(deepcopy=False)[attempt.number].intermediate_values
+        found = validations(self.folder.run(trial), self.metric)
+        for number, value in enumerate(found):
+            if number not in known:
+                attempt.report(value, number)
+        return found
+
+    def ended(self, training: Training) -> None:
+        """Record in the study how a trial ended. One that was stopped by hand is resumed by the same command."""
+        trial, number = training.trial, self._live[training.trial.name].number
+        values = [value for value in self.report(trial) if math.isfinite(value)]
+        if trial.state == "finished" and values:
+            self.study.tell(number, (min if self.mode == "min" else max)(values))
+        elif trial.state == "pruned":
+            self._tell(number, "PRUNED")
+        elif trial.state != "stopped":
+            trial.state, trial.reason = "failed", trial.reason or f"no validation has a finite value of {self.metric}"
+            self._tell(number, "FAIL")
+
+    def best(self) -> str:
+        """A line with the best trial so far; "" without."""
+        if not any(each.value is not None for each in self.study.get_trials(deepcopy=False)):
+            return ""
+        trial = self.study.best_trial
+        return f"best: {trial.user_attrs['run']}  {self.metric} {trial.value:.6g}"
+
+
+def suggest(attempt: Any, key: str, values: list[str] | Range) -> str:
+    """The value that Optuna's sampler chooses for a key, as written on a command line."""
+    if isinstance(values, list):
+        return str(attempt.suggest_categorical(key, values))
+    if values.whole:
+        return str(attempt.suggest_int(key, int(values.low), int(values.high), log=values.log))
+    return repr(attempt.suggest_float(key, values.low, values.high, log=values.log))
+
+
+def validations(run: RunPaths, metric: str) -> list[float]:
+    """The values of a metric in the validations so far, in order."""
+    lines = run.metrics_file.read_text().splitlines() if run.metrics_file.exists() else []
+    entries = [json.loads(line) for line in lines if line.endswith("}")]  # the last line may be incomplete
+    return [float(each["values"][metric]) for each in entries if each["event"] == "val" and metric in each["values"]]
+
+
+def open_study(folder: SweepFolder, mode: str, options: Namespace) -> "Study":
+    """The study of the folder. Raises `UserError` without Optuna."""
+    try:
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+    except ImportError as error:
+        raise UserError(
+            f"the search needs Optuna 4 ({error}): python -m pip install optuna\n"
+            "random values without it: python -m tools.sweep with --random KEY=RANGE"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    study = optuna.create_study(
+        storage=JournalStorage(JournalFileBackend(str(folder.root / "optuna.journal"))),
+        study_name=folder.root.name,
+        direction="minimize" if mode == "min" else "maximize",
+        pruner=optuna.pruners.NopPruner() if options.no_pruning else optuna.pruners.MedianPruner(options.startup),
+        load_if_exists=True,
+    )
+    # A continued search must not draw the same random numbers again.
+    seed = options.seed + 7919 * len(study.trials)
+    study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=options.jobs > 1)
+    return study
