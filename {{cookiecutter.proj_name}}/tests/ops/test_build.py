@@ -20,7 +20,7 @@ PACKAGE = Path("custom/ops").parts[0]
 def project(tmp_path: Path) -> Path:
     """A copy of what a build needs, to be edited."""
     ignore = shutil.ignore_patterns("__pycache__", "build")
-    for folder in ("common", PACKAGE, "scripts", "support"):
+    for folder in ("common", PACKAGE, "scripts", "library", "cli", "tools"):
         shutil.copytree(PROJECT / folder, tmp_path / folder, ignore=ignore)
     for source in (tmp_path / PACKAGE / "ops" / "src").iterdir():
         if not source.name.startswith(("kernels", "add_matrix", "launch")):
