@@ -52,22 +52,27 @@ def test_nothing_left_speaks_of_what_is_gone(render: Render, name: str) -> None:
     project = render(**COMBINATIONS[name])
     there = files(project)
     gone = [path for path in files(render(examples="all")) if path not in there]
-    modules = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for path in gone if path[-3:] == ".py"}
+    modules = {
+        path.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for path in gone if path[-3:] == ".py"
+    }
+    tools = {each for each in modules if each.startswith("tools.")}
+    problems = []
     for path, file in there.items():
+        if (
+            not path.endswith((".md", ".sh", ".toml", ".yaml", ".yml", "Makefile", ".py", ".json"))
+            or path == "leaves.yaml"
+        ):
+            continue
+        text = file.read_text(encoding="utf-8")
         if path.endswith(".py"):
-            used = imported(ast.parse(file.read_text(encoding="utf-8")))
-            assert not used & modules, f"{path} imports {used & modules}"
-        if path.endswith((".md", ".sh", ".toml", ".yaml", ".yml", "Makefile", ".py")):
-            text = file.read_text(encoding="utf-8")
-            left = [each for each in gone if not each.endswith("__init__.py") and re.search(rf"(?<![\w/.]){re.escape(each)}\b", text)]
-            assert not left, f"{path} names {left}"
-            tools = {each for each in modules if each.startswith("tools.")}
-            named = {each for each in re.findall(r"python -m (tools\.\w+)", text) if each in tools}
-            assert not named, f"{path} names {named}"
-    for path in (path for path in there if path.endswith(".md")):
-        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", there[path].read_text(encoding="utf-8")):
-            if "://" not in link:
-                assert (project / path).parent.joinpath(link).exists(), f"{path} links to {link}"
+            problems += [f"{path} imports {each}" for each in imported(ast.parse(text)) & modules]
+        names = [each for each in gone if re.search(rf"(?<![\w/.]){re.escape(each)}\b", text)]
+        names += {each for each in re.findall(r"python -m (tools\.\w+)", text) if each in tools}
+        problems += [f"{path} names {each}" for each in names if not each.endswith("__init__.py")]
+        if path.endswith(".md"):
+            links = re.findall(r"\]\(([\w/.]+)(?:#[^)]*)?\)", text)
+            problems += [f"{path} links to {each}" for each in links if not (file.parent / each).exists()]
+    assert not problems, "\n".join(problems)
 
 
 def imported(tree: ast.Module) -> set[str]:
@@ -118,7 +123,9 @@ def test_an_edited_line_is_not_guessed(project: Path) -> None:
     leaf, file, text = next((name, file, old) for name, leaf in TABLE.items() for file, old in first_edit(leaf))
     path = project / file
     path.write_text(path.read_text(encoding="utf-8").replace(text, text.upper()), encoding="utf-8")
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "mine"], cwd=project, check=True)
+    subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "mine"], cwd=project, check=True
+    )
     refused = make_prune(project, leaf)
     assert refused.returncode and file in refused.stderr and text in refused.stderr
     assert not subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True, check=True).stdout
@@ -153,7 +160,10 @@ def test_each_combination_works(render: Render, tmp_path: Path, name: str) -> No
     options = ["--config", "configs/default.yaml", "--progress.epoch", "3"]
     check(project, "train.py", *options, "--name", "whole")
     killed = subprocess.Popen(
-        [sys.executable, "train.py", *options, "--name", "killed"], cwd=project, env=ENVIRONMENT, stderr=subprocess.DEVNULL
+        [sys.executable, "train.py", *options, "--name", "killed"],
+        cwd=project,
+        env=ENVIRONMENT,
+        stderr=subprocess.DEVNULL,
     )
     latest = project / "experiments" / "killed" / "checkpoints" / "latest.pt"
     deadline = time.monotonic() + 120
@@ -179,7 +189,13 @@ def test_the_everyday_tests(render: Render, tmp_path: Path, name: str) -> None:
 def check(project: Path, *words: str, timeout: float = 300) -> str:
     """Run a program of the project, which must succeed. Returns what it printed."""
     done = subprocess.run(
-        [sys.executable, *words], cwd=project, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=timeout
+        [sys.executable, *words],
+        cwd=project,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
     )
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return done.stdout + done.stderr

@@ -9,9 +9,10 @@ from dataclasses import field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
+from typing_extensions import Self
 
 from common.checkpoint import CheckpointConfig, InitConfig
-from common.config import ConfigError, Problem, section
+from common.config import ConfigError, Problem, overlaid, section
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
 from common.data.loader import LoaderConfig
 from common.data.sections import SplitsConfig, sets_of
@@ -29,7 +30,8 @@ from common.optim.gradients import DebugConfig
 from common.optim.precision import PrecisionConfig
 from common.progress import ProgressConfig
 from common.run.paths import DirConfig
-from common.stages import StageConfig, StagedConfig, stage_problems
+from common.stage import StagedSettings
+from common.stages import StageConfig, stage_layers, stage_problems
 
 TaskSection = Annotated[
     dict[str, Any],
@@ -63,7 +65,7 @@ def _devices(value: Any) -> Any:
 
 
 @section
-class RunConfig(StagedConfig):
+class RunConfig(StagedSettings):
     """All settings that the engine reads."""
 
     __renamed__: ClassVar[dict[str, str]] = {
@@ -133,6 +135,10 @@ class RunConfig(StagedConfig):
         if scheduler.type == "plateau" and scheduler.mode != mode:
             rule = f"plateau follows best.metric, and the best value of {self.best.metric} is its {mode}"
             yield Problem("optim.lr_scheduler.mode", scheduler.mode, rule, f"set it to {mode}")
+
+    def in_stage(self, number: int) -> Self:
+        """These settings in a stage, counted from 0. Raises `ConfigError`."""
+        return overlaid(type(self), *stage_layers(self, number)) if self.stages else self
 
     @property
     def best_mode(self) -> Mode:

@@ -8,22 +8,16 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic_core import to_jsonable_python
 from torch.optim import Optimizer
-from typing_extensions import Self
 
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.checkpoint.fingerprint import Change, changes
 from common.config import ABSENT, ConfigError, Problem, overlaid, section
-from common.data.sections import SplitsConfig
-from common.distributed import DistConfig
-from common.evaluation.best import Mode
 from common.evaluation.best_mode import measured_losses
-from common.model import PrepareConfig
-from common.optim import OptimConfig
 from common.optim.factors import Plateau
-from common.optim.gradients import DebugConfig
-from common.optim.schedule import MomentumSchedule, Schedule, build_schedule
-from common.progress import Interval, Position, ProgressConfig
+from common.optim.schedule import Schedule
+from common.progress import Interval, Position
+from common.stage import StagedSettings, WholeRun
 
 PLATEAU = "plateau"
 # Keys that a stage may change, and those of them that it must not.
@@ -53,29 +47,7 @@ class StageConfig:
         return {**(self.optim or {}), **({"lr_scheduler": self.lr_scheduler} if self.lr_scheduler else {})}
 
 
-class StagedConfig:
-    """The keys of a config that its stages change or depend on."""
-
-    stages: list[StageConfig]
-    dist: DistConfig
-    debug: DebugConfig
-    dataset: SplitsConfig
-    loss: dict[str, Any] | None
-    optim: OptimConfig
-    prepare: PrepareConfig
-    progress: ProgressConfig
-
-    @property
-    def best_mode(self) -> Mode:
-        """Whether lower or higher values of `best.metric` are better."""
-        raise NotImplementedError
-
-    def in_stage(self, number: int) -> Self:
-        """These settings in a stage, counted from 0. Raises `ConfigError`."""
-        return overlaid(type(self), *stage_layers(self, number)) if self.stages else self
-
-
-def stage_layers(config: StagedConfig, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def stage_layers(config: StagedSettings, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Plain values: those of the run, and those of a stage to lay over them."""
     stage = config.stages[number]
     values, optim = to_jsonable_python(_whole(config)), stage.all_of_optim
@@ -89,7 +61,7 @@ def stage_layers(config: StagedConfig, number: int) -> tuple[dict[str, Any], dic
     return values, {name: part for name, part in over.items() if part}
 
 
-def stage_problems(config: StagedConfig) -> Iterator[Problem]:
+def stage_problems(config: StagedSettings) -> Iterator[Problem]:
     """Stages with a wrong end, with settings that cannot change in a run, or with mistakes in these."""
     if not config.stages:
         return
@@ -113,7 +85,7 @@ def _whole(config: Any) -> Any:
     return replace(config, stages=[])
 
 
-def _mistakes(config: StagedConfig, number: int | None = None) -> list[Problem]:
+def _mistakes(config: StagedSettings, number: int | None = None) -> list[Problem]:
     """Those of the whole config, or of that of a stage."""
     try:
         overlaid(type(config), *([to_jsonable_python(config)] if number is None else stage_layers(config, number)))
@@ -122,7 +94,7 @@ def _mistakes(config: StagedConfig, number: int | None = None) -> list[Problem]:
     return []
 
 
-def _own_problems(config: StagedConfig, number: int, stage: StageConfig) -> Iterator[Problem]:
+def _own_problems(config: StagedSettings, number: int, stage: StageConfig) -> Iterator[Problem]:
     if rule := _wrong_end(config, stage.until, is_last=number + 1 == len(config.stages)):
         yield Problem("until", stage.until, rule)
     if stage.lr_scheduler and "lr_scheduler" in (stage.optim or {}):
@@ -136,7 +108,7 @@ def _own_problems(config: StagedConfig, number: int, stage: StageConfig) -> Iter
             yield Problem(f"loss.{name}", ABSENT, "is none of the losses that the run computes", hint)
 
 
-def _wrong_end(config: StagedConfig, until: int | float | str | None, *, is_last: bool) -> str:
+def _wrong_end(config: StagedSettings, until: int | float | str | None, *, is_last: bool) -> str:
     """What is wrong with the end of a stage; empty if nothing is."""
     if is_last:
         return "" if until is None else "the last stage ends with the run; remove this key"
@@ -154,20 +126,15 @@ def _fixed(change: Change) -> Problem:
     return Problem(change.key, change.new, "cannot change in the course of a run", hint)
 
 
-class Stages:
-    """The stage that a run is in. Without stages in the config, the whole run is one.
-
-    Attributes:
-        number: of the stage, from 0.
-        start: optimizer steps done when it began.
-        config: the settings in it.
+class Stages(WholeRun):
+    """The stage that a run is in.
 
     Raises:
         UserError: a stage ends before it begins, after the run, or inside an epoch though the training data change.
     """
 
-    def __init__(self, config: StagedConfig, total_steps: int | None, steps_per_epoch: int | None) -> None:
-        self._run, self._total, self._steps_per_epoch = config, total_steps, steps_per_epoch
+    def __init__(self, config: StagedSettings, total_steps: int | None, steps_per_epoch: int | None) -> None:
+        super().__init__(config, total_steps, steps_per_epoch)
         self._ends: list[int | None] = []
         start, last = 0, math.inf if total_steps is None or config.debug.debug_mode else total_steps - 1
         for number, stage in enumerate(config.stages):
@@ -194,7 +161,7 @@ class Stages:
 
     def after_validation(self, value: float | None) -> None:
         """Pass on a validation result, the same on every rank."""
-        if self._run.stages and self._run.stages[self.number].until == PLATEAU:
+        if self._run.stages[self.number].until == PLATEAU:
             self._plateau.after_validation(value)
 
     def schedule(self, optimizer: Optimizer) -> Schedule:
@@ -204,20 +171,9 @@ class Stages:
         """
         for number in range(1, 0 if self.number else len(self._ends)):
             with error_context(lambda number=number: f"in stages[{number}]"):  # type: ignore[misc]
-                self._schedule(number, max(end or 0 for end in self._ends[:number]), optimizer)
-        return self._schedule(self.number, self.start, optimizer)
-
-    def _schedule(self, number: int, start: int, optimizer: Optimizer) -> Schedule:
-        end = (self._ends[number] if self._ends else None) or self._total
-        steps = None if end is None else end - start
-        config = self._run.in_stage(number).optim
-        cut = end == self._run.progress.max_steps
-        length = (optimizer, steps, self._steps_per_epoch, self._run.debug.debug_mode, cut)
-        schedule = build_schedule(config.lr_scheduler, *length)
-        if config.momentum_scheduler is not None:
-            with error_context(lambda: "in optim.momentum_scheduler"):
-                schedule.momentum = build_schedule(config.momentum_scheduler, *length, kind=MomentumSchedule)
-        return schedule
+                start = max(end or 0 for end in self._ends[:number])
+                self._schedule(self._run.in_stage(number).optim, start, self._ends[number], optimizer)
+        return self._schedule(self.config.optim, self.start, self._ends[self.number], optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""

@@ -31,6 +31,7 @@ from common.optim.gradients import log_gradients
 from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
 from common.run_context import RunContext
 from common.settings import RunConfig
+from common.stage import WholeRun
 from common.stages import Stages
 from common.step import OptimizerStep
 from common.task import Parts, Place, Task
@@ -52,7 +53,8 @@ class Trainer:
         self.triggers = Triggers(config.progress, self.stream.samples_per_step, steps_per_epoch)
         self.stop_signals = StopSignals(self.rank)
         self.total_steps = total_steps(config.progress, steps_per_epoch)
-        self.stages = Stages(config, self.total_steps, steps_per_epoch)
+        stages_of = Stages if config.stages else WholeRun
+        self.stages = stages_of(config, self.total_steps, steps_per_epoch)
         self.task = parts.task
         self.task.clock = self.monitor.clock
         self.strategy = prepare(self.task, self.stages.config.prepare, config.dist, parts.precision, self.rank)

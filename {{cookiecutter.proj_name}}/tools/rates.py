@@ -26,6 +26,7 @@ from common.optim import build_optimizer
 from common.optim.groups import LayerDecayConfig
 from common.progress import Position, total_steps
 from common.run.paths import PROJECT, data_dir
+from common.stage import WholeRun
 from common.stages import Stages
 from cli.command_line import parse
 from custom.config import Config
@@ -47,7 +48,7 @@ def plan_rates(config: Config) -> Iterator[tuple[int, int | None, float, float |
         per_epoch = EpochPlan(order, batch_size=size, drop_last=config.loader.drop_last).steps_per_epoch
     if (total := total_steps(config.progress, per_epoch)) is None:
         raise UserError("the data have no length, so the run has none; set progress.max_steps")
-    stages, optimizer = Stages(config, total, per_epoch), None
+    stages, optimizer = (Stages if config.stages else WholeRun)(config, total, per_epoch), None
     for step in range(total):
         epoch = step // per_epoch if per_epoch else None
         if stages.advance(Position(step, epoch or 0)) or optimizer is None:

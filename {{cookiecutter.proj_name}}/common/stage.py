@@ -1,0 +1,82 @@
+"""A run as one stage, from its start to its end. `common.stages` has runs of several."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+from typing_extensions import Self
+
+from common.base.context import error_context
+from common.data.sections import SplitsConfig
+from common.distributed import DistConfig
+from common.evaluation.best import Mode
+from common.model import PrepareConfig
+from common.optim import OptimConfig
+from common.optim.gradients import DebugConfig
+from common.optim.schedule import MomentumSchedule, Schedule, build_schedule
+from common.progress import Position, ProgressConfig
+
+
+class StagedSettings:
+    """The settings of a run that stages may change, or depend on."""
+
+    stages: Sequence[Any]
+    dist: DistConfig
+    debug: DebugConfig
+    dataset: SplitsConfig
+    loss: dict[str, Any] | None
+    optim: OptimConfig
+    prepare: PrepareConfig
+    progress: ProgressConfig
+
+    @property
+    def best_mode(self) -> Mode:
+        """Whether lower or higher values of `best.metric` are better."""
+        raise NotImplementedError
+
+    def in_stage(self, number: int) -> Self:
+        """These settings in a stage, counted from 0."""
+        raise NotImplementedError
+
+
+class WholeRun:
+    """The only stage of a run.
+
+    Attributes:
+        number: of the stage, from 0.
+        start: optimizer steps done when it began.
+        config: the settings in it.
+    """
+
+    def __init__(self, config: StagedSettings, total_steps: int | None, steps_per_epoch: int | None) -> None:
+        self._run, self._total, self._steps_per_epoch = config, total_steps, steps_per_epoch
+        self.number, self.start, self.config = 0, 0, config
+
+    def advance(self, at: Position) -> bool:
+        """Go on to the stage that is due at a position. Returns whether it is another one."""
+        return False
+
+    def after_validation(self, value: float | None) -> None:
+        """Pass on a validation result, the same on every rank."""
+
+    def schedule(self, optimizer: Optimizer) -> Schedule:
+        """The schedule of this stage, over its length. Raises `UserError` if it does not fit."""
+        return self._schedule(self.config.optim, self.start, None, optimizer)
+
+    def _schedule(self, config: OptimConfig, start: int, end: int | None, optimizer: Optimizer) -> Schedule:
+        end = end or self._total
+        steps = None if end is None else end - start
+        cut = end == self._run.progress.max_steps
+        length = (optimizer, steps, self._steps_per_epoch, self._run.debug.debug_mode, cut)
+        schedule = build_schedule(config.lr_scheduler, *length)
+        if config.momentum_scheduler is not None:
+            with error_context(lambda: "in optim.momentum_scheduler"):
+                schedule.momentum = build_schedule(config.momentum_scheduler, *length, kind=MomentumSchedule)
+        return schedule
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in a saved stage."""
