@@ -1,4 +1,4 @@
-"""A trained task from a checkpoint, ready to be used: for evaluate.py, predict.py and the tools."""
+"""A trained task from a checkpoint, ready to be used: for evaluate.py, the tools and notebooks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -101,7 +101,7 @@ class RunConfig(StagedSettings):
     prepare: PrepareConfig = field(default_factory=PrepareConfig)
     stages: Annotated[
         list[StageConfig],
-        Field(description="[{until: 5epoch, freeze: [...], optim: {...}}, ...], see docs/stages.md; empty: one stage"),
+        Field(description="[{until: 5epoch, freeze: [...], optim: {...}}, ...]; empty: one stage"),
     ] = field(default_factory=list)
     progress: ProgressConfig = field(default_factory=ProgressConfig)
     best: BestConfig = field(default_factory=BestConfig)

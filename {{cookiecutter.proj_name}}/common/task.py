@@ -116,7 +116,7 @@ class Task(ModelHolder, ABC):
         return output
 
     def describe(self, output: Any, batch: Any) -> list[dict[str, Any]]:
-        """What `predict.py` writes for each sample of a batch, after `post_process`: plain values by name.
+        """What a prediction says of each sample of a batch, after `post_process`: plain values by name.
 
         By default the tensors of the output that have up to 16 numbers per sample.
         """

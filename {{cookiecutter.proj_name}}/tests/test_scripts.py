@@ -65,7 +65,6 @@ def test_scripts_can_be_run_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ["scripts/slurm.sh", "--config", "configs/default.yaml", "--dry-run"],
         ["scripts/cpu.sh"],
         ["scripts/eval.sh", "best.pt"],
     ],

@@ -16,6 +16,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = "leaves.yaml"
 Leaf = Mapping[str, Any]
+_PAGES = ("docs", "configs", "custom", "examples", "tests")  # below these and in README.md, marked lines are looked for
 
 
 class CannotPrune(Exception):
@@ -60,9 +61,13 @@ def prune(root: Path, names: Iterable[str]) -> list[Path]:
                     f"{name}, and the edit from {TABLE}:\n{old}"
                 )
             texts[path] = text.replace(old, new)
-    for path in [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("*/**/README.md"), root / "Makefile"]:
-        if path.is_file() and path not in deleted and not {".venv", "experiments"} & set(path.parts):
-            texts[path] = _without_marked(texts.get(path) or path.read_text(encoding="utf-8"), names)
+    lines = [line for name in names for line in leaves[name].get("lines", ())]
+    pages = [
+        root / "README.md",
+        *(path for folder in _PAGES for kind in ("md", "yaml") for path in root.glob(f"{folder}/**/*.{kind}")),
+    ]
+    for path in (path for path in pages if path.is_file() and path not in deleted):
+        texts[path] = _without_marked(texts.get(path) or path.read_text(encoding="utf-8"), names, lines)
     texts[root / TABLE] = _without_entries((root / TABLE).read_text(encoding="utf-8"), names)
     for path in deleted:
         path.unlink()
@@ -85,12 +90,16 @@ def _edits(leaf: Leaf) -> Iterable[tuple[str, str, str]]:
             yield file, old, new
 
 
-def _without_marked(text: str, names: Sequence[str]) -> str:
-    """A page without the lines marked `<!-- leaf: name -->`, or `# leaf: name` in a Makefile; a mark alone in a line
-    begins a block that ends with `<!-- end -->`."""
+def _without_marked(text: str, names: Sequence[str], lines: Sequence[str]) -> str:
+    """A page without the lines marked `<!-- leaf: name -->` and those that match one of `lines` as a whole.
+
+    A mark alone in a line begins a block that ends with `<!-- end -->`.
+    """
     any_of = "|".join(map(re.escape, names))
-    text = re.sub(rf"^(<!--|#) leaf: ({any_of})( -->)?\n.*?^\1 end( -->)?\n", "", text, flags=re.MULTILINE | re.DOTALL)
-    return re.sub(rf"^.*(<!--|#) leaf: ({any_of})\b.*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(rf"^<!-- leaf: ({any_of}) -->\n.*?^<!-- end -->\n", "", text, flags=re.MULTILINE | re.DOTALL)
+    for line in (rf".*<!-- leaf: ({any_of}) -->", *lines):
+        text = re.sub(rf"^{line}\n", "", text, flags=re.MULTILINE)
+    return text
 
 
 def _without_entries(table: str, names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Data sets of single files, for `predict.py` and the tools."""
+"""Data sets of single files, for predictions and exports."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
     kind = DATASET_REGISTRY.get(section["type"])
     if not callable(make := getattr(kind, "from_files", None)):
         raise UserError(
-            f"dataset.{mode}: {section['type']} cannot read single files; give the class a method from_files (see "
-            f'docs/predict.md), or name another data set: --dataset.{mode} "{{type: ImageFiles, size: [32, 32]}}"'
+            f"dataset.{mode}: {section['type']} cannot read single files; give the class a method from_files, "
+            f'or name another data set: --dataset.{mode} "{{type: ImageFiles, size: [32, 32]}}"'
         )
     given = {name: value for name, value in section.items() if name not in ("type", "transforms", *OWN)}
     defaults = {each.name: each.default for each in inspect.signature(kind).parameters.values()}

@@ -22,7 +22,7 @@ UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  #
 
 @DATASET_REGISTRY.register()
 class ImageFiles:
-    """Images without labels: all below `<data_dir>/<folder>/`, in the order of their names. `predict.py` names files.
+    """Images without labels: all below `<data_dir>/<folder>/`, in the order of their names.
 
     Args:
         data_dir: parent of all data sets.
@@ -34,7 +34,7 @@ class ImageFiles:
 
     random = False
     suffixes = SUFFIXES
-    """Of the files below a folder, those that `predict.py` reads."""
+    """Of the files below a folder, those that are images."""
 
     def __init__(
         self,

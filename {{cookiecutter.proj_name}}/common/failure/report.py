@@ -151,5 +151,5 @@ def _source(trace: str) -> str:
         for path, number, function, code in _FRAME.findall(trace)
         if path.startswith(_PROJECT) and "site-packages" not in path
     ]
-    own = [line for line in lines if not line.startswith(("common/", "train.py", "evaluate.py", "predict.py"))]
+    own = [line for line in lines if not line.startswith(("common/", "train.py", "evaluate.py", "cli/", "tools/"))]
     return (own or lines or [""])[-1]

@@ -45,8 +45,8 @@ class OptimConfig(ClipConfig, OptimizerConfig):
         "maxiters": "it is now args.max_iter",
         "beta1": "it is now the first number of args.betas",
         "beta2": "it is now the second number of args.betas",
-        "clip_warmup": "a stage sets another limit, as in optim: {clip_gradients: 1}: see docs/stages.md",
-        "clip_gradients_warmup": "a stage sets another limit: see docs/stages.md",
+        "clip_warmup": "a stage sets another limit, as in optim: {clip_gradients: 1}",
+        "clip_gradients_warmup": "a stage sets another limit",
         **{key: f"it is now args.{key}" for key in ("momentum", "betas", "eps", "centered")},
     }
 

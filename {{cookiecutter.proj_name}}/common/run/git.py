@@ -58,7 +58,7 @@ def git_state(project: Path) -> GitState:
 
 
 def is_copy(project: Path) -> bool:
-    """Whether this code was copied for a job, see scripts/slurm.sh, and so is exactly what ran."""
+    """Whether this code was copied for a job, and so is exactly what ran."""
     return (project / SNAPSHOT).is_file()
 
 

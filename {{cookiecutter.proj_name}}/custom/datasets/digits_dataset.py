@@ -45,7 +45,7 @@ class DigitsDataset:
 
     @classmethod
     def from_files(cls, files: Sequence[Any], **_: Any) -> "DigitFiles":
-        """Pictures of single digits, for `predict.py`."""
+        """Pictures of single digits, for predictions."""
         return DigitFiles.from_files(files, size=[8, 8], channels=1)
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ class _Combined(ABC):
 
     @classmethod
     def from_files(cls, files: Sequence[Any], sets: Any = None, set: Any = None, **_: Any) -> Any:
-        """These files as the first data set reads them, for `predict.py`."""
+        """These files as the first data set reads them, for predictions."""
         return build_files((sets or [set])[0], "eval", files)
 
     @abstractmethod

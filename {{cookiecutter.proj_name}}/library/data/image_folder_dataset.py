@@ -67,7 +67,7 @@ class ImageFolderDataset:
         if not self.samples:
             raise UserError(f"dataset.{mode}: there are no images of part {part} below {self.root}")
 
-    from_files, suffixes = ImageFiles.from_files, ImageFiles.suffixes  # for predict.py
+    from_files, suffixes = ImageFiles.from_files, ImageFiles.suffixes  # for predictions
 
     def _drop_unreadable(self) -> None:
         readable, problems = [], []

@@ -34,7 +34,7 @@ class _Tar:
     """
 
     random = False
-    from_files, suffixes = ImageFiles.from_files, ImageFiles.suffixes  # for predict.py
+    from_files, suffixes = ImageFiles.from_files, ImageFiles.suffixes  # for predictions
     classes: tuple[str, ...]
 
     def __init__(
