@@ -196,7 +196,7 @@ def test_runs_at_a_time_share_the_gpus_equally() -> None:
 def test_a_slurm_array_has_a_task_for_each_run_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """scripts/slurm.sh gets their configs, names and numbers; the template's tests submit to a real Slurm."""
+    """The script gets their configs, names and numbers; the template's tests submit to a real Slurm."""
     script = tmp_path / "slurm.sh"
     monkeypatch.setattr(sweep, "SLURM", script)
     given = words(tmp_path, "--grid", "optim.lr=1e-2,1e-3", "model.width=4,8", "--jobs", "2", "--slurm.time", "5")
