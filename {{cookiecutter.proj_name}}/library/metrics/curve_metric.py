@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
+from sklearn import metrics  # pip install scikit-learn
 from torch import Tensor
 
 from common.config.registry import METRIC_REGISTRY
@@ -55,10 +55,10 @@ class AreaUnderCurve(CurveMetric):
     """
 
     axes = ("false positive rate", "true positive rate")
-    area = roc_auc_score
+    area = metrics.roc_auc_score
 
     def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        false_positives, true_positives, _ = roc_curve(own, scores)
+        false_positives, true_positives, _ = metrics.roc_curve(own, scores)
         return false_positives, true_positives
 
 
@@ -72,10 +72,10 @@ class MeanAveragePrecision(CurveMetric):
     """
 
     axes = ("recall", "precision")
-    area = average_precision_score
+    area = metrics.average_precision_score
 
     def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        precision, recall, _ = precision_recall_curve(own, scores, drop_intermediate=True)
+        precision, recall, _ = metrics.precision_recall_curve(own, scores, drop_intermediate=True)
         return recall, precision
 
 

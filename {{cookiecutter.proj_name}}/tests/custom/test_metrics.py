@@ -3,14 +3,17 @@
 import math
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from library.metrics import curve_metric
 from library.metrics.confusion_metric import ConfusionMatrix
 from library.metrics.curve_metric import AreaUnderCurve, MeanAveragePrecision
+from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, run
 
 
 def scores(seed: int, ties: bool = True) -> tuple[Tensor, Tensor]:
@@ -66,6 +69,33 @@ def test_figures(dtype: torch.dtype) -> None:
         assert drawn.dtype == np.uint8 and drawn.ndim == 3 and drawn.shape[2] == 3
         assert drawn.min() < 100 and drawn.max() == 255
     assert "matplotlib.pyplot" not in sys.modules, "it would keep every figure"
+
+
+@pytest.mark.slow
+def test_without_the_packages(tmp_path: Path) -> None:
+    """All else works; who names such a metric reads which package is missing, and where."""
+    hidden = "import sys\nsys.modules['matplotlib'] = sys.modules['sklearn'] = None\n"
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    environment = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
+
+    def said(*words: str) -> str:
+        done = run([sys.executable, "train.py", "--config", str(CONFIG), *words], env=environment)
+        return " ".join((done.stdout + done.stderr).split())
+
+    curves = f"curve_metric.py:{line_of('sklearn')} needs sklearn, which is not installed"
+    assert curves in said("--list", "metric") and curves in said("--metric.AreaUnderCurve", "{}")
+    named = said("--metric.ConfusionMatrix", "{}")
+    assert "there is no metric called ConfusionMatrix" in named and "needs matplotlib, which is not" in named
+    log = said("--dir.expr_dir", str(tmp_path), "--progress.max_steps", "1", "--debug.max_samples", "64")
+    assert "finished" in log and "not installed" not in log
+
+
+def line_of(word: str) -> int:
+    """The first line of the metrics of curves with a word; its comment says what to install."""
+    lines = Path(curve_metric.__file__).read_text().splitlines()
+    (line,) = [number for number, text in enumerate(lines, 1) if f"from {word} import" in text]
+    assert "pip install" in lines[line - 1]
+    return line
 
 
 def test_confusion_matrix() -> None:

@@ -140,6 +140,8 @@ def test_the_schema_finds_mistakes(text: str, key: str, tmp_path: Path) -> None:
         "dataset: {train: {type: Concat, sets: [{type: DigitsDataset}, {type: DigitsDataset, shift: 2}]}, eval: null}",
         "dataset: {val: {$REPLACE: true, a: {type: DigitsDataset, eval_batch_size: 8}}}\nbest: {metric: a.loss}",
         "progress: {epoch_val: 0.5epoch, epoch_save_latest: '2 epochs', iter_loss: 20, epoch_eval: '-1'}",
+        "optim: {lr_scheduler: {type: onecycle, warmup: 1, pct_start: 0.2, args: {div_factor: 5}}}",
+        "optim: {momentum_scheduler: {type: onecycle_momentum, pct_start: 0.2}, args: {betas: [0.9, 0.99]}}",
         "worker: '${optim.accumulate}'\nprogress: {epoch_eval: '${progress.epoch_val}'}\nmodel: {width: '${worker}'}",
     ],
 )
@@ -148,6 +150,13 @@ def test_the_schema_accepts_what_the_program_accepts(text: str, tmp_path: Path) 
     (tmp_path / "mine.yaml").write_text(f"$BASE: {CONFIG}\n{text}")
     resolve(Config, [tmp_path / "mine.yaml"])
     assert broken(yaml.safe_load(text), SCHEMA) == []
+
+
+@pytest.mark.parametrize("text", ["{type: onecycle, pct_strat: 0.2}", "{type: poly, power: 0}", "{pct_strat: 1}"])
+def test_the_schema_knows_the_arguments_of_a_schedule(text: str) -> None:
+    """Which stand beside the engine's own keys."""
+    found = broken(yaml.safe_load(f"optim: {{lr_scheduler: {text}}}"), SCHEMA)
+    assert len(found) == 1 and found[0].startswith("optim.lr_scheduler.p")
 
 
 def test_the_schema_is_for_editing() -> None:
