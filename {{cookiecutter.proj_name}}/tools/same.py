@@ -89,10 +89,8 @@ def compare_checkpoints(first: Path, second: Path) -> tuple[str, list[str]]:
 
 def checkpoints(run: Path) -> dict[int, Path]:
     """The checkpoints of a run by their step."""
-    files = RunPaths(run).checkpoints.glob("*.pt")
-    return {
-        step: file for file in sorted(files) if not file.name.startswith("abandoned") and (step := step_of(file)) >= 0
-    }
+    files = [file for file in sorted(RunPaths(run).checkpoints.glob("*.pt")) if not file.name.startswith("abandoned")]
+    return {step: file for file in files if (step := step_of(file)) >= 0}
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -116,8 +114,8 @@ def equal(a: Any, b: Any) -> bool:
 def explain(a: Any, b: Any) -> str:
     """The difference of two values, in words."""
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape:
-        gap = (a.double() - b.double()).abs().max().item()
-        return f"up to {gap:.3g}, in {int((a != b).sum())} of {a.numel()} numbers"
+        largest = (a.double() - b.double()).abs().max().item()
+        return f"up to {largest:.3g}, in {int((a != b).sum())} of {a.numel()} numbers"
     kinds = ["none" if each is None else tuple(each.shape) if isinstance(each, Tensor) else each for each in (a, b)]
     gap = f" (difference {abs(a - b):.3g})" if isinstance(a, float) and isinstance(b, float) else ""
     return f"{kinds[0]} in A and {kinds[1]} in B{gap}"
