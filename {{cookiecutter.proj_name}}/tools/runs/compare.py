@@ -116,7 +116,7 @@ def _mode_by_class(run: RunFiles, name: str) -> str:
     if "loss" in parts or any(key.split(".")[1] in parts for key in run.config if key.startswith("loss.")):
         return "min"
     from common.evaluation.best_mode import which_are_better  # imports PyTorch
-    import custom.metric  # noqa: F401 - fills the registry
+    import custom  # noqa: F401 - says where the classes are
 
     metrics = {key.split(".")[1] for key in run.config if key.startswith("metric.")}
     kinds = {metric: {"type": run.config.get(f"metric.{metric}.type", metric)} for metric in metrics}
