@@ -47,7 +47,7 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
         **state["fingerprint"],
         "code": f"{len(state['fingerprint'].get('code', {}))} files",
     }
-    width = max(map(len, weights))
+    line = f"  {{:<{max(map(len, weights))}}}  {{:<8}} {{}}"
     frozen = list(state.get("frozen", ()))
     lines = [
         f"{path}: format {state['format']}, {path.stat().st_size:,} bytes, all checksums right",
@@ -55,8 +55,8 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
         dump(facts).rstrip(),
         f"run {config['name']}, model {config['model']['type']} (--config shows all)",
         *(
-            f"  {name:<{width}}  {str(value.dtype).removeprefix('torch.'):<8} {tuple(value.shape)}"
-            for name, value in weights.items()
+            line.format(name, str(each.dtype).removeprefix("torch."), tuple(each.shape))
+            for name, each in weights.items()
         ),
         f"  {sum(value.numel() for value in weights.values()):,} numbers",
         *([f"{len(frozen)} frozen tensors are left out: {listed(frozen)}"] if frozen else []),

@@ -67,11 +67,8 @@ def picture(name: str, points: Sequence[tuple[int, float]], dots: Sequence[int])
     spots = [(step, value, 60 + 480 * step / (last or 1), 180 - 160 * (value - low) / (high - low or 1))
              for step, value in points]  # fmt: skip
     line = " ".join(f"{x:.1f},{y:.1f}" for *_, x, y in spots[:: max(1, len(spots) // 1000)])
-    parts = [
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{name} {value:.6g} at step {step}</title></circle>'
-        for step, value, x, y in spots
-        if step in dots
-    ]
+    parts = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"><title>{name} {value:.6g} at step {step}</title></circle>'
+             for step, value, x, y in spots if step in dots]  # fmt: skip
     texts = {(50, 24): f"{high:.3g}", (50, 184): f"{low:.3g}", (60, 198): "0", (540, 198): f"step {last}"}
     parts += [f'<text x="{x}" y="{y}" text-anchor="end" font-size="11">{text}</text>' for (x, y), text in texts.items()]
     curve = f'<polyline points="{line}" fill="none" stroke="#2563c9"/>'

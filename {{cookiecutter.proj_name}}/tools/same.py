@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import UserError
-from common.checkpoint import CheckpointFolder, read_checkpoint
+from common.checkpoint import read_checkpoint
 from common.checkpoint.file import step_of
 from common.failure.program import reported
 from common.run.metrics import read_metrics
@@ -56,26 +56,16 @@ def compare_rows(first: Path, second: Path) -> tuple[str, list[str]]:
     what = f"{len(rows)} rows up to step {end}"
     if ends[0] != ends[1]:
         what += f" (where {'A' if ends[0] < ends[1] else 'B'} ends; the other goes to {max(ends)})"
-    if not bad:
-        return what, []
-    values = [key for key in different if key[:2] == bad[0]]
-    lines = [f"  {key[2]}: {by_how_much(a.get(key), b.get(key))}" for key in values]
-    if not any(key in a and key in b for key in values):
-        lines = [f"  only {'A' if values[0] in a else 'B'} measured here"]
-    step, event = bad[0]
-    return what, [f"{len(bad)} of {len(rows)} rows differ, first the {event} row of step {step}:", *lines]
+    lines = [f"{len(bad)} of {len(rows)} rows differ, first the {event} row of step {step}:" for step, event in bad[:1]]
+    return what, lines + [f"  {key[2]}: {explain(a.get(key), b.get(key))}" for key in different if key[:2] == bad[0]]
 
 
 def measurements(run: Path) -> Rows:
     """The measured values by step, event and name: those of a step that was repeated after a resume are there once."""
     if not (file := RunPaths(run).metrics_file).is_file():
         raise UserError(f"there is no {file}; name two folders of runs, such as experiments/default")
-    found = {
-        (row["step"], row["event"], name): value
-        for row in read_metrics(file)
-        if row["event"] != "speed"
-        for name, value in row["values"].items()
-    }
+    rows = [row for row in read_metrics(file) if row["event"] != "speed"]
+    found = {(row["step"], row["event"], name): value for row in rows for name, value in row["values"].items()}
     if not found:
         raise UserError(f"{file} has no measurement yet, so there is nothing to compare")
     return found
@@ -92,16 +82,15 @@ def compare_checkpoints(first: Path, second: Path) -> tuple[str, list[str]]:
     what = f"{tensors} tensors and {len(before) - tensors} other entries of the checkpoints of step {step}"
     names = list(dict.fromkeys([*before, *after]))
     bad = [name for name in names if not equal(before.get(name), after.get(name))]
-    lines = [f"  {name}: {by_how_much(before.get(name), after.get(name))}" for name in bad[:_SHOWN]]
-    more = [f"  and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
-    return what, [f"{len(bad)} of {len(names)} entries of the checkpoints differ:", *lines, *more] if bad else []
+    lines = [f"  {name}: {explain(before.get(name), after.get(name))}" for name in bad[:_SHOWN]]
+    lines += [f"  and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
+    return what, [f"{len(bad)} of {len(names)} entries of the checkpoints differ:", *lines] if bad else []
 
 
 def checkpoints(run: Path) -> dict[int, Path]:
     """The checkpoints of a run by their step."""
-    folder = CheckpointFolder(RunPaths(run).checkpoints)
-    paths = [*(path for _, path in folder.numbered()), folder.best, folder.previous, folder.latest]
-    return {step: path for path in paths if path.is_file() and (step := step_of(path)) >= 0}
+    files = [file for file in sorted(RunPaths(run).checkpoints.glob("*.pt")) if not file.name.startswith("abandoned")]
+    return {step: file for file in files if (step := step_of(file)) >= 0}
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -122,14 +111,14 @@ def equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b or (a != a and b != b))
 
 
-def by_how_much(a: Any, b: Any) -> str:
+def explain(a: Any, b: Any) -> str:
     """The difference of two values, in words."""
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape:
-        gap = (a.double() - b.double()).abs()
-        return f"up to {gap.max().item():.3g}, in {int((a != b).sum())} of {a.numel()} numbers"
-    kinds = [tuple(each.shape) if isinstance(each, Tensor) else each for each in (a, b)]
-    said = " and ".join(f"{'none' if kind is None else kind} in {run}" for kind, run in zip(kinds, "AB", strict=True))
-    return f"{said} (difference {abs(a - b):.3g})" if all(isinstance(each, float) for each in (a, b)) else said
+        largest = (a.double() - b.double()).abs().max().item()
+        return f"up to {largest:.3g}, in {int((a != b).sum())} of {a.numel()} numbers"
+    kinds = ["none" if each is None else tuple(each.shape) if isinstance(each, Tensor) else each for each in (a, b)]
+    gap = f" (difference {abs(a - b):.3g})" if isinstance(a, float) and isinstance(b, float) else ""
+    return f"{kinds[0]} in A and {kinds[1]} in B{gap}"
 
 
 if __name__ == "__main__":

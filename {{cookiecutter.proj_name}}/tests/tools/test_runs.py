@@ -15,8 +15,8 @@ from common.run.lock import FolderLock
 from common.run.paths import RunPaths
 from tests.conftest import PROJECT, Runs, metrics
 from tools.runs import __main__ as tool
+from tools.runs.compare import conclusion
 from tools.runs.read import read_run
-from tools.runs.report import verdict
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +99,8 @@ def test_different_data_are_not_compared(runs: Runs, capsys: pytest.CaptureFixtu
     assert ends == {"all_1e-2", "other"}
     assert head.split()[-1].endswith("shift")  # what differs in the data stands last
     several = [read_run(each) for each in (*folders, other)]
-    assert "None is called the best" in verdict(several, ["a", "b", "c"])
-    assert verdict(several[:2], ["a", "b"]).startswith("Best by val loss: b, ")
+    assert conclusion(several, ["a", "b", "c"])[0][0].startswith("Only runs with the same best.metric")
+    assert conclusion(several[:2], ["a", "b"])[0][0].startswith("best by loss: b, ")
 
 
 def test_failed_starts_are_kept_apart_and_can_be_removed(

@@ -7,7 +7,6 @@ results. `val` are the results of the best validation, `eval` those of the last 
 import argparse
 import csv
 import json
-import shlex
 import shutil
 import sys
 from collections import Counter
@@ -152,20 +151,6 @@ def write_csv(rows: Sequence[Row]) -> None:
         writer.writerow({name: json.dumps(each) if isinstance(each, list) else each for name, each in values.items()})
 
 
-def conclusion(rows: Sequence[Row]) -> str:
-    """Which run is best, by what, and how to evaluate it; for each metric and each validation data on their own."""
-    names, groups, lines = {id(row.run): row.name for row in rows}, compare.ranked(row.run for row in rows), []
-    for (metric, data), (run, *_) in groups.items():
-        best, file = run.best or {}, RunPaths(run.path).checkpoints / "best.pt"
-        by = f"{metric} on {data}" if len({each[1] for each in groups}) > 1 else metric
-        text = f"best by {by}: {names[id(run)]}, {number(best['value']).strip()} at step {best['step']}"
-        command = f"\n  python evaluate.py --model_pt {shlex.quote(place(file))}"
-        lines.append(text + (command if file.is_file() else "; its best.pt is gone"))
-    if len(lines) > 1:
-        lines.insert(0, "Only runs with the same best.metric and the same validation data are ranked together.")
-    return "\n".join(lines) or "No run has a best validation yet."
-
-
 def remove(runs: Sequence[RunFiles], *, is_sure: bool) -> None:
     """List the folders of failed starts, ask, and delete them. One that is in use, or was started again, stays."""
     print(*(f"{place(run.path)}: {run.reason}" for run in runs), sep="\n")
@@ -205,7 +190,9 @@ def main(argv: list[str]) -> int:
         write_csv(rows)
     elif rows:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print(table(rows, width), conclusion(rows), sep="\n")
+        found = compare.conclusion([row.run for row in rows], [row.name for row in rows])
+        lines = [f"{text}\n  {command}" if command else text for text, command in found]
+        print(table(rows, width), *(lines or ["No run has a best validation yet."]), sep="\n")
     if left_out:
         count = f"{len(left_out)} start{'s' * (len(left_out) > 1)}"
         text = f"{count} that failed before the first step: see --failed, or delete with --remove-failed"

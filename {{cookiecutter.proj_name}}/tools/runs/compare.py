@@ -6,6 +6,7 @@ Imports no PyTorch, so that a table of runs appears at once.
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
+from common.base.text import number
 from common.config import nearest
-from common.config.problem import ABSENT
+from common.config.problem import ABSENT, place
 from common.config.source import read_file
 from common.run.paths import PROJECT, RunPaths
 from tools.runs.read import RunFiles, leaves, read_run
@@ -114,7 +116,7 @@ def _mode_by_class(run: RunFiles, name: str) -> str:
     if "loss" in parts or any(key.split(".")[1] in parts for key in run.config if key.startswith("loss.")):
         return "min"
     from common.evaluation.best_mode import which_are_better  # imports PyTorch
-    import custom.metric  # noqa: F401 - fills the registry
+    import custom  # noqa: F401 - says where the classes are
 
     metrics = {key.split(".")[1] for key in run.config if key.startswith("metric.")}
     kinds = {metric: {"type": run.config.get(f"metric.{metric}.type", metric)} for metric in metrics}
@@ -144,6 +146,21 @@ def ranked(runs: Iterable[RunFiles]) -> dict[tuple[str, str], list[RunFiles]]:
             value = run.best["value"] * (-1 if mode(run) == "max" else 1)
             groups.setdefault(ranking(run), []).append((value, run))
     return {what: [run for _, run in sorted(group, key=lambda each: each[0])] for what, group in groups.items()}
+
+
+def conclusion(runs: Sequence[RunFiles], names: Sequence[str]) -> list[tuple[str, str]]:
+    """Which run is best, by what, and the command that evaluates it, for each metric and each validation data."""
+    lines, groups = [], ranked(runs)
+    for (metric, data), (run, *_) in groups.items():
+        best, file = run.best or {}, RunPaths(run.path).checkpoints / "best.pt"
+        by = f"{metric} on {data}" if len({each[1] for each in groups}) > 1 else metric
+        name = names[[each is run for each in runs].index(True)]
+        text = f"best by {by}: {name}, {number(best['value']).strip()} at step {best['step']}"
+        command = f"python evaluate.py --model_pt {shlex.quote(place(file))}" if file.is_file() else ""
+        lines.append((text if command else f"{text}; its best.pt is gone", command))
+    if len(lines) > 1:
+        lines.insert(0, ("Only runs with the same best.metric and the same validation data are ranked together.", ""))
+    return lines
 
 
 def is_failed_start(run: RunFiles) -> bool:

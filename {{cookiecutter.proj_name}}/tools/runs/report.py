@@ -50,7 +50,7 @@ def report(runs: Sequence[RunFiles]) -> str:
     """The page of one run, or of several side by side."""
     pages = Environment(loader=FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pages.filters |= {"number": lambda value: number(value).strip(), "tick": _tick, "shown": compare.shown}
-    parts = (attempts, cards, charts, charts_of_all, environment, pictures, results, results_of_all, verdict, warnings)
+    parts = (attempts, cards, charts, charts_of_all, environment, pictures, results, results_of_all, rows_of, warnings)
     pages.globals |= {part.__name__: part for part in parts} | {"compare": compare, "dump": dump}
     return pages.get_template("page.html.jinja").render(runs=runs, names=names_of(runs), colours=_COLOURS)
 
@@ -59,17 +59,6 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
     """Names that tell the runs apart: their paths where two have the same."""
     names = [run.name for run in runs]
     return [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
-
-
-def verdict(runs: Sequence[RunFiles], names: Sequence[str]) -> str:
-    """Which run is best, or why that cannot be said."""
-    groups = compare.ranked(runs)
-    if len(groups) != 1:
-        text = f"None is called the best: they were ranked by different things ({'; '.join(map(' on '.join, groups))})."
-        return text if groups else "No run has a best validation yet."
-    (((metric, _), (first, *_)),) = groups.items()
-    best, name = first.best or {}, names[[run is first for run in runs].index(True)]
-    return f"Best by val {metric}: {name}, {number(best['value']).strip()} at step {best['step']:,}."
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -91,28 +80,34 @@ def cards(run: RunFiles) -> Iterator[tuple[str, float, str]]:
 
 def results(run: RunFiles) -> dict[str, Mapping[str, float]]:
     """Columns of values: last of training, best and last of validation, last of evaluation, those of evaluate.py."""
-    columns: dict[str, Mapping[str, float]] = {}
-    if "train" in run.last:
-        columns["train, last"] = {name: value for name, value in run.last["train"].items() if not _is_setting(name)}
+    train = {name: value for name, value in run.last.get("train", {}).items() if not _is_setting(name)}
+    columns: dict[str, Mapping[str, float]] = {"train, last": train}
     if run.best:
         columns[f"val, best (step {run.best['step']:,})"] = run.measured("val")[run.best["step"]]
     for event in ("val", "eval"):
-        if event in run.last:
-            columns[f"{event}, last (step {max(run.measured(event)):,})"] = run.last[event]
-    return columns | compare.evaluations(run)
+        columns[f"{event}, last (step {max(run.measured(event), default=0):,})"] = run.last.get(event, {})
+    return {name: values for name, values in columns.items() if values} | compare.evaluations(run)
 
 
-def results_of_all(runs: Sequence[RunFiles]) -> Iterator[tuple[str, list[float | None], float | None]]:
-    """Rows of (name, value of each run, the best of them); without a best one for runs on other validation data."""
-    found, same = [compare.results(run) for run in runs], compare.twins(runs)
-    is_alike = len({compare.ranking(run)[1] for run in runs}) == 1
-    for name in dict.fromkeys(name for values in found for name in values):
-        metric = name.partition(".")[2]
-        if metric not in same:
-            values = [each.get(name) for each in found]
-            known = [value for value in values if is_alike and value is not None and value == value]
-            choose = max if known and compare.mode(runs[0], metric) == "max" else min
-            yield name.replace(".", " ", 1), values, choose(known) if len(known) > 1 else None
+def results_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Mapping[str, float]]:
+    """A column of values for each run, without losses that are there twice."""
+    same, columns = compare.twins(runs), dict[str, Mapping[str, float]]()
+    for name, run in zip(names, runs, strict=True):
+        found = compare.results(run).items()
+        columns[name] = {key.replace(".", " ", 1): each for key, each in found if key.partition(".")[2] not in same}
+    return columns
+
+
+def rows_of(
+    runs: Sequence[RunFiles], columns: Mapping[str, Mapping[str, float]]
+) -> Iterator[tuple[str, list[float | None], float | None]]:
+    """Rows of (name, value of each column, the best one): none is best in a single run, or on other validation data."""
+    is_alike = len(runs) > 1 and len({compare.ranking(run)[1] for run in runs}) == 1
+    for name in dict.fromkeys(name for values in columns.values() for name in values):
+        values = [each.get(name) for each in columns.values()]
+        known = [value for value in values if is_alike and value is not None and value == value]
+        choose = max if known and compare.mode(runs[0], name.partition(" ")[2]) == "max" else min
+        yield name, values, choose(known) if len(known) > 1 else None
 
 
 def attempts(run: RunFiles) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """A search with Optuna: it chooses the values of each trial, and ends those that are worse than most others."""
 
-import json
 import math
 import signal
 import warnings
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from common.base.errors import UserError
 from common.config.source import scalar
+from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
 from tools.sweep.runs import SweepFolder, Training
 from tools.sweep.space import Range, Space, Trial, run_name
@@ -123,9 +123,8 @@ def suggest(attempt: Any, key: str, values: list[str] | Range) -> str:
 
 def validations(run: RunPaths, metric: str) -> list[float]:
     """The values of a metric in the validations so far, in order."""
-    lines = run.metrics_file.read_text().splitlines() if run.metrics_file.exists() else []
-    entries = [json.loads(line) for line in lines if line.endswith("}")]  # the last line may be incomplete
-    return [float(each["values"][metric]) for each in entries if each["event"] == "val" and metric in each["values"]]
+    rows = read_metrics(run.metrics_file) if run.metrics_file.exists() else []
+    return [row["values"][metric] for row in rows if row["event"] == "val" and metric in row["values"]]
 
 
 def open_study(folder: SweepFolder, mode: str, options: Namespace) -> "Study":
