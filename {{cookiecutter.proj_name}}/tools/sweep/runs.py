@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen, run
 from typing import Any
 
 import torch
@@ -116,7 +116,7 @@ class SweepFolder:
     def show(self, advice: str = "; the same command tries them again") -> int:
         """Print the table of the runs. Returns the exit code: 1 if one did not finish."""
         if find_spec("tools.runs"):
-            subprocess.run([sys.executable, "-m", "tools.runs", str(self.root)], cwd=PROJECT, check=False)
+            run([sys.executable, "-m", "tools.runs", str(self.root)], cwd=PROJECT, check=False)
         failed = [trial for trial in self.trials if trial.state in ("failed", "stopped", "running")]
         for trial in failed:
             print(f"{trial.state}: {trial.name}: {trial.reason or 'see ' + str(self.run(trial).root)}")
@@ -139,17 +139,12 @@ class Training:
         self.output = folder.root / "output" / f"{trial.name}.txt"
         self.output.parent.mkdir(exist_ok=True)
         place = [f"--name={trial.name}", f"--dir.expr_dir={folder.root}", "--resume=auto"]
+        command = [sys.executable, str(PROJECT / "train.py"), *words, *trial.words, *place]
         threads = {"OMP_NUM_THREADS": str(max(1, available_cores() // jobs))} if jobs > 1 else {}  # else one per core
+        # In a session of its own: Ctrl-C reaches the sweep alone, which then stops its runs.
+        alone: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(die_with_parent, os.getpid())}
         with self.output.open("wb") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, str(PROJECT / "train.py"), *words, *trial.words, *place],
-                env=threads | os.environ,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its runs
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
+            self.process = Popen(command, env=threads | os.environ, stdin=DEVNULL, stdout=file, stderr=STDOUT, **alone)
         trial.state, trial.reason = "running", ""
 
     def end(self, folder: SweepFolder) -> None:

@@ -126,8 +126,7 @@ def open_study(folder: SweepFolder, mode: str, options: Namespace) -> Any:
     """The study of the folder. Raises `UserError` without Optuna."""
     try:
         import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
+        from optuna.storages import journal
     except ImportError as error:
         raise UserError(
             f"the search needs Optuna 4 ({error}): python -m pip install optuna\n"
@@ -135,13 +134,10 @@ def open_study(folder: SweepFolder, mode: str, options: Namespace) -> Any:
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    study = optuna.create_study(
-        storage=JournalStorage(JournalFileBackend(str(folder.root / "optuna.journal"))),
-        study_name=folder.root.name,
-        direction="minimize" if mode == "min" else "maximize",
-        pruner=optuna.pruners.NopPruner() if options.no_pruning else optuna.pruners.MedianPruner(options.startup),
-        load_if_exists=True,
-    )
+    storage = journal.JournalStorage(journal.JournalFileBackend(str(folder.root / "optuna.journal")))
+    pruner = optuna.pruners.NopPruner() if options.no_pruning else optuna.pruners.MedianPruner(options.startup)
+    about = {"study_name": folder.root.name, "direction": f"{mode}imize", "load_if_exists": True}
+    study = optuna.create_study(storage=storage, pruner=pruner, **about)
     # A continued search must not draw the same random numbers again.
     seed = options.seed + 7919 * len(study.trials)
     study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=options.jobs > 1)
