@@ -141,8 +141,8 @@ def read_model(trained: Trained) -> Model:
     """The model, with inputs for eight samples of the run's own data."""
     label, section = trained.section()
     split, _, name = label.partition(".")
-    config = replace(trained.config, worker=0)
-    loader = build_set(config, split, name, {**section, "eval_batch_size": 8}, trained.rank, trained.seed)
+    trained = replace(trained, config=replace(trained.config, worker=0))
+    loader = build_set(trained.config, split, name, {**section, "eval_batch_size": 8}, trained.rank, trained.seed)
     inputs, keys = inputs_of(trained, next(iter(loader)))
     return Model(trained, trained.task.model, inputs, keys)
 
@@ -224,13 +224,15 @@ def compare(model: Model, run: Run, tolerance: float) -> float:
 
 
 def quantize(model: Model, path: Path) -> None:
-    """Write the model with weights and activations of 8 bits, whose ranges are those in batches of training data."""
+    """Write the model with weights and activations of 8 bits, whose ranges are those in batches of training data.
+
+    Beside it remain two files that are only steps on the way.
+    """
     from onnxruntime.quantization import quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     trained = model.trained
-    config = replace(trained.config, worker=0)
-    stream = build_stream(config, trained.rank, trained.seed)
+    stream = build_stream(trained.config, trained.rank, trained.seed)
     steps = islice(stream.epoch(Position(epoch_size=stream.epoch_size)), CALIBRATION)
     batches = (inputs_of(trained, batch)[0] for step in steps for batch in step.batches)
 
@@ -242,18 +244,17 @@ def quantize(model: Model, path: Path) -> None:
     write(model, "onnx", path.with_suffix(".float"))
     quant_pre_process(str(path.with_suffix(".float")), str(path.with_suffix(".prepared")))
     quantize_static(str(path.with_suffix(".prepared")), str(path), Reader(), per_channel=True)
-    for suffix in (".float", ".prepared"):
-        path.with_suffix(suffix).unlink()
 
 
 def measure(model: Model, run: Run) -> dict[str, list[float]]:
     """Each loss and metric on the data of validation: of the model itself, and of a program in its place."""
     trained = model.trained
-    config, split = replace(trained.config, worker=0), (trained.config.dataset.val and "val") or "eval"
-    sets = build_evaluation(config, split, trained.rank, trained.seed)
-    before = Evaluator(trained.task, trained.rank, trained.precision).run(sets).values
+    split = (trained.config.dataset.val and "val") or "eval"
+    sets = build_evaluation(trained.config, split, trained.rank, trained.seed)
+    evaluator = Evaluator(trained.task, trained.rank, trained.precision)
+    before = evaluator.run(sets).values
     model.replace(run)
-    after = Evaluator(trained.task, trained.rank, trained.precision).run(sets).values
+    after = evaluator.run(sets).values
     for name, value in before.items():
         print(f"  {name} on {split}: {value:.6g}, and {after[name]:.6g} with 8 bits ({after[name] - value:+.3g})")
     return {name: [value, after[name]] for name, value in before.items()}
@@ -264,13 +265,11 @@ def description(model: Model, form: str) -> dict[str, Any]:
     trained, config = model.trained, model.trained.config
 
     def shape(named: Tensors) -> dict[str, Any]:
-        return {
-            name: {"shape": ["batch", *value.shape[1:]], "dtype": str(value.dtype).removeprefix("torch.")}
-            for name, value in named.items()
-        }
+        dtypes = {name: str(value.dtype).removeprefix("torch.") for name, value in named.items()}
+        return {name: {"shape": ["batch", *value.shape[1:]], "dtype": dtypes[name]} for name, value in named.items()}
 
     section = dict(trained.section()[1])
-    scales = [each for each in section.get("transforms") or () if each["type"] == "Normalize"]
+    scales = [each for each in section.get("transforms") or () if each["type"] == "Normalize"] or [{}]
     return {
         "format": form,
         "checkpoint": str(trained.path),
@@ -282,8 +281,8 @@ def description(model: Model, form: str) -> dict[str, Any]:
         "classes": list(trained.task.classes),
         "inputs": {name: {**each, "key": model.keys[name]} for name, each in shape(model.inputs).items()},
         "outputs": shape(model.outputs(model.inputs)),
-        "mean": scales[0]["mean"] if scales else None,
-        "std": scales[0]["std"] if scales else None,
+        "mean": scales[0].get("mean"),
+        "std": scales[0].get("std"),
         "dataset": section,
     }
 

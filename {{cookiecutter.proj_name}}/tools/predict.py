@@ -83,15 +83,12 @@ class Predictor:
 
     def loader(self, files: Sequence[Any]) -> EvaluationLoader:
         """Batches of files in their order, see `Samples`: prepared as the data of the run, read by its workers."""
-        split, section = self.trained.section()
-        config, dataset = self.trained.config, build_files(section, split, files)
+        trained, (split, section) = self.trained, self.trained.section()
+        config, dataset = trained.config, build_files(section, split, files)
+        samples = Samples(dataset, find_collate(dataset, config.loader.collate))
+        size, loader = section.get("eval_batch_size", config.batch_size), replace(config.loader, collate=None)
         return EvaluationLoader(
-            Samples(dataset, find_collate(dataset, config.loader.collate)),
-            replace(config.loader, collate=None),
-            batch_size=section.get("eval_batch_size", config.batch_size),
-            worker=config.worker,
-            rank=self.trained.rank,
-            seed=self.trained.seed,
+            samples, loader, batch_size=size, worker=config.worker, rank=trained.rank, seed=trained.seed
         )
 
     @torch.no_grad()

@@ -4,6 +4,7 @@ If configs/default.yaml was edited by hand, it is left as it is and the differen
 Editors complete keys and underline mistakes by the schema.
 """
 
+import argparse
 import difflib
 import hashlib
 import inspect
@@ -173,13 +174,15 @@ def _section(entries: Mapping[str, Rule], own: Rule) -> Rule:
     return {"if": {"type": "string"}, "then": name, "else": section}
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
     """Write the files. Returns the exit code: 1 if an edited file was left as it is."""
-    code = 0
+    parser = argparse.ArgumentParser("python -m tools.schema", description=__doc__.partition(":")[0])
+    parser.add_argument("--force", action="store_true", help="overwrite a default.yaml that was edited by hand")
+    force, code = parser.parse_args(argv).force, 0
     for name, text in files().items():
         path = PROJECT / name
         old = path.read_text() if path.exists() else text
-        if name.endswith(".yaml") and is_edited(old) and "--force" not in sys.argv:
+        if name.endswith(".yaml") and is_edited(old) and not force:
             print("".join(difflib.unified_diff(old.splitlines(True), text.splitlines(True), name, "from the classes")))
             print(_EDITED.format(name), file=sys.stderr)
             code = 1
@@ -190,4 +193,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

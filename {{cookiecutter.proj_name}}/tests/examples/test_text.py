@@ -1,19 +1,15 @@
 """Sentences of different lengths: every word counts equally, however they are batched."""
 
-import io
-import json
 import random
 from collections import Counter
-from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
 
 from common.base.errors import UserError
 from common.task import Task
-import predict
-from examples.text.data import GOOD, Reviews, review
+from cli.trained import load_trained
+from examples.text.data import GOOD, WORDS, Reviews, review
 from examples.text.task import NextWordTask
 from tests.conftest import Runs, metrics
 from tests.examples.runs import distance, trained
@@ -87,33 +83,16 @@ def test_the_next_word_is_learnt(runs: Runs) -> None:
     assert metrics(trained(runs, EXAMPLE), "val")[-1]["values"]["loss"] < 1.5
 
 
-def test_lines_of_text(
-    runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The example: a sample per line, of files, folders and the standard input; each row has its place and its text."""
-    few = "reviews: 64}"
-    folder = trained(runs, "text/config", "--dataset.train", f"{{type: examples.text.data.Reviews, {few}", name="text")
-    lines = ["The music was lovely.", "", "the hotel was pizza", "I think the film was not very good, but..."]
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_bytes("\r\n".join(lines).encode("utf-8-sig"))
-    (tmp_path / "in" / "b.md").write_text("no text of ours")
-    nested = "{type: Subset, first: 1, set: {type: examples.text.data.Reviews, reviews: 4}}"
-    words = ["--model_pt", str(folder), "--skip_unreadable", "--worker", "1", "--dataset.eval", nested]
-    assert predict.main([*words, "--input", str(tmp_path / "in")]) == 0
-    rows = [json.loads(line) for line in (folder / "predict" / "predictions.jsonl").read_text().splitlines()]
-    assert [(row["file"], row["text"]) for row in rows] == [(f"{tmp_path}/in/a.txt:{n}", lines[n - 1]) for n in (1, 4)]
-    assert all(row["class"] in ("negative", "positive") and 0.5 <= row["probability"] <= 1 for row in rows)
-    shown = capfd.readouterr()
-    assert f"{tmp_path}/in/a.txt:3: unknown words: pizza" in shown.err and "text The music was lovely." in shown.out
-    for data, said in (
-        (b"the plot was good\n", None),
-        (b"\xff\xfe", "--input: - is not text in UTF-8"),
-        (b"\n", "no line that"),
-    ):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-        with pytest.raises(UserError, match=said) if said else nullcontext():
-            assert predict.main([*words, "--input", "-"]) == 0
-    assert "-:1  text the plot was good  class" in capfd.readouterr().out
-    word = trained(runs, "text/next_word", "--dataset.train", f"{{type: examples.text.data.Reviews, {few}", name="next")
-    (tmp_path / "b.txt").write_text("the music was\n")
-    assert predict.Predictor(word)([tmp_path / "b.txt"])[0].keys() == {"file", "text", "next"}
+@pytest.mark.parametrize("example", ["text/config", "text/next_word"])
+def test_what_a_person_wrote(runs: Runs, example: str) -> None:
+    """As predict.py asks for it: a line of text is prepared like a review, and the task describes its output."""
+    folder = trained(runs, example, "--dataset.train", "{type: examples.text.data.Reviews, reviews: 64}")
+    task = load_trained(folder).task
+    sample = Reviews.from_files(["I think the film was not very good, but..."])[0]
+    assert " ".join(WORDS[number] for number in sample["words"]) == "<start> i think the film was not very good but"
+    batch = Reviews.collate([sample])
+    with torch.no_grad():
+        (row,) = task.describe(task.post_process(task.output(batch), batch), batch)
+    assert row.keys() == ({"next"} if "next" in example else {"class", "probability"})
+    with pytest.raises(UserError, match="unknown words: pizza"):
+        Reviews.from_files(["the hotel was pizza"])[0]

@@ -1,10 +1,12 @@
 """predict.py and its Python door: what is read, how it is prepared, what is written, and what is refused."""
 
 import csv
+import io
 import json
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +192,7 @@ class Numbers:
         self.rows = torch.rand(64, 3).tolist()
 
     @classmethod
-    def from_files(cls, files: Sequence[Path], **_: Any) -> list[dict[str, Tensor]]:
+    def from_files(cls, files: Sequence[Any], **_: Any) -> Any:
         return [{"x": torch.tensor([float(word) for word in Path(file).read_text().split()])} for file in files]
 
     def __len__(self) -> int:
@@ -235,3 +237,55 @@ def test_any_task_predicts(runs: Runs, tmp_path: Path) -> None:
     assert row["sum"] == pytest.approx(float(model["weight"] @ torch.tensor([1.0, 2.0, 3.0]) + model["bias"]))
     with pytest.raises(UserError, match=r"WideTask needs a method describe\(output, batch\)"):
         Predictor(folder, "--task", f"{{type: {here}.WideTask}}")([tmp_path / "a.txt"])
+
+
+class Sums(Numbers):
+    """Three numbers in a line of text."""
+
+    lines = True
+    suffixes = frozenset({".txt"})
+
+    @classmethod
+    def from_files(cls, files: Sequence[Any], **_: Any) -> Any:
+        return Written(files)
+
+
+class Written:
+    """Lines that a person wrote: one without numbers is an error, of that line alone."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        words = self.texts[index].split()
+        if wrong := [word for word in words if not word.isdigit()]:
+            raise UserError(f"no numbers: {wrong[0]}")
+        return {"x": torch.tensor([float(word) for word in words])}
+
+
+def test_lines_of_text(
+    runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample per line, of files, folders and the standard input; each row has its place and its text."""
+    here = "tests.tools.test_predict"
+    words = ["--task", f"{{type: {here}.SumTask}}", "--model", f"{{type: {here}.Wide}}", "--metric", "{$REPLACE: true}"]
+    words += ["--loss", "{$REPLACE: true, mse: {type: torch.nn.MSELoss, inputs: {input: output.sum, target: batch.y}}}"]
+    folder = runs.train(*words, *(f"--dataset.{split}={{type: {here}.Sums}}" for split in ("train", "val", "eval")))
+    lines = ["1 2 3", "", "1 2 pizza", "0 0 1"]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes("\r\n".join(lines).encode("utf-8-sig"))
+    (tmp_path / "in" / "b.md").write_text("no text of ours")
+    command = ["--model_pt", str(folder), "--skip_unreadable", "--worker", "1", "--input"]
+    assert predict.main([*command, str(tmp_path / "in")]) == 0
+    rows = [json.loads(line) for line in (folder / "predict" / "predictions.jsonl").read_text().splitlines()]
+    assert [(row["file"], row["text"]) for row in rows] == [(f"{tmp_path}/in/a.txt:{n}", lines[n - 1]) for n in (1, 4)]
+    shown = capfd.readouterr()
+    assert f"{tmp_path}/in/a.txt:3: no numbers: pizza" in shown.err and "text 1 2 3" in shown.out
+    for data, said in ((b"4 5 6\n", None), (b"\xff\xfe", "--input: - is not text in UTF-8"), (b"\n", "no line that")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        with pytest.raises(UserError, match=said) if said else nullcontext():
+            assert predict.main([*command, "-"]) == 0
+    assert "-:1  text 4 5 6  sum" in capfd.readouterr().out

@@ -122,7 +122,7 @@ class Study:
 
 def test_a_search_ends_trials_that_are_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And keeps the best validation of the others. The template's tests search with the real Optuna."""
-    states = {"PRUNED": "pruned", "FAIL": "failed"}
+    states = SimpleNamespace(PRUNED="pruned", FAIL="failed")
     monkeypatch.setitem(sys.modules, "optuna.trial", SimpleNamespace(Trial=None, TrialState=states))
     folder: Any = SimpleNamespace(trials=[], run=lambda trial: RunPaths(tmp_path / trial.name))
     config: Any = SimpleNamespace(best=SimpleNamespace(metric="loss"), best_mode="min")

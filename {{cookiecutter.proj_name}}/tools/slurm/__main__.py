@@ -1,26 +1,38 @@
 """Prepare a Slurm job, for scripts/slurm.sh: python -m tools.slurm [OPTION ...] -- --config FILE ...
 
-Checks the config, copies the code, and prints three lines: the run's folder, the job's folder, and the number of GPUs
-per node. scripts/slurm.sh then queues the job.
+Checks the config, and puts it and a copy of the code in the job's own folder, `experiments/.jobs/<name>/<time>`, so
+that later edits do not change the job. The run's folder is not touched: an earlier run of that name stays there until
+the job trains. Prints three lines: the run's folder, the job's folder, and the number of GPUs per node.
 """
 
 import argparse
 import json
+import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from common.base.errors import UserError
-from common.config import Resolved, option_value
+from common.base.files import unused, write_text
+from common.checkpoint import weights_path
+from common.config import Resolved, dump, option_value
 from common.config.registry import REGISTRIES
+from common.distributed.devices import GpuIds
 from common.failure.program import reported
 from common.monitor.log import setup_log
-from common.run.paths import PROJECT, RunPaths
+from common.run.folder import check_stays
+from common.run.lock import FolderLock
+from common.run.paths import PROJECT, DirConfig, RunPaths, data_dir
 from cli.command_line import parse
 from cli.stored_config import stored_config
-from tools.slurm.submission import array_tasks, frozen, gpus_per_node, job_folder, prepare
+from tools.slurm.snapshot import snapshot
 from custom.config import Config
 
+_TASK = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
 _TASK_WORD = "%a"  # sbatch's placeholder for the task's number in file names
 
 
@@ -36,6 +48,7 @@ def main(argv: list[str]) -> int:
         tasks = array_tasks(options.array)
         resolved = {task: resolve([word.replace(_TASK_WORD, str(task)) for word in words]) for task in tasks}
     folder, gpu_ids = common_folder(resolved), next(iter(resolved.values())).config.gpu_ids
+    jobs = folder.root.parent / ".jobs" / folder.name
     gpus = gpus_per_node(gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
     names = {task: f"task_{task}" for task in resolved}
     if options.names:
@@ -46,10 +59,11 @@ def main(argv: list[str]) -> int:
     values = {}
     for task, each in resolved.items():
         run = folder if task is None else RunPaths(folder.root / names[task])
-        values[task] = frozen(each.values, run, PROJECT, gpus)
-    job = job_folder(folder)
+        values[task] = freeze_config(each.values, run, gpus)
+    job = unused(jobs / f"{datetime.now():%Y%m%d-%H%M%S}")
     if not options.dry_run:
-        prepare(job, values, folder, PROJECT)
+        check_unused(folder, jobs)
+        prepare(job, values, folder)
     print(folder.root, job, gpus, sep="\n")
     return 0
 
@@ -81,6 +95,113 @@ def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
             f" --dir.expr_dir gives {', '.join(map(str, list(roots)[:3]))}; leave %a out of it"
         )
     return RunPaths(Path(*roots))
+
+
+def array_tasks(text: str) -> list[int]:
+    """The numbers in Slurm's `--array` notation: `0-4`, `1,3,7-9:2`, and `0-99%4` for four at a time.
+
+    Raises:
+        UserError: `text` is not in that notation.
+    """
+    numbers = set[int]()
+    for part in re.sub(r"%[1-9]\d*$", "", text).split(","):
+        match = _TASK.fullmatch(part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise UserError(f"--slurm.array: {text!r} is not a list of tasks; write 0-4, 1,3,5 or 0-99%4 (4 at a time)")
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
+    return sorted(numbers)
+
+
+def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
+    """Number of GPUs the job requests on each node: `asked`, else the number of the config's `gpu_ids`.
+
+    Args:
+        typed: `gpu_ids` is on the command line, not only in a file.
+
+    Raises:
+        UserError: the two contradict each other on the command line, or neither gives a number.
+    """
+    if isinstance(gpu_ids, str):  # all, mps
+        if not asked:
+            raise UserError(
+                f"gpu_ids: {gpu_ids} does not say how many GPUs to ask Slurm for; add --slurm.gpus N, for each node"
+            )
+        return asked
+    wanted = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
+    count = 0 if wanted == [-1] else len(wanted)
+    if typed and asked not in (None, count):
+        raise UserError(f"--gpu_ids has {count} GPU(s) per node, but --slurm.gpus is {asked}; leave one of them out")
+    return count if asked is None else asked
+
+
+def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[str, Any]:
+    """A config's values, adapted to the copy of the code (another project root) and to the cluster's nodes.
+
+    Other relative paths are kept: the job runs in the project's folder, like the command that submits it.
+
+    Raises:
+        UserError: a new run would start from weights of the run whose folder it takes.
+    """
+    init_path = weights_path(values["init_from"]["path"], PROJECT)
+    if values["progress"]["start_epoch"] == 0 or not run.contains(values["resume"]):
+        check_stays({"resume": values["resume"], "init_from.path": init_path}, run)
+    eval_dir = values["dir"]["eval_dir"]
+    return {
+        **values,
+        "name": run.name,
+        "dir": {
+            "expr_dir": str(run.root.parent),
+            "data_dir": str(data_dir(DirConfig(**values["dir"]), PROJECT)),
+            "eval_dir": None if eval_dir is None else str(PROJECT / Path(eval_dir).expanduser()),
+        },
+        "init_from": {**values["init_from"], "path": init_path},
+        "gpu_ids": list(range(gpus)) if gpus else -1,
+        "dist": {**values["dist"], "processes": None, "launcher": "auto"},  # srun starts them
+    }
+
+
+def prepare(job: Path, configs: Mapping[int | None, Mapping[str, Any]], folder: RunPaths) -> None:
+    """Put the code and the configurations in the folder `job`.
+
+    Args:
+        configs: frozen values by task; a single entry, for None, without an array.
+        folder: of the run, or of the array.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    data = Path(next(iter(configs.values()))["dir"]["data_dir"])
+    try:
+        folder.root.parent.mkdir(exist_ok=True)
+        snapshot(PROJECT, job / "code", [folder.root.parent, data, PROJECT / "experiments", PROJECT / "data"])
+        for task, values in configs.items():
+            file = job / ("config.yaml" if task is None else f"config_{task}.yaml")
+            if task is not None:
+                write_text(job / f"run_{task}", f"{values['dir']['expr_dir']}/{values['name']}")
+            write_text(file, f"# Frozen when the run {folder.name!r} was submitted.\n{dump(dict(values))}")
+    except OSError as error:
+        shutil.rmtree(job, ignore_errors=True)
+        raise UserError(f"{job} cannot be written: {error}; choose another place with --dir.expr_dir") from error
+
+
+def check_unused(folder: RunPaths, jobs: Path) -> None:
+    """Reject a run in use by a process, or by a queued or running job, whose folder is in `jobs`.
+
+    Raises:
+        UserError: with the process or job, and how to stop it.
+    """
+    command = ["squeue", "--noheader", "--format=%F %T %Z"]  # job, state, working directory
+    if shutil.which("squeue") is not None:
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        for job, state, place in (line.split(" ", 2) for line in listed.splitlines()):
+            if Path(place).parent == jobs:
+                raise UserError(
+                    f"{folder.root} belongs to job {job}, which is {state}; wait for it, stop it (scancel {job}),"
+                    " or give this run another --name"
+                )
+    for lock in (folder.lock_file, *folder.root.glob("*/run.lock")):
+        if lock.exists():
+            FolderLock.take(lock).release()  # raises an error if it is in use
 
 
 if __name__ == "__main__":

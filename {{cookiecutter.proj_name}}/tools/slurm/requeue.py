@@ -23,7 +23,7 @@ MAX_IDLE_RESTARTS = 3  # in a row without a newer checkpoint; another would get 
 _REQUEUE_SIGNALS = ("SIGUSR1", "SIGUSR2")
 _KILLED_BY_THEM = (128 + 10, 128 + 12)  # the signal arrived before Python could handle it
 _TERMINATED = 128 + 15
-_RETRY_AFTER_S = (2.0, 10.0)  # a busy controller may refuse at first
+_PAUSES_S = (0.0, 2.0, 10.0)  # before each attempt: a busy controller may refuse at first
 _REQUEST_TIMEOUT_S = 60.0
 
 
@@ -87,18 +87,14 @@ def is_preempted(job: str) -> bool:
 
 def _requeue(why: str) -> int:
     job = job_id()
-    is_queued, answer = _scontrol("requeue", job)
-    for pause_s in _RETRY_AFTER_S:
-        if not is_queued:
-            time.sleep(pause_s)
-            is_queued, answer = _scontrol("requeue", job)
-    if is_queued:
-        _say(f"{why}; job {job} is queued again and continues from there")
-    else:
-        _say(
-            f"{why}, and everything is saved, but job {job} could not be queued again: {answer}\n"
-            "  continue with:  sh scripts/slurm.sh ... --resume auto"
-        )
+    for pause_s in _PAUSES_S:
+        time.sleep(pause_s)
+        is_queued, answer = _scontrol("requeue", job)
+        if is_queued:
+            _say(f"{why}; job {job} is queued again and continues from there")
+            return EXIT_REQUEUE
+    _say(f"{why}, and everything is saved, but job {job} could not be queued again: {answer}")
+    _say("continue with:  sh scripts/slurm.sh ... --resume auto")
     return EXIT_REQUEUE
 
 

@@ -50,10 +50,10 @@ def read_command(argv: Sequence[str]) -> argparse.Namespace:
     options, rest = parser.parse_known_args(argv)
     slurm, options.words = split_words(rest, "--slurm.")
     options.slurm = slurm if slurm or options.slurm else None
-    given = [kind for kind in ("random", "space") + ("grid",) * (not options.optuna) if getattr(options, kind)]
-    if len(given) != 1:
-        grid_too = "" if options.optuna else "--grid KEY=A,B, "
-        raise UserError(f"which values? Give one of {grid_too}--random KEY=RANGE, --space FILE. A range is {SPEC}")
+    given = [kind for kind in ("grid", "random", "space") if getattr(options, kind)]
+    if len(given) != 1 or (options.optuna and options.grid):
+        choices = "" if options.optuna else "--grid KEY=A,B, "
+        raise UserError(f"which values? Give one of {choices}--random KEY=RANGE, --space FILE. A range is {SPEC}")
     options.kind, numbers = given[0], dict[str, int]()
     if options.space:
         options.kind, options.values, numbers = read_space_file(options.space)
@@ -90,31 +90,29 @@ def read_config(options: argparse.Namespace, *words: str) -> Resolved[Config]:
     return parse(Config, words, prog="tools.sweep", registries=REGISTRIES, debug_overlay=debug)
 
 
-def check_trials(options: argparse.Namespace, trials: Sequence[Trial]) -> None:
-    """Read the config of every trial. Raises `ConfigError` with the problems of all of them, each once."""
-    for key in trials[0].values:
-        if (value := option_value(options.words, f"--{key}")) is not None:
-            raise UserError(f"{key} is among the values to try, and also set for all runs (--{key} {value}); keep one")
-    problems: dict[str, Problem] = {}
-    for trial in trials:
-        try:
-            read_config(options, *trial.words, f"--name={trial.name}", "--resume=auto")
-        except ConfigError as error:
-            problems |= {str(problem): problem for problem in error.problems}
-    if problems:
-        raise ConfigError(list(problems.values()))
-
-
 def plan(options: argparse.Namespace) -> list[Trial]:
-    """The trials of a sweep; of a search, some with every choice and both ends of ranges. Raises `UserError`."""
+    """The trials of a sweep; of a search, some with every choice and both ends of ranges.
+
+    Raises:
+        UserError: a key is also set for all runs.
+        ConfigError: with the problems of the configs of all trials, each once.
+    """
     if options.optuna:
         values = corners(options.values)
     else:
         values = grid(options.values) if options.kind == "grid" else draw(options.values, options.trials, options.seed)
-    trials: list[Trial] = []
+    for key in options.values:
+        if (value := option_value(options.words, f"--{key}")) is not None:
+            raise UserError(f"{key} is among the values to try, and also set for all runs (--{key} {value}); keep one")
+    trials, problems = list[Trial](), dict[str, Problem]()
     for each in values:
         trials.append(Trial(run_name(each, [trial.name for trial in trials]), each))
-    check_trials(options, trials)
+        try:
+            read_config(options, *trials[-1].words, f"--name={trials[-1].name}", "--resume=auto")
+        except ConfigError as error:
+            problems |= {str(problem): problem for problem in error.problems}
+    if problems:
+        raise ConfigError(list(problems.values()))
     return trials
 
 

@@ -4,14 +4,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen, run
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.base.process import available_cores, die_with_parent
-from common.checkpoint.fingerprint import changes
+from common.checkpoint.fingerprint import Change, changes
 from common.run.lock import FolderLock
 from common.run.paths import PROJECT, RunPaths
 from common.run.status import read_status
@@ -79,12 +80,13 @@ class SweepFolder:
     def _check_same(self, old: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         new = self._about["space"]
         swept = dict.fromkeys([*old, *new])
-        found = [(key, old.get(key, "absent"), new.get(key, "absent")) for key in swept if old.get(key) != new.get(key)]
+        found = [
+            Change(key, old.get(key, "absent"), new.get(key, "absent")) for key in swept if old.get(key) != new.get(key)
+        ]
         free = (*_FREE, *swept, *(f"{key}.*" for key in swept))
-        differing = changes(config, self._about["config"], Config())
-        found += [(change.key, change.old, change.new) for change in differing if not change.matches(free)]
+        found += [each for each in changes(config, self._about["config"], Config()) if not each.matches(free)]
         if found:
-            shown = "\n".join(f"  {key}: {before} in the folder, {after} now" for key, before, after in found)
+            shown = "\n".join(f"  {each.key}: {each.old} in the folder, {each.new} now" for each in found)
             raise UserError(
                 f"{self.root} holds a sweep of the same name that differs from this one:\n{shown}\n"
                 "give this sweep another --name, or use the values of the first to continue it"
@@ -113,7 +115,8 @@ class SweepFolder:
 
     def show(self, advice: str = "; the same command tries them again") -> int:
         """Print the table of the runs. Returns the exit code: 1 if one did not finish."""
-        subprocess.run([sys.executable, "-m", "tools.runs", str(self.root)], cwd=PROJECT, check=False)
+        if find_spec("tools.runs"):
+            run([sys.executable, "-m", "tools.runs", str(self.root)], cwd=PROJECT, check=False)
         failed = [trial for trial in self.trials if trial.state in ("failed", "stopped", "running")]
         for trial in failed:
             print(f"{trial.state}: {trial.name}: {trial.reason or 'see ' + str(self.run(trial).root)}")
@@ -122,37 +125,27 @@ class SweepFolder:
         return 1 if failed else 0
 
 
-@dataclass
 class Training:
-    """A running `train.py` of a trial. What it prints goes to the file `output`."""
+    """A running `train.py` of a trial, which it starts or resumes. What it prints goes to the file `output`.
 
-    trial: Trial
-    process: subprocess.Popen[bytes]
-    output: Path
-    started: float = field(default_factory=time.time)
+    Args:
+        words: settings of all runs.
+        jobs: how many train at a time.
+    """
 
-    @classmethod
-    def start(cls, folder: SweepFolder, trial: Trial, words: Sequence[str], jobs: int) -> "Training":
-        """Start or resume the run of a trial."""
+    def __init__(self, folder: SweepFolder, trial: Trial, words: Sequence[str], jobs: int) -> None:
         folder.clear(trial)
-        output = folder.root / "output" / f"{trial.name}.txt"
-        output.parent.mkdir(exist_ok=True)
+        self.trial, self.started = trial, time.time()
+        self.output = folder.root / "output" / f"{trial.name}.txt"
+        self.output.parent.mkdir(exist_ok=True)
         place = [f"--name={trial.name}", f"--dir.expr_dir={folder.root}", "--resume=auto"]
-        environment = dict(os.environ)
-        if jobs > 1:  # else each would start a thread per core
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // jobs)))
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, str(PROJECT / "train.py"), *words, *trial.words, *place],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches the sweep alone, which then stops its runs
-                preexec_fn=partial(die_with_parent, os.getpid()),
-            )
+        command = [sys.executable, str(PROJECT / "train.py"), *words, *trial.words, *place]
+        threads = {"OMP_NUM_THREADS": str(max(1, available_cores() // jobs))} if jobs > 1 else {}  # else one per core
+        # In a session of its own: Ctrl-C reaches the sweep alone, which then stops its runs.
+        alone: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(die_with_parent, os.getpid())}
+        with self.output.open("wb") as file:
+            self.process = Popen(command, env=threads | os.environ, stdin=DEVNULL, stdout=file, stderr=STDOUT, **alone)
         trial.state, trial.reason = "running", ""
-        return cls(trial, process, output)
 
     def end(self, folder: SweepFolder) -> None:
         """Record how the run ended, after its process has."""
@@ -192,7 +185,7 @@ def run_trials(
             for slot in [slot for slot in range(len(slots)) if slot not in running]:
                 if (trial := take()) is not None:
                     folder.say(trial, "started")
-                    running[slot] = Training.start(folder, trial, [*words, *slots[slot]], len(slots))
+                    running[slot] = Training(folder, trial, [*words, *slots[slot]], len(slots))
                     folder.write()
             if not running:
                 return True

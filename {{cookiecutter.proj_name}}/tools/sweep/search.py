@@ -4,7 +4,7 @@ import math
 import signal
 import warnings
 from argparse import Namespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.base.errors import UserError
 from common.config.source import scalar
@@ -14,9 +14,6 @@ from tools.sweep.runs import SweepFolder, Training
 from tools.sweep.space import Range, Space, Trial, run_name
 from custom.config import Config
 
-if TYPE_CHECKING:
-    from optuna import Study
-
 
 class Search:
     """An Optuna study whose trials are runs.
@@ -25,7 +22,7 @@ class Search:
         trials: the number of trials after which the search ends; failed and pruned ones count.
     """
 
-    def __init__(self, study: "Study", folder: SweepFolder, space: Space, config: Config, trials: int) -> None:
+    def __init__(self, study: Any, folder: SweepFolder, space: Space, config: Config, trials: int) -> None:
         self.study, self.folder, self.space, self.trials = study, folder, space, trials
         self.metric, self.mode = config.best.metric, config.best_mode
         self._live: dict[str, Any] = {}  # Optuna's trial, by the name of its run
@@ -38,19 +35,15 @@ class Search:
         self._unfinished = [each for each in study.get_trials() if not each.state.is_finished()]
         self._count, folder.total = len(started), trials
 
-    def _tell(self, number: int, state: str) -> None:
-        from optuna.trial import TrialState
-
-        self.study.tell(number, state=TrialState[state])
-
     def take(self) -> Trial | None:
         """The next trial: one that was interrupted, or a new one; None at the end."""
-        while self._unfinished:
-            from optuna.trial import Trial as Attempt
+        from optuna.trial import Trial as Attempt
+        from optuna.trial import TrialState
 
+        while self._unfinished:
             frozen = self._unfinished.pop(0)
             if "run" not in frozen.user_attrs:  # killed before its values were chosen
-                self._tell(frozen.number, "FAIL")
+                self.study.tell(frozen.number, state=TrialState.FAIL)
                 continue
             trial = next(each for each in self.folder.trials if each.name == frozen.user_attrs["run"])
             self._live[trial.name] = Attempt(self.study, frozen._trial_id)
@@ -94,15 +87,17 @@ class Search:
 
     def ended(self, training: Training) -> None:
         """Record in the study how a trial ended. One that was stopped by hand is resumed by the same command."""
+        from optuna.trial import TrialState
+
         trial, number = training.trial, self._live[training.trial.name].number
         values = [value for value in self.report(trial) if math.isfinite(value)]
         if trial.state == "finished" and values:
             self.study.tell(number, (min if self.mode == "min" else max)(values))
         elif trial.state == "pruned":
-            self._tell(number, "PRUNED")
+            self.study.tell(number, state=TrialState.PRUNED)
         elif trial.state != "stopped":
             trial.state, trial.reason = "failed", trial.reason or f"no validation has a finite value of {self.metric}"
-            self._tell(number, "FAIL")
+            self.study.tell(number, state=TrialState.FAIL)
 
     def best(self) -> str:
         """A line with the best trial so far; "" without."""
@@ -116,9 +111,8 @@ def suggest(attempt: Any, key: str, values: list[str] | Range) -> str:
     """The value that Optuna's sampler chooses for a key, as written on a command line."""
     if isinstance(values, list):
         return str(attempt.suggest_categorical(key, values))
-    if values.whole:
-        return str(attempt.suggest_int(key, int(values.low), int(values.high), log=values.log))
-    return repr(attempt.suggest_float(key, values.low, values.high, log=values.log))
+    draw, kind = (attempt.suggest_int, int) if values.whole else (attempt.suggest_float, float)
+    return repr(draw(key, kind(values.low), kind(values.high), log=values.log))
 
 
 def validations(run: RunPaths, metric: str) -> list[float]:
@@ -127,12 +121,11 @@ def validations(run: RunPaths, metric: str) -> list[float]:
     return [row["values"][metric] for row in rows if row["event"] == "val" and metric in row["values"]]
 
 
-def open_study(folder: SweepFolder, mode: str, options: Namespace) -> "Study":
+def open_study(folder: SweepFolder, mode: str, options: Namespace) -> Any:
     """The study of the folder. Raises `UserError` without Optuna."""
     try:
         import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
+        from optuna.storages import journal
     except ImportError as error:
         raise UserError(
             f"the search needs Optuna 4 ({error}): python -m pip install optuna\n"
@@ -140,13 +133,10 @@ def open_study(folder: SweepFolder, mode: str, options: Namespace) -> "Study":
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-    study = optuna.create_study(
-        storage=JournalStorage(JournalFileBackend(str(folder.root / "optuna.journal"))),
-        study_name=folder.root.name,
-        direction="minimize" if mode == "min" else "maximize",
-        pruner=optuna.pruners.NopPruner() if options.no_pruning else optuna.pruners.MedianPruner(options.startup),
-        load_if_exists=True,
-    )
+    storage = journal.JournalStorage(journal.JournalFileBackend(str(folder.root / "optuna.journal")))
+    pruner = optuna.pruners.NopPruner() if options.no_pruning else optuna.pruners.MedianPruner(options.startup)
+    about = {"study_name": folder.root.name, "direction": f"{mode}imize", "load_if_exists": True}
+    study = optuna.create_study(storage=storage, pruner=pruner, **about)
     # A continued search must not draw the same random numbers again.
     seed = options.seed + 7919 * len(study.trials)
     study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=options.jobs > 1)

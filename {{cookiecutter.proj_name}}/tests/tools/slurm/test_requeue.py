@@ -97,7 +97,7 @@ def test_a_job_that_cannot_be_queued_again(
 ) -> None:
     """R-46: says so, how to go on, and ends with 75; a busy controller is asked again."""
     write_status(job, "stopped", step=3, reason="SIGUSR1")
-    monkeypatch.setattr(requeue, "_RETRY_AFTER_S", (0.0, 0.0))
+    monkeypatch.setattr(requeue, "_PAUSES_S", (0.0, 0.0, 0.0))
     monkeypatch.setenv("SCONTROL_CODE", "1")
     monkeypatch.setenv("SCONTROL_SAYS", "Requested operation is presently disabled")
     if how == "missing":

@@ -14,7 +14,7 @@ from common.run.lock import FolderLock
 from common.run.paths import RunPaths
 from tests.conftest import CONFIG, Runs
 from tools.slurm import __main__ as submit
-from tools.slurm import snapshot, submission
+from tools.slurm import snapshot
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_an_array_has_a_folder_and_a_config_for_each_task(
 def test_a_list_of_tasks_that_is_none(text: str) -> None:
     """R-46: refused with the forms that there are."""
     with pytest.raises(UserError, match=r"--slurm.array: .*0-99%4"):
-        submission.array_tasks(text)
+        submit.array_tasks(text)
 
 
 def git(project: Path, *arguments: str) -> None:
@@ -197,7 +197,7 @@ def test_too_much_code_leaves_nothing(
     assert not (tmp_path / ".jobs").exists()
 
 
-def test_folders_in_a_config_keep_their_meaning(tmp_path: Path) -> None:
+def test_folders_in_a_config_keep_their_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R-46: those that begin at the project's root, which is that of the copy in a job; the others begin where the
     command is given, and so does the job.
     """
@@ -206,7 +206,8 @@ def test_folders_in_a_config_keep_their_meaning(tmp_path: Path) -> None:
         "dir": {"expr_dir": "runs", "data_dir": None, "eval_dir": "out"}, "progress": {"start_epoch": -1},
         "init_from": {"path": "./experiments/old/checkpoints/best.pt"},
     }  # fmt: skip
-    found = submission.frozen(values, RunPaths(tmp_path / "runs" / "x" / "task_3"), tmp_path, 0)
+    monkeypatch.setattr(submit, "PROJECT", tmp_path)
+    found = submit.freeze_config(values, RunPaths(tmp_path / "runs" / "x" / "task_3"), 0)
     assert found["dir"] == {
         "expr_dir": f"{tmp_path}/runs/x", "data_dir": f"{tmp_path}/data", "eval_dir": f"{tmp_path}/out"
     }  # fmt: skip
