@@ -27,7 +27,7 @@ PROJECT = f"{Path(__file__).resolve().parents[1]}/"
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def explain_errors() -> Iterator[None]:
     """Add to an error raised in the block what the batch held, and advice; or raise a clear `TrainingError` instead."""
     try:
         with warnings.catch_warnings():

@@ -26,7 +26,7 @@ from common.config.registry import (
 from common.data.class_counts import shown_classes
 from common.data.sections import sets_of
 from common.data.view import is_map_style
-from common.monitor.writer import without_twins
+from common.monitor.writer import drop_duplicate_loss
 from common.progress import Interval, Outcome
 from common.run_context import RunContext
 from common.trainer import Trainer
@@ -160,7 +160,7 @@ def values(found: Mapping[str, float], trainer: Trainer) -> str:
     """Measured values: first the one that decides about the best checkpoint, then as many as fit in the line."""
     key, text = trainer.best.config.metric, ""
     room = min(terminal_width(), _WIDEST) - len("  evaluate  (latest.pt: step 1000000)")
-    for name in sorted(without_twins(found), key=lambda name: name != key):
+    for name in sorted(drop_duplicate_loss(found), key=lambda name: name != key):
         longer = f"{text}  {name} {number(found[name]).strip()}".strip()
         if text and len(longer) > room:
             return f"{text}  …"

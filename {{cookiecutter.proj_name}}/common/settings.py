@@ -17,7 +17,7 @@ from common.data.loader import LoaderConfig
 from common.data.sections import SplitsConfig, sets_of
 from common.distributed import DistConfig
 from common.evaluation.best import BestConfig, EarlyStopConfig, Mode
-from common.evaluation.best_mode import check_names, find_mode, measured_losses, which_are_better
+from common.evaluation.best_mode import check_names, find_mode, measured_losses, metric_directions
 from common.evaluation.loss import LossSections
 from common.evaluation.metric import MetricSections
 from common.model import PrepareConfig, WeightRules
@@ -141,4 +141,4 @@ class RunConfig(StagedConfig):
         best = self.best
         if self.optim.ema.evaluate == "both":
             best = replace(best, metric=best.metric.removeprefix(OWN))
-        return find_mode(best, {**losses, **which_are_better(self.metric)}, sets_of(self.dataset.val))
+        return find_mode(best, {**losses, **metric_directions(self.metric)}, sets_of(self.dataset.val))

@@ -94,7 +94,7 @@ class Trainer:
         vars(self).pop("optimizer_step", None)  # frees the wrappers of the previous stage
         self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
         self.move_to(self.at)
-        self.task.loss.weigh(config.loss)
+        self.task.loss.set_weights(config.loss)
         self.strategy.freeze(config.prepare.freeze)
         self.ema.follow(self.task)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]

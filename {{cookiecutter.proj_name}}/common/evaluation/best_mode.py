@@ -28,7 +28,7 @@ def check_names(metrics: Iterable[str], losses: Iterable[str]) -> Iterator[Probl
             yield Problem(f"metric.{metric}", ABSENT, rule, hint)
 
 
-def which_are_better(sections: Mapping[str, Any]) -> dict[str, Better]:
+def metric_directions(sections: Mapping[str, Any]) -> dict[str, Better]:
     """`higher_is_better` of each metric's class; None if the class is not found, which `MetricSections` reports."""
     found: dict[str, Better] = dict.fromkeys(sections)
     for name, section in sections.items():

@@ -128,9 +128,9 @@ class LossFactory(nn.Module):
                 raise UserError(f"loss.{name}: its weights would not be trained; derive {kind} from nn.Module")
         if sections and not self.terms:
             raise UserError("loss: every weight is 0, so there is nothing to minimise; give one loss a weight")
-        self.weigh(sections)
+        self.set_weights(sections)
 
-    def weigh(self, sections: Mapping[str, Any] | None) -> None:
+    def set_weights(self, sections: Mapping[str, Any] | None) -> None:
         """Take the weights from sections of these losses."""
         for name, section in (sections or {}).items():
             weight = (section or {}).get("weight", 1.0)

@@ -12,7 +12,7 @@ from common.evaluation.gallery import Gallery
 from common.monitor.pictures import Picture
 
 
-class SampleError(NamedTuple):
+class SampleScore(NamedTuple):
     """How wrong one sample is, and its group: its class, so that not all pictures are of one."""
 
     wrong: bool
@@ -23,14 +23,14 @@ class SampleError(NamedTuple):
 class HasErrors(Protocol):
     """A task whose pictures are chosen here."""
 
-    def sample_errors(self, output: Any, batch: Any) -> Sequence[SampleError]:
+    def sample_errors(self, output: Any, batch: Any) -> Sequence[SampleScore]:
         """How wrong each sample of a batch is, after `post_process`."""
 
 
 class _Candidate(NamedTuple):
     """A sample that may be shown: number in the data set, and its part of the output and of the batch; or a picture."""
 
-    error: SampleError
+    error: SampleScore
     number: int
     sample: Any
 
@@ -50,7 +50,7 @@ class WorstFirst(Gallery):
         errors = cast(HasErrors, self.task).sample_errors(output, batch)
         indices = range(len(errors)) if indices is None else indices
         if len(errors) != len(indices):
-            raise UserError(f"sample_errors must give one SampleError per sample: {len(errors)} for {len(indices)}")
+            raise UserError(f"sample_errors must give one SampleScore per sample: {len(errors)} for {len(indices)}")
         places = dict(zip(indices, range(len(indices)), strict=True))
         news = [_Candidate(error, number, None) for error, number in zip(errors, indices, strict=True)]
         self.kept = [

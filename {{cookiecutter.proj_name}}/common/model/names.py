@@ -9,7 +9,7 @@ from common.base.errors import UserError
 from common.config.names import matched
 
 
-def matched_modules(task: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
+def match_modules(task: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
     """The modules below a task's model that any of `patterns` matches, except those inside another match.
 
     Raises:

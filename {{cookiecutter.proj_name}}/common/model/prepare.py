@@ -10,7 +10,7 @@ from common.distributed import DistConfig, Rank
 from common.model.blocks import checkpoint_activations, compile_modules
 from common.model.config import PrepareConfig
 from common.model.freeze import freeze, parameter_names
-from common.model.names import ModelHolder, matched_modules
+from common.model.names import ModelHolder, match_modules
 from common.model.strategy import Replicated, Strategy
 from common.optim.precision import Precision
 
@@ -32,7 +32,7 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
     if config.channels_last:
         # A convolution with such a weight also gives its input and output this order.
         task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from the stubs
-    thaw = freeze(task, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
+    unfreeze = freeze(task, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
     recomputed, compiled, blocks = check_patterns(task, config)
     checkpoint_activations(recomputed.values())
     if config.compile.enabled:
@@ -51,7 +51,7 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
         strategy = Strategy(task.to(rank.device), precision)
     else:
         strategy = Replicated(task.to(rank.device), precision, dist)
-    strategy.frozen = config.freeze, thaw
+    strategy.frozen = config.freeze, unfreeze
     strategy.about += ", channels last" if config.channels_last else ""
     strategy.about += ", compiled" if config.compile.enabled else ""
     return strategy
@@ -61,7 +61,7 @@ def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[dict[str, nn
     """The modules to recompute, to compile and to gather, by name. Raises `UserError` for a pattern without a match."""
     matched(config.freeze, parameter_names(task), "prepare.freeze")
     return (
-        matched_modules(task, config.activation_checkpointing, "prepare.activation_checkpointing"),
-        matched_modules(task, config.compile.blocks, "prepare.compile.blocks"),
-        matched_modules(task, config.fsdp.blocks, "prepare.fsdp.blocks"),
+        match_modules(task, config.activation_checkpointing, "prepare.activation_checkpointing"),
+        match_modules(task, config.compile.blocks, "prepare.compile.blocks"),
+        match_modules(task, config.fsdp.blocks, "prepare.fsdp.blocks"),
     )

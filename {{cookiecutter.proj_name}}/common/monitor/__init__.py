@@ -23,7 +23,7 @@ from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.result import SplitResult
 from common.monitor.show import Show
-from common.monitor.writer import NullRecorder, Recorder, WriterRun, WriterSections, without_twins
+from common.monitor.writer import NullRecorder, Recorder, WriterRun, WriterSections, drop_duplicate_loss
 from common.optim.groups import learning_rates
 from common.progress import EpochInterval, Interval, Position
 from common.run.folder import OpenRun
@@ -175,7 +175,7 @@ class Monitor:
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
         speed |= {f"{name}_ms": 1e3 * seconds for name, seconds in timing.timers.items()}
         self.recorder.record("speed", **where, values=speed | {"memory_bytes": memory})
-        self.recorder.write("scalars", "train", at.step, without_twins(losses.raw) | others)
+        self.recorder.write("scalars", "train", at.step, drop_duplicate_loss(losses.raw) | others)
         self.recorder.write("scalars", "lr", at.step, found if len(found) > 1 else rates)
         self.recorder.write("scalars", "speed", at.step, speed | {"memory_GB": memory / 1e9})
         if self._histograms.is_due(self._logged, at) and isinstance(self.recorder, Recorder):
@@ -190,7 +190,7 @@ class Monitor:
             key: the value that decides about the best checkpoint.
         """
         for name, one in result.sets.items():
-            own, values = key.removeprefix(f"{name}."), without_twins(one.values)
+            own, values = key.removeprefix(f"{name}."), drop_duplicate_loss(one.values)
             decides = best and key in (f"{name}.{value}".removeprefix(".") for value in one.values)
             here = position(at, self._totals)
             line = evaluation_line(label(split, name), here, values, one.samples, own, best=decides)
@@ -204,7 +204,7 @@ class Monitor:
         where = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}
         self.recorder.record(split, **where, values=result.values)
         for event in (split, *["best"] * best):
-            self.recorder.write("scalars", event, at.step, without_twins(result.values))
+            self.recorder.write("scalars", event, at.step, drop_duplicate_loss(result.values))
 
     def _show_on_bar(self, name: str, value: float | None) -> None:
         if value is not None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from common.base.text import number
 from common.monitor.clock import Timing
 from common.monitor.meter import Reading
-from common.monitor.writer import without_twins
+from common.monitor.writer import drop_duplicate_loss
 from common.progress import Position
 
 
@@ -61,7 +61,7 @@ def train_line(
         more: metrics of the step, and the norm of the gradients, where known.
         memory: bytes.
     """
-    raw = without_twins(losses.raw)
+    raw = drop_duplicate_loss(losses.raw)
     shown = [f"{name} {number(value)} ({number(losses.smooth[name])})" for name, value in raw.items()]
     others = [f"{name} {number(value)}" for name, value in more.items() if name != "grad_norm"]
     grad = [f"grad {number(more['grad_norm'])}"] if "grad_norm" in more else []

@@ -188,7 +188,7 @@ class NullRecorder:
         return lambda *_, **__: None
 
 
-def without_twins(values: Mapping[str, float]) -> dict[str, float]:
+def drop_duplicate_loss(values: Mapping[str, float]) -> dict[str, float]:
     """`values` without a single loss that equals `loss`, of which it is the only part; also `name.loss` of a set."""
     before = dict(zip(list(values)[1:], values, strict=False))
     twins = {
