@@ -164,12 +164,12 @@ class Monitor:
         rates = {"lr" if len(found) == 1 else f"lr_{name}": rate for name, rate in found.items()}
         timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
         memory = peak_memory(self._device)
-        line = train_line(at, self._totals, rates, losses, {**metrics, **norm}, timing, memory)
-        _log.bind(short=line.fitted).info("{}", line.full)
+        others = {**metrics, **norm}
+        _log.bind(row=True).info("{}", train_line(at, self._totals, rates, losses, others, timing, memory))
         self._show_on_bar("loss", losses.raw.get("loss"))
         for call in self.after_log:
             call(at, timing)
-        where, others = {"step": at.step, "epoch": current_epoch(at)}, {**metrics, **norm}
+        where = {"step": at.step, "epoch": current_epoch(at)}
         self.recorder.record("train", **where, values=losses.raw | others | rates)
         # Separate from the others, since these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
@@ -194,7 +194,7 @@ class Monitor:
             decides = best and key in (f"{name}.{value}".removeprefix(".") for value in one.values)
             here = position(at, self._totals)
             line = evaluation_line(label(split, name), here, values, one.samples, own, best=decides)
-            _log.bind(short=line.fitted, best=decides).info("{}", line.full)
+            _log.bind(row=True, best=decides).info("{}", line)
             place = f"{split}/{name}" if name else split
             self.pictures(place, at, one.pictures)
             for metric, figure in one.figures.items():
