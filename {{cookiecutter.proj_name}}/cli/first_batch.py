@@ -15,8 +15,8 @@ from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
 from common.data.some_samples import look_at, spread
 from common.distributed.seed import set_seed
+from common.evaluation.gallery import rows
 from common.evaluation.loss import Losses
-from common.evaluation.worst_first import rows
 from common.monitor.meter import to_floats
 from common.task import Task
 from common.trainer import Trainer

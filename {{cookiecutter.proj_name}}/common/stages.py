@@ -16,8 +16,7 @@ from common.checkpoint.fingerprint import Change, changes
 from common.config import ABSENT, ConfigError, Problem, overlaid, section
 from common.data.sections import SplitsConfig
 from common.distributed import DistConfig
-from common.evaluation.best import Mode
-from common.evaluation.best_mode import measured_losses
+from common.evaluation.best import Mode, measured_losses
 from common.model import PrepareConfig
 from common.optim import OptimConfig
 from common.optim.factors import Plateau

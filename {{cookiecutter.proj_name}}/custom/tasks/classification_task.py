@@ -8,10 +8,9 @@ from torch.nn.functional import cross_entropy
 
 from common.config.registry import TASK_REGISTRY
 from common.data.view import original
-from common.evaluation.gallery import Gallery
+from common.evaluation.gallery import Gallery, SampleScore, WorstFirst
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
-from common.evaluation.worst_first import SampleScore, WorstFirst
 from common.monitor.fonts import legible
 from common.monitor.labelled import draw_labelled
 from common.monitor.pictures import Picture

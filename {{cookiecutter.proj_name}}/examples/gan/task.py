@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from common.evaluation.gathered import Results
 from common.evaluation.loss import Losses
-from common.evaluation.metric import GatheredMetric
+from common.evaluation.metric import GatheredMetric, Results
 from common.monitor.labelled import draw_labelled
 from common.monitor.pictures import Picture
 from common.task import Task

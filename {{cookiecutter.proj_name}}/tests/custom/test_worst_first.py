@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from common.distributed import Rank
-from common.evaluation.worst_first import SampleScore, WorstFirst
+from common.evaluation.gallery import SampleScore, WorstFirst
 from common.monitor.labelled import draw_labelled
 from common.monitor.pictures import Picture
 from tests.conftest import Runs

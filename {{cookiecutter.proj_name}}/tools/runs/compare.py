@@ -113,7 +113,7 @@ def _mode_by_class(run: RunFiles, name: str) -> str:
     parts = name.split(".")
     if "loss" in parts or any(key.split(".")[1] in parts for key in run.config if key.startswith("loss.")):
         return "min"
-    from common.evaluation.best_mode import metric_directions  # imports PyTorch
+    from common.evaluation.best import metric_directions  # imports PyTorch
     import custom.metric  # noqa: F401 - fills the registry
 
     metrics = {key.split(".")[1] for key in run.config if key.startswith("metric.")}
