@@ -120,8 +120,8 @@ def test_numbers_for_people():
 def test_the_evaluation_line():
     """CT-56, D-57: which data, where, what, over how many samples."""
     values = {"loss": 0.0042, "accuracy": 0.97}
-    line = evaluation_line("val", "epoch  3/30 step  57/570", values, 360, "accuracy", best=True)
-    assert line == "val    3/30 step  57/570 | accuracy 0.97000  loss 0.00420 | 360 samples | best so far"
+    line = evaluation_line("val", "epoch  3/30 step  57/570", values, 360, best=True)
+    assert line == "val    3/30 step  57/570 | loss 0.00420  accuracy 0.97000 | 360 samples | best so far"
 
 
 def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):

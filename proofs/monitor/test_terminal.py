@@ -161,13 +161,13 @@ def test_a_summary_closes_a_run(runs: Runs, words: list[str], rows: list[str]) -
 
 @pytest.mark.slow
 def test_the_commands_of_a_summary_work(short: Runs) -> None:
-    """R-04, R-46: as printed, also where they take two lines: the stopped run is resumed, then evaluated."""
+    """R-04, R-46: as printed: the stopped run is resumed, then evaluated."""
     shown = in_terminal(command(short, "--plugins", f"[{__name__}:stop]"), 80)
     assert shown.code == 143 and "SIGTERM: stopping after this step, then saving" in shown.text
     python = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
     done = shown
     for row in ("resume", "evaluate"):
-        text = re.search(rf"^  {row} +(python .*?[^\\])$", shown.text, re.MULTILINE | re.DOTALL)
+        text = re.search(rf"^  {row} +(python .*)$", shown.text, re.MULTILINE)
         assert text, shown.text
         done = in_terminal(
             ["sh", "-c", f"{text[1]} --plugins '[]'" if row == "resume" else text[1]], 80, variables=python

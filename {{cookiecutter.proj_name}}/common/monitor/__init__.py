@@ -190,10 +190,9 @@ class Monitor:
             key: the value that decides about the best checkpoint.
         """
         for name, one in result.sets.items():
-            own, values = key.removeprefix(f"{name}."), drop_duplicate_loss(one.values)
             decides = best and key in (f"{name}.{value}".removeprefix(".") for value in one.values)
-            here = position(at, self._totals)
-            line = evaluation_line(label(split, name), here, values, one.samples, own, best=decides)
+            where, values = position(at, self._totals), drop_duplicate_loss(one.values)
+            line = evaluation_line(label(split, name), where, values, one.samples, best=decides)
             _log.bind(row=True, best=decides).info("{}", line)
             place = f"{split}/{name}" if name else split
             self.pictures(place, at, one.pictures)
@@ -201,8 +200,8 @@ class Monitor:
                 self.recorder.write("images", at.step, f"view/{place}/{metric}", [figure])
         if split == "val":
             self._show_on_bar(f"val {key}", result.values.get(key))
-        where = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}
-        self.recorder.record(split, **where, values=result.values)
+        about = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}
+        self.recorder.record(split, **about, values=result.values)
         for event in (split, *["best"] * best):
             self.recorder.write("scalars", event, at.step, drop_duplicate_loss(result.values))
 

@@ -47,16 +47,16 @@ def train_line(
     return " | ".join(filter(None, columns))
 
 
-def evaluation_line(
-    split: str, where: str, values: Mapping[str, float], samples: int, key: str = "", *, best: bool = False
-) -> str:
-    """One line about a pass over `samples` samples of evaluation data, with the value `key` first.
+def evaluation_line(split: str, where: str, values: Mapping[str, float], samples: int, *, best: bool = False) -> str:
+    """One line about a pass over `samples` samples of evaluation data.
 
     Args:
         where: from `position`. The name of the split replaces its "epoch", so that losses are below those of training.
     """
-    shown = [f"{name} {number(values[name])}" for name in sorted(values, key=lambda name: name != key)]
-    at = f"{split:<5}{where.removeprefix('epoch')}"
+    at, shown = (
+        f"{split:<5}{where.removeprefix('epoch')}",
+        (f"{name} {number(value)}" for name, value in values.items()),
+    )
     return f"{at} | {'  '.join(shown)} | {samples} samples{' | best so far' * best}"
 
 

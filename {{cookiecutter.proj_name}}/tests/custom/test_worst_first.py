@@ -86,7 +86,7 @@ def test_pictures_of_a_run_on_photos(runs: Runs, tmp_path: Path, monkeypatch: py
         texts.append(text)
         return draw_labelled(image, text, ok)
 
-    monkeypatch.setattr(classification_task, "labelled", noted)
+    monkeypatch.setattr(classification_task, "draw_labelled", noted)
     section = f"{{type: ImageFolderDataset, folder: '{tmp_path / 'photos'}', size: [8, 8]}}"
     data = [f"--dataset.{split}" for split in ("train", "val", "eval")]
     runs.train(
