@@ -64,13 +64,12 @@ class FirstBatch:
         """
         chosen = spread(range(loader.size), min(_SAMPLES, loader.batch_size))
         size, task = len(chosen), self.task
-        if size < 6 or any(
-            getattr(each, "compares_samples", False) for each in (task, *map(_function, task.loss.terms))
-        ):
+        looked_at = [task, *(term.function for term in task.loss.terms)]
+        if size < 6 or any(getattr(each, "compares_samples", False) for each in looked_at):
             return
         samples = look_at(loader.dataset, chosen, _itself, self.config.loader, self.config.worker)
         loaded = find_collate(loader.dataset, self.config.loader.collate)(samples)
-        batch, output, losses = self.trainer.evaluator.measure(loaded)
+        batch, output, measured = self.trainer.evaluator.measure(loaded)
         if any(each.ndim and len(each) != size for each in tensors((batch, output))):
             return
 
@@ -78,15 +77,15 @@ class FirstBatch:
             set_seed(seed)  # for losses that draw numbers
             count = task.count(rows(loaded, part, size))
             with self.trainer.strategy.precision.autocast():
-                found = task.losses(rows(output, part, size), rows(batch, part, size))
-            return len(range(size)[part]) if count is None else int(count), to_floats([found])[0]
+                values = task.losses(rows(output, part, size), rows(batch, part, size))
+            return len(range(size)[part]) if count is None else int(count), to_floats([values])[0]
 
         (_, whole), (_, again) = losses_of(slice(size)), losses_of(slice(size), seed=1)
         # Small parts: the losses of an untrained model are nearly alike, so weights show most where few are averaged.
         parts = [each for start in range(0, size, 2) if (each := losses_of(slice(start, start + 2)))[0]]
         total = sum(count for count, _ in parts)
         joined = {name: math.fsum(count * one[name] for count, one in parts) / total for name in whole}
-        rounding = max(_ROUNDING, 16 * torch.finfo(losses["loss"].dtype).eps)
+        rounding = max(_ROUNDING, 16 * torch.finfo(measured["loss"].dtype).eps)
         wrong = [name for name in whole if not abs(whole[name] - joined[name]) <= rounding * abs(whole[name])]
         if "loss" not in wrong or whole != again:
             return
@@ -100,10 +99,6 @@ class FirstBatch:
 
 def _itself(sample: Any) -> Any:
     return sample
-
-
-def _function(term: Any) -> Any:
-    return term.function
 
 
 def tensors(value: Any) -> list[Tensor]:

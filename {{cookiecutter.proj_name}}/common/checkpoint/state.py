@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
-from common.checkpoint.checksum import differing, state_checksum
+from common.checkpoint.checksum import find_differences, state_checksum
 from common.checkpoint.file import FORMAT
 from common.checkpoint.frozen import Frozen, check_frozen
 from common.checkpoint.saver import whole
@@ -124,7 +124,7 @@ class RunState:
             for name, module, _, buffer in named_buffers(self.task)
             if kinds.get(name) != "rank" and not isinstance(module, _NormBase)
         }
-        names = differing(gather_objects(own, self.rank)) if own else []
+        names = find_differences(gather_objects(own, self.rank)) if own else []
         if names and not self._warned:
             self._warned = True
             logger.warning(
@@ -183,7 +183,7 @@ class RunState:
         kinds = buffer_kinds(self.task)
         buffers = {name: buffer for name, _, _, buffer in named_buffers(self.task) if kinds.get(name) == "rank"}
         checksums = {} if self.rank.is_alone else {name: state_checksum(part) for name, part in user.items()}
-        names = differing(gather_objects(checksums, self.rank))
+        names = find_differences(gather_objects(checksums, self.rank))
         if not (names or buffers):
             return []
         own = {"buffers": buffers, "user": {name: user[name] for name in names if name in user}}
