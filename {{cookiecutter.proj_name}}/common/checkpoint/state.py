@@ -82,11 +82,11 @@ class RunState:
             raise UserError(f"register_state: {name} is registered twice; give one of them another name")
         self.user_parts[name] = part
 
-    def state_dict(self, at: Position, values: Mapping[str, float], owed: Collection[str] = ()) -> dict[str, Any]:
+    def state_dict(self, at: Position, values: Mapping[str, float], pending: Collection[str] = ()) -> dict[str, Any]:
         """The state of a run at position `at` that measured `values` last. Every process must call this.
 
         Args:
-            owed: the splits whose evaluation at `at` was interrupted by a signal.
+            pending: the splits whose evaluation at `at` was interrupted by a signal.
         """
         mine = random_state(self.rank.device)
         tensors, frozen = self.task.state_dict(), self._frozen.to_leave_out()
@@ -96,13 +96,13 @@ class RunState:
             "format": FORMAT,
             "position": at._asdict(),
             "values": dict(values),
-            "owed": sorted(owed),
+            "owed": sorted(pending),
             "model": {name: value for name, value in model.items() if name not in frozen},
             "task": {name: value for name, value in tensors.items() if name not in frozen},
             "frozen": frozen,
             **{name: part.state_dict() for name, part in self.parts.items()},
             "user": user,
-            "ranks": self._of_each_rank(user),
+            "ranks": self._state_of_ranks(user),
             "differing": self.differing_buffers(),
             "random": gather_objects(mine, self.rank),
             "fingerprint": dict(self.fingerprint),
@@ -175,7 +175,7 @@ class RunState:
             set_seed(mix(self.fingerprint["seed"], self.rank.rank, at.step))
         return at, dict(state["values"]), set(state["owed"])
 
-    def _of_each_rank(self, user: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _state_of_ranks(self, user: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What is saved for each rank, in rank order, on the main process: `rank` buffers, and user parts that differ.
 
         Empty if there is nothing of that kind.

@@ -27,7 +27,7 @@ _OWN = ("weight", "inputs")
 
 def _input_path(path: str) -> str:
     if path.split(".")[0] not in ("output", "batch"):
-        raise ValueError("must be output.<name> or batch.<name>, what the model gave or what the data set gave")
+        raise ValueError("must be output.<name> or batch.<name>: the model's output or the data set's batch")
     return path
 
 
