@@ -15,6 +15,7 @@ from torch import Tensor
 from common.base.errors import UserError
 from common.base.files import PROJECT
 from common.base.text import label
+from common.config.names import listed
 from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task
@@ -110,8 +111,7 @@ def _wrong_labels(error: Exception, frames: Sequence[FrameType]) -> str:
     wrong = [f"{each} in sample {number}" for number, each in labels.items() if each not in (-100, *range(classes))]
     if not wrong:
         return ""
-    more = f" and {len(wrong) - 5} more of this batch" if len(wrong) > 5 else ""
     return (
-        f"label {', '.join(wrong[:5])}{more} of dataset.{name}: the model gives {classes} classes, so labels must be 0 "
+        f"label {listed(wrong, 5)} of dataset.{name}: the model gives {classes} classes, so labels must be 0 "
         f"to {classes - 1}; correct the labels, or give the model more classes (model.classes or num_classes)"
     )

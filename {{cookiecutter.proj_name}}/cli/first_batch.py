@@ -11,6 +11,7 @@ from torch import Tensor
 
 from common.base.nested import map_tensors
 from common.base.text import label
+from common.config.names import listed
 from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
 from common.data.some_samples import look_at, spread
@@ -151,9 +152,8 @@ def warn_of_nan(name: str, indices: Sequence[int], batch: Any, values: Mapping[s
     for key, value in batch.items() if isinstance(batch, Mapping) else ():
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim and len(value) == len(indices):
             rows_ = (~value.isfinite()).flatten(1).any(1) if value.ndim > 1 else ~value.isfinite()
-            numbers = [indices[row] for row in rows_.nonzero().flatten().tolist()]
+            numbers = [str(indices[row]) for row in rows_.nonzero().flatten().tolist()]
             if numbers:
-                more = f" ({len(numbers)} in all)" if len(numbers) > 3 else ""
-                causes.append(f"`{key}` is not finite in sample {', '.join(map(str, numbers[:3]))}{more}")
+                causes.append(f"`{key}` is not finite in sample {listed(numbers, 3)}")
     cause = "; ".join(causes) or "its data are finite, so look at the model and the loss"
     logger.warning("{}: {} of the first batch is {} before training: {}", name, bad[-1], values[bad[-1]], cause)
