@@ -29,25 +29,15 @@ _SHOWN = 8  # keys listed per kind in a message
 class InitConfig:
     """Weights that a new run starts from. Not a resume: everything else starts from its beginning."""
 
-    path: Annotated[str | None, Field(description="checkpoint or file of weights, or its web address; null: none")] = (
-        None
-    )
-    sha256: Annotated[
-        str | None, Field(pattern="^[0-9a-fA-F]{64}$", description="checksum that the file must have; null: any")
-    ] = None
-    prefix: Annotated[
-        str, Field(description='take only keys that begin with this, and cut it off, as in "backbone."')
-    ] = ""
+    path: Annotated[str | None, Field(description="checkpoint, file of weights, or web address; null: none")] = None
+    sha256: Annotated[str | None, Field(pattern="^[0-9a-fA-F]{64}$", description="that of the file; null: any")] = None
+    prefix: Annotated[str, Field(description='take only keys with this prefix, as in "backbone.", without it')] = ""
     rename: Annotated[
         list[list[str]],
         Field(description="[pattern, replacement] pairs (regular expressions), applied to keys in order"),
     ] = field(default_factory=list)
-    exclude: Annotated[list[str], Field(description='keys of the model that stay as they are, as in "head.*"')] = field(
-        default_factory=list
-    )
-    strict: Annotated[
-        bool, Field(description="keys that do not match are an error; false: load what fits, and report the rest")
-    ] = True
+    exclude: Annotated[list[str], Field(description='keys to keep, as in "head.*"')] = field(default_factory=list)
+    strict: Annotated[bool, Field(description="keys that do not match are an error; false: load what fits")] = True
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, left_out: Collection[str] = ()) -> None:
