@@ -20,9 +20,9 @@ from common.evaluator import Evaluator, write_evaluation
 from common.failure.program import leave, reported, together
 from common.monitor.log import logger, setup_log
 from common.monitor.result import SetResult, SplitResult
-from common.monitor.writer import without_twins
+from common.monitor.writer import drop_duplicate_loss
 from common.run.paths import PROJECT
-from cli.advice import explained
+from cli.advice import explain_errors
 from cli.command_line import parse
 from cli.evaluation_folder import EvalConfig, error_files, eval_dir
 from cli.stored_config import drop_stored_launch_options, stored_config
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     set_up_process(config.dist, place)
     path = best_in(Path(config.model_pt or which_checkpoint()).expanduser())
     folder = eval_dir(config.dir, path, config.split, PROJECT)
-    with together(place, config.dist, resolved.values) as rank, error_files(rank, folder), explained():
+    with together(place, config.dist, resolved.values) as rank, error_files(rank, folder), explain_errors():
         for text in resolved.warnings if rank.is_main else ():
             logger.warning("{}", text)
         evaluate(config, path, folder, rank)
@@ -108,7 +108,7 @@ def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, po
 
 def table(result: SetResult) -> str:
     """The values, one line each, as in the log; `metrics.json` has all digits."""
-    values = without_twins(result.values)
+    values = drop_duplicate_loss(result.values)
     rows = {"samples": f"{result.samples}"} | {name: number(value).strip() for name, value in values.items()}
     width = max(map(len, rows))
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows.items())

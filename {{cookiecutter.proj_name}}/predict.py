@@ -5,11 +5,11 @@ import common  # noqa: F401  # isort: skip - first, since it says what is missin
 import sys
 
 from common.failure.program import leave, reported
-from cli.advice import explained
+from cli.advice import explain_errors
 from tools.predict import Predictor, main
 
 __all__ = ["Predictor", "main"]
 
 if __name__ == "__main__":
-    with reported(), explained():
+    with reported(), explain_errors():
         leave(main(sys.argv[1:]))

@@ -7,11 +7,11 @@ from common.build import build_parts
 from common.config.registry import REGISTRIES, import_path
 from common.failure.program import leave, reported
 from common.monitor.log import setup_log
-from common.monitor.profile import profiled
+from common.monitor.profile import record_profile
 from common.run.paths import PROJECT
 from common.run_context import managed_run
 from common.trainer import Trainer
-from cli.advice import explained
+from cli.advice import explain_errors
 from cli.command_line import parse
 from cli.job_script import write_job_script
 from cli.stored_config import drop_stored_launch_options, stored_config
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     code = distributed.spawn(config.gpu_ids, config.dist, command)
     if code is not None:  # this process only started the ones that train
         return code
-    with managed_run(config, resolved, command, PROJECT) as run, explained():
+    with managed_run(config, resolved, command, PROJECT) as run, explain_errors():
         parts = build_parts(config, run.rank, run.seed)
         run.open()  # after building: an error there leaves an earlier run of this name in place
         write_job_script(run)
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         trainer.restore(run)
         log_start(config, trainer, run)
         try:
-            with profiled(config.profile, run.paths.root, run.monitor, run.rank):
+            with record_profile(config.profile, run.paths.root, run.monitor, run.rank):
                 outcome = trainer.train()
         except KeyboardInterrupt:
             log_end(trainer, None)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.evaluation.gathered import Results
-from common.evaluation.metric import GatheredMetric
+from common.evaluation.metric import GatheredMetric, Results
 from common.monitor.pictures import Picture
 from common.task import Task
 from tests.conftest import Runs, load, metrics, same

@@ -81,20 +81,13 @@ def test_the_training_line():
         timing=Timing(step=0.0117, data=0.0, rate=987.0, eta=5.0),
         **common,
     )
-    assert first.full == (
-        "epoch  1/30 step   7/570 | lr a 1.00e-03  b 1.00e-04 | "
-        "loss 12.3457 (12.0000)  ce 2.30258 (2.40000)  l2 1.0e-05 (1.3e-05) | grad 1.20000 | "
-        "   3.1 ms/step data  12%  20645/s | ETA 0:01:22 | mem 410 MB"
+    assert first == (
+        "epoch  1/30 step   7/570 | loss 12.3457 (12.0000)  ce 2.30258 (2.40000)  l2 1.0e-05 (1.3e-05) | "
+        "lr a 1.00e-03  b 1.00e-04 | grad 1.20000 | ETA 0:01:22 |    3.1 ms/step data  12%  20645/s | mem 410 MB"
     )
-    assert second.full == (
-        "epoch  6/30 step 120/570 | lr a 1.00e-03  b 1.00e-04 | "
-        "loss 0.00420 (0.12500)  ce 0.50000 (0.50000)  l2 1.0e-05 (1.0e-05) | grad 0.03457 | "
-        "  11.7 ms/step data   0%    987/s | ETA 0:00:05 | mem 410 MB"
-    )
-    rates = "lr 1.00e-04..1.00e-03 (2 groups)"
-    assert first.fitted(66) == (f"epoch  1/30 step   7/570 | loss 12.3457 (12.0000)\n  {rates} | ce 2.30258 | … 2 more")
-    assert first.fitted(110) == (  # in one line, without what a second one would be for
-        "epoch  1/30 step   7/570 | loss 12.3457 | ce 2.30258 | l2 1.0e-05 | grad 1.20000 | ETA 0:01:22"
+    assert second == (
+        "epoch  6/30 step 120/570 | loss 0.00420 (0.12500)  ce 0.50000 (0.50000)  l2 1.0e-05 (1.0e-05) | "
+        "lr a 1.00e-03  b 1.00e-04 | grad 0.03457 | ETA 0:00:05 |   11.7 ms/step data   0%    987/s | mem 410 MB"
     )
 
 
@@ -109,10 +102,9 @@ def test_the_line_leaves_out_what_is_not_known():
         timing=Timing(step=1.5, data=0.5, rate=10.0, eta=None),
         memory=3 * 2**30,
     )
-    assert line.full == (
-        "epoch 1 step 7 | lr 1.00e-01 | loss 0.50000 (0.50000) | 1500.0 ms/step data  50%     10/s | mem 3072 MB"
+    assert line == (
+        "epoch 1 step 7 | loss 0.50000 (0.50000) | lr 1.00e-01 | 1500.0 ms/step data  50%     10/s | mem 3072 MB"
     )
-    assert line.fitted(60) == "epoch 1 step 7 | loss 0.50000 (0.50000) | lr 1.00e-01"
 
 
 def test_numbers_for_people():
@@ -128,15 +120,8 @@ def test_numbers_for_people():
 def test_the_evaluation_line():
     """CT-56, D-57: which data, where, what, over how many samples."""
     values = {"loss": 0.0042, "accuracy": 0.97}
-    line = evaluation_line("val", "epoch  3/30 step  57/570", values, 360, "accuracy", best=True)
-    assert line.full == "val    3/30 step  57/570 | loss 0.00420  accuracy 0.97000 | 360 samples | best so far"
-    assert line.fitted(70) == "val    3/30 step  57/570 | accuracy 0.97000 | best | loss 0.00420"
-    precisions = {f"precision_{n}": 0.5 for n in range(1000)}
-    many = evaluation_line("val", "epoch 1 step 0", values | precisions, 360).fitted(85)
-    assert many.splitlines() == [
-        "val   1 step 0 | loss 0.00420 | accuracy 0.97000 | precision_0 0.50000",
-        "  precision_1 0.50000 | precision_2 0.50000 | precision_3 0.50000 | … 996 more",
-    ]
+    line = evaluation_line("val", "epoch  3/30 step  57/570", values, 360, best=True)
+    assert line == "val    3/30 step  57/570 | loss 0.00420  accuracy 0.97000 | 360 samples | best so far"
 
 
 def test_lines_name_the_trainer_not_the_monitor(run, tmp_path):
@@ -191,7 +176,7 @@ def test_three_steps_leave_their_marks(tmp_path):
     """R-05, CT-58, CT-59, QQ-47, QQ-49, R-04: lines, metrics, TensorBoard, pictures and the end of a run."""
     lines = short_run(tmp_path)
     root = tmp_path / "experiments/digits"
-    assert lines[2].startswith("epoch 1/3 step 3/9 | lr 5.00e-01 | loss 0.33333 (0.61111) | grad 2.00000 | ")
+    assert lines[2].startswith("epoch 1/3 step 3/9 | loss 0.33333 (0.61111) | lr 5.00e-01 | grad 2.00000 | ")
     assert lines[3].startswith("val ")
     assert lines[-1].startswith("finished at epoch 1, step 3: 3 epochs")
     entries = lines_of(root / "metrics.jsonl")

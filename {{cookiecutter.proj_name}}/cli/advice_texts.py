@@ -3,8 +3,8 @@
 UNEQUAL = "equal size|not resizable"  # torch's errors in joining samples, in the main process and in a worker
 # torch's warning for a target (B,) and a prediction (B, 1), or the other way round; not for a single sample.
 BROADCAST = (
-    r"Using a target size \(torch\.Size\((\[(?!1\b)(\d+)(?:, 1)?\])\)\) that is different to the input size "
-    r"\(torch\.Size\((\[\2(?:, 1)?\])\)\)"
+    r"Using a target size \(torch\.Size\(\[(?!1\b)(\d+)(?:, 1)?\]\)\) that is different to the input size "
+    r"\(torch\.Size\(\[\1(?:, 1)?\]\)\)"
 )
 # Patterns of an error's type and message, and what to do; the first match is used. {forward} and {output} are the
 # places of the model's forward and the task's output.
@@ -30,29 +30,38 @@ ADVICE = {
     r"0D or 1D target tensor expected": (
         "each label must be a single number: return torch.tensor(label), not torch.tensor([label]), from the data set"
     ),
+    BROADCAST: (
+        "the loss would compare each prediction with each target: give both the same shape, with target[:, None] in "
+        "the data set, or output.squeeze(1) in {output}"
+    ),
     r"1D target must|match target batch_size|target size .* input size|range of \[-1, 0\], but got 1": (
         "the output must keep the first dimension, the samples, and have one row for each: see what {forward} returns"
     ),
     r"shapes cannot be multiplied|to have \d+ channels|size mismatch|must match the size|normalized_shape|too small": (
         "the model does not fit the batch above (images: samples, channels, height, width): change model.* or what the "
-        "data set returns"
+        "data set returns, as in --model.in_channels 3"
     ),
     r"index out of range in self": "a number of the batch is too large for an embedding: see its size in the model",
-    UNEQUAL: "give all samples the same size, or write a loader.collate that joins them",
+    UNEQUAL: "give all samples the same size (dataset.*.transforms can resize), or write a loader.collate",
     r"default_collate": (
         "a batch is made of tensors, arrays and numbers: does the data set's __getitem__ return a sample?"
     ),
     r"does not require grad": (
-        "the result of the model or of the loss is cut off from the weights: detach, item, no_grad or argmax"
+        "the result of {forward} or of the loss is cut off from the weights by .detach(), .item(), .data, .numpy(), "
+        "torch.no_grad(), argmax, rounding, or torch.tensor(...) of a tensor"
     ),
     r"inplace operation": (
-        "a value that the gradient needs was changed in place (x += y, x[i] = y, relu_): make a new one; --debug shows "
-        "which"
+        "a value that the gradient needs was changed in place (x += y, x[i] = y, relu_): make a new one, as in "
+        "x = x + y; --debug shows which"
     ),
 }
 WITHOUT_TASK = (UNEQUAL, "default_collate")  # in reading a batch
 # Patterns and advice, as above, for errors of the machine and of the workers.
 MACHINE = {
+    "Cannot re-initialize CUDA in forked|CUDA error: initialization error": (
+        "a worker process that was forked cannot use the GPU: keep the data set on the CPU, or start workers with "
+        "--loader.start_method forkserver, or use none (--worker 0)"
+    ),
     "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --worker",
     "out of memory|can't allocate memory": "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16",
     "worker.*(killed|exited unexpectedly)|bus error": (

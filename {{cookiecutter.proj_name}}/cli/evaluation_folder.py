@@ -20,9 +20,7 @@ from custom.config import Config
 class EvalConfig(Config):
     """The settings of `evaluate.py`: a training config, and which checkpoint to evaluate on which split."""
 
-    model_pt: Annotated[
-        str | None, Field(description="checkpoint to evaluate, or the folder of a run: its best; required")
-    ] = None
+    model_pt: Annotated[str | None, Field(description="checkpoint, or the folder of a run: its best; required")] = None
     split: Annotated[Literal["train", "val", "eval"], Field(description="split to evaluate on")] = "eval"
 
 

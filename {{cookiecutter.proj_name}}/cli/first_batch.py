@@ -11,12 +11,13 @@ from torch import Tensor
 
 from common.base.nested import map_tensors
 from common.base.text import label
+from common.config.names import listed
 from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
 from common.data.some_samples import look_at, spread
 from common.distributed.seed import set_seed
+from common.evaluation.gallery import rows
 from common.evaluation.loss import Losses
-from common.evaluation.worst_first import rows
 from common.monitor.meter import to_floats
 from common.task import Task
 from common.trainer import Trainer
@@ -36,10 +37,6 @@ class FirstBatch:
     def __init__(self, config: Config, trainer: Trainer) -> None:
         self.config, self.trainer, self.task = config, trainer, trainer.task
         plain = all(getattr(type(self.task), name) is getattr(Task, name) for name in ("updates", "update", "measure"))
-        # What else may raise the loss: weights that grow, other settings, good weights at the start, an average.
-        scheduled = any(isinstance((each or {}).get("weight"), Mapping) for each in (config.loss or {}).values())
-        changes = scheduled or config.stages or config.init_from.path or config.optim.ema.decay
-        self._is_reference = plain and not changes and trainer.saver.saved_step is None
         # Not where a forward pass needs all processes, or a batch of another size would be compiled.
         self._is_to_divide = plain and not trainer.strategy.lockstep_forward and not config.prepare.compile.enabled
         trainer.monitor.after_step.append(self._first_step)
@@ -50,8 +47,6 @@ class FirstBatch:
         warn_of_range(name, batch)
         warn_of_missing_zero(name, batch, output)
         warn_of_nan(name, loader.keys[0][1], batch, values)
-        if loader.split == "val" and self._is_reference:
-            self._remember(f"{loader.name}." if loader.name else "", values)
         if loader.split == "val" and self._is_to_divide and "loss" in losses:
             self._is_to_divide = False
             with suppress(Exception):  # what cannot be divided is not checked
@@ -63,14 +58,6 @@ class FirstBatch:
         if self.trainer.step is not None:
             warn_of_range("train", self.trainer.step.batches[0])
 
-    def _remember(self, prefix: str, values: Mapping[str, float]) -> None:
-        """Note the loss of the untrained model: the one that decides about the best checkpoint, or the sum."""
-        best = self.trainer.best
-        name = best.config.metric.removeprefix(prefix)
-        name = name if name in values and best.mode == "min" else "loss"
-        if best.config.metric.startswith(prefix) and math.isfinite(values.get(name, math.nan)):
-            best.untrained[f"{prefix}{name}"] = values[name]
-
     def _divide(self, loader: EvaluationLoader) -> None:
         """Warn if the loss of some samples is not the mean of the losses of pairs of them, weighted by `count`.
 
@@ -78,13 +65,12 @@ class FirstBatch:
         """
         chosen = spread(range(loader.size), min(_SAMPLES, loader.batch_size))
         size, task = len(chosen), self.task
-        if size < 6 or any(
-            getattr(each, "compares_samples", False) for each in (task, *map(_function, task.loss.terms))
-        ):
+        looked_at = [task, *(term.function for term in task.loss.terms)]
+        if size < 6 or any(getattr(each, "compares_samples", False) for each in looked_at):
             return
         samples = look_at(loader.dataset, chosen, _itself, self.config.loader, self.config.worker)
         loaded = find_collate(loader.dataset, self.config.loader.collate)(samples)
-        batch, output, losses = self.trainer.evaluator.measure(loaded)
+        batch, output, measured = self.trainer.evaluator.measure(loaded)
         if any(each.ndim and len(each) != size for each in tensors((batch, output))):
             return
 
@@ -92,15 +78,15 @@ class FirstBatch:
             set_seed(seed)  # for losses that draw numbers
             count = task.count(rows(loaded, part, size))
             with self.trainer.strategy.precision.autocast():
-                found = task.losses(rows(output, part, size), rows(batch, part, size))
-            return len(range(size)[part]) if count is None else int(count), to_floats([found])[0]
+                values = task.losses(rows(output, part, size), rows(batch, part, size))
+            return len(range(size)[part]) if count is None else int(count), to_floats([values])[0]
 
         (_, whole), (_, again) = losses_of(slice(size)), losses_of(slice(size), seed=1)
         # Small parts: the losses of an untrained model are nearly alike, so weights show most where few are averaged.
         parts = [each for start in range(0, size, 2) if (each := losses_of(slice(start, start + 2)))[0]]
         total = sum(count for count, _ in parts)
         joined = {name: math.fsum(count * one[name] for count, one in parts) / total for name in whole}
-        rounding = max(_ROUNDING, 16 * torch.finfo(losses["loss"].dtype).eps)
+        rounding = max(_ROUNDING, 16 * torch.finfo(measured["loss"].dtype).eps)
         wrong = [name for name in whole if not abs(whole[name] - joined[name]) <= rounding * abs(whole[name])]
         if "loss" not in wrong or whole != again:
             return
@@ -114,10 +100,6 @@ class FirstBatch:
 
 def _itself(sample: Any) -> Any:
     return sample
-
-
-def _function(term: Any) -> Any:
-    return term.function
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -170,9 +152,8 @@ def warn_of_nan(name: str, indices: Sequence[int], batch: Any, values: Mapping[s
     for key, value in batch.items() if isinstance(batch, Mapping) else ():
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim and len(value) == len(indices):
             rows_ = (~value.isfinite()).flatten(1).any(1) if value.ndim > 1 else ~value.isfinite()
-            numbers = [indices[row] for row in rows_.nonzero().flatten().tolist()]
+            numbers = [str(indices[row]) for row in rows_.nonzero().flatten().tolist()]
             if numbers:
-                more = f" ({len(numbers)} in all)" if len(numbers) > 3 else ""
-                causes.append(f"`{key}` is not finite in sample {', '.join(map(str, numbers[:3]))}{more}")
+                causes.append(f"`{key}` is not finite in sample {listed(numbers, 3)}")
     cause = "; ".join(causes) or "its data are finite, so look at the model and the loss"
     logger.warning("{}: {} of the first batch is {} before training: {}", name, bad[-1], values[bad[-1]], cause)

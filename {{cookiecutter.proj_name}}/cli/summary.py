@@ -2,7 +2,6 @@
 
 import pkgutil
 import shlex
-import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -10,9 +9,8 @@ from time import perf_counter
 from typing import Any
 
 from loguru import logger
-from torch import nn
 
-from common.base.process import terminal_width
+from common.base.files import PROJECT
 from common.base.text import label, number
 from common.config.problem import place
 from common.config.registry import (
@@ -26,7 +24,7 @@ from common.config.registry import (
 from common.data.class_counts import shown_classes
 from common.data.sections import sets_of
 from common.data.view import is_map_style
-from common.monitor.writer import without_twins
+from common.monitor.writer import drop_duplicate_loss
 from common.progress import Interval, Outcome
 from common.run_context import RunContext
 from common.trainer import Trainer
@@ -34,9 +32,8 @@ from cli.first_batch import FirstBatch
 from cli.slow_data import SlowDataAdvice, warn_of_busy_machine
 from custom.config import Config
 
-_PROJECT = Path(__file__).resolve().parents[1]
 _FILES = ("train.log", "report.html", "metrics.jsonl", "checkpoints", "eval", "progress")
-_WIDEST = 100
+_MOST_VALUES = 5
 # Called with the folder of a run that is complete.
 _AT_END: list[str] = [
     # "module:function"
@@ -54,7 +51,9 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     logger.info("task {} {}", name, TASK_REGISTRY.where(name))
     name = config.model["type"]
     logger.info("model {} {} ({:,} parameters, {:,} trainable)", name, MODEL_REGISTRY.where(name), total, trainable)
-    trainer.monitor.recorder.begin_with("run/model", model_table(trainer.task.model))
+    trainer.monitor.recorder.begin_with(
+        "run/model", f"{total:,} parameters, {trainable:,} trainable\n{trainer.task.model}"
+    )
     trainer.monitor.after_log.append(SlowDataAdvice(config.worker, run.rank, trainer.at))
     if run.rank.is_main:
         trainer.evaluator.after_rehearsal.append(FirstBatch(config, trainer))
@@ -96,21 +95,6 @@ def shown_interval(interval: Interval) -> str:
         return "never"
     amount = interval.amount.numerator if interval.amount.denominator == 1 else float(interval.amount)
     return f"every {interval.unit}" if amount == 1 else f"every {amount} {interval.unit}s"
-
-
-def model_table(model: nn.Module) -> str:
-    """Each module that has parameters of its own: name, type, parameters, their shapes."""
-    rows = [("module", "type", "parameters", "shapes")]
-    for name, module in model.named_modules():
-        own = list(module.parameters(recurse=False))
-        shapes = " ".join("x".join(map(str, each.shape)) for each in own)
-        rows += [(name, type(module).__name__, f"{sum(each.numel() for each in own):,}", shapes)] if own else []
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    table = [
-        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {count:>{widths[2]}}  {shapes}"
-        for name, kind, count, shapes in rows
-    ]
-    return "\n".join([*table, "", str(model)])
 
 
 def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
@@ -157,20 +141,14 @@ def summary(trainer: Trainer, outcome: Outcome | None) -> str:
 
 
 def values(found: Mapping[str, float], trainer: Trainer) -> str:
-    """Measured values: first the one that decides about the best checkpoint, then as many as fit in the line."""
-    key, text = trainer.best.config.metric, ""
-    room = min(terminal_width(), _WIDEST) - len("  evaluate  (latest.pt: step 1000000)")
-    for name in sorted(without_twins(found), key=lambda name: name != key):
-        longer = f"{text}  {name} {number(found[name]).strip()}".strip()
-        if text and len(longer) > room:
-            return f"{text}  …"
-        text = longer
-    return text
+    """Measured values: first the one that decides about the best checkpoint, then the first of the others."""
+    key = trainer.best.config.metric
+    names = sorted(drop_duplicate_loss(found), key=lambda name: name != key)
+    shown = "  ".join(f"{name} {number(found[name]).strip()}" for name in names[:_MOST_VALUES])
+    return shown + "  …" * (len(names) > _MOST_VALUES)
 
 
 def command(program: str, option: str, path: Path) -> str:
-    """A command to copy, from the folder where this one was given; in two lines where a terminal is too narrow."""
-    words = f"python {program if program.startswith('-') else shlex.quote(place(_PROJECT / program))}"
-    ending = f"{option} {shlex.quote(place(path))}"
-    fits = len(f"  evaluate {words} {ending}") <= terminal_width() or not sys.stderr.isatty()
-    return f"{words} {ending}" if fits else f"{words} \\\n    {ending}"
+    """A command to copy, from the folder where this one was given."""
+    name = program if program.startswith("-") else shlex.quote(place(PROJECT / program))
+    return f"python {name} {option} {shlex.quote(place(path))}"

@@ -98,7 +98,7 @@ def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) 
     stage = state.get("stages", {}).get("number", 0)
     if stage and stage >= len(config.stages):
         raise UserError(f"the checkpoint is in stage {stage + 1}, but the config has {len(config.stages)} stages")
-    task.loss.weigh(config.in_stage(stage).loss)
+    task.loss.set_weights(config.in_stage(stage).loss)
     task.classes = about["classes"]
     return Trained(path, config, task.eval(), rank, precision, seed, state["position"])
 

@@ -17,8 +17,15 @@ from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
 from common.data.loader import LoaderConfig
 from common.data.sections import SplitsConfig, sets_of
 from common.distributed import DistConfig
-from common.evaluation.best import BestConfig, EarlyStopConfig, Mode
-from common.evaluation.best_mode import check_names, find_mode, measured_losses, which_are_better
+from common.evaluation.best import (
+    BestConfig,
+    EarlyStopConfig,
+    Mode,
+    check_names,
+    find_mode,
+    measured_losses,
+    metric_directions,
+)
 from common.evaluation.loss import LossSections
 from common.evaluation.metric import MetricSections
 from common.model import PrepareConfig, WeightRules
@@ -147,4 +154,4 @@ class RunConfig(StagedSettings):
         best = self.best
         if self.optim.ema.evaluate == "both":
             best = replace(best, metric=best.metric.removeprefix(OWN))
-        return find_mode(best, {**losses, **which_are_better(self.metric)}, sets_of(self.dataset.val))
+        return find_mode(best, {**losses, **metric_directions(self.metric)}, sets_of(self.dataset.val))

@@ -96,7 +96,7 @@ class Trainer:
         vars(self).pop("optimizer_step", None)  # frees the wrappers of the previous stage
         self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
         self.move_to(self.at)
-        self.task.loss.weigh(config.loss)
+        self.task.loss.set_weights(config.loss)
         self.strategy.freeze(config.prepare.freeze)
         self.ema.follow(self.task)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
@@ -218,8 +218,7 @@ class Trainer:
             return False
         self.progress.values = result.values
         is_best = self.best.update(result.values, self.at.step)
-        shown = is_best and self.best.config.metric not in self.best.untrained
-        self.monitor.evaluation("val", self.at, result, key=self.best.config.metric, best=shown)
+        self.monitor.evaluation("val", self.at, result, key=self.best.config.metric, best=is_best)
         value = result.values.get(self.best.config.metric)
         self.schedule.after_validation(value)
         self.stages.after_validation(value)

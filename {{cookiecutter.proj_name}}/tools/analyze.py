@@ -32,7 +32,7 @@ from common.model import prepare
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.task import Place
-from cli.advice import explained
+from cli.advice import explain_errors
 from cli.command_line import parse
 from cli.stored_config import stored_config
 from custom.config import Config
@@ -62,7 +62,7 @@ class Subject:
         eager = replace(first.prepare, compile=replace(first.prepare.compile, enabled=False))
         prepare(self.task, eager, dist, self.precision, rank)
         self.task.at = Place(0, 0, None, stream.steps_per_epoch)
-        self.task.loss.weigh(first.loss)
+        self.task.loss.set_weights(first.loss)
         self.batch = self.task.prepare_batch(self.precision.cast_batch(batch), rank.device)
 
     def forward(self) -> None:
@@ -206,5 +206,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with reported(), explained():
+    with reported(), explain_errors():
         leave(main(sys.argv[1:]))

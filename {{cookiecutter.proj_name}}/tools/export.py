@@ -33,7 +33,7 @@ from common.failure.program import leave, reported
 from common.monitor.log import setup_log
 from common.progress import Position
 from common.run.paths import RunPaths
-from cli.advice import explained
+from cli.advice import explain_errors
 from cli.trained import Trained, load_trained
 
 Tensors = dict[str, Tensor]
@@ -334,5 +334,5 @@ def command(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 if __name__ == "__main__":
-    with reported(), explained():
+    with reported(), explain_errors():
         leave(main(sys.argv[1:]))

@@ -55,7 +55,7 @@ def state_checksum(state: Any) -> int:
     return mix(*found)
 
 
-def differing(everyone: Sequence[Mapping[str, int]]) -> list[str]:
+def find_differences(everyone: Sequence[Mapping[str, int]]) -> list[str]:
     """The names whose checksum differs between rank 0, the first of `everyone`, and some other rank."""
     first = everyone[0]
     return sorted({name for each in everyone for name in {**first, **each} if first.get(name) != each.get(name)})

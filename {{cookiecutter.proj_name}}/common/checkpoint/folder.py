@@ -85,7 +85,9 @@ class CheckpointFolder:
             aside.append(self.latest)
         for path in aside:
             kept = unused(path.with_name(f"abandoned_{path.stem}"), path.suffix)
-            logger.warning("{} (step {}) is not what is resumed; it is now {}", path, step_of(path), kept.name)
+            logger.warning(
+                "{} (step {}) is newer than the checkpoint being resumed; renamed to {}", path, step_of(path), kept.name
+            )
             path.replace(kept)
         if not is_latest:
             link_file(found.path, self.latest)
@@ -117,8 +119,8 @@ class CheckpointFolder:
             return found
         if paths:
             raise CheckpointError(
-                f"none of the checkpoints in {self.folder} can be loaded; to start afresh give the run another --name, "
-                "or leave out --resume: this one's folder is kept under another name"
+                f"none of the checkpoints in {self.folder} can be loaded; to start again give the run another --name, "
+                "or omit --resume; the existing folder will be renamed"
             )
         return None
 

@@ -6,6 +6,7 @@ from typing import Any
 from common.base.errors import UserError
 from common.checkpoint.fingerprint import Change, changes, compare
 from common.checkpoint.state import RunState
+from common.config.names import listed
 from common.config.record import config_of_today
 from common.data.view import innermost
 from common.distributed import Rank
@@ -25,7 +26,6 @@ SAFE = (
 )  # fmt: skip
 # Together these determine the samples of one optimizer step; see `accept_changes`.
 _BATCH = ("batch_size", "optim.accumulate")
-_SHOWN = 10  # changed files in a message
 
 
 def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allowed: bool, rank: Rank) -> str:
@@ -154,5 +154,4 @@ def _changed_code(files: list[Change], safe: list[Change]) -> list[str]:
         for change in sorted(files, key=lambda change: change.key)
     ]
     names += [change.arrow for change in safe if change.key == "plugins"]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return [f"the code changed: {', '.join(names[:_SHOWN])}{more}"] if names else []
+    return [f"the code changed: {listed(names, 10)}"] if names else []

@@ -27,21 +27,10 @@ class CheckpointConfig:
     """How checkpoints are written and kept. When they are written is in `progress`."""
 
     keep: Annotated[int, Field(ge=0, description="numbered checkpoints to keep, the newest ones; 0: all")] = 3
-    keep_every: Annotated[
-        StepInterval,
-        Field(description='numbered checkpoints at multiples of this are kept for good; steps, or "10epoch"'),
-    ] = -1
-    background: Annotated[
-        bool,
-        Field(description="write during training; costs rank 0 a copy in host memory, with fsdp always"),
-    ] = True
-    frozen: Annotated[
-        bool,
-        Field(description="false: leave out what is not trained; it comes from its source again, and is compared"),
-    ] = True
-    failures: Annotated[
-        int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run; 1: the first one does")
-    ] = 3
+    keep_every: Annotated[StepInterval, Field(description='keep multiples of this for good: steps, or "10epoch"')] = -1
+    background: Annotated[bool, Field(description="write during training, from a copy in host memory (rank 0)")] = True
+    frozen: Annotated[bool, Field(description="false: leave out what is not trained; a resume loads its source")] = True
+    failures: Annotated[int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run")] = 3
 
 
 class Saver(AbstractContextManager["Saver"]):

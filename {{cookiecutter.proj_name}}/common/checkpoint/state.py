@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
-from common.checkpoint.checksum import differing, state_checksum
+from common.checkpoint.checksum import find_differences, state_checksum
 from common.checkpoint.file import FORMAT
 from common.checkpoint.frozen import Frozen, check_frozen
 from common.checkpoint.saver import whole
@@ -82,11 +82,11 @@ class RunState:
             raise UserError(f"register_state: {name} is registered twice; give one of them another name")
         self.user_parts[name] = part
 
-    def state_dict(self, at: Position, values: Mapping[str, float], owed: Collection[str] = ()) -> dict[str, Any]:
+    def state_dict(self, at: Position, values: Mapping[str, float], pending: Collection[str] = ()) -> dict[str, Any]:
         """The state of a run at position `at` that measured `values` last. Every process must call this.
 
         Args:
-            owed: the splits whose evaluation at `at` was interrupted by a signal.
+            pending: the splits whose evaluation at `at` was interrupted by a signal.
         """
         mine = random_state(self.rank.device)
         tensors, frozen = self.task.state_dict(), self._frozen.to_leave_out()
@@ -96,13 +96,13 @@ class RunState:
             "format": FORMAT,
             "position": at._asdict(),
             "values": dict(values),
-            "owed": sorted(owed),
+            "owed": sorted(pending),
             "model": {name: value for name, value in model.items() if name not in frozen},
             "task": {name: value for name, value in tensors.items() if name not in frozen},
             "frozen": frozen,
             **{name: part.state_dict() for name, part in self.parts.items()},
             "user": user,
-            "ranks": self._of_each_rank(user),
+            "ranks": self._state_of_ranks(user),
             "differing": self.differing_buffers(),
             "random": gather_objects(mine, self.rank),
             "fingerprint": dict(self.fingerprint),
@@ -124,7 +124,7 @@ class RunState:
             for name, module, _, buffer in named_buffers(self.task)
             if kinds.get(name) != "rank" and not isinstance(module, _NormBase)
         }
-        names = differing(gather_objects(own, self.rank)) if own else []
+        names = find_differences(gather_objects(own, self.rank)) if own else []
         if names and not self._warned:
             self._warned = True
             logger.warning(
@@ -175,7 +175,7 @@ class RunState:
             set_seed(mix(self.fingerprint["seed"], self.rank.rank, at.step))
         return at, dict(state["values"]), set(state["owed"])
 
-    def _of_each_rank(self, user: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _state_of_ranks(self, user: Mapping[str, Any]) -> list[dict[str, Any]]:
         """What is saved for each rank, in rank order, on the main process: `rank` buffers, and user parts that differ.
 
         Empty if there is nothing of that kind.
@@ -183,7 +183,7 @@ class RunState:
         kinds = buffer_kinds(self.task)
         buffers = {name: buffer for name, _, _, buffer in named_buffers(self.task) if kinds.get(name) == "rank"}
         checksums = {} if self.rank.is_alone else {name: state_checksum(part) for name, part in user.items()}
-        names = differing(gather_objects(checksums, self.rank))
+        names = find_differences(gather_objects(checksums, self.rank))
         if not (names or buffers):
             return []
         own = {"buffers": buffers, "user": {name: user[name] for name in names if name in user}}

@@ -29,25 +29,15 @@ _SHOWN = 8  # keys listed per kind in a message
 class InitConfig:
     """Weights that a new run starts from. Not a resume: everything else starts from its beginning."""
 
-    path: Annotated[str | None, Field(description="checkpoint or file of weights, or its web address; null: none")] = (
-        None
-    )
-    sha256: Annotated[
-        str | None, Field(pattern="^[0-9a-fA-F]{64}$", description="checksum that the file must have; null: any")
-    ] = None
-    prefix: Annotated[
-        str, Field(description='take only keys that begin with this, and cut it off, as in "backbone."')
-    ] = ""
+    path: Annotated[str | None, Field(description="checkpoint, file of weights, or web address; null: none")] = None
+    sha256: Annotated[str | None, Field(pattern="^[0-9a-fA-F]{64}$", description="that of the file; null: any")] = None
+    prefix: Annotated[str, Field(description='take only keys with this prefix, as in "backbone.", without it')] = ""
     rename: Annotated[
         list[list[str]],
         Field(description="[pattern, replacement] pairs (regular expressions), applied to keys in order"),
     ] = field(default_factory=list)
-    exclude: Annotated[list[str], Field(description='keys of the model that stay as they are, as in "head.*"')] = field(
-        default_factory=list
-    )
-    strict: Annotated[
-        bool, Field(description="keys that do not match are an error; false: load what fits, and report the rest")
-    ] = True
+    exclude: Annotated[list[str], Field(description='keys to keep, as in "head.*"')] = field(default_factory=list)
+    strict: Annotated[bool, Field(description="keys that do not match are an error; false: load what fits")] = True
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, left_out: Collection[str] = ()) -> None:
@@ -75,8 +65,8 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
     """
     if config.path is None:
         return
-    path = _fetched(config, project, rank)
-    weights = _selected(_read_weights(path), config)
+    path = _fetch(config, project, rank)
+    weights = _select(_read_weights(path), config)
     own = model.state_dict()
     wanted = {key: value for key, value in own.items() if not any(fnmatchcase(key, each) for each in config.exclude)}
     weights = {key: value for key, value in weights.items() if key in wanted or key not in own}
@@ -86,7 +76,7 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
     if not fitting:
         raise UserError(f"init_from: no key of the file fits the model; prefix and rename can change that\n{report}")
     if config.strict and misfits:
-        advice = "exclude the entries to keep, or set init_from.strict: false to load what fits"
+        advice = "exclude parameters to keep at their initial values, or set init_from.strict: false to load what fits"
         raise UserError(f"init_from: {report}\n  {advice}")
     model.load_state_dict(fitting, strict=False)
     logger.info("init_from: {}", report)
@@ -97,7 +87,7 @@ def weights_path(path: str | None, project: Path) -> str | None:
     return path if path is None or _ADDRESS.match(path) else str(project / Path(path).expanduser())
 
 
-def _fetched(config: InitConfig, project: Path, rank: Rank) -> Path:
+def _fetch(config: InitConfig, project: Path, rank: Rank) -> Path:
     """The file of weights, downloaded if need be, with the right checksum."""
     given, expected = str(config.path), (config.sha256 or "").lower()
     path = Path(weights_path(given, project) or "")
@@ -145,7 +135,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if isinstance(value, Tensor)}
 
 
-def _selected(weights: Mapping[str, Tensor], config: InitConfig) -> dict[str, Tensor]:
+def _select(weights: Mapping[str, Tensor], config: InitConfig) -> dict[str, Tensor]:
     """Strip the prefixes of wrappers (DDP, torch.compile), then select by prefix, then rename."""
     chosen = {}
     for key, value in weights.items():

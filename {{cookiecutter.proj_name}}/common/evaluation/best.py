@@ -1,17 +1,23 @@
-"""Tracks the best validation, and decides on early stopping. A resume continues both."""
+"""What is better: the mode of the metric that decides, the best validation so far, early stopping.
+
+A resume continues both.
+"""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from loguru import logger
 from pydantic import Field
 
 from common.base.errors import UserError
-from common.config import section
+from common.config import ABSENT, ConfigError, Problem, section
+from common.config.registry import METRIC_REGISTRY
+from common.config.schema import suggestion
+from common.evaluation.metric import Better
 
-_CONSTANT_AFTER = 5  # validations
 Mode = Literal["min", "max"]
 
 
@@ -47,28 +53,19 @@ class Best:
 
 @dataclass
 class BestTracker:
-    """Compares validations. A value that is not finite is never the best; of equal values the older stays.
-
-    `untrained`: losses before training by name, to notice a run that diverges; those that it has not come below yet.
-    """
+    """Compares validations. A value that is not finite is never the best; of equal values the older stays."""
 
     config: BestConfig
     early: EarlyStopConfig
     mode: Mode
     best: Best | None = None
     waited: int = 0  # validations since the best
-    validations: int = 0  # in this process
-    constant: dict[str, float] | None = None  # values that were the same in all of them; none after a resume
-    untrained: dict[str, float] = field(default_factory=dict)
-    has_warned: bool = False  # of divergence
 
     def update(self, values: Mapping[str, float], step: int) -> bool:
         """Record one validation; True if it is the best so far. Raises `UserError` if it lacks the metric."""
         value = values.get(self.config.metric)
         if value is None:
             raise UserError(f"best.metric: {self.config.metric} was not measured; available: {', '.join(values)}")
-        self._warn_of_constant(values)
-        self._warn_of_divergence(values, step)
         sign = 1 if self.mode == "max" else -1
         if not math.isfinite(value):
             logger.warning("validation gave {} = {} (best.metric), which is never the best", self.config.metric, value)
@@ -78,33 +75,6 @@ class BestTracker:
             return True
         self.waited += 1
         return False
-
-    def _warn_of_constant(self, values: Mapping[str, float]) -> None:
-        """Warn of values that are the same to the last bit in each of a run's first validations."""
-        before, self.validations = values if self.constant is None else self.constant, self.validations + 1
-        self.constant = {name: value for name, value in values.items() if value == before.get(name)}
-        if self.constant and self.validations == _CONSTANT_AFTER:
-            found = ", ".join(f"{name} {value:.6g}" for name, value in self.constant.items())
-            text = (
-                "the first {} validations gave exactly the same {}; do the weights change (optim.lr, prepare.freeze), "
-            )
-            logger.warning(text + "and is the model's output what is measured?", _CONSTANT_AFTER, found)
-
-    def _warn_of_divergence(self, values: Mapping[str, float], step: int) -> None:
-        """Warn, once, if a loss is clearly above the untrained one in all validations so far, or far above it.
-
-        Not in the first steps, in which the statistics of batch norm are not yet those of the data.
-        """
-        self.untrained = {name: old for name, old in self.untrained.items() if not values.get(name, old) <= old}
-        for name, old in self.untrained.items():
-            limit = 0.3 if step >= 30 and self.validations >= 2 else 9 if step >= 20 else math.inf
-            if not self.has_warned and not values[name] - old <= limit * abs(old):
-                self.has_warned = True
-                logger.warning(
-                    "{} is {:.6g} in validation, but was {:.6g} before training: diverging? Try a smaller optim.lr, a "
-                    "warm-up (--optim.lr_scheduler.warmup 1epoch) or optim.clip_gradients",
-                    *(name, values[name], old),
-                )
 
     def reason_to_stop(self, value: float | None) -> str | None:
         """Why training should end after this validation; None to continue."""
@@ -127,4 +97,64 @@ class BestTracker:
             logger.warning("best was {metric} ({mode}) in the checkpoint; tracking starts anew", **state)
             return
         self.best = None if state["best"] is None else Best(*state["best"])
-        self.waited, self.constant = state["waited"], {}
+        self.waited = state["waited"]
+
+
+def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
+    """The sum and the losses that are part of it; losses with the weight 0 are not computed."""
+    sections = sections or {}
+    off = [name for name, part in sections.items() if isinstance(part, Mapping) and part.get("weight") == 0]
+    return ["loss", *(name for name in sections if name not in off)]
+
+
+def check_names(metrics: Iterable[str], losses: Iterable[str]) -> Iterator[Problem]:
+    """A problem for each metric with the name of a loss, whose value it would replace in every record."""
+    for metric in metrics:
+        if metric in ("loss", *losses):
+            rule = "is the name of a loss too, and only one of the two values could be kept"
+            hint = "call one of them something else and name its type, as in my_name: {type: ...}"
+            yield Problem(f"metric.{metric}", ABSENT, rule, hint)
+
+
+def metric_directions(sections: Mapping[str, Any]) -> dict[str, Better]:
+    """`higher_is_better` of each metric's class; None if the class is not found, which `MetricSections` reports."""
+    found: dict[str, Better] = dict.fromkeys(sections)
+    for name, each in sections.items():
+        kind = each.get("type", name) if isinstance(each, Mapping) else name
+        with suppress(UserError):
+            found[name] = getattr(METRIC_REGISTRY.get(str(kind)), "higher_is_better", None)
+    return found
+
+
+def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[str]) -> Mode:
+    """Whether lower or higher values of the metric are better.
+
+    Args:
+        better: whether higher is better, for each loss and metric by name; each may have parts, `name.part`.
+        sets: names of the validation sets, whose values are called `set.value`; "" for a single one.
+
+    Raises:
+        ConfigError: the config has no such metric, its direction is unknown and `mode` auto, or `mode` contradicts it.
+    """
+    name, says = config.metric, _find(config.metric, better, [each for each in sets if each])
+    if says is None and config.mode == "auto":
+        rule = f"cannot tell whether higher values of {name} are better"
+        hint = "set best.mode to min or max, or higher_is_better in the class of the metric"
+        raise ConfigError([Problem("best.mode", config.mode, rule, hint)])
+    if says is not None and config.mode == ("min" if says else "max"):
+        rule = f"would keep the worst model, since {'higher' if says else 'lower'} values of {name} are better"
+        raise ConfigError([Problem("best.mode", config.mode, rule, "leave best.mode out, or set it to auto")])
+    return config.mode if config.mode != "auto" else "max" if says else "min"
+
+
+def _find(metric: str, better: Mapping[str, Better], named: Sequence[str]) -> bool | None:
+    measured = {f"{name}.{value}": says for name in named for value, says in better.items()} if named else better
+    value = max((value for value in measured if f"{metric}.".startswith(f"{value}.")), key=len, default=None)
+    if value is not None:
+        says = measured[value]
+        return says.get(metric.removeprefix(f"{value}.")) if isinstance(says, Mapping) else says
+    hint = suggestion(metric, list(measured), "there is")
+    if named and metric.partition(".")[0] in better:
+        hint = f"dataset.val has sets by name, so name the set too, as in {named[0]}.{metric}"
+    rule = "is neither a loss with a weight other than 0 nor a metric of this config"
+    raise ConfigError([Problem("best.metric", metric, rule, hint)])

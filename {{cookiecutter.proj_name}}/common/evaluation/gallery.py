@@ -1,9 +1,13 @@
-"""Which samples of a set are drawn."""
+"""Which samples of a set are drawn: its first ones, or the worst of the whole set."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
-from common.distributed import Rank
+from common.base.errors import UserError
+from common.base.nested import map_tensors
+from common.distributed import Rank, gather_to_main
 from common.monitor.pictures import Picture
 
 
@@ -37,3 +41,88 @@ class Gallery:
     def finish(self) -> list[Picture]:
         """The pictures, on the main process. Every process of `rank` must call this."""
         return self.pictures
+
+
+class SampleScore(NamedTuple):
+    """How wrong one sample is, and its group: its class, so that not all pictures are of one."""
+
+    wrong: bool
+    loss: float
+    group: Hashable = None
+
+
+class HasErrors(Protocol):
+    """A task whose pictures are chosen here."""
+
+    def sample_errors(self, output: Any, batch: Any) -> Sequence[SampleScore]:
+        """How wrong each sample of a batch is, after `post_process`."""
+
+
+class _Candidate(NamedTuple):
+    """A sample that may be shown: number in the data set, and its part of the output and of the batch; or a picture."""
+
+    error: SampleScore
+    number: int
+    sample: Any
+
+
+class WorstFirst(Gallery):
+    """Wrong samples first, each group in turn, the highest loss first; the same ones on any number of processes.
+
+    If `fixed`, each group in turn in the order of the data set. No more samples are kept than are shown: one that is
+    left out cannot be among the first ones later, since others of its group only push it back.
+
+    The task says how wrong each sample is, see `HasErrors`. Its `pictures` is called with batches of one sample.
+    """
+
+    kept: Sequence[_Candidate] = ()
+
+    def add(self, output: Any, batch: Any, indices: Sequence[int] | None = None) -> None:
+        errors = cast(HasErrors, self.task).sample_errors(output, batch)
+        indices = range(len(errors)) if indices is None else indices
+        if len(errors) != len(indices):
+            raise UserError(f"sample_errors must give one SampleScore per sample: {len(errors)} for {len(indices)}")
+        places = dict(zip(indices, range(len(indices)), strict=True))
+        news = [_Candidate(error, number, None) for error, number in zip(errors, indices, strict=True)]
+        self.kept = [
+            each._replace(sample=_kept((output, batch), places[each.number], len(indices)))
+            if each.sample is None
+            else each
+            for each in self._first([*self.kept, *news])
+        ]
+
+    def _first(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
+        """The first `limit` candidates in the order of showing."""
+        turns: Counter[Hashable] = Counter()
+        ordered: list[tuple[bool, int, int, _Candidate]] = []
+        for each in sorted(candidates, key=lambda each: (0 if self.fixed else -_number(each.error.loss), each.number)):
+            wrong = each.error.wrong and not self.fixed
+            turns[wrong, each.error.group] += 1
+            ordered.append((not wrong, turns[wrong, each.error.group], len(ordered), each))
+        return [each for *_, each in sorted(ordered)[: self.limit]]
+
+    def finish(self) -> list[Picture]:
+        drawn = [each._replace(sample=self.task.pictures(each.sample[0], each.sample[1], 1)) for each in self.kept]
+        everything = [each for kept in gather_to_main(drawn, self.rank) for each in kept]
+        return [picture for each in self._first(everything) for picture in each.sample]
+
+
+def _number(loss: float) -> float:
+    """NaN has no place in an order; it is the worst of all."""
+    return math.inf if math.isnan(loss) else loss
+
+
+def _kept(values: Any, number: int, size: int) -> Any:
+    """One sample of a batch of `size`, as a batch of one on the CPU."""
+    return map_tensors(rows(values, slice(number, number + 1), size), lambda each: each.detach().to("cpu", copy=True))
+
+
+def rows(values: Any, part: slice, size: int) -> Any:
+    """Some samples of a batch or an output of `size` samples: a part of whatever has one entry per sample."""
+    if isinstance(values, Mapping):
+        return {key: rows(value, part, size) for key, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(rows(value, part, size) for value in values)
+    if isinstance(values, list) and len(values) == size:
+        return values[part]
+    return map_tensors(values, lambda each: each[part] if each.ndim > 0 and len(each) == size else each)

@@ -5,21 +5,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from common.base.context import error_context
 from common.base.errors import UserError
-from common.config import ConfigError, Problem, overlaid
+from common.config import ConfigError, Problem, overlaid, section
 from common.config.arguments import check_arguments
 from common.config.registry import LOSS_REGISTRY
 from common.config.schema import EditorRule
 from common.distributed import Rank, gather_objects
-from common.evaluation.weight import WeightSchedule
 from common.monitor.meter import to_floats
-from common.progress import Place
+from common.optim.factors import cosine, linear
+from common.progress import EpochInterval, Interval, Place
 
 # Keys of a loss section that are read here; all others are arguments of the loss.
 _OWN = ("weight", "inputs")
@@ -27,7 +27,7 @@ _OWN = ("weight", "inputs")
 
 def _input_path(path: str) -> str:
     if path.split(".")[0] not in ("output", "batch"):
-        raise ValueError("must be output.<name> or batch.<name>, what the model gave or what the data set gave")
+        raise ValueError("must be output.<name> or batch.<name>: the model's output or the data set's batch")
     return path
 
 
@@ -35,6 +35,33 @@ Inputs = dict[str, Annotated[str, AfterValidator(_input_path)]]
 """Names, and where each value is: `{input: output.logits, target: batch.label}`."""
 Losses = dict[str, Tensor]
 """Scalars, means over samples: `loss`, which is minimised, then its parts by name, unweighted; all are logged."""
+
+
+@section
+class WeightSchedule:
+    """The weight of a loss: first `start`; from `after` on, it changes, until it is `end` at `until`."""
+
+    type: Annotated[Literal["linear", "cosine"], Field(description="as of optim.lr_scheduler")] = "linear"
+    start: Annotated[float, Field(description="first weight")] = 0.0
+    end: Annotated[float, Field(description="last weight")] = 1.0
+    after: Annotated[EpochInterval, Field(description="when the change begins: epochs, or 100step")] = 0
+    until: Annotated[EpochInterval, Field(description="when it ends; null: with the run")] = None
+
+    def problems(self) -> Iterator[Problem]:
+        """An end that does not come after the beginning."""
+        after, until = Interval.parse(self.after, "epoch"), Interval.parse(self.until, "epoch")
+        if self.until is not None and (not until or (until.unit == after.unit and until.amount <= after.amount)):
+            yield Problem("until", self.until, f"must be later than after, {self.after}")
+
+    def __call__(self, at: Place) -> float:
+        """The weight at a position. Raises `UserError` if `until` is not known in steps."""
+        after = Interval.parse(self.after, "epoch").in_steps(at.steps_per_epoch)
+        until = Interval.parse(self.until, "epoch").in_steps(at.steps_per_epoch) or at.total
+        if until is None:
+            raise UserError('until: the length of the run is not known; set this in steps, as in "1000step"')
+        schedule = linear if self.type == "linear" else cosine
+        rest = schedule(max(0, at.step - after), steps=max(1, until - after), min_factor=0.0)
+        return self.end + (self.start - self.end) * rest
 
 
 class LossSections(EditorRule):
@@ -51,19 +78,19 @@ class LossSections(EditorRule):
         if not isinstance(value, Mapping) or not value:
             yield Problem(key, value, "must name at least one loss", "or be null, if the task computes its own")
             return
-        for name, section in value.items():
+        for name, part in value.items():
             below = f"{key}.{name}"
             if name == "loss":
-                yield Problem(below, section, "is the name of the weighted sum; choose another one, with a type")
-            section = {} if section is None else section
-            own = {word: section[word] for word in _OWN if word in section} if isinstance(section, Mapping) else {}
+                yield Problem(below, part, "is the name of the weighted sum; choose another one, with a type")
+            part = {} if part is None else part
+            own = {word: part[word] for word in _OWN if word in part} if isinstance(part, Mapping) else {}
             if isinstance(own.get("weight"), Mapping):
                 try:
                     overlaid(WeightSchedule, own.pop("weight"))
                 except ConfigError as error:
                     yield from (replace(each, key=f"{below}.weight.{each.key}", origin=None) for each in error.problems)
             mapped = tuple(own["inputs"]) if isinstance(own.get("inputs"), Mapping) else ()
-            yield from LOSS_REGISTRY.check(section, below, ignore=_OWN, default_type=name, mapped=mapped)
+            yield from LOSS_REGISTRY.check(part, below, ignore=_OWN, default_type=name, mapped=mapped)
             yield from check_arguments(Term, own, below, lambda: "every loss", provided=("name", "function"))
 
 
@@ -115,12 +142,12 @@ class LossFactory(nn.Module):
         self.terms: list[Term] = []
         self._weights: dict[str, float | WeightSchedule] = {}
         sections = sections or {}
-        for name, section in sections.items():
-            section = section or {}
-            if section.get("weight") == 0:
+        for name, part in sections.items():
+            part = part or {}
+            if part.get("weight") == 0:
                 continue
-            function = LOSS_REGISTRY.build({"type": name, **section}, ignore=_OWN)
-            self.terms.append(Term(name, function, inputs=section.get("inputs")))
+            function = LOSS_REGISTRY.build({"type": name, **part}, ignore=_OWN)
+            self.terms.append(Term(name, function, inputs=part.get("inputs")))
             if isinstance(function, nn.Module):
                 self.add_module(name.replace(".", "_"), function)
             elif _has_weights(function):
@@ -128,12 +155,12 @@ class LossFactory(nn.Module):
                 raise UserError(f"loss.{name}: its weights would not be trained; derive {kind} from nn.Module")
         if sections and not self.terms:
             raise UserError("loss: every weight is 0, so there is nothing to minimise; give one loss a weight")
-        self.weigh(sections)
+        self.set_weights(sections)
 
-    def weigh(self, sections: Mapping[str, Any] | None) -> None:
+    def set_weights(self, sections: Mapping[str, Any] | None) -> None:
         """Take the weights from sections of these losses."""
-        for name, section in (sections or {}).items():
-            weight = (section or {}).get("weight", 1.0)
+        for name, part in (sections or {}).items():
+            weight = (part or {}).get("weight", 1.0)
             self._weights[name] = overlaid(WeightSchedule, weight) if isinstance(weight, Mapping) else weight
 
     def weight(self, name: str) -> float:

@@ -4,18 +4,21 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
+import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 from typing_extensions import Self
 
 from common.base.errors import UserError
+from common.base.nested import map_tensors
 from common.config import Problem
 from common.config.arguments import check_arguments
 from common.config.registry import METRIC_REGISTRY
 from common.config.schema import EditorRule
-from common.distributed import Rank, from_main, gather_objects
-from common.evaluation.gathered import Results, SampleBuffer
+from common.distributed import Rank, from_main, gather_objects, gather_to_main
 from common.evaluation.loss import Inputs, Term, by_part, look_up
 from common.monitor.pictures import Pixels, to_rgb
 
@@ -23,6 +26,8 @@ _OWN = ("inputs",)  # keys of a metric's section that are read here; all others 
 
 Better = bool | Mapping[str, bool] | None
 """Whether higher values are better, for one value or for each by name; None if unknown."""
+Results = dict[str, Any]
+"""Results by name, one entry per sample: a tensor with the samples as first dimension, or a list."""
 Value = float | dict[str, float]
 """One number, or several by name."""
 
@@ -159,3 +164,33 @@ class MetricDict:
             if rank.is_main and classes is not None and (figure := draw(classes)) is not None:
                 self.figures[name] = to_rgb(figure)
         return values
+
+
+class SampleBuffer:
+    """Results of one metric for the samples of this process, until they are gathered."""
+
+    def __init__(self, metric: str) -> None:
+        self._metric = metric
+        self._batches: list[tuple[int, Results]] = []  # of each batch, its first sample and its results
+
+    def add(self, results: Results, indices: Sequence[int]) -> None:
+        """Keep the metric's results for a batch of the samples `indices` of the data set."""
+        for name, value in results.items():
+            if len(value) != len(indices):
+                raise UserError(
+                    f"metric.{self._metric}: every result must have one entry per sample, but {name} has {len(value)} "
+                    f"for {len(indices)} samples"
+                )
+        # A copy on the CPU too: a worker's tensor keeps a file of shared memory open, and a view its whole base alive.
+        own = map_tensors(results, lambda tensor: tensor.detach().to("cpu", copy=True))
+        self._batches.append((indices[0], own))
+
+    def gather(self, rank: Rank) -> Results:
+        """The results of all processes, in the order of the data set, on the main process; nothing on the others."""
+        gathered = chain.from_iterable(gather_to_main(self._batches, rank))
+        batches = [results for _, results in sorted(gathered, key=lambda batch: batch[0])]
+        return {name: _joined([results[name] for results in batches]) for name in batches[0]} if batches else {}
+
+
+def _joined(parts: list[Any]) -> Any:
+    return torch.cat(parts) if isinstance(parts[0], Tensor) else list(chain.from_iterable(parts))

@@ -1,7 +1,7 @@
-"""Activation checkpointing and compilation of modules. Parameter names do not change."""
+"""Activation checkpointing. Parameter names do not change."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -10,35 +10,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
-from common.model.config import CompileConfig
 
-
-def checkpoint_activations(modules: Iterable[nn.Module]) -> None:
-    """Make each module keep only the inputs of its forward, which is computed again in the backward pass.
+def recompute_in_backward(module: nn.Module) -> None:
+    """Make a module keep only the inputs of its forward, which is computed again in the backward pass.
 
     Gradients stay the same: dropout draws the same numbers again, and running statistics are updated once. The module's
     `forward` is replaced, not the module, so that no name of a parameter changes.
     """
-    for module in modules:
-        setattr(module, "forward", _recomputed(module))  # noqa: B010 - to the type checker a method cannot be replaced
-
-
-def compile_modules(modules: Iterable[nn.Module], config: CompileConfig) -> None:
-    """Compile each module at its first call."""
-    for module in modules:
-        # torch refuses the mode for other backends.
-        mode = {"mode": config.mode} if config.backend == "inductor" else {}
-        module.compile(backend=config.backend, dynamic=config.dynamic, fullgraph=config.fullgraph, **mode)
-
-
-def norms_with_statistics(model: nn.Module) -> list[_NormBase]:
-    """Batch norms and the like that keep running statistics."""
-    return [each for each in model.modules() if isinstance(each, _NormBase) and each.running_mean is not None]
-
-
-def _recomputed(module: nn.Module) -> Callable[..., Any]:
-    forward = module.forward
-    norms = norms_with_statistics(module)
+    forward, norms = module.forward, norms_with_statistics(module)
 
     @functools.wraps(forward)
     def recomputed(*args: Any, **kwargs: Any) -> Any:
@@ -49,7 +28,12 @@ def _recomputed(module: nn.Module) -> Callable[..., Any]:
         options = {} if torch.compiler.is_compiling() else contexts
         return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=False, **options)
 
-    return recomputed
+    setattr(module, "forward", recomputed)  # noqa: B010 - to the type checker a method cannot be replaced
+
+
+def norms_with_statistics(model: nn.Module) -> list[_NormBase]:
+    """Batch norms and the like that keep running statistics."""
+    return [each for each in model.modules() if isinstance(each, _NormBase) and each.running_mean is not None]
 
 
 @contextmanager

@@ -22,12 +22,8 @@ class CompileConfig:
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
         Field(description="of inductor: how long it searches for faster code"),
     ] = "default"
-    dynamic: Annotated[
-        bool | None, Field(description="true: one code for all shapes; false: one for each; null: torch decides")
-    ] = None
-    fullgraph: Annotated[bool, Field(description="error on code that cannot be compiled, instead of skipping it")] = (
-        False
-    )
+    dynamic: Annotated[bool | None, Field(description="true: one code for all shapes; false: each; null: auto")] = None
+    fullgraph: Annotated[bool, Field(description="error on code that cannot be compiled; false: skip it")] = False
 
 
 @section
@@ -41,9 +37,7 @@ class FsdpConfig:
         list[str],
         Field(description='modules gathered one at a time, as in "layers.*"; without any, the whole model at once'),
     ] = field(default_factory=list)
-    reshard_after_forward: Annotated[
-        bool, Field(description="blocks: free the gathered weights until the backward pass needs them again")
-    ] = True
+    reshard_after_forward: Annotated[bool, Field(description="free gathered weights until the backward pass")] = True
     param_dtype: Annotated[
         Literal["auto", "bf16", "own"],
         Field(description="format of computation; auto: bf16 with precision.mode bf16 and no batch norm, else own"),
@@ -67,9 +61,7 @@ class PrepareConfig:
         list[str],
         Field(description='parameters that are not trained, by full name, as in "backbone.*" or "*.bias"'),
     ] = field(default_factory=list)
-    channels_last: Annotated[
-        bool, Field(description="4-D weights with channels last in memory: faster convolutions on GPUs")
-    ] = False
+    channels_last: Annotated[bool, Field(description="4-D weights with channels last: faster on GPUs")] = False
     activation_checkpointing: Annotated[
         list[str],
         Field(description="modules that compute their forward again in the backward pass: less memory, more time"),

@@ -48,14 +48,14 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Callable[[], None]:
         text = "frozen: {} of {} parameters, {} norms in evaluation mode: {}"
         logger.info(text, len(frozen), len(names), len(norms), listed(chosen))
 
-    def thaw() -> None:
+    def unfreeze() -> None:
         for parameter in trained:
             parameter.requires_grad_(True)
         for norm in norms:
             del norm.train
             norm.train()
 
-    return thaw
+    return unfreeze
 
 
 def parameter_names(model: nn.Module) -> list[str]:

@@ -1,30 +1,11 @@
-"""Modules chosen by patterns over their full dotted names."""
+"""Names of a task's modules and tensors: those of its model are the model's own."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from common.base.errors import UserError
-from common.config.names import matched
-
-
-def matched_modules(task: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
-    """The modules below a task's model that any of `patterns` matches, except those inside another match.
-
-    Raises:
-        UserError: a pattern matches nothing, or a list of modules, which is never called itself.
-    """
-    modules = {name: module for name, module in task.named_modules() if name}  # task and model have the name ""
-    chosen: dict[str, nn.Module] = {}
-    for name in matched(patterns, list(modules), key):
-        if any(name.startswith(f"{above}.") for above in chosen):
-            continue
-        if type(modules[name]).forward is nn.Module.forward:
-            kind = type(modules[name]).__name__
-            raise UserError(f"{key}: {name} is a {kind}, which is never called; name what is in it: {name}.*")
-        chosen[name] = modules[name]
-    return chosen
 
 
 def check_names(task: nn.Module) -> None:
@@ -41,15 +22,15 @@ class ModelHolder(nn.Module):
     model: nn.Module
 
     def named_modules(self, *args: Any, **options: Any) -> Iterator[tuple[str, nn.Module]]:
-        """As of any module, but the parts of the model have the model's own names."""
+        """Like `nn.Module.named_modules`, without the `model.` prefix."""
         for name, module in super().named_modules(*args, **options):
             yield "" if name == "model" else name.removeprefix("model."), module
 
     def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
-        """As of any module, but the tensors of the model have the model's own names."""
+        """Like `nn.Module.state_dict`, without the `model.` prefix."""
         return {name.removeprefix("model."): value for name, value in super().state_dict(*args, **options).items()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As of any module, with the names of `state_dict`."""
+        """Like `nn.Module.load_state_dict`, with the names of `state_dict`."""
         full = {name.removeprefix("model."): name for name in super().state_dict()}
         return super().load_state_dict({full.get(name, name): each for name, each in state.items()}, strict, assign)

@@ -1,5 +1,7 @@
 """Prepares a built task for training."""
 
+from collections.abc import Sequence
+
 import torch
 from loguru import logger
 from torch import nn
@@ -7,10 +9,10 @@ from torch import nn
 from common.base.errors import UserError
 from common.config.names import matched
 from common.distributed import DistConfig, Rank
-from common.model.blocks import checkpoint_activations, compile_modules
+from common.model.blocks import recompute_in_backward
 from common.model.config import PrepareConfig
 from common.model.freeze import freeze, parameter_names
-from common.model.names import ModelHolder, matched_modules
+from common.model.names import ModelHolder
 from common.model.strategy import Replicated, Strategy
 from common.optim.precision import Precision
 
@@ -32,13 +34,19 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
     if config.channels_last:
         # A convolution with such a weight also gives its input and output this order.
         task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from the stubs
-    thaw = freeze(task, config.freeze)  # before wrapping: DDP waits for a gradient of every parameter that can have one
+    unfreeze = freeze(
+        task, config.freeze
+    )  # before wrapping: DDP waits for a gradient of every parameter that can have one
     recomputed, compiled, blocks = check_patterns(task, config)
-    checkpoint_activations(recomputed.values())
+    for module in recomputed.values():
+        recompute_in_backward(module)
     if config.compile.enabled:
         # Gathering weights block by block cannot be compiled, so each block is compiled on its own.
         compiled = compiled or (is_sharded and blocks) or recomputed or {"": task.model}
-        compile_modules(compiled.values(), config.compile)  # with recomputation, which the compiler plans too
+        options = config.compile
+        mode = {"mode": options.mode} if options.backend == "inductor" else {}  # torch refuses it for other backends
+        for module in compiled.values():  # with recomputation, which the compiler plans too
+            module.compile(backend=options.backend, dynamic=options.dynamic, fullgraph=options.fullgraph, **mode)
         logger.info("compiled at the first step: {}", ", ".join(compiled) or type(task.model).__name__)
     strategy: Strategy
     if is_sharded:
@@ -51,7 +59,7 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
         strategy = Strategy(task.to(rank.device), precision)
     else:
         strategy = Replicated(task.to(rank.device), precision, dist)
-    strategy.frozen = config.freeze, thaw
+    strategy.frozen = config.freeze, unfreeze
     strategy.about += ", channels last" if config.channels_last else ""
     strategy.about += ", compiled" if config.compile.enabled else ""
     return strategy
@@ -61,7 +69,25 @@ def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[dict[str, nn
     """The modules to recompute, to compile and to gather, by name. Raises `UserError` for a pattern without a match."""
     matched(config.freeze, parameter_names(task), "prepare.freeze")
     return (
-        matched_modules(task, config.activation_checkpointing, "prepare.activation_checkpointing"),
-        matched_modules(task, config.compile.blocks, "prepare.compile.blocks"),
-        matched_modules(task, config.fsdp.blocks, "prepare.fsdp.blocks"),
+        _match_modules(task, config.activation_checkpointing, "prepare.activation_checkpointing"),
+        _match_modules(task, config.compile.blocks, "prepare.compile.blocks"),
+        _match_modules(task, config.fsdp.blocks, "prepare.fsdp.blocks"),
     )
+
+
+def _match_modules(task: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
+    """The modules below a task's model that any of `patterns` matches, except those inside another match.
+
+    Raises:
+        UserError: a pattern matches nothing, or a list of modules, which is never called itself.
+    """
+    modules = {name: module for name, module in task.named_modules() if name}  # task and model have the name ""
+    chosen: dict[str, nn.Module] = {}
+    for name in matched(patterns, list(modules), key):
+        if any(name.startswith(f"{above}.") for above in chosen):
+            continue
+        if type(modules[name]).forward is nn.Module.forward:
+            kind = type(modules[name]).__name__
+            raise UserError(f"{key}: {name} is a {kind}, which is never called; name what is in it: {name}.*")
+        chosen[name] = modules[name]
+    return chosen

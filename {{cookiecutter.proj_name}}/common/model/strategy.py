@@ -35,9 +35,9 @@ class Strategy:
 
     def freeze(self, patterns: Sequence[str]) -> None:
         """Freeze the parameters that any of `patterns` matches, and no longer those that were frozen so far."""
-        before, thaw = self.frozen
+        before, unfreeze = self.frozen
         if patterns != before:
-            thaw()
+            unfreeze()
             self.frozen = patterns, freeze(self.task, patterns)
 
     def wrap(self, trained: Sequence[nn.Parameter]) -> nn.Module:

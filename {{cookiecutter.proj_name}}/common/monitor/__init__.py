@@ -23,7 +23,7 @@ from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.result import SplitResult
 from common.monitor.show import Show
-from common.monitor.writer import NullRecorder, Recorder, WriterRun, WriterSections, without_twins
+from common.monitor.writer import NullRecorder, Recorder, WriterRun, WriterSections, drop_duplicate_loss
 from common.optim.groups import learning_rates
 from common.progress import EpochInterval, Interval, Position
 from common.run.folder import OpenRun
@@ -164,18 +164,18 @@ class Monitor:
         rates = {"lr" if len(found) == 1 else f"lr_{name}": rate for name, rate in found.items()}
         timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
         memory = peak_memory(self._device)
-        line = train_line(at, self._totals, rates, losses, {**metrics, **norm}, timing, memory)
-        _log.bind(short=line.fitted).info("{}", line.full)
+        others = {**metrics, **norm}
+        _log.bind(row=True).info("{}", train_line(at, self._totals, rates, losses, others, timing, memory))
         self._show_on_bar("loss", losses.raw.get("loss"))
         for call in self.after_log:
             call(at, timing)
-        where, others = {"step": at.step, "epoch": current_epoch(at)}, {**metrics, **norm}
+        where = {"step": at.step, "epoch": current_epoch(at)}
         self.recorder.record("train", **where, values=losses.raw | others | rates)
         # Separate from the others, since these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
         speed |= {f"{name}_ms": 1e3 * seconds for name, seconds in timing.timers.items()}
         self.recorder.record("speed", **where, values=speed | {"memory_bytes": memory})
-        self.recorder.write("scalars", "train", at.step, without_twins(losses.raw) | others)
+        self.recorder.write("scalars", "train", at.step, drop_duplicate_loss(losses.raw) | others)
         self.recorder.write("scalars", "lr", at.step, found if len(found) > 1 else rates)
         self.recorder.write("scalars", "speed", at.step, speed | {"memory_GB": memory / 1e9})
         if self._histograms.is_due(self._logged, at) and isinstance(self.recorder, Recorder):
@@ -190,21 +190,20 @@ class Monitor:
             key: the value that decides about the best checkpoint.
         """
         for name, one in result.sets.items():
-            own, values = key.removeprefix(f"{name}."), without_twins(one.values)
             decides = best and key in (f"{name}.{value}".removeprefix(".") for value in one.values)
-            here = position(at, self._totals)
-            line = evaluation_line(label(split, name), here, values, one.samples, own, best=decides)
-            _log.bind(short=line.fitted, best=decides).info("{}", line.full)
+            where, values = position(at, self._totals), drop_duplicate_loss(one.values)
+            line = evaluation_line(label(split, name), where, values, one.samples, best=decides)
+            _log.bind(row=True, best=decides).info("{}", line)
             place = f"{split}/{name}" if name else split
             self.pictures(place, at, one.pictures)
             for metric, figure in one.figures.items():
                 self.recorder.write("images", at.step, f"view/{place}/{metric}", [figure])
         if split == "val":
             self._show_on_bar(f"val {key}", result.values.get(key))
-        where = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}
-        self.recorder.record(split, **where, values=result.values)
+        about = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}
+        self.recorder.record(split, **about, values=result.values)
         for event in (split, *["best"] * best):
-            self.recorder.write("scalars", event, at.step, without_twins(result.values))
+            self.recorder.write("scalars", event, at.step, drop_duplicate_loss(result.values))
 
     def _show_on_bar(self, name: str, value: float | None) -> None:
         if value is not None:

@@ -79,7 +79,7 @@ class Clock:
             self._done, self._first_ended = 0, self._begin
 
     def read(self, steps_left: int | None = None) -> Timing:
-        """Times since the last reading; a new interval starts here. Right after the first step, those of that step."""
+        """Times since the last reading; a new interval starts here. (Right after step 1: the times of step 1.)"""
         if self._first is not None and self._steps == 0:
             return self._first
         now, steps = perf_counter(), max(self._steps, 1)

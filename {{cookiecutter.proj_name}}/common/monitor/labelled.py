@@ -16,7 +16,9 @@ _FRAME, _PAD, _FONT_SIZE = 4, 5, 16  # pixels
 _SMALLEST = 112  # pixels: the shorter side an image is enlarged to when no scale is given
 
 
-def labelled(image: ArrayLike, text: str, ok: bool | None = None, scale: int | None = None, name: str = "") -> Picture:
+def draw_labelled(
+    image: ArrayLike, text: str, ok: bool | None = None, scale: int | None = None, name: str = ""
+) -> Picture:
     """Draw `image` enlarged, in a green (`ok`), red (not `ok`) or grey (None) frame, with `text` below it.
 
     Args:

@@ -1,9 +1,8 @@
-"""The log: lines that fit the terminal, and full ones with their source location in a file."""
+"""The log: on the terminal, and with source locations in a file."""
 
 import logging
 import os
 import sys
-import textwrap
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from loguru import Record
 
 _PROJECT = Path(__file__).resolve().parents[2]
-_INDENT = len("00:00:00 INFO  ")
-_NARROWEST = 40  # columns; on a narrower terminal lines may wrap
+_SOURCE_WIDTH = 26
 _FILE = "{time:YYYY-MM-DD HH:mm:ss.SSS} {level: <7} {extra[at]: <26} {message}"
 # Lines logged before the run folder exists; they belong in the run's file too. Empty once a file is open.
 _early: deque[str] = deque(maxlen=1000)
@@ -41,8 +39,8 @@ def setup_log(
     to the file. The file is appended to; if it is not empty, a line with `banner` separates old from new.
     Ranks above 0 send only errors to the terminal; give each of them its own file.
 
-    A record may bind `short`, a function of the number of columns that returns the text for the terminal, and `best`,
-    which highlights it. The terminal shows source locations if a level is DEBUG or lower.
+    A record may bind `row`: the terminal then shows as much of it as fits into a line; and `best`, which highlights it.
+    The terminal shows source locations if a level is DEBUG or lower.
 
     Args:
         level: the lowest level shown, one of loguru's names.
@@ -91,38 +89,20 @@ def _to_console(message: str) -> None:
         sys.stderr.write(message)
 
 
-def _console_format(shows_place: bool, rank: int) -> Callable[["Record"], str]:
-    """The format of a record that fits the terminal."""
+def _console_format(shows_source: bool, rank: int) -> Callable[["Record"], str]:
+    """The format of a record on the terminal, which cuts rows of numbers to its width."""
+    indent = len("00:00:00 WARNING  ") + (_SOURCE_WIDTH + 1) * shows_source
+    source = "<cyan>{extra[at]: <26}</cyan> " if shows_source else ""
 
     def choose(record: "Record") -> str:
-        extra, indent, place = record["extra"], _INDENT, ""
-        if shows_place:
-            indent, place = indent + max(len(extra["at"]), 26) + 1, "<cyan>{extra[at]: <26}</cyan> "
-        room = max(terminal_width() - indent, _NARROWEST)
+        extra, room = record["extra"], terminal_width() - indent
         text = f"rank {rank}: {record['message']}" if rank else record["message"]
-        if "short" in extra:
-            text = extra["short"](room).replace("\n", "\n" + " " * indent)
-        elif sys.stderr.isatty() and record["level"].no < logger.level("CRITICAL").no:
-            text = _wrapped(text, indent, indent + room)
-        extra["text"] = text
+        is_cut = extra.get("row") and sys.stderr.isatty() and len(text) > room
+        extra["text"] = f"{text[: room - 2]} …" if is_cut else text
         message = "<bold><green>{extra[text]}</green></bold>" if extra.get("best") else "{extra[text]}"
-        extra["level"] = {"WARNING": "WARN", "CRITICAL": "FATAL"}.get(record["level"].name, record["level"].name)
-        return f"<green>{{time:HH:mm:ss}}</green> <level>{{extra[level]: <5.5}}</level> {place}{message}\n{{exception}}"
+        return f"<green>{{time:HH:mm:ss}}</green> <level>{{level: <8}}</level> {source}{message}\n{{exception}}"
 
     return choose
-
-
-def _wrapped(text: str, indent: int, width: int) -> str:
-    """`text`, whose first line starts at column `indent`, broken between words into lines of `width` columns.
-
-    Long words are kept: a path that is in two lines cannot be copied.
-    """
-    rows: list[str] = []
-    for row in (" " * indent + text).split("\n"):
-        hanging = " " * (len(row) - len(row.lstrip()) + 2)
-        wrap = textwrap.TextWrapper(width, "", hanging, break_long_words=False, break_on_hyphens=False)
-        rows += wrap.wrap(row) if len(row) > width else [row]
-    return "\n".join(rows)[indent:]
 
 
 def _add_place(record: "Record") -> None:

@@ -23,7 +23,7 @@ class ProfileConfig:
 
 
 @contextmanager
-def profiled(config: ProfileConfig, folder: Path, monitor: Monitor, rank: Rank) -> Iterator[None]:
+def record_profile(config: ProfileConfig, folder: Path, monitor: Monitor, rank: Rank) -> Iterator[None]:
     """Record some of the steps that are trained in this block, in the main process."""
     if not (config.steps and rank.is_main):
         yield

@@ -1,6 +1,5 @@
 """TensorBoard's files."""
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
 from typing import Any
@@ -17,16 +16,6 @@ _FIRST = {"train": "Train", "val": "Val"}
 # Sections that say where and how often things are written, which is not what runs are compared by.
 _NO_COLUMNS = ("checkpoint", "dir", "monitor", "slurm")
 _SHOWN = 5  # settings that HPARAMS shows until others are ticked
-_print_error = threading.excepthook
-
-
-def _print_unless_known(error: threading.ExceptHookArgs) -> None:
-    """TensorBoard's own thread ends if the disk is full; the next entry raises its error again, and it is logged."""
-    if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
-        _print_error(error)
-
-
-threading.excepthook = _print_unless_known
 
 
 @WRITER_REGISTRY.register("tensorboard")

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -89,7 +90,7 @@ class WriterSections:
 
 
 class _Channel:
-    """The way to one writer, which is built at the first entry. After an error it rests until the next flush."""
+    """Guards one writer, which is built at the first entry: after an error, skips it until the next flush."""
 
     def __init__(self, section: Any, run: WriterRun, texts: Mapping[str, str]) -> None:
         self._section = {"type": section} if isinstance(section, str) else section
@@ -188,13 +189,11 @@ class NullRecorder:
         return lambda *_, **__: None
 
 
-def without_twins(values: Mapping[str, float]) -> dict[str, float]:
-    """`values` without a single loss that equals `loss`, of which it is the only part; also `name.loss` of a set."""
-    before = dict(zip(list(values)[1:], values, strict=False))
-    twins = {
-        name for name, sum_ in before.items() if sum_.rpartition(".")[2] == "loss" and values[name] == values[sum_]
-    }
-    return {name: value for name, value in values.items() if name not in twins}
+def drop_duplicate_loss(values: Mapping[str, float]) -> dict[str, float]:
+    """`values` without a loss that duplicates the total before it, as its only part; also `name.loss` of a set."""
+    is_total = {name: f".{name}".endswith(".loss") for name in values}
+    duplicates = [name for total, name in pairwise(values) if is_total[total] and values[name] == values[total]]
+    return {name: value for name, value in values.items() if name not in duplicates}
 
 
 def _drop_after(path: Path, step: int) -> None:

@@ -1,11 +1,11 @@
 """The compiled library of a folder of operators: its path, what it was built from, and whether it is current."""
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -80,5 +80,4 @@ def torch_folder() -> Path:
 
 def torch_version() -> str:
     """PyTorch's version, such as 2.13.0+cpu, without the two seconds that importing it takes."""
-    found = re.search(r"__version__ = '(.+?)'", (torch_folder() / "version.py").read_text())
-    return found[1] if found else "unknown"
+    return importlib.metadata.version("torch")

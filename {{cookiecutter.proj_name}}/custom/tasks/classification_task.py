@@ -8,12 +8,11 @@ from torch.nn.functional import cross_entropy
 
 from common.config.registry import TASK_REGISTRY
 from common.data.view import original
-from common.evaluation.gallery import Gallery
+from common.evaluation.gallery import Gallery, SampleScore, WorstFirst
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
-from common.evaluation.worst_first import SampleError, WorstFirst
 from common.monitor.fonts import legible
-from common.monitor.labelled import labelled
+from common.monitor.labelled import draw_labelled
 from common.monitor.pictures import Picture
 from common.task import Task
 
@@ -47,11 +46,11 @@ class ClassificationTask(Task):
         probability, prediction = probabilities.max(dim=1)
         return {**output, "probabilities": probabilities, "prediction": prediction, "probability": probability}
 
-    def sample_errors(self, output: dict[str, Tensor], batch: dict[str, Any]) -> list[SampleError]:
+    def sample_errors(self, output: dict[str, Tensor], batch: dict[str, Any]) -> list[SampleScore]:
         """Wrong if the most likely class is not the label; the cross entropy; groups are the labels."""
         losses = cross_entropy(output["logits"].float(), batch["label"], reduction="none")
         wrong = output["prediction"] != batch["label"]
-        return list(map(SampleError, wrong.tolist(), losses.tolist(), batch["label"].tolist()))
+        return list(map(SampleScore, wrong.tolist(), losses.tolist(), batch["label"].tolist()))
 
     def describe(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> list[dict[str, Any]]:
         """For each image its `prediction`, the `class` of that number, its `probability`, and the `top` classes."""
@@ -82,5 +81,5 @@ class ClassificationTask(Task):
             text = f"{wanted} -> " * (label != prediction) + f"{found} ({probability:.0%})"
             if name:
                 text += f"\n{name if len(name) <= _LONGEST_NAME else '...' + name[3 - _LONGEST_NAME :]}"
-            pictures.append(labelled(image, text, ok=label == prediction if "label" in known else None))
+            pictures.append(draw_labelled(image, text, ok=label == prediction if "label" in known else None))
         return pictures

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.evaluation.gathered import Results
-from common.evaluation.metric import GatheredMetric
+from common.evaluation.metric import GatheredMetric, Results
 
 
 class AveragePrecision(GatheredMetric):

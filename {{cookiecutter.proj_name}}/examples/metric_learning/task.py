@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, one_hot
 
-from common.evaluation.gathered import Results
-from common.evaluation.metric import GatheredMetric
+from common.evaluation.metric import GatheredMetric, Results
 from common.task import Task
 
 

@@ -3,8 +3,7 @@
 from torch import Tensor
 from typing_extensions import Self
 
-from common.evaluation.gathered import Results
-from common.evaluation.metric import GatheredMetric, Metric
+from common.evaluation.metric import GatheredMetric, Metric, Results
 from common.task import Task
 
 

@@ -5,9 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from common.evaluation.gathered import Results
 from common.evaluation.loss import Losses, LossFactory
-from common.evaluation.metric import GatheredMetric, MetricFactory
+from common.evaluation.metric import GatheredMetric, MetricFactory, Results
 from common.task import Task
 from examples.reinforcement.model import STEPS, PolicyModel, has_fallen, push
 

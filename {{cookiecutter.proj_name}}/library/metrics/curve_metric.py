@@ -11,8 +11,7 @@ from sklearn import metrics  # pip install scikit-learn
 from torch import Tensor
 
 from common.config.registry import METRIC_REGISTRY
-from common.evaluation.gathered import Results
-from common.evaluation.metric import GatheredMetric
+from common.evaluation.metric import GatheredMetric, Results
 from library.metrics.figures import MOST_CURVES, class_label, draw_curves
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.monitor import fonts
-from common.monitor.labelled import labelled
+from common.monitor.labelled import draw_labelled
 from library.metrics.figures import class_label
 from custom.tasks.classification_task import ClassificationTask
 
@@ -17,8 +17,8 @@ def test_a_labelled_picture_shows_image_frame_and_text():
     """CT-59: the frame is green or red, the text is below, and a digit of 8 x 8 is large enough to see."""
     image = np.zeros((8, 8))
     image[2, 3] = 1.0
-    right = labelled(image, "3 -> 3", ok=True).image
-    wrong = labelled(image, "3 -> 5", ok=False).image
+    right = draw_labelled(image, "3 -> 3", ok=True).image
+    wrong = draw_labelled(image, "3 -> 5", ok=False).image
     assert right.shape == wrong.shape
     assert min(right.shape[:2]) >= 100
     middle = right.shape[1] // 2
@@ -26,7 +26,7 @@ def test_a_labelled_picture_shows_image_frame_and_text():
     assert wrong[1, middle].argmax() == 0
     assert (right == 255).all(axis=2)[4:116].sum() == 14 * 14  # one pixel, fourteen times as large, in the frame
     assert (right[-20:] != wrong[-20:]).any()
-    assert (labelled(image, "").image.shape[0]) < right.shape[0]
+    assert (draw_labelled(image, "").image.shape[0]) < right.shape[0]
 
 
 BDF = """STARTFONT 2.1
@@ -61,14 +61,14 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_names_in_any_script_are_drawn(system: Path) -> None:
     """By a font of the system that has them; otherwise a class is drawn by its number, and a text in plain letters."""
-    narrow, wide = labelled(np.zeros((8, 8)), "a"), labelled(np.zeros((8, 8)), "é→ 漢字 " + "long " * 20)
+    narrow, wide = draw_labelled(np.zeros((8, 8)), "a"), draw_labelled(np.zeros((8, 8)), "é→ 漢字 " + "long " * 20)
     assert wide.image.shape[1] > 2 * narrow.image.shape[1]
-    cat = labelled(np.zeros((8, 8)), "猫").image
+    cat = draw_labelled(np.zeros((8, 8)), "猫").image
     assert (cat[-27:, cat.shape[1] // 2] < 60).all(axis=1).sum() >= 14  # the square
-    assert (labelled(np.zeros((8, 8)), "é 犬").image == labelled(np.zeros((8, 8)), "e ?").image).all()
+    assert (draw_labelled(np.zeros((8, 8)), "é 犬").image == draw_labelled(np.zeros((8, 8)), "e ?").image).all()
     assert [class_label(["猫", "犬", "dog"], number) for number in range(4)] == ["猫", "1", "dog", "3"]
     task = ClassificationTask.__new__(ClassificationTask)
     task.__dict__["classes"] = ["猫", "犬"]
     output = {"prediction": torch.tensor([1]), "probability": torch.tensor([0.4])}
     (drawn,) = task.pictures(output, {"image": torch.zeros(1, 1, 8, 8)}, 1)
-    assert (drawn.image == labelled(np.zeros((8, 8, 1)), "1 (40%)").image).all()
+    assert (drawn.image == draw_labelled(np.zeros((8, 8, 1)), "1 (40%)").image).all()

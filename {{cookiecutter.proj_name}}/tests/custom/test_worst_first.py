@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from common.distributed import Rank
-from common.evaluation.worst_first import SampleError, WorstFirst
-from common.monitor.labelled import labelled
+from common.evaluation.gallery import SampleScore, WorstFirst
+from common.monitor.labelled import draw_labelled
 from common.monitor.pictures import Picture
 from tests.conftest import Runs
 from tests.ranks import several
@@ -22,10 +22,10 @@ from custom.tasks import classification_task
 class Known:
     """A task whose samples are numbers, with errors that a test has chosen."""
 
-    def __init__(self, errors: list[SampleError]) -> None:
+    def __init__(self, errors: list[SampleScore]) -> None:
         self.errors = errors
 
-    def sample_errors(self, output: Tensor, batch: dict[str, Any]) -> list[SampleError]:
+    def sample_errors(self, output: Tensor, batch: dict[str, Any]) -> list[SampleScore]:
         return [self.errors[number] for number in batch["number"].tolist()]
 
     def pictures(self, output: Tensor, batch: dict[str, Any], limit: int) -> list[Picture]:
@@ -34,7 +34,7 @@ class Known:
         return [Picture(batch["name"][0], np.zeros((1, 1, 3), np.uint8))]
 
 
-def shown(errors: list[SampleError], batch_size: int, limit: int, fixed: bool) -> list[int]:
+def shown(errors: list[SampleScore], batch_size: int, limit: int, fixed: bool) -> list[int]:
     gallery = WorstFirst(Known(errors), Rank(), limit, fixed=fixed)
     batches = [list(range(len(errors)))[at : at + batch_size] for at in range(0, len(errors), batch_size)]
     random.Random(batch_size).shuffle(batches)
@@ -51,7 +51,7 @@ def test_the_worst_of_the_whole_set_whatever_the_batches_are() -> None:
     draw = random.Random(0)
     for _ in range(40):
         errors = [
-            SampleError(draw.random() < 0.3, draw.choice([0.5, draw.random(), float("nan")]), draw.randrange(4))
+            SampleScore(draw.random() < 0.3, draw.choice([0.5, draw.random(), float("nan")]), draw.randrange(4))
             for _ in range(draw.randrange(1, 60))
         ]
         for fixed in (False, True):
@@ -63,7 +63,7 @@ def test_the_worst_of_the_whole_set_whatever_the_batches_are() -> None:
 def test_the_order_of_showing() -> None:
     """Wrong before right, the classes in turn, the highest loss first; fixed: the first of each class."""
     rows = [(True, 1, "a"), (True, 3, "a"), (True, 2, "b"), (False, 9, "a"), (False, 8, "c"), (True, 0.5, "b")]
-    errors = [SampleError(*row) for row in rows]
+    errors = [SampleScore(*row) for row in rows]
     assert shown(errors, 2, 6, fixed=False) == [1, 2, 0, 5, 3, 4]
     assert shown(errors, 2, 6, fixed=True) == [0, 2, 4, 1, 5, 3]
 
@@ -84,9 +84,9 @@ def test_pictures_of_a_run_on_photos(runs: Runs, tmp_path: Path, monkeypatch: py
 
     def noted(image: Any, text: str, ok: bool) -> Picture:
         texts.append(text)
-        return labelled(image, text, ok)
+        return draw_labelled(image, text, ok)
 
-    monkeypatch.setattr(classification_task, "labelled", noted)
+    monkeypatch.setattr(classification_task, "draw_labelled", noted)
     section = f"{{type: ImageFolderDataset, folder: '{tmp_path / 'photos'}', size: [8, 8]}}"
     data = [f"--dataset.{split}" for split in ("train", "val", "eval")]
     runs.train(

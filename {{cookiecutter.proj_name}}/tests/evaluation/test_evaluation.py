@@ -18,9 +18,8 @@ from common.base.errors import UserError
 from common.config import resolve
 from common.data.plan import evaluation_keys
 from common.distributed import Rank
-from common.evaluation.gathered import Results, SampleBuffer
 from common.evaluation.loss import LossSums
-from common.evaluation.metric import GatheredMetric, Metric, MetricFactory
+from common.evaluation.metric import GatheredMetric, Metric, MetricFactory, Results, SampleBuffer
 from cli.evaluation_folder import EvalConfig
 from tests.conftest import CONFIG, Runs, load, metrics
 from tests.ranks import failed, several, start_ranks

@@ -16,8 +16,6 @@ from tests.parts import Plain
 from custom.datasets.digits_dataset import DigitsDataset
 from custom.metric.accuracy_metric import Accuracy
 
-HERE = Path(__file__).relative_to(PROJECT)
-
 
 class WrongModel(Plain):
     """A model with a mistake in its forward, or one that a warning is about."""
@@ -32,7 +30,7 @@ class WrongModel(Plain):
     def forward(self, image: Tensor) -> Any:
         logits = self.head(super().forward(image))
         if self.how == "in place":
-            logits = torch.sigmoid(logits)  # the value that is changed
+            logits = torch.sigmoid(logits)
             logits += 1
         results = {
             "tuple": (logits, None),
@@ -77,14 +75,6 @@ class WrongMetric(Accuracy):
         super().update({"logits": output["preds"]}, batch)
 
 
-def cut_off(output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-    """A loss without a gradient."""
-    return nn.functional.cross_entropy(output["logits"].detach(), batch["label"])
-
-
-CUT = "tests.failure.test_advice.cut_off"
-
-
 def model(how: str) -> list[str]:
     return ["--model", f"{{type: tests.failure.test_advice.WrongModel, how: {how}}}"]
 
@@ -94,21 +84,14 @@ def data(how: str, split: str) -> list[str]:
     return [*words, "--dataset.val", "null"] if split == "train" else words
 
 
-def place(name: str) -> str:
-    """The line of this file that holds `name`, as a message names it."""
-    lines = Path(__file__).read_text().splitlines()
-    return f"{HERE}:{next(number for number, line in enumerate(lines, 1) if name in line)}"
-
-
 CASES: list[tuple[list[str], int, list[str]]] = [
     (model("tuple"), 1, ["logits a tuple of 2 (float32 (160, 10), None)", "what WrongModel.forward (tests/"]),
     (model("nothing"), 1, ["with the output: logits None", "not None"]),
     (model("mean"), 1, ["logits float32 (10,)", "must keep the first dimension"]),
     (model("scalar"), 1, ["logits float32 ()", "must keep the first dimension"]),
-    (["--model.in_channels", "3"], 1, ["image float32 (160, 1, 8, 8)", "not fit the batch", "--model.in_channels 1"]),
-    (model("detached"), 2, ["the loss has no gradient: the result of WrongModel.forward (tests/", ".detach()"]),
-    (["--loss", f"{{$REPLACE: true, x: {{type: {CUT}}}}}"], 2, [f"cut_off ({place('def cut_off')}) is cut off"]),
-    (model("in place"), 2, [f"{place('# the value that')}, in forward: logits = torch.sigmoid", "x = x + y"]),
+    (["--model.in_channels", "3"], 1, ["image float32 (160, 1, 8, 8)", "not fit the batch", "--model.in_channels"]),
+    (model("detached"), 1, ["the result of WrongModel.forward (tests/", ".detach()"]),
+    (model("in place"), 1, ["x = x + y; --debug shows"]),
     (data("tuple", "val"), 1, ["the batch: a list of 2 (float32", "a sample is a dict", "{type: Named, names: [image"]),
     (data("key", "val"), 1, ["image float32 (160, 1, 8, 8), target int64 (160,)", "the keys are listed above"]),
     (["--metric", "{x: {type: tests.failure.test_advice.WrongMetric}}"], 1, ["'preds'", "the output: logits float32"]),
@@ -117,8 +100,7 @@ CASES: list[tuple[list[str], int, list[str]]] = [
     (data("double", "val"), 1, ["image float64", "not of the type of the weights (float32)"]),
     (data("label 10", "val"), 2, ["in sample 7 of dataset.val: the model gives 10 classes, so labels must be 0 to 9"]),
     (data("label 10", "train"), 2, ["in sample 7 of dataset.train: the model gives 10 classes"]),
-    (data("size", "val"), 2, ["dataset.val", "float32 (1, 8, 8) in sample 0, but float32 (1, 7, 8) in sample 7"]),
-    (data("size", "train"), 2, ["of dataset.train cannot be joined", "sample 7; give all the same"]),
+    (data("size", "val"), 1, ["give all samples the same size"]),
     (data("nothing", "val"), 1, ["does the data set's __getitem__ return a sample?"]),
 ]  # fmt: skip
 
@@ -140,23 +122,22 @@ def test_errors_that_a_worker_reports(runs: Runs) -> None:
     """TP-01: samples that a worker could not join; and the message is the last of the output."""
     words = runs.words(*data("size", "train"), "--worker", "1", "--dataset.eval", "null")
     done = run([sys.executable, "train.py", *words])
-    assert done.returncode == 2
-    assert "cannot be joined to a batch" in done.stderr
+    assert done.returncode == 1
+    assert "give all samples the same size" in done.stderr
     assert "killed by signal" not in done.stderr
 
 
 @pytest.mark.parametrize("has_mistakes", [True, False])
 def test_warnings_of_what_does_not_fail(runs: Runs, has_mistakes: bool) -> None:
-    """TP-01: a model with too many classes, an unused layer and a softmax, which is constant too; nothing otherwise."""
+    """TP-01: a model with too many classes, an unused layer and a softmax; nothing otherwise."""
     words = [*model("constant"), "--model.classes", "12"] if has_mistakes else []
-    log = (runs.train(*words, "--progress.epoch", "6") / "train.log").read_text()
+    log = (runs.train(*words) / "train.log").read_text()
     counts = [
         log.count("model.classes is 12, but the data have 10; if that is not intended, use --model.classes 10"),
         log.count("2 parameters got no gradient in the first step, although they should be trained: unused.weight"),
         log.count("`logits` are probabilities already (each row sums to 1)"),
-        log.count("the first 5 validations gave exactly the same loss 2.48491"),
     ]
-    assert counts == [int(has_mistakes)] * 4
+    assert counts == [int(has_mistakes)] * 3
 
 
 def test_checkpoints_that_are_elsewhere_or_are_none(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:

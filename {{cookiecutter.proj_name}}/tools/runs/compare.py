@@ -115,12 +115,12 @@ def _mode_by_class(run: RunFiles, name: str) -> str:
     parts = name.split(".")
     if "loss" in parts or any(key.split(".")[1] in parts for key in run.config if key.startswith("loss.")):
         return "min"
-    from common.evaluation.best_mode import which_are_better  # imports PyTorch
+    from common.evaluation.best import metric_directions  # imports PyTorch
     import custom  # noqa: F401 - says where the classes are
 
     metrics = {key.split(".")[1] for key in run.config if key.startswith("metric.")}
     kinds = {metric: {"type": run.config.get(f"metric.{metric}.type", metric)} for metric in metrics}
-    for metric, better in which_are_better(kinds).items():
+    for metric, better in metric_directions(kinds).items():
         if metric in parts:
             says = better if not isinstance(better, dict) else better.get(name.partition(f"{metric}.")[2])
             return "min" if says is False else "max"
