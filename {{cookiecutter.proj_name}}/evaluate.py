@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from common import distributed
 from common.base.errors import UserError
-from common.base.text import number
-from common.build import build_evaluation, class_names
+from common.base.text import label, number
+from common.build import build_evaluation, check_classes
 from common.checkpoint import best_in, read_checkpoint
 from common.config import option_value
 from common.config.problem import place as shown
@@ -62,7 +62,9 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
     trained = load_task(config, path, read_checkpoint(path), rank)
     loaders = build_evaluation(config, config.split, rank, trained.seed)
-    trained.task.classes = class_names(*(loader.dataset for loader in loaders))
+    trained.task.classes = check_classes(
+        config.model, {label(each.split, each.name): each.dataset for each in loaders}
+    )
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
     evaluator = Evaluator(trained.task, rank, trained.precision)

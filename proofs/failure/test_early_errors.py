@@ -11,7 +11,6 @@ from torch import Tensor
 
 from common.failure.program import reported
 from common.run.lock import FolderLock
-from common.trainer import Trainer
 import train
 from tests.conftest import Runs
 from tests.parts import Plain
@@ -120,42 +119,6 @@ def test_an_earlier_run_stays_where_it_is(runs: Runs) -> None:
     failed(runs, *BAD)
     assert len(list(runs.root.glob("run*"))) == 1
     assert files(folder) == before
-
-
-def breaks(trainer: Trainer) -> None:
-    """A plug-in that fails, on the rank that the environment names."""
-    unmade()
-
-
-LATE = {
-    "warm-up": ["--optim.lr_scheduler", "{type: cosine, warmup: 1000step}"],
-    "plugin": ["--plugins", "[proofs.failure.test_early_errors:breaks]"],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mistake", "world", "told"),
-    [("warm-up", 1, "warmup"), ("plugin", 1, "no such layer"), ("plugin", 2, "rank 1 failed")],
-)
-def test_a_mistake_found_late_moves_no_earlier_run(runs: Runs, mistake: str, world: int, told: str) -> None:
-    """CT-08, BS-07: the run's folder is open by then; it is the earlier run's again, which --resume auto continues."""
-    folder = runs.train("--progress.epoch", "1")
-    before = files(folder)
-    if world == 1:
-        assert alone(runs, *LATE[mistake]) in (1, 2)
-    else:
-        failed(runs, *LATE[mistake])
-    after = files(folder)
-    after.pop("error_rank1.txt", None)  # rank 1 may be the last to write
-    assert after == before
-    (left,) = [path for path in runs.root.glob("run*") if path != folder]
-    assert status(left)["state"] == "failed" and not (left / "run.lock").exists()
-    log = (left / "train.log").read_text()
-    assert told in log and f"the earlier run is back in {folder}," in log and str(left) in log
-    assert mistake == "warm-up" or f"details  {left}/error_rank{world - 1}.txt" in log
-    runs.train("--resume", "auto")
-    assert "resumed at step 5" in (folder / "train.log").read_text()
 
 
 def test_a_mistake_in_a_new_run_leaves_nothing(runs: Runs) -> None:

@@ -90,6 +90,7 @@ class RunContext:
     seed: int = field(init=False)
     monitor: Monitor = field(init=False)
     _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
+    _is_continued: bool = False  # from a checkpoint in this run's folder, if that can be read
     _is_open: bool = False
 
     def choose_start(self) -> None:
@@ -99,6 +100,7 @@ class RunContext:
         restarted = from_main(is_restart(self.paths, rank) and any(self.paths.checkpoints.glob("*.pt")), rank)
         self.only_weights = config.progress.start_epoch == 0 and not restarted
         resume = "auto" if restarted else config.resume
+        self._is_continued = not self.only_weights and self.paths.contains(resume)
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
         continued = None if self.only_weights else self.checkpoint
         if continued is not None and self.paths.contains(continued.path):
@@ -187,11 +189,10 @@ class RunContext:
     def _record_before_open(self, failure: Failure) -> Path | None:
         """Write to the folder of this run. Skips the folder of an earlier run, and one that another process uses;
         creates none for a user's mistake. Returns the file with the traceback, if there is one."""
-        paths, is_new = self.paths, not self.paths.root.is_dir()
-        is_resumed = paths.contains(self.config.resume if self.config.progress.start_epoch else None)
-        is_continued = is_resumed or is_restart(paths, self.rank)
-        is_skipped = not failure.trace if is_new else paths.record_file.exists() and not is_continued
-        if is_skipped or is_held(paths.lock_file):
+        paths = self.paths
+        is_of_earlier_run = paths.record_file.exists() and not self._is_continued
+        is_new_mistake = not paths.root.is_dir() and not failure.trace
+        if is_of_earlier_run or is_new_mistake or is_held(paths.lock_file):
             return None
         paths.root.parent.mkdir(exist_ok=True)
         paths.root.mkdir(exist_ok=True)
@@ -201,19 +202,14 @@ class RunContext:
         if failure.rank == self.rank.rank:
             keep_error(failure, self.paths)
         self.monitor.fail(failure.reason)
-        paths = self.paths
-        if self.folder is not None and self.monitor.step == self.monitor.start:  # no step was trained
-            if self.folder.earlier is not None:
-                self.monitor.close()  # some writers open files by name
-            with suppress(OSError):  # the log says where the earlier run is
-                paths = self.folder.undo(is_mistake=not failure.trace)
-        if paths is not self.paths:
-            text = "nothing was trained: the earlier run is back in {}, and this attempt's files are in {}"
-            logger.opt(depth=2).warning(text, self.paths.root, paths.root)
+        is_trained = self.monitor.step != self.monitor.start
+        if self.folder is not None and not is_trained and not failure.trace:
+            with suppress(OSError):
+                self.folder.forget()
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
         level = "WARNING" if not to_terminal else "CRITICAL" if failure.trace else "ERROR"
-        again = self.paths.resume_command(self.argv[0]) if self.monitor.step != self.monitor.start else ""
-        text = failure.text(paths.error_file(failure.rank) if failure.trace else None)
+        again = self.paths.resume_command(self.argv[0]) if is_trained else ""
+        text = failure.text(self.paths.error_file(failure.rank) if failure.trace else None)
         text += f"\nto resume:  {again}" * (again != "" and failure.code != EXIT_INTERRUPTED)  # its summary has said it
         logger.opt(depth=2).log(level, "{}", text)
         rank_0_is_gone = to_terminal and failure.rank == 0 and not self.rank.is_main

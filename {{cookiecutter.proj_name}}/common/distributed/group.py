@@ -1,7 +1,5 @@
 """Joining the processes of a run into one group, and leaving it."""
 
-import multiprocessing
-import os
 import secrets
 import socket
 import sys
@@ -10,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import torch
@@ -21,7 +18,6 @@ from common.base.errors import UserError
 from common.distributed.code import code_of
 from common.distributed.collectives import barrier, gather_objects
 from common.distributed.config import DistConfig
-from common.distributed.network import interface_towards
 from common.distributed.rank import Rank
 
 _MAX_SHOWN = 20  # differences in a message
@@ -39,9 +35,6 @@ def start(rank: Rank, config: DistConfig) -> Rank:
         torch.cuda.set_device(rank.device)
     if rank.is_alone and not rank.served:
         return rank
-    if rank.local_world < rank.world_size and (name := interface_towards(rank.address)):
-        # By default, gloo advertises the address that this host's name resolves to, which may be a loopback address.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     timeout = timedelta(seconds=config.timeout)
     store = _open_store(rank, config.timeout)
     gather = _open_round if rank.is_main else _join_round
@@ -106,13 +99,10 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _open_store(rank: Rank, timeout: int) -> Store:
     serves = rank.is_main and not rank.served
-    options = {"is_master": serves, "timeout": timedelta(seconds=timeout), "wait_for_workers": False}
     try:
         socket.getaddrinfo(rank.address, rank.port)  # torch would retry an unknown host name until the timeout
-        with ThreadPool(1) as pool:  # torch waits forever if another program listens there but does not answer
-            return pool.apply_async(TCPStore, (rank.address, rank.port), options).get(timeout + _GRACE_S)
-    except multiprocessing.TimeoutError:
-        reason = "another program listens there, and does not answer"
+        limit = timedelta(seconds=timeout)
+        return TCPStore(rank.address, rank.port, is_master=serves, timeout=limit, wait_for_workers=False)
     except (OSError, dist.DistError) as error:
         reason = str(error).splitlines()[0]
     raise UserError(
