@@ -14,6 +14,7 @@ from textwrap import shorten
 
 from common.base.context import with_notes
 from common.base.errors import UserError
+from common.base.files import PROJECT
 from common.base.process import terminal_width
 from common.distributed import Rank
 
@@ -22,7 +23,7 @@ EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 HINT = "hint: "  # begins a note on an error that is shown as its hint
 
-_PROJECT = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+_ROOT = f"{PROJECT}{os.sep}"
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)\n +(.+)$', re.MULTILINE)
 # Torch's messages on one rank after another rank has ended or stopped responding.
 _CONSEQUENCE = "connection|broken pipe|socket|timed? ?out|remote process|NCCL|failed to recv|no error message|store has"
@@ -136,9 +137,9 @@ def _title(error: BaseException) -> str:
 def _source(trace: str) -> str:
     """The innermost line of a traceback in the user's own code; if none, in the engine's."""
     lines = [
-        f"{path.removeprefix(_PROJECT)}:{number}, in {function}:  {code}"
+        f"{path.removeprefix(_ROOT)}:{number}, in {function}:  {code}"
         for path, number, function, code in _FRAME.findall(trace)
-        if path.startswith(_PROJECT) and "site-packages" not in path
+        if path.startswith(_ROOT) and "site-packages" not in path
     ]
     own = [line for line in lines if not line.startswith(("common/", "train.py", "evaluate.py", "predict.py"))]
     return (own or lines or [""])[-1]
