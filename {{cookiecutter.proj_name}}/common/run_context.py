@@ -20,7 +20,7 @@ from common.failure.report import EXIT_INTERRUPTED, Failure, describe
 from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
 from common.progress import Outcome
-from common.run.folder import OpenRun, check_stays, is_restart, open_run
+from common.run.folder import OpenRun, is_restart, open_run, refuse_sources_in_moved_run
 from common.run.lock import is_held
 from common.run.paths import RunPaths
 from common.run.record import environment_text
@@ -89,9 +89,13 @@ class RunContext:
     folder: OpenRun | None = None
     seed: int = field(init=False)
     monitor: Monitor = field(init=False)
-    _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
     _is_continued: bool = False  # from a checkpoint in this run's folder, if that can be read
     _is_open: bool = False
+
+    @property
+    def _resumed(self) -> LoadedCheckpoint | None:
+        """The checkpoint, if it is in this run's folder."""
+        return self.checkpoint if self._is_continued else None
 
     def choose_start(self) -> None:
         """Find the checkpoint that the run starts from, and its seed."""
@@ -103,11 +107,11 @@ class RunContext:
         self._is_continued = not self.only_weights and self.paths.contains(resume)
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
         continued = None if self.only_weights else self.checkpoint
-        if continued is not None and self.paths.contains(continued.path):
-            self._resumed = continued
-        else:  # an earlier run of this name will be moved, so this run may not need weights from it
+        if self._resumed is None:  # an earlier run of this name will be moved, so this run may not need its files
             init = weights_path(config.init_from.path, self.project)
-            check_stays({"init_from.path": init, "resume": getattr(self.checkpoint, "path", None)}, self.paths)
+            refuse_sources_in_moved_run(
+                {"init_from.path": init, "resume": getattr(self.checkpoint, "path", None)}, self.paths
+            )
         # A drawn seed belongs to the run, because it determines the order of its samples.
         self.seed = choose_seed(config.dist, rank, drawn=continued.state["about"]["seed"] if continued else None)
 

@@ -18,7 +18,7 @@ import torch
 from loguru import logger
 from torch.utils.data import DataLoader
 
-from common.data.workers import end_workers, opened
+from common.data.workers import end_workers, start_reading
 from common.failure.program import reported
 from common.monitor import log
 import evaluate
@@ -61,9 +61,9 @@ def _no_workers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def noted(loader: DataLoader[Any]) -> Iterator[Any]:
         loaders.append(loader)
-        return opened(loader)
+        return start_reading(loader)
 
-    monkeypatch.setattr("common.data.workers.opened", noted)
+    monkeypatch.setattr("common.data.workers.start_reading", noted)
     yield
     for loader in loaders:
         end_workers(loader)

@@ -33,7 +33,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
     """
     if rank.device.type == "cuda":
         torch.cuda.set_device(rank.device)
-    if rank.is_alone and not rank.served:
+    if rank.is_alone and not rank.launcher_hosts_store:
         return rank
     timeout = timedelta(seconds=config.timeout)
     store = _open_store(rank, config.timeout)
@@ -98,7 +98,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _open_store(rank: Rank, timeout: int) -> Store:
-    serves = rank.is_main and not rank.served
+    serves = rank.is_main and not rank.launcher_hosts_store
     try:
         socket.getaddrinfo(rank.address, rank.port)  # torch would retry an unknown host name until the timeout
         limit = timedelta(seconds=timeout)

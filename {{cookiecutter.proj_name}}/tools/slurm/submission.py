@@ -17,7 +17,7 @@ from common.base.files import unused, write_text
 from common.checkpoint import weights_path
 from common.config import dump
 from common.distributed.devices import GpuIds
-from common.run.folder import check_stays
+from common.run.folder import refuse_sources_in_moved_run
 from common.run.lock import FolderLock
 from common.run.paths import DirConfig, RunPaths, data_dir
 from tools.slurm.snapshot import snapshot
@@ -72,7 +72,7 @@ def frozen(values: Mapping[str, Any], run: RunPaths, project: Path, gpus: int) -
     """
     init_path = weights_path(values["init_from"]["path"], project)
     if values["progress"]["start_epoch"] == 0 or not run.contains(values["resume"]):
-        check_stays({"resume": values["resume"], "init_from.path": init_path}, run)
+        refuse_sources_in_moved_run({"resume": values["resume"], "init_from.path": init_path}, run)
     eval_dir = values["dir"]["eval_dir"]
     return {
         **values,
