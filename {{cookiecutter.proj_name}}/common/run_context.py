@@ -21,7 +21,6 @@ from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
 from common.progress import Outcome
 from common.run.folder import OpenRun, is_restart, open_run, refuse_sources_in_moved_run
-from common.run.lock import is_held
 from common.run.paths import RunPaths
 from common.run.record import environment_text
 from common.run.status import now, read_status, write_status
@@ -108,10 +107,8 @@ class RunContext:
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
         continued = None if self.only_weights else self.checkpoint
         if self._resumed is None:  # an earlier run of this name will be moved, so this run may not need its files
-            init = weights_path(config.init_from.path, self.project)
-            refuse_sources_in_moved_run(
-                {"init_from.path": init, "resume": getattr(self.checkpoint, "path", None)}, self.paths
-            )
+            init, source = weights_path(config.init_from.path, self.project), getattr(self.checkpoint, "path", None)
+            refuse_sources_in_moved_run({"init_from.path": init, "resume": source}, self.paths)
         # A drawn seed belongs to the run, because it determines the order of its samples.
         self.seed = choose_seed(config.dist, rank, drawn=continued.state["about"]["seed"] if continued else None)
 
@@ -169,40 +166,19 @@ class RunContext:
     def fail(self, error: BaseException) -> None:
         """Record `error` and end all processes. Returns only for a single process that has not opened its folder: the
         caller then prints the error."""
-        if isinstance(error, SystemExit) and self.rank.is_alone:
+        if self.rank.is_alone and (isinstance(error, SystemExit) or not self._is_open):
             return
         failure, failure_monitor = describe(error, self.rank), self.rank.failure_monitor
-        if self.rank.is_alone and not self._is_open:
-            self.record_failure(failure, False)
-            return
         if self._is_open and not (failure.may_follow or failure_monitor.is_over):
             keep_error(failure, self.paths)  # even if another rank failed first
         failure_monitor.fail(failure)  # if there are other processes, ends this one
         raise SystemExit(failure.code) from None
 
     def record_failure(self, failure: Failure, to_terminal: bool) -> None:
-        """Record the failure that ends the run, of this or another process, in the run's files."""
-        if self._is_open:
-            self._record_while_open(failure, to_terminal)
+        """Show the failure that ends the run, of this or another process, and record it in the run's files."""
+        if not self._is_open:  # the folder may be that of an earlier run
+            print_failure(failure, to_terminal)
             return
-        details = None
-        with suppress(OSError):  # the folder cannot be written
-            details = self._record_before_open(failure)
-        print_failure(failure, to_terminal, details)
-
-    def _record_before_open(self, failure: Failure) -> Path | None:
-        """Write to the folder of this run. Skips the folder of an earlier run, and one that another process uses;
-        creates none for a user's mistake. Returns the file with the traceback, if there is one."""
-        paths = self.paths
-        is_of_earlier_run = paths.record_file.exists() and not self._is_continued
-        is_new_mistake = not paths.root.is_dir() and not failure.trace
-        if is_of_earlier_run or is_new_mistake or is_held(paths.lock_file):
-            return None
-        paths.root.parent.mkdir(exist_ok=True)
-        paths.root.mkdir(exist_ok=True)
-        return self._record_without_log(failure, self.rank.rank, None, "a start that failed before the run was open")
-
-    def _record_while_open(self, failure: Failure, to_terminal: bool) -> None:
         if failure.rank == self.rank.rank:
             keep_error(failure, self.paths)
         self.monitor.fail(failure.reason)
@@ -215,23 +191,14 @@ class RunContext:
         again = self.paths.resume_command(self.argv[0]) if is_trained else ""
         text = failure.text(self.paths.error_file(failure.rank) if failure.trace else None)
         text += f"\nto resume:  {again}" * (again != "" and failure.code != EXIT_INTERRUPTED)  # its summary has said it
-        logger.opt(depth=2).log(level, "{}", text)
+        logger.opt(depth=1).log(level, "{}", text)
         rank_0_is_gone = to_terminal and failure.rank == 0 and not self.rank.is_main
         if rank_0_is_gone and (read_status(self.paths) or {}).get("state") == "running":
             with suppress(OSError):
-                self._record_without_log(failure, 0, self.monitor.step, "written by another process")
+                add_to_log(self.paths.log_file(), f"{now()} {text}\n", "written by another process")
+                write_status(self.paths, "failed", step=self.monitor.step, reason=failure.reason)
         if not self.rank.is_alone:  # this process ends without returning from `managed_run`
             self.close()
-
-    def _record_without_log(self, failure: Failure, rank: int, step: int | None, banner: str) -> Path | None:
-        """Record the failure in the files of `rank`, which has no open log: not yet, or it was killed."""
-        if failure.rank == rank:
-            keep_error(failure, self.paths)
-        details = self.paths.error_file(failure.rank) if failure.trace else None
-        add_to_log(self.paths.log_file(rank), f"{now()} {failure.text(details)}\n", banner)
-        if rank == 0:
-            write_status(self.paths, "failed", step=step, reason=failure.reason)
-        return details
 
 
 def keep_error(failure: Failure, paths: RunPaths) -> None:

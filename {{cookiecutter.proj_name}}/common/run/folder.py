@@ -114,7 +114,7 @@ def refuse_sources_in_moved_run(sources: Mapping[str, str | Path | None], folder
 
 
 def _move_away(folder: RunPaths) -> None:
-    """Rename the folder of an earlier run to `<name>_<its start>`. A start that failed before it was a run stays."""
+    """Rename the folder of an earlier run to `<name>_<its start>`."""
     if not (folder.record_file.exists() or folder.checkpoints.exists()):
         return
     target = unused(folder.root.with_name(f"{folder.name}_{_first_start(folder)}"))
