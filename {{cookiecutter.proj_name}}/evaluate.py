@@ -62,9 +62,7 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
     trained = load_task(config, path, read_checkpoint(path), rank)
     loaders = build_evaluation(config, config.split, rank, trained.seed)
-    trained.task.classes = check_classes(
-        config.model, {label(each.split, each.name): each.dataset for each in loaders}
-    )
+    trained.task.classes = check_classes(config.model, {label(each.split, each.name): each.dataset for each in loaders})
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
     evaluator = Evaluator(trained.task, rank, trained.precision)

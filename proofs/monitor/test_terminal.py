@@ -13,7 +13,6 @@ import pytest
 from torch import Tensor
 
 from common.base.text import number
-from common.data.loader import Step
 from common.evaluation.loss import Losses
 from common.progress import Position
 from common.trainer import Trainer
