@@ -17,7 +17,7 @@ from common.config.registry import REGISTRIES
 from common.distributed import Rank
 from common.distributed.process import set_up_process
 from common.evaluator import Evaluator, write_evaluation
-from common.failure.program import leave, reported, together
+from common.failure.program import distributed_run, exit_process, report_errors
 from common.monitor.log import logger, setup_log
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.writer import without_twins
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     set_up_process(config.dist, place)
     path = best_in(Path(config.model_pt or which_checkpoint()).expanduser())
     folder = eval_dir(config.dir, path, config.split, PROJECT)
-    with together(place, config.dist, resolved.values) as rank, error_files(rank, folder), explained():
+    with distributed_run(place, config.dist, resolved.values) as rank, error_files(rank, folder), explained():
         for text in resolved.warnings if rank.is_main else ():
             logger.warning("{}", text)
         evaluate(config, path, folder, rank)
@@ -115,5 +115,5 @@ def table(result: SetResult) -> str:
 
 
 if __name__ == "__main__":
-    with reported():
-        leave(main(sys.argv[1:]))
+    with report_errors():
+        exit_process(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from common.failure.program import reported
+from common.failure.program import report_errors
 from common.run.lock import FolderLock
 import train
 from tests.conftest import Runs
@@ -52,7 +52,7 @@ def failed(runs: Runs, *words: str, program: str = "train", world: int = 2) -> E
 
 def alone(runs: Runs, *words: str) -> int:
     """Train in this process; how it ended as a program."""
-    with pytest.raises(SystemExit) as ended, reported():
+    with pytest.raises(SystemExit) as ended, report_errors():
         train.main(runs.words(*words))
     return int(ended.value.code or 0)
 

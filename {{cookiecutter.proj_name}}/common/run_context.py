@@ -15,7 +15,7 @@ from common.distributed import Rank, barrier, find_rank, from_main
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.failure.monitor import print_failure
-from common.failure.program import together
+from common.failure.program import distributed_run
 from common.failure.report import EXIT_INTERRUPTED, Failure, describe
 from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
@@ -45,7 +45,7 @@ def managed_run(
     place = find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, place)
     paths = RunPaths.for_run(config.dir, config.name, project)
-    with together(place, config.dist, resolved.values) as rank:
+    with distributed_run(place, config.dist, resolved.values) as rank:
         for text in resolved.warnings if rank.is_main else ():
             logger.warning("{}", text)
         run = RunContext(config=config, values=resolved.values, argv=argv, project=project, rank=rank, paths=paths)
@@ -166,7 +166,7 @@ class RunContext:
     def fail(self, error: BaseException) -> None:
         """Record `error` and end all processes. Returns only for a single process that has not opened its folder: the
         caller then prints the error."""
-        if self.rank.is_alone and (isinstance(error, SystemExit) or not self._is_open):
+        if self.rank.is_single_process and (isinstance(error, SystemExit) or not self._is_open):
             return
         failure, failure_monitor = describe(error, self.rank), self.rank.failure_monitor
         if self._is_open and not (failure.may_follow or failure_monitor.is_over):
@@ -197,7 +197,7 @@ class RunContext:
             with suppress(OSError):
                 add_to_log(self.paths.log_file(), f"{now()} {text}\n", "written by another process")
                 write_status(self.paths, "failed", step=self.monitor.step, reason=failure.reason)
-        if not self.rank.is_alone:  # this process ends without returning from `managed_run`
+        if not self.rank.is_single_process:  # this process ends without returning from `managed_run`
             self.close()
 
 

@@ -19,7 +19,7 @@ from loguru import logger
 from torch.utils.data import DataLoader
 
 from common.data.workers import end_workers, start_reading
-from common.failure.program import reported
+from common.failure.program import report_errors
 from common.monitor import log
 import evaluate
 import train
@@ -170,7 +170,7 @@ def error_of(capsys: pytest.CaptureFixture[str], runs: Runs) -> ErrorOf:
     def call(*words: str, program: str = "train") -> str:
         capsys.readouterr()
         main, arguments = (train.main, runs.words(*words)) if program == "train" else (evaluate.main, list(words))
-        with pytest.raises(SystemExit) as ended, reported():
+        with pytest.raises(SystemExit) as ended, report_errors():
             main(arguments)
         text = capsys.readouterr().err
         assert ended.value.code == 2

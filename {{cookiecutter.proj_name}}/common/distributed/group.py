@@ -33,7 +33,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
     """
     if rank.device.type == "cuda":
         torch.cuda.set_device(rank.device)
-    if rank.is_alone and not rank.launcher_hosts_store:
+    if rank.is_single_process and not rank.launcher_hosts_store:
         return rank
     timeout = timedelta(seconds=config.timeout)
     store = _open_store(rank, config.timeout)
@@ -43,7 +43,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
     name = store.compare_set("name", "", secrets.token_hex(8)).decode()
     launched_as = (*rank.launched_as, f"store {name}")
     rank = replace(rank, restarted=rank.restarted or round_number > 1, launched_as=launched_as)
-    if rank.is_alone:  # a single process under torchrun
+    if rank.is_single_process:  # a single process under torchrun
         return rank
     dist.init_process_group(
         rank.backend,
@@ -58,7 +58,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
 
 def finish(rank: Rank) -> None:
     """Leave the process group after success. Never call this after an error: it waits for the others."""
-    if not rank.is_alone:
+    if not rank.is_single_process:
         barrier(rank)
         dist.destroy_process_group()
 

@@ -52,7 +52,7 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Rank | None
             f"{slurm.world_size} tasks; unset the former, or choose: --dist.launcher torchrun, or --dist.launcher slurm"
         )
     place = place or slurm
-    return None if place is None or (place.is_alone and place.launcher != "torchrun") else place
+    return None if place is None or (place.is_single_process and place.launcher != "torchrun") else place
 
 
 def _from_torchrun(environment: Environment) -> Rank | None:

@@ -46,7 +46,7 @@ class Rank:
         return self.rank == 0
 
     @property
-    def is_alone(self) -> bool:
+    def is_single_process(self) -> bool:
         return self.world_size == 1
 
     def __str__(self) -> str:

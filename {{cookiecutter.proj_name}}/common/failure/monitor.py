@@ -162,7 +162,7 @@ class _Hub:
 
 def connect(rank: Rank) -> FailureMonitor:
     """Connect every rank to rank 0. Every process must call this right after joining the process group."""
-    if rank.is_alone:
+    if rank.is_single_process:
         return FailureMonitor()
     if_killed = Failure(rank.rank, rank.world_size, EXIT_ERROR, _NO_MESSAGE, hint=_KILLED)
     hub, offer = None, (if_killed, 0, b"")

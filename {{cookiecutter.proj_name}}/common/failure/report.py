@@ -108,10 +108,10 @@ def describe(error: BaseException, rank: Rank) -> Failure:
     for note in notes:  # they are in the summary
         trace = trace.replace(f"\n{note}", "")
     hint = next((note.removeprefix(HINT) for note in notes if note.startswith(HINT)), "")
-    if not hint and not rank.is_alone and re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE):
+    if not hint and not rank.is_single_process and re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE):
         hint = "another rank was late or hangs; if it was legitimately busy, increase dist.timeout"
     during = [note for note in notes if not note.startswith(HINT)]
-    may_follow = not rank.is_alone and re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
+    may_follow = not rank.is_single_process and re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
     return Failure(rank.rank, rank.world_size, code, title, trace, _source(trace), during, hint, may_follow=may_follow)
 
 

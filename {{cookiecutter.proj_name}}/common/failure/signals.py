@@ -97,7 +97,7 @@ class StopSignals:
         Several ranks exchange this about five times a second, and read the result one step later, so no rank waits for
         it: an exchange in each step cost 6 % at 10 ms per step, with one core per process.
         """
-        if self.rank.is_alone:
+        if self.rank.is_single_process:
             return StopDecision(self.signal, save) if self.signal or save else _NOTHING
         decision = _NOTHING
         self._steps_left -= 1

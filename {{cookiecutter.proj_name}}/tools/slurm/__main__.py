@@ -13,7 +13,7 @@ from pathlib import Path
 from common.base.errors import UserError
 from common.config import Resolved, option_value
 from common.config.registry import REGISTRIES
-from common.failure.program import reported
+from common.failure.program import report_errors
 from common.monitor.log import setup_log
 from common.run.paths import PROJECT, RunPaths
 from cli.command_line import parse
@@ -84,5 +84,5 @@ def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
 
 
 if __name__ == "__main__":
-    with reported():
+    with report_errors():
         sys.exit(main(sys.argv[1:]))
