@@ -4,7 +4,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from common.base.errors import UserError
+from common.base.nested import flat
 from common.distributed.code import code_of
 from common.distributed.collectives import barrier, gather_objects
 from common.distributed.config import DistConfig
@@ -76,7 +77,7 @@ def check_alike(values: Mapping[str, Any], rank: Rank) -> None:
 
 def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
     """Reject a process whose values differ from rank 0's; the error lists them. Every process must call this."""
-    everyone = [dict(_leaves(own)) for own in gather_objects(dict(values), rank)]
+    everyone = [flat(own) for own in gather_objects(dict(values), rank)]
     first = everyone[0]
     for number, other in enumerate(everyone):
         lines = [
@@ -87,14 +88,6 @@ def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
         if lines:
             more = f"\n  and {len(lines) - _MAX_SHOWN} more" if len(lines) > _MAX_SHOWN else ""
             raise UserError("\n".join([f"rank {number} {complaint}:", *lines[:_MAX_SHOWN]]) + more)
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _open_store(rank: Rank, timeout: int) -> Store:
