@@ -62,7 +62,7 @@ def bare_loop(segment: int, rank: Rank) -> Iterator[float]:
     model: nn.Module = ConvModel(1, 10, 32, 0.1)
     sampler = None
     data: Any = Images(Path(), "train")
-    if not rank.is_alone:
+    if not rank.is_single_process:
         model = DistributedDataParallel(model)
         sampler = DistributedSampler(data)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0, fused=True)

@@ -108,7 +108,7 @@ class Hosts:
 
     def command(self, host: int, *words: str) -> list[str]:
         """`words`, to be run on a host."""
-        enter = 'mount --bind "$1" /etc/hosts; hostname "$2"; shift 2; exec "$@"'
+        enter = 'mount --bind "$1" /etc/hosts; hostname "$2"; shift 2; export GLOO_SOCKET_IFNAME=eth0; exec "$@"'
         place = ["ip", "netns", "exec", self.names[host], "unshare", "--mount", "--uts", "sh", "-c", enter, "sh"]
         return [*place, str(self.folder / "hosts"), self.names[host], *words]
 

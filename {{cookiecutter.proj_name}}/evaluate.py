@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from common import distributed
 from common.base.errors import UserError
-from common.base.text import number
-from common.build import build_evaluation, class_names
+from common.base.text import label, number
+from common.build import build_evaluation, check_classes
 from common.checkpoint import best_in, read_checkpoint
 from common.config import option_value
 from common.config.problem import place as shown
@@ -17,7 +17,7 @@ from common.config.registry import REGISTRIES
 from common.distributed import Rank
 from common.distributed.process import set_up_process
 from common.evaluator import Evaluator, write_evaluation
-from common.failure.program import leave, reported, together
+from common.failure.program import distributed_run, exit_process, report_errors
 from common.monitor.log import logger, setup_log
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.writer import drop_duplicate_loss
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     set_up_process(config.dist, place)
     path = best_in(Path(config.model_pt or which_checkpoint()).expanduser())
     folder = eval_dir(config.dir, path, config.split, PROJECT)
-    with together(place, config.dist, resolved.values) as rank, error_files(rank, folder), explain_errors():
+    with distributed_run(place, config.dist, resolved.values) as rank, error_files(rank, folder), explain_errors():
         for text in resolved.warnings if rank.is_main else ():
             logger.warning("{}", text)
         evaluate(config, path, folder, rank)
@@ -62,7 +62,7 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
     trained = load_task(config, path, read_checkpoint(path), rank)
     loaders = build_evaluation(config, config.split, rank, trained.seed)
-    trained.task.classes = class_names(*(loader.dataset for loader in loaders))
+    trained.task.classes = check_classes(config.model, {label(each.split, each.name): each.dataset for each in loaders})
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
     evaluator = Evaluator(trained.task, rank, trained.precision)
@@ -115,5 +115,5 @@ def table(result: SetResult) -> str:
 
 
 if __name__ == "__main__":
-    with reported():
-        leave(main(sys.argv[1:]))
+    with report_errors():
+        exit_process(main(sys.argv[1:]))

@@ -4,12 +4,12 @@ import common  # noqa: F401  # isort: skip - first, since it says what is missin
 
 import sys
 
-from common.failure.program import leave, reported
+from common.failure.program import exit_process, report_errors
 from cli.advice import explain_errors
 from tools.predict import Predictor, main
 
 __all__ = ["Predictor", "main"]
 
 if __name__ == "__main__":
-    with reported(), explain_errors():
-        leave(main(sys.argv[1:]))
+    with report_errors(), explain_errors():
+        exit_process(main(sys.argv[1:]))

@@ -5,7 +5,7 @@ import sys
 from common import distributed
 from common.build import build_parts
 from common.config.registry import REGISTRIES, import_path
-from common.failure.program import leave, reported
+from common.failure.program import exit_process, report_errors
 from common.monitor.log import setup_log
 from common.monitor.profile import record_profile
 from common.run.paths import PROJECT
@@ -57,5 +57,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with reported():
-        leave(main(sys.argv[1:]))
+    with report_errors():
+        exit_process(main(sys.argv[1:]))

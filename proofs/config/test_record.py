@@ -10,7 +10,7 @@ import pytest
 from common.checkpoint import write_checkpoint
 from common.config import ConfigError, Conversions, dump, resolve, section
 from common.config.registry import MODEL_REGISTRY
-from common.failure.program import reported
+from common.failure.program import report_errors
 import evaluate
 import predict
 import train
@@ -57,7 +57,7 @@ def use(request: pytest.FixtureRequest, old: Path, tmp_path: Path, capsys: pytes
             "predict": lambda: predict.main(["--model_pt", best, "--input", str(tmp_path / "a.png"), *more]),
             "config": lambda: train.main(["--config", str(old / "config.yaml"), *here, "--name", "again", *more]),
         }
-        with pytest.raises(SystemExit) as left, reported():
+        with pytest.raises(SystemExit) as left, report_errors():
             raise SystemExit(mains[request.param]())
         said = capsys.readouterr().err
         return said if left.value.code == 0 or "cannot be read" in said else f"refused: {said}"

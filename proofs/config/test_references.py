@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from common.config import Resolved, dump, resolve
-from common.failure.program import reported
+from common.failure.program import report_errors
 import evaluate
 import train
 from tests.conftest import CONFIG, Runs, load
@@ -25,7 +25,7 @@ def resolved(folder: Path, text: str, *words: str) -> Resolved[Config]:
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What train.py prints when it refuses a command line, on one line."""
-    with pytest.raises(SystemExit) as ended, reported():
+    with pytest.raises(SystemExit) as ended, report_errors():
         train.main([*words])
     assert ended.value.code == 2
     text = capsys.readouterr().err

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from common.failure.program import reported
+from common.failure.program import report_errors
 import evaluate
 import train
 from tests.conftest import CONFIG
@@ -40,7 +40,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         monkeypatch.setattr(torch.cuda, "is_available", lambda: seen > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
         main = train.main if program == "train.py" else evaluate.main
-        with pytest.raises(SystemExit) as ended, reported():
+        with pytest.raises(SystemExit) as ended, report_errors():
             main(["--config", str(CONFIG), *words])
         assert ended.value.code == 2
         return capsys.readouterr().err

@@ -88,6 +88,6 @@ def test_ranks_end_with_their_test(runs: Runs, monkeypatch: pytest.MonkeyPatch) 
 def test_one_process_asks_nobody() -> None:
     """MM-72, QQ-57: nothing needs to be started for rank 0 of 1."""
     rank = replace(Rank(), control=None)
-    assert rank.is_main and rank.is_alone
+    assert rank.is_main and rank.is_single_process
     assert gather_objects(Path("x"), rank) == gather_to_main(Path("x"), rank) == [Path("x")]
     assert from_main(3, rank) == max_over_ranks(3, rank) == 3

@@ -120,7 +120,7 @@ def test_an_apple_gpu_is_one_device_without_pinned_memory_and_64_bits(monkeypatc
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     rank = find_rank("mps", DistConfig(), {})
-    assert (str(rank.device), rank.is_alone) == ("mps:0", True)
+    assert (str(rank.device), rank.is_single_process) == ("mps:0", True)
     assert not make_loader([0], LoaderConfig(), 0, 0, rank.device, batch_size=1).pin_memory
     assert build_precision(PrecisionConfig(mode="bf16"), rank.device).mode == "bf16"
     with pytest.raises(UserError, match="fp64: an Apple GPU has no 64-bit floats; use fp32"):

@@ -1,13 +1,11 @@
 """What a run looks like: rows of numbers fit the terminal, the file has everything, and keys are answered."""
 
-import ctypes
 import json
 import re
 import shlex
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import pytest
 from torch import Tensor
 
 from common.base.text import number
-from common.data.loader import Step
 from common.evaluation.loss import Losses
 from common.progress import Position
 from common.trainer import Trainer
@@ -201,36 +198,3 @@ def test_a_failure_fits_the_terminal_and_says_how_to_continue(short: Runs, proce
     again = shlex.split(line.removeprefix("to resume:  "))
     assert again == ["python", "train.py", "--resume", str(short.root / "my run")]
     assert in_terminal([sys.executable, *again[1:], "--plugins", "[]"], 90).code == 0
-
-
-def endless(trainer: Trainer) -> None:
-    """A plug-in: the third step does not return from native code, whatever signal arrives."""
-    take, lock, native = trainer.optimizer_step, ctypes.create_string_buffer(128), ctypes.CDLL(None)
-
-    def never(step: Step, at: Position) -> bool:
-        if trainer.at.step == 2:
-            print("a long step", flush=True)
-            native.pthread_mutex_lock(lock)
-            native.pthread_mutex_lock(lock)
-        return take(step, at)
-
-    trainer.optimizer_step = never  # type: ignore[assignment]
-
-
-@pytest.mark.slow
-def test_ctrl_c_is_answered_in_the_middle_of_a_step(short: Runs) -> None:
-    """D-59, R-46: before the step ends; a second one ends a run whose step never does."""
-    waits_for = ["a long step", "SIGINT: stopping after this step, then saving; press Ctrl-C again to leave at once"]
-
-    def answer(shown: str) -> str:
-        if not waits_for or waits_for[0] not in shown:
-            return ""
-        waits_for.pop(0)
-        time.sleep(1.1)  # one that comes sooner is the same one
-        return "\x03"
-
-    shown = in_terminal(command(short, "--plugins", f"[{__name__}:endless]"), 120, answer)
-    assert shown.code == 130, shown.text
-    assert waits_for == [] and "interrupted: left at once, without saving" in shown.text
-    status = json.loads((short.root / "run" / "status.json").read_text())
-    assert (status["state"], status["step"]) == ("failed", 2)

@@ -93,14 +93,14 @@ def test_a_second_run_of_the_same_name_moves_the_first(project):
     assert not list(moved.parent.glob("*/run.lock"))
 
 
-def test_a_folder_with_anything_in_it_is_moved_too(project):
-    """BS-07: whatever lies there may be dear to somebody."""
-    stray = project / "experiments/digits/notes.txt"
+def test_a_folder_with_checkpoints_is_moved_too(project):
+    """BS-07: even without a record of the run that wrote them."""
+    stray = project / "experiments/digits/checkpoints/best.pt"
     stray.parent.mkdir(parents=True)
     stray.write_text("mine")
     with open_(project):
         (moved,) = (project / "experiments").glob("digits_*")
-    assert (moved / "notes.txt").read_text() == "mine"
+    assert (moved / "checkpoints/best.pt").read_text() == "mine"
 
 
 def test_a_resume_keeps_everything(project):
@@ -148,10 +148,10 @@ def test_two_processes_never_write_one_folder(project, resume):
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(UserError, match=rf"in use by process {holder.pid} .*--name"):
             open_(project, resume=resume)
-        (run.root / "notes.txt").touch()  # now there is something to move
+        run.checkpoints.mkdir()  # now there is something to move
         with pytest.raises(UserError, match=rf"in use by process {holder.pid} .*--name"):
             open_(project, resume=resume)
-        assert sorted(path.name for path in run.root.iterdir()) == ["notes.txt", "run.lock"]
+        assert sorted(path.name for path in run.root.iterdir()) == ["checkpoints", "run.lock"]
     finally:
         holder.kill()
         holder.wait()
@@ -231,7 +231,7 @@ def test_a_folder_that_cannot_be_written_is_refused(project):
         open_(project / "gone")
     (project / "experiments").mkdir()
     (project / "experiments/digits").write_text("a file")
-    with pytest.raises(UserError, match=r"Not a directory: .*digits"):
+    with pytest.raises(UserError, match=r"cannot be written: .*digits"):
         open_(project)
     (project / "experiments/digits").unlink()
     (project / "experiments").rmdir()

@@ -48,6 +48,6 @@ def error_files(rank: Rank, folder: Path) -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
-        if rank.is_alone:
-            record_failure(describe(error, rank), False)  # not to the terminal: `reported` prints it
+        if rank.is_single_process:
+            record_failure(describe(error, rank), False)  # not to the terminal: `report_errors` prints it
         raise

@@ -21,7 +21,7 @@ from common.config.registry import (
     REGISTRIES,
     TASK_REGISTRY,
 )
-from common.data.class_counts import shown_classes
+from common.data.class_counts import describe_classes
 from common.data.sections import sets_of
 from common.data.view import is_map_style
 from common.monitor.writer import drop_duplicate_loss
@@ -101,7 +101,7 @@ def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
     """Log one data set: its type, the location of its code, its size and, if known, the samples of each class."""
     kind = section["type"]
     has_length = is_map_style(dataset) or getattr(dataset, "reads_in_step", False)
-    count = f"{len(dataset):,} samples{shown_classes(dataset)}" if has_length else "unknown length"
+    count = f"{len(dataset):,} samples{describe_classes(dataset)}" if has_length else "unknown length"
     logger.info("{} data {} {} ({})", name, kind, DATASET_REGISTRY.where(kind), count)
 
 

@@ -14,7 +14,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
     os._exit(130)
 
 
-# Only in the project's own programs: `common.failure.program.reported` ends it.
+# Only in the project's own programs: `common.failure.program.report_errors` ends it.
 _PROGRAM = Path(*sys.argv[:1])  # not a file with -c
 _IS_OURS = _PROGRAM.is_file() and _PROGRAM.absolute().parent == Path(__file__).absolute().parents[1]
 if _IS_OURS and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -12,10 +12,7 @@ from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.text import label
 from common.checkpoint import init_weights
-from common.config.registry import (
-    MODEL_REGISTRY,
-    TASK_REGISTRY,
-)
+from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY
 from common.data.class_counts import warn_of_empty_classes, warn_of_sorted_classes
 from common.data.iterable import IterableStream
 from common.data.loader import BatchStream, EvaluationLoader, TrainStream
@@ -52,9 +49,8 @@ def build_parts(config: RunConfig, rank: Rank, seed: int) -> Parts:
     )
     measured = {label(each.split, each.name): each.dataset for each in (*parts.val, *parts.evaluation)}
     data = {"train": parts.stream.dataset, **measured}
-    check_same_classes(data)
-    parts.task.classes = class_names(*data.values())
-    warn_of_unused_classes(config, data)
+    stages = {f"train of stages[{number}]": each.dataset for number, each in parts.stage_streams.items()}
+    parts.task.classes = check_classes(config.model, data | stages)
     warn_of_shared_samples(data, rank, config.loader, config.worker)
     if rank.is_main and isinstance(stream, TrainStream):
         warn_of_empty_classes(stream.dataset)
@@ -85,7 +81,6 @@ def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool 
 def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
     """The training data, shuffled and divided among the ranks; without shuffling if it can only be read in order."""
     dataset = seeded_dataset(config, "train", "train", config.dataset.train, seed)
-    check_classes(config, dataset, "train")
     check_size(dataset, "train", rank)
     if not is_map_style(dataset):
         return IterableStream(
@@ -137,7 +132,6 @@ def build_set(
     """One set of a split. A single set has the name ""."""
     with error_context(lambda: f"in building dataset.{label(split, name)}"):
         dataset = seeded_dataset(config, split, label(split, name), section, seed)
-    check_classes(config, dataset, label(split, name))
     check_size(dataset, label(split, name), rank)
     return EvaluationLoader(
         dataset,
@@ -157,46 +151,39 @@ def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[st
     return build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
 
 
-def check_classes(config: RunConfig, dataset: Any, split: str) -> None:
-    """Refuse a model with fewer classes than the data: it would fail at the first label that is too large."""
-    names, (key, classes) = getattr(dataset, "classes", None), model_classes(config.model)
-    if names and classes and len(names) > classes:
-        shown = ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")
-        raise UserError(f"{key}: {classes}, but dataset.{split} has {len(names)} ({shown}); use --{key} {len(names)}")
-
-
-def warn_of_unused_classes(config: RunConfig, data: Mapping[str, Any]) -> None:
-    """Warn of a model with more classes than the data: nothing fails, but the others are never right."""
-    names, (key, classes) = class_names(*data.values()), model_classes(config.model)
-    if names and classes > len(names):
-        text = "{} is {}, but the data have {}; if that is not intended, use --{} {}"
-        logger.warning(text, key, classes, len(names), key, len(names))
-
-
-def model_classes(model: Mapping[str, Any]) -> tuple[str, int]:
-    """The key of the number of classes in the section of a model, and the number; 0 if it has none."""
-    found = ((f"model.{name}", model[name]) for name in ("classes", "num_classes") if isinstance(model.get(name), int))
-    return next(found, ("", 0))
-
-
 def check_size(dataset: Any, name: str, rank: Rank) -> None:
     """Refuse ranks whose data set has another size than rank 0's (an incomplete copy): samples go by index."""
     size = len(dataset) if is_map_style(dataset) else None
     check_same({f"samples of dataset.{name}": size}, rank, "sees other data than rank 0")
 
 
-def class_names(*data: Any) -> tuple[str, ...]:
-    """The `classes` of the first data set that has them; () without."""
-    return next((tuple(map(str, names)) for each in data if (names := getattr(each, "classes", None))), ())
+def check_classes(model: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the classes, if the data sets have `classes`; compared with each other and with the model.
 
+    Refuses splits whose classes differ (label 1 would not mean the same in training and validation), and a model with
+    too few. Warns of a model with more: nothing fails, but the others are never right.
 
-def check_same_classes(data: Mapping[str, Any]) -> None:
-    """Refuse splits whose classes differ: label 1 would not mean the same in training and validation."""
-    named = {split: tuple(classes) for split, each in data.items() if (classes := getattr(each, "classes", None))}
+    Args:
+        model: the section of the model.
+        data: data sets by the name of their split.
+    """
+    named = {split: tuple(map(str, names)) for split, each in data.items() if (names := getattr(each, "classes", None))}
+    first, names = next(iter(named.items()), ("", ()))
     for split, classes in named.items():
-        if classes != next(iter(named.values())):
-            first = next(iter(named))
+        if classes != names:
             raise UserError(
-                f"dataset.{split} has the classes {', '.join(map(str, classes))}, but dataset.{first} has "
-                f"{', '.join(map(str, named[first]))}; every split needs the same class folders; some may be empty"
+                f"dataset.{split} has the classes {', '.join(classes)}, but dataset.{first} has {', '.join(names)}; "
+                "every split needs the same class folders; some may be empty"
             )
+    key = next((key for key in ("classes", "num_classes") if isinstance(model.get(key), int)), None)
+    if not names or key is None:
+        return names
+    if len(names) > model[key]:
+        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise UserError(
+            f"model.{key}: {model[key]}, but dataset.{first} has {len(names)} ({shown}); use --model.{key} {len(names)}"
+        )
+    if len(names) < model[key]:
+        text = "model.{} is {}, but the data have {}; if that is not intended, use --model.{} {}"
+        logger.warning(text, key, model[key], len(names), key, len(names))
+    return names

@@ -15,13 +15,12 @@ from common.distributed import Rank, barrier, find_rank, from_main
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.failure.monitor import print_failure
-from common.failure.program import together
+from common.failure.program import distributed_run
 from common.failure.report import EXIT_INTERRUPTED, Failure, describe
 from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
 from common.progress import Outcome
-from common.run.folder import OpenRun, check_stays, is_restart, open_run
-from common.run.lock import is_held
+from common.run.folder import OpenRun, is_restart, open_run, refuse_sources_in_moved_run
 from common.run.paths import RunPaths
 from common.run.record import environment_text
 from common.run.status import now, read_status, write_status
@@ -46,7 +45,7 @@ def managed_run(
     place = find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, place)
     paths = RunPaths.for_run(config.dir, config.name, project)
-    with together(place, config.dist, resolved.values) as rank:
+    with distributed_run(place, config.dist, resolved.values) as rank:
         for text in resolved.warnings if rank.is_main else ():
             logger.warning("{}", text)
         run = RunContext(config=config, values=resolved.values, argv=argv, project=project, rank=rank, paths=paths)
@@ -89,8 +88,13 @@ class RunContext:
     folder: OpenRun | None = None
     seed: int = field(init=False)
     monitor: Monitor = field(init=False)
-    _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
+    _is_continued: bool = False  # from a checkpoint in this run's folder, if that can be read
     _is_open: bool = False
+
+    @property
+    def _resumed(self) -> LoadedCheckpoint | None:
+        """The checkpoint, if it is in this run's folder."""
+        return self.checkpoint if self._is_continued else None
 
     def choose_start(self) -> None:
         """Find the checkpoint that the run starts from, and its seed."""
@@ -99,13 +103,12 @@ class RunContext:
         restarted = from_main(is_restart(self.paths, rank) and any(self.paths.checkpoints.glob("*.pt")), rank)
         self.only_weights = config.progress.start_epoch == 0 and not restarted
         resume = "auto" if restarted else config.resume
+        self._is_continued = not self.only_weights and self.paths.contains(resume)
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
         continued = None if self.only_weights else self.checkpoint
-        if continued is not None and self.paths.contains(continued.path):
-            self._resumed = continued
-        else:  # an earlier run of this name will be moved, so this run may not need weights from it
-            init = weights_path(config.init_from.path, self.project)
-            check_stays({"init_from.path": init, "resume": getattr(self.checkpoint, "path", None)}, self.paths)
+        if self._resumed is None:  # an earlier run of this name will be moved, so this run may not need its files
+            init, source = weights_path(config.init_from.path, self.project), getattr(self.checkpoint, "path", None)
+            refuse_sources_in_moved_run({"init_from.path": init, "resume": source}, self.paths)
         # A drawn seed belongs to the run, because it determines the order of its samples.
         self.seed = choose_seed(config.dist, rank, drawn=continued.state["about"]["seed"] if continued else None)
 
@@ -163,75 +166,39 @@ class RunContext:
     def fail(self, error: BaseException) -> None:
         """Record `error` and end all processes. Returns only for a single process that has not opened its folder: the
         caller then prints the error."""
-        if isinstance(error, SystemExit) and self.rank.is_alone:
+        if self.rank.is_single_process and (isinstance(error, SystemExit) or not self._is_open):
             return
         failure, failure_monitor = describe(error, self.rank), self.rank.failure_monitor
-        if self.rank.is_alone and not self._is_open:
-            self.record_failure(failure, False)
-            return
         if self._is_open and not (failure.may_follow or failure_monitor.is_over):
             keep_error(failure, self.paths)  # even if another rank failed first
         failure_monitor.fail(failure)  # if there are other processes, ends this one
         raise SystemExit(failure.code) from None
 
     def record_failure(self, failure: Failure, to_terminal: bool) -> None:
-        """Record the failure that ends the run, of this or another process, in the run's files."""
-        if self._is_open:
-            self._record_while_open(failure, to_terminal)
+        """Show the failure that ends the run, of this or another process, and record it in the run's files."""
+        if not self._is_open:  # the folder may be that of an earlier run
+            print_failure(failure, to_terminal)
             return
-        details = None
-        with suppress(OSError):  # the folder cannot be written
-            details = self._record_before_open(failure)
-        print_failure(failure, to_terminal, details)
-
-    def _record_before_open(self, failure: Failure) -> Path | None:
-        """Write to the folder of this run. Skips the folder of an earlier run, and one that another process uses;
-        creates none for a user's mistake. Returns the file with the traceback, if there is one."""
-        paths, is_new = self.paths, not self.paths.root.is_dir()
-        is_resumed = paths.contains(self.config.resume if self.config.progress.start_epoch else None)
-        is_continued = is_resumed or is_restart(paths, self.rank)
-        is_skipped = not failure.trace if is_new else paths.record_file.exists() and not is_continued
-        if is_skipped or is_held(paths.lock_file):
-            return None
-        paths.root.parent.mkdir(exist_ok=True)
-        paths.root.mkdir(exist_ok=True)
-        return self._record_without_log(failure, self.rank.rank, None, "a start that failed before the run was open")
-
-    def _record_while_open(self, failure: Failure, to_terminal: bool) -> None:
         if failure.rank == self.rank.rank:
             keep_error(failure, self.paths)
         self.monitor.fail(failure.reason)
-        paths = self.paths
-        if self.folder is not None and self.monitor.step == self.monitor.start:  # no step was trained
-            if self.folder.earlier is not None:
-                self.monitor.close()  # some writers open files by name
-            with suppress(OSError):  # the log says where the earlier run is
-                paths = self.folder.undo(is_mistake=not failure.trace)
-        if paths is not self.paths:
-            text = "nothing was trained: the earlier run is back in {}, and this attempt's files are in {}"
-            logger.opt(depth=2).warning(text, self.paths.root, paths.root)
+        is_trained = self.monitor.step != self.monitor.start
+        if self.folder is not None and not is_trained and not failure.trace:
+            with suppress(OSError):
+                self.folder.forget()
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
         level = "WARNING" if not to_terminal else "CRITICAL" if failure.trace else "ERROR"
-        again = self.paths.resume_command(self.argv[0]) if self.monitor.step != self.monitor.start else ""
-        text = failure.text(paths.error_file(failure.rank) if failure.trace else None)
+        again = self.paths.resume_command(self.argv[0]) if is_trained else ""
+        text = failure.text(self.paths.error_file(failure.rank) if failure.trace else None)
         text += f"\nto resume:  {again}" * (again != "" and failure.code != EXIT_INTERRUPTED)  # its summary has said it
-        logger.opt(depth=2).log(level, "{}", text)
+        logger.opt(depth=1).log(level, "{}", text)
         rank_0_is_gone = to_terminal and failure.rank == 0 and not self.rank.is_main
         if rank_0_is_gone and (read_status(self.paths) or {}).get("state") == "running":
             with suppress(OSError):
-                self._record_without_log(failure, 0, self.monitor.step, "written by another process")
-        if not self.rank.is_alone:  # this process ends without returning from `managed_run`
+                add_to_log(self.paths.log_file(), f"{now()} {text}\n", "written by another process")
+                write_status(self.paths, "failed", step=self.monitor.step, reason=failure.reason)
+        if not self.rank.is_single_process:  # this process ends without returning from `managed_run`
             self.close()
-
-    def _record_without_log(self, failure: Failure, rank: int, step: int | None, banner: str) -> Path | None:
-        """Record the failure in the files of `rank`, which has no open log: not yet, or it was killed."""
-        if failure.rank == rank:
-            keep_error(failure, self.paths)
-        details = self.paths.error_file(failure.rank) if failure.trace else None
-        add_to_log(self.paths.log_file(rank), f"{now()} {failure.text(details)}\n", banner)
-        if rank == 0:
-            write_status(self.paths, "failed", step=step, reason=failure.reason)
-        return details
 
 
 def keep_error(failure: Failure, paths: RunPaths) -> None:

@@ -18,8 +18,8 @@ import torch
 from loguru import logger
 from torch.utils.data import DataLoader
 
-from common.data.workers import end_workers, opened
-from common.failure.program import reported
+from common.data.workers import end_workers, start_reading
+from common.failure.program import report_errors
 from common.monitor import log
 import evaluate
 import train
@@ -61,9 +61,9 @@ def _no_workers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def noted(loader: DataLoader[Any]) -> Iterator[Any]:
         loaders.append(loader)
-        return opened(loader)
+        return start_reading(loader)
 
-    monkeypatch.setattr("common.data.workers.opened", noted)
+    monkeypatch.setattr("common.data.workers.start_reading", noted)
     yield
     for loader in loaders:
         end_workers(loader)
@@ -170,7 +170,7 @@ def error_of(capsys: pytest.CaptureFixture[str], runs: Runs) -> ErrorOf:
     def call(*words: str, program: str = "train") -> str:
         capsys.readouterr()
         main, arguments = (train.main, runs.words(*words)) if program == "train" else (evaluate.main, list(words))
-        with pytest.raises(SystemExit) as ended, reported():
+        with pytest.raises(SystemExit) as ended, report_errors():
             main(arguments)
         text = capsys.readouterr().err
         assert ended.value.code == 2

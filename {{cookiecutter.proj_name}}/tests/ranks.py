@@ -17,7 +17,7 @@ import torch
 
 from common.base.process import die_with_parent
 from common.failure.monitor import end
-from common.failure.program import reported
+from common.failure.program import report_errors
 import evaluate
 import train
 from tests.conftest import Runs
@@ -144,7 +144,7 @@ def _run(setup: Any, program: str, argv: list[str], environment: dict[str, str],
         setup()
     code: Any = 1
     try:
-        with reported():
+        with report_errors():
             code = _PROGRAMS[program](argv)
     except Killed:
         code = 9

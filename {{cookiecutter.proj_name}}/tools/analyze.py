@@ -27,7 +27,7 @@ from common.build import build_stream, build_task
 from common.config.registry import REGISTRIES
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
-from common.failure.program import leave, reported
+from common.failure.program import exit_process, report_errors
 from common.model import prepare
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
@@ -206,5 +206,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with reported(), explain_errors():
-        leave(main(sys.argv[1:]))
+    with report_errors(), explain_errors():
+        exit_process(main(sys.argv[1:]))

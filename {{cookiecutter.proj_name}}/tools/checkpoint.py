@@ -13,7 +13,7 @@ from common.checkpoint.file import read_checkpoint, write_checkpoint
 from common.checkpoint.folder import best_in
 from common.config import dump
 from common.config.names import listed
-from common.failure.program import reported
+from common.failure.program import report_errors
 from common.optim.ema import averaged_state_dict
 
 
@@ -78,5 +78,5 @@ def export(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with report_errors():
         sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,7 @@ from common.base.errors import UserError
 from common.checkpoint.fingerprint import changes
 from common.config import Resolved, dump, resolve
 from common.config.problem import DEFAULT
-from common.failure.program import leave, reported
+from common.failure.program import exit_process, report_errors
 from cli.stored_config import stored_config
 from custom.config import Config
 
@@ -39,5 +39,5 @@ def read(path: str) -> Resolved[Config]:
 
 
 if __name__ == "__main__":
-    with reported():
-        leave(main(sys.argv[1:]))
+    with report_errors():
+        exit_process(main(sys.argv[1:]))

@@ -29,7 +29,7 @@ from common.base.text import plain
 from common.build import build_evaluation, build_set, build_stream
 from common.config import option_value
 from common.evaluator import Evaluator
-from common.failure.program import leave, reported
+from common.failure.program import exit_process, report_errors
 from common.monitor.log import setup_log
 from common.progress import Position
 from common.run.paths import RunPaths
@@ -334,5 +334,5 @@ def command(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 if __name__ == "__main__":
-    with reported(), explain_errors():
-        leave(main(sys.argv[1:]))
+    with report_errors(), explain_errors():
+        exit_process(main(sys.argv[1:]))

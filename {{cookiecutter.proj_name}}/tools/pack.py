@@ -15,7 +15,7 @@ import tarfile
 from pathlib import Path
 
 from common.base.errors import UserError
-from common.failure.program import leave, reported
+from common.failure.program import exit_process, report_errors
 from library.data.image_folder_dataset import class_folders, scan_images
 
 SHARD = "shard-{:06d}.tar"
@@ -76,5 +76,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with reported():
-        leave(main(sys.argv[1:]))
+    with report_errors():
+        exit_process(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
 from common.data.sections import build_dataset
 from common.data.view import is_map_style
-from common.failure.program import leave, reported
+from common.failure.program import exit_process, report_errors
 from common.monitor.log import setup_log
 from common.optim import build_optimizer
 from common.optim.groups import LayerDecayConfig
@@ -105,5 +105,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with reported():
-        leave(main(sys.argv[1:]))
+    with report_errors():
+        exit_process(main(sys.argv[1:]))

@@ -40,6 +40,6 @@ def main(argv: list[str]) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except UserError as error:  # not through `reported`, which imports PyTorch: seconds for a page
+    except UserError as error:  # not through `report_errors`, which imports PyTorch: seconds for a page
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -17,7 +17,7 @@ from torch import Tensor
 from common.base.errors import UserError
 from common.checkpoint import read_checkpoint
 from common.checkpoint.file import step_of
-from common.failure.program import reported
+from common.failure.program import report_errors
 from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
 
@@ -122,5 +122,5 @@ def explain(a: Any, b: Any) -> str:
 
 
 if __name__ == "__main__":
-    with reported():
+    with report_errors():
         sys.exit(main(sys.argv[1:]))

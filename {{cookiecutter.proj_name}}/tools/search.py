@@ -6,9 +6,9 @@ stopped early. The same command continues a search that was stopped or killed; m
 
 import sys
 
-from common.failure.program import leave, reported
+from common.failure.program import exit_process, report_errors
 from tools.sweep.__main__ import main
 
 if __name__ == "__main__":
-    with reported():
-        leave(main(["--optuna", *sys.argv[1:]]))
+    with report_errors():
+        exit_process(main(["--optuna", *sys.argv[1:]]))

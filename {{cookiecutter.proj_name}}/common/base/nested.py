@@ -51,3 +51,11 @@ def map_leaves(value: Any, function: Callable[[Any, tuple[Any, ...]], Any], path
         mapped = [map_leaves(item, function, (*path, index)) for index, item in enumerate(value)]
         return tuple(mapped) if isinstance(value, tuple) else mapped
     return function(value, path)
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested config as one dict with dotted keys: `{"optim.lr": 0.001}`. Lists stay as they are."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.data.digest import counted, differences, digest
+from common.data.digest import describe_counts, differences, digest
 from common.data.loader import BatchStream
 from common.distributed import Rank, from_main
 from common.distributed.code import code_of
@@ -161,5 +161,5 @@ def _compare_data(old: Mapping[str, Any], new: Mapping[str, Any], found: Finding
         (found.breaks if name.startswith("val") else found.order).extend([other] if other else [])
         found.unsure.extend([unsure] if unsure else [])
         found.missing += [f"dataset.{name}: {text}" for text in new[name]["unknown"]]
-    if counts := counted(new[name] for name in shared):
+    if counts := describe_counts(new[name] for name in shared):
         found.compared.append(f"data ({counts})")

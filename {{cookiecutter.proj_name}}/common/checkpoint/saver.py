@@ -86,7 +86,7 @@ class Saver(AbstractContextManager["Saver"]):
 
         With several processes it does not wait after an error, since all of them must end.
         """
-        if self.rank.is_alone and self._pending is not None:
+        if self.rank.is_single_process and self._pending is not None:
             wait([self._pending])
 
     def finish(self) -> None:

@@ -116,7 +116,7 @@ class RunState:
 
         Statistics of norms may differ: only rank 0's are ever used. Every process must call this.
         """
-        if self.rank.is_alone:
+        if self.rank.is_single_process:
             return []
         kinds = buffer_kinds(self.task)
         own = {
@@ -182,7 +182,7 @@ class RunState:
         """
         kinds = buffer_kinds(self.task)
         buffers = {name: buffer for name, _, _, buffer in named_buffers(self.task) if kinds.get(name) == "rank"}
-        checksums = {} if self.rank.is_alone else {name: state_checksum(part) for name, part in user.items()}
+        checksums = {} if self.rank.is_single_process else {name: state_checksum(part) for name, part in user.items()}
         names = find_differences(gather_objects(checksums, self.rank))
         if not (names or buffers):
             return []

@@ -61,14 +61,14 @@ def digest(dataset: Any) -> dict[str, Any]:
 def differences(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
     """How data differ from those of an earlier start: what is surely another, and what may be; "" for nothing."""
     if any(old[key] != new[key] for key in ("files", "names", "contents")):
-        before, after = counted([old]), counted([new])
+        before, after = describe_counts([old]), describe_counts([new])
         return f"dataset.{name}: other data ({after if before == after else f'{before} -> {after}'})", ""
     if old["times"] != new["times"]:
         return "", f"dataset.{name}: other times of {new['files']} files, whose names and sizes are as before"
     return "", ""
 
 
-def counted(digests: Iterable[Mapping[str, Any]]) -> str:
+def describe_counts(digests: Iterable[Mapping[str, Any]]) -> str:
     """How much the digests describe, in words: `240 files, 2 arrays`."""
     digests = list(digests)
     sums = {name: sum(each[name] for each in digests) for name in ("files", "arrays", "values", "digests")}

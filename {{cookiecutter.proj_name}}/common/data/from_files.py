@@ -7,7 +7,7 @@ from typing import Any
 from common.base.errors import UserError
 from common.config.arguments import fit_arguments
 from common.config.registry import DATASET_REGISTRY
-from common.data.sections import OWN, transformed
+from common.data.sections import OWN, apply_transforms
 
 
 def reader_of(section: Mapping[str, Any]) -> Any:
@@ -34,4 +34,4 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
     given = {name: value for name, value in section.items() if name not in ("type", "transforms", *OWN)}
     defaults = {each.name: each.default for each in inspect.signature(kind).parameters.values()}
     defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
-    return transformed(make(files, **defaults | fit_arguments(kind, given)), section, mode)
+    return apply_transforms(make(files, **defaults | fit_arguments(kind, given)), section, mode)

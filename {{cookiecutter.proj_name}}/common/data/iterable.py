@@ -171,7 +171,7 @@ class IterableStream(BatchStream):
         self._loader = make_loader(self._batches, config, worker, seed, rank.device, batch_size=None)
         self._first: _MicroBatch | None = None
         self._opened: Generator[_MicroBatch, None, None] | None = None  # the rest of the pass that `_first` was read in
-        if self._batches.shares and not rank.is_alone and not self.is_in_step:
+        if self._batches.shares and not rank.is_single_process and not self.is_in_step:
             self.sample_batch(full=True)
 
     def _set_length(self, worker: int, limit: int) -> int:

@@ -14,7 +14,6 @@ from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
-from common.data.prefetch import prefetch_to_device
 from common.data.workers import WorkerStart, end_workers, read
 from common.distributed import Rank
 from common.progress import Position
@@ -46,9 +45,7 @@ class LoaderConfig:
         Field(description="how workers start; null: Python's default; spawn, forkserver: for data sets that use CUDA"),
     ] = None
     prefetch: Annotated[int, Field(ge=1, description="batches each worker reads ahead")] = 2
-    prefetch_to_device: Annotated[
-        bool, Field(description="train, on CUDA: copy a batch to the GPU one step ahead; for data read by index")
-    ] = False
+    prefetch_to_device: Annotated[bool, Field(description="has no effect any more; kept for older configs")] = False
     persistent: Annotated[bool, Field(description="keep workers alive between epochs")] = True
     timeout: Annotated[int, Field(ge=0, description="seconds to wait for a worker's batch; 0: no limit")] = 0
 
@@ -135,9 +132,7 @@ class TrainStream(BatchStream):
         self.steps_per_epoch, self.epoch_size = plan.steps_per_epoch, plan.order.size
         self.samples_per_step = plan.samples_per_step
         self._keys = _Keys()
-        self._copied_to = device if config.prefetch_to_device and device.type == "cuda" else None
-        ahead = "loader.prefetch_to_device reads one step ahead: turn it off"
-        self.lag = _COPIES if worker else ahead if self._copied_to else ""
+        self.lag = _COPIES if worker else ""
         self._batches = KeyedBatches(dataset, find_collate(dataset, config.collate, training=True), plan.order.seed)
         self._loader = make_loader(self._batches, config, worker, plan.order.seed, device, batch_sampler=self._keys)
 
@@ -164,8 +159,6 @@ class TrainStream(BatchStream):
         self._keys.epoch = at.epoch
         self._keys.global_batches, global_batches = tee(self.plan.global_batches(at))
         batches: Iterator[Any] = read(self._loader)
-        if self._copied_to is not None:
-            batches = prefetch_to_device(batches, self._copied_to)
         # In this order, the loader is read to its end, so that its workers stop at once.
         for first, global_batch in zip(batches, global_batches, strict=False):
             yield Step([first, *islice(batches, len(global_batch.sizes) - 1)], global_batch)

@@ -20,7 +20,7 @@ from common.data.view import View, is_map_style, kind_of
 
 # Keys of a split's section that are not arguments of the data set.
 OWN = ("eval_batch_size",)
-_KEY = "image"  # the part of a sample that is transformed unless the config says otherwise
+_KEY = "image"  # the part of a sample that is apply_transforms unless the config says otherwise
 Sections = dict[str, Mapping[str, Any]]
 
 
@@ -55,10 +55,10 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
 def build_set(section: Mapping[str, Any], mode: str, data_dir: Path) -> Any:
     """The data set of a section, with its transforms. Raises `UserError` if one of them does."""
     dataset = DATASET_REGISTRY.build(section, ignore=(*OWN, "transforms"), data_dir=data_dir, mode=mode)
-    return transformed(dataset, section, mode)
+    return apply_transforms(dataset, section, mode)
 
 
-def transformed(dataset: Any, section: Mapping[str, Any], mode: str) -> Any:
+def apply_transforms(dataset: Any, section: Mapping[str, Any], mode: str) -> Any:
     """`dataset` with the transforms of a section."""
     transforms = []
     for number, each in enumerate(section.get("transforms") or ()):

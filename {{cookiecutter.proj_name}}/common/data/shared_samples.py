@@ -1,8 +1,6 @@
-"""Samples that two splits have in common: by what their data sets call them, by their files, or by their values."""
+"""Samples that two splits have in common: by what their data sets call them, or by their values."""
 
-import filecmp
-import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import combinations, islice
 from typing import Any
@@ -11,10 +9,10 @@ from loguru import logger
 
 from common.data.loader import LoaderConfig
 from common.data.some_samples import digest, look_at, spread
-from common.data.view import View, is_map_style
+from common.data.view import innermost, is_map_style
 from common.distributed import Rank
 
-_FILES, _SAMPLES = 200, 8  # compared at most: pairs of files, and samples of a split
+_SAMPLES = 8  # of a split, that are read
 _ADVICE = (
     "results on them do not show how the model performs on new data. Give each split samples of its own: another "
     "folder, or parts such as [0, 0.8] and [0.8, 1]"
@@ -25,8 +23,8 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank, config: LoaderCo
     """Warn of splits that have samples in common.
 
     `sample_ids()` of a data set gives one hashable value per sample, the same for the same sample in any split, such as
-    the full path of a file. Copies of files are found by their names below the folder of a split, and their content. If
-    a data set has no `sample_ids`, a few of its samples are read and compared with the training data.
+    the full path of a file. If a data set has no `sample_ids`, a few of its samples are read and compared with the
+    training data.
 
     Args:
         data: data sets by `label`.
@@ -45,30 +43,13 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank, config: LoaderCo
             continue
         found = ""
         if first in ids and second in ids:
-            one, other = ids[first], ids[second]
-            if shared := one & other:
-                found = f"{len(shared)} of {len(other)} samples are also in dataset.{first}, such as "
-                found += str(min(shared, key=str))
-            elif copies := _copies(one, other):
-                found = f"{len(copies)} files have the name and content of a file of dataset.{first}, such as "
-                found += copies[0]
+            if shared := ids[first] & ids[second]:
+                found = f"{len(shared)} of {len(ids[second])} samples are also in dataset.{first}"
+                found += f", such as {min(shared, key=str)}"
         elif first == "train" and (count := _equal_samples(sets[first], sets[second], config, worker)):
             found = f"{count} of {min(_SAMPLES, len(sets[second]))} samples looked at are also in dataset.{first}"
         if found:
-            logger.warning("{}", f"dataset.{second}: {found}; {_ADVICE}")
-
-
-def _copies(one: Collection[Any], other: Collection[Any]) -> list[str]:
-    """The paths in `other` with the same path below their common folder, and the same content, as one in `one`."""
-    if not all(isinstance(next(iter(each), None), str) for each in (one, other)):
-        return []
-    with suppress(OSError, ValueError, TypeError):  # they are no paths
-        below, beside = (
-            {os.path.relpath(path, os.path.commonpath(each)): path for path in each} for each in (one, other)
-        )
-        same = sorted(below.keys() & beside.keys() - {"."})
-        return [beside[name] for name in spread(same, _FILES) if filecmp.cmp(below[name], beside[name], shallow=False)]
-    return []
+            logger.warning("dataset.{}: {}; {}", second, found, _ADVICE)
 
 
 def _equal_samples(train: Any, other: Any, config: LoaderConfig, worker: int) -> int:
@@ -76,7 +57,7 @@ def _equal_samples(train: Any, other: Any, config: LoaderConfig, worker: int) ->
 
     Transforms of the config are left out. 0 if it is less than half of them, or if all samples are alike.
     """
-    train, other = map(_untransformed, (train, other))
+    train, other = innermost(train), innermost(other)
     chosen, shift = spread(range(len(other)), _SAMPLES), len(train) - len(other)
     near = {index + offset for index in chosen for offset in (0, shift)} & set(range(len(train)))
     with suppress(Exception):  # a sample that cannot be read is reported where it is trained on
@@ -85,9 +66,3 @@ def _equal_samples(train: Any, other: Any, config: LoaderConfig, worker: int) ->
         count = sum(each in found for each in wanted)
         return count if len(set(wanted)) > 1 and 2 * count >= len(wanted) else 0
     return 0
-
-
-def _untransformed(dataset: Any) -> Any:
-    while isinstance(dataset, View):
-        dataset = dataset.whole
-    return dataset

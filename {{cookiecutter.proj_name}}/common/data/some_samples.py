@@ -1,12 +1,14 @@
 """A look at a few samples of a data set before training."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 import torch
 
+from common.base.nested import map_tensors
 from common.data.keyed import loop_streams_unchanged, seed_all
 from common.data.loader import LoaderConfig, make_loader
 from common.data.workers import read
@@ -42,27 +44,9 @@ class _Samples:
 
 
 def digest(sample: Any) -> str:
-    """A digest of all values of a sample: tensors, arrays and plain values, nested in any way."""
-    found = blake2b(digest_size=16)
-    for part in _parts(sample):
-        found.update(part)
-    return found.hexdigest()
-
-
-def _parts(value: Any) -> Iterator[bytes]:
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        array = np.ascontiguousarray(value)
-        yield f"{array.dtype} {array.shape}".encode()
-        yield array.tobytes()
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            yield str(key).encode()
-            yield from _parts(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _parts(each)
-    else:
-        yield value.tobytes() if hasattr(value, "tobytes") else repr(value).encode()
+    """A checksum of a sample: the same for equal values, however tensors in it lie in memory."""
+    values = map_tensors(sample, lambda tensor: np.ascontiguousarray(tensor.detach()))
+    return blake2b(pickle.dumps(values), digest_size=16).hexdigest()
 
 
 def label_of(sample: Any) -> int | None:

@@ -25,7 +25,7 @@ _IS_EXPLAINED = re.compile("Caught .* in DataLoader worker process|DataLoader (w
 _DEATH_WITHIN_S = 5.0
 
 
-def opened(loader: DataLoader[Any]) -> Iterator[Any]:
+def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
     """An iterator over `loader`. Its workers, and Python's helper processes, start with the trainer's signals blocked.
 
     A signal that arrives meanwhile reaches this process afterwards.
@@ -49,7 +49,7 @@ def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
         if loader.num_workers == 0 and loader.batch_sampler is not None and not loader.pin_memory:
             yield from map(loader.dataset.__getitems__, loader.batch_sampler)  # type: ignore[attr-defined]
             return
-        iterator = opened(loader)
+        iterator = start_reading(loader)
         for loaded in iterator:
             yield loaded.batch
     except UserError as error:

@@ -84,7 +84,7 @@ class SharedBuffers:
                     )
                 rows = _gather_rows(buffer[len(old) :], self._rank) if taken else buffer[:0]
                 setattr(module, name, torch.cat([old, rows]))
-            elif not self._rank.is_alone:
+            elif not self._rank.is_single_process:
                 change = buffer - old
                 dist.all_reduce(change)
                 buffer.copy_(old + change)
@@ -106,7 +106,7 @@ def buffers_unchanged(model: nn.Module, only: Collection[str] | None = None) -> 
 
 def share_buffers(model: nn.Module, rank: Rank) -> None:
     """Copy rank 0's buffers to all, but not declared ones: batch norm statistics drift apart between the ranks."""
-    if rank.is_alone:
+    if rank.is_single_process:
         return
     declared = buffer_kinds(model)
     if buffers := [buffer.detach() for name, buffer in model.named_buffers() if name not in declared]:

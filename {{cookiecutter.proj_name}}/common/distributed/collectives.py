@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 def sum_over_ranks(value: Tensor, rank: Rank) -> Tensor:
     """Sum `value`, a CPU tensor, over all processes, in place; every process gets the result."""
-    if not rank.is_alone:
+    if not rank.is_single_process:
         dist.all_reduce(value, group=rank.control)
     return value
 
 
 def max_over_ranks(value: int, rank: Rank) -> int:
     """The largest `value` of any process. One small collective."""
-    if rank.is_alone:
+    if rank.is_single_process:
         return value
     return LaterMax([value], rank).read()[0]
 
@@ -43,7 +43,7 @@ class LaterMax:
 
 def gather_objects(value: T, rank: Rank) -> list[T]:
     """Every process' `value`, in rank order, on every process. For small values: it pickles."""
-    if rank.is_alone:
+    if rank.is_single_process:
         return [value]
     values: list[Any] = [None] * rank.world_size
     dist.all_gather_object(values, value, group=rank.control)
@@ -52,7 +52,7 @@ def gather_objects(value: T, rank: Rank) -> list[T]:
 
 def gather_to_main(value: T, rank: Rank) -> list[T]:
     """Every process' `value`, in rank order, on the main process only; the others get an empty list."""
-    if rank.is_alone:
+    if rank.is_single_process:
         return [value]
     values: list[Any] = [None] * rank.world_size if rank.is_main else []
     dist.gather_object(value, values if rank.is_main else None, dst=0, group=rank.control)
@@ -61,7 +61,7 @@ def gather_to_main(value: T, rank: Rank) -> list[T]:
 
 def from_main(value: T, rank: Rank) -> T:
     """The main process' `value`, on every process."""
-    if rank.is_alone:
+    if rank.is_single_process:
         return value
     box: list[Any] = [value]
     dist.broadcast_object_list(box, src=0, group=rank.control)
@@ -70,7 +70,7 @@ def from_main(value: T, rank: Rank) -> T:
 
 def barrier(rank: Rank) -> None:
     """Wait for every process."""
-    if not rank.is_alone:
+    if not rank.is_single_process:
         dist.barrier(group=rank.control)
 
 
@@ -81,7 +81,7 @@ def main_first(rank: Rank) -> Iterator[None]:
     For files that one process writes and all read: a download, an unpacked archive. Every process must enter it.
     They wait up to a week instead of `dist.timeout`; an error inside, on any rank, ends all of them, as elsewhere.
     """
-    if rank.is_alone:
+    if rank.is_single_process:
         yield
         return
     patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))

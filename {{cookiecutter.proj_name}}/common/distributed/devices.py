@@ -42,7 +42,7 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
     return replace(
         rank,
         device=device,
-        backend="" if rank.is_alone else backend,
+        backend="" if rank.is_single_process else backend,
         restarted=environment.get("SLURM_RESTART_COUNT", "0") != "0",
         launched_as=(f"job {environment['SLURM_JOB_ID']}",) if "SLURM_JOB_ID" in environment else (),
     )

@@ -1,16 +1,13 @@
 """Joining the processes of a run into one group, and leaving it."""
 
-import multiprocessing
-import os
 import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import torch
@@ -18,10 +15,10 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from common.base.errors import UserError
+from common.base.nested import flat
 from common.distributed.code import code_of
 from common.distributed.collectives import barrier, gather_objects
 from common.distributed.config import DistConfig
-from common.distributed.network import interface_towards
 from common.distributed.rank import Rank
 
 _MAX_SHOWN = 20  # differences in a message
@@ -37,11 +34,8 @@ def start(rank: Rank, config: DistConfig) -> Rank:
     """
     if rank.device.type == "cuda":
         torch.cuda.set_device(rank.device)
-    if rank.is_alone and not rank.served:
+    if rank.is_single_process and not rank.launcher_hosts_store:
         return rank
-    if rank.local_world < rank.world_size and (name := interface_towards(rank.address)):
-        # By default, gloo advertises the address that this host's name resolves to, which may be a loopback address.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
     timeout = timedelta(seconds=config.timeout)
     store = _open_store(rank, config.timeout)
     gather = _open_round if rank.is_main else _join_round
@@ -50,7 +44,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
     name = store.compare_set("name", "", secrets.token_hex(8)).decode()
     launched_as = (*rank.launched_as, f"store {name}")
     rank = replace(rank, restarted=rank.restarted or round_number > 1, launched_as=launched_as)
-    if rank.is_alone:  # a single process under torchrun
+    if rank.is_single_process:  # a single process under torchrun
         return rank
     dist.init_process_group(
         rank.backend,
@@ -65,7 +59,7 @@ def start(rank: Rank, config: DistConfig) -> Rank:
 
 def finish(rank: Rank) -> None:
     """Leave the process group after success. Never call this after an error: it waits for the others."""
-    if not rank.is_alone:
+    if not rank.is_single_process:
         barrier(rank)
         dist.destroy_process_group()
 
@@ -83,7 +77,7 @@ def check_alike(values: Mapping[str, Any], rank: Rank) -> None:
 
 def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
     """Reject a process whose values differ from rank 0's; the error lists them. Every process must call this."""
-    everyone = [dict(_leaves(own)) for own in gather_objects(dict(values), rank)]
+    everyone = [flat(own) for own in gather_objects(dict(values), rank)]
     first = everyone[0]
     for number, other in enumerate(everyone):
         lines = [
@@ -96,23 +90,12 @@ def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
             raise UserError("\n".join([f"rank {number} {complaint}:", *lines[:_MAX_SHOWN]]) + more)
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
 def _open_store(rank: Rank, timeout: int) -> Store:
-    serves = rank.is_main and not rank.served
-    options = {"is_master": serves, "timeout": timedelta(seconds=timeout), "wait_for_workers": False}
+    serves = rank.is_main and not rank.launcher_hosts_store
     try:
         socket.getaddrinfo(rank.address, rank.port)  # torch would retry an unknown host name until the timeout
-        with ThreadPool(1) as pool:  # torch waits forever if another program listens there but does not answer
-            return pool.apply_async(TCPStore, (rank.address, rank.port), options).get(timeout + _GRACE_S)
-    except multiprocessing.TimeoutError:
-        reason = "another program listens there, and does not answer"
+        limit = timedelta(seconds=timeout)
+        return TCPStore(rank.address, rank.port, is_master=serves, timeout=limit, wait_for_workers=False)
     except (OSError, dist.DistError) as error:
         reason = str(error).splitlines()[0]
     raise UserError(

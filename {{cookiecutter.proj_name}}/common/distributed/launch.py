@@ -52,7 +52,7 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Rank | None
             f"{slurm.world_size} tasks; unset the former, or choose: --dist.launcher torchrun, or --dist.launcher slurm"
         )
     place = place or slurm
-    return None if place is None or (place.is_alone and place.launcher != "torchrun") else place
+    return None if place is None or (place.is_single_process and place.launcher != "torchrun") else place
 
 
 def _from_torchrun(environment: Environment) -> Rank | None:
@@ -62,10 +62,10 @@ def _from_torchrun(environment: Environment) -> Rank | None:
     local_world = _number(environment, "LOCAL_WORLD_SIZE", _number(environment, "WORLD_SIZE"))
     place = _place(environment, "torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK"), local_world)
     if SPAWNED in environment:
-        return replace(place, launcher="spawn", served=True, parent=_number(environment, SPAWNED))
+        return replace(place, launcher="spawn", launcher_hosts_store=True, parent=_number(environment, SPAWNED))
     if "TORCHELASTIC_RUN_ID" not in environment:  # set by hand, in a shell that may end before the run does
         return replace(place, parent=None)
-    return replace(place, served=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+    return replace(place, launcher_hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
 
 
 def _from_slurm(environment: Environment) -> Rank | None:
@@ -95,13 +95,7 @@ def _from_mpi(environment: Environment) -> Rank | None:
         return None
     # On one host: the same for all processes of one mpirun, and hardly ever for those of two.
     job = environment.get("PMIX_NAMESPACE") or str(os.getppid())
-    place = _place(environment, "mpi", names, _number(environment, names[3]), job=[job])
-    if place.local_world < place.world_size and not {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
-        raise UserError(
-            "mpirun over several hosts does not say where rank 0 is; name the first host and a free port there:\n"
-            "  mpirun -x MASTER_ADDR=<host> -x MASTER_PORT=29500 ...    (MPICH: -genv MASTER_ADDR <host> ...)"
-        )
-    return place
+    return _place(environment, "mpi", names, _number(environment, names[3]), job=[job])
 
 
 def _place(

@@ -16,7 +16,7 @@ class Rank:
         backend: exchanges gradients, "nccl" or "gloo"; "" for a single process.
         launcher: the one that started the processes; "python" for none.
         address, port: where the processes find each other.
-        served: the launcher listens at that address; otherwise rank 0 does.
+        launcher_hosts_store: the launcher listens at that address; otherwise rank 0 does.
         parent: id of the process that started this one, if it lives as long as the run; None for a shell.
         restarted: Slurm has started this job before, or torchrun these processes.
         launched_as: identifiers of this launch, the same after a restart.
@@ -33,7 +33,7 @@ class Rank:
     local_world: int = 1
     address: str = "127.0.0.1"
     port: int = 0
-    served: bool = False
+    launcher_hosts_store: bool = False
     parent: int | None = None
     restarted: bool = False
     launched_as: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class Rank:
         return self.rank == 0
 
     @property
-    def is_alone(self) -> bool:
+    def is_single_process(self) -> bool:
         return self.world_size == 1
 
     def __str__(self) -> str:

@@ -5,7 +5,6 @@ writes it to its own log, rank 0 also to the terminal, and ends within seconds, 
 sent in normal operation, and a busy or suspended process keeps its connection: silence is not a failure.
 """
 
-import json
 import os
 import secrets
 import sys
@@ -13,20 +12,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from loguru import logger
 
 from common.distributed import Rank, from_main
-from common.distributed.network import own_address
-from common.failure.report import EXIT_ERROR, Failure, position, report_to_torchrun
+from common.failure.report import EXIT_ERROR, Failure, report_to_torchrun
 
 _POLL_S = 0.5
-_LATE_AFTER_S = 0.5
 _CAUSE_WITHIN_S = 1.5  # after a likely consequence; without a cause by then, it counts as the cause itself
 _ANSWER_WITHIN_S = 5.0  # by rank 0, to a failed rank; longer than rank 0's own wait for a cause
 # A launcher ends all processes when the first one ends, and reports that one as the cause. So the failed rank leaves
@@ -35,6 +31,7 @@ _END_AFTER_S = 1.0
 _FOLLOW_AFTER_S = 2.0
 _END_AT_LATEST_S = 8.0  # even if something blocks: an unread terminal, a disk
 _NO_MESSAGE = "the process exited without an error message"
+_BYE = None  # the message of a rank that leaves after success
 _KILLED = "killed by a person, by the scheduler, for lack of memory (see dmesg), or by os._exit"
 
 FailureSink = Callable[[Failure, bool], None]
@@ -75,12 +72,11 @@ class _ConnectedMonitor(FailureMonitor):
         super().__init__()
         self.rank, self._connection, self._hub = rank, connection, hub
         self._main_if_killed = main_if_killed  # shown in that case
-        self._has_failed = self._has_left = False
+        self._has_left = False
         threading.Thread(target=self._listen, name="failure monitor", daemon=True).start()
 
     def fail(self, failure: Failure) -> None:
-        self._has_failed = True
-        _send(self._connection, failure=asdict(failure))
+        _send(self._connection, failure)
         time.sleep(_ANSWER_WITHIN_S)  # the answer ends this process
         if not self.is_over:
             self._end(failure, to_terminal=True)
@@ -88,21 +84,17 @@ class _ConnectedMonitor(FailureMonitor):
 
     def leave(self) -> None:
         self._has_left = True
-        _send(self._connection, bye=True)
+        _send(self._connection, _BYE)
         if self._hub is not None:
-            self._hub.send_to_all(bye=True)
+            self._hub.send_to_all(_BYE)
 
     def _listen(self) -> None:
         """Wait for the first failure of the run, and end this process."""
         if self._connection is None:
             return
         try:
-            while "bye" not in (message := _receive(self._connection)):
-                if "failure" in message:
-                    self._end(Failure(**message["failure"]), to_terminal=self.rank.is_main)
-                time.sleep(_LATE_AFTER_S)  # other ranks waiting for the late one fail at about the same time
-                if not self._has_failed:
-                    _send(self._connection, at=f"rank {self.rank.rank} is at {position()}")
+            if (failure := self._connection.recv()) is not _BYE:
+                self._end(failure, to_terminal=self.rank.is_main)
         except (EOFError, OSError):
             if not self._has_left:
                 self._end(self._main_if_killed, to_terminal=self.rank.rank == 1)
@@ -130,7 +122,7 @@ class _Hub:
 
     def __init__(self, listener: Listener, world_size: int) -> None:
         self._listener, self._world_size = listener, world_size
-        self._members: dict[Connection, dict[str, Any]] = {}  # with the message to send if that rank is killed
+        self._members: dict[Connection, Failure] = {}  # with the failure to report if that rank is killed
         for target in (self._accept, self._watch):
             threading.Thread(target=target, name="failure hub", daemon=True).start()
 
@@ -139,59 +131,56 @@ class _Hub:
         while joined < self._world_size:
             with suppress(OSError, EOFError, ValueError, AuthenticationError):  # another program connected
                 connection = _close_in_workers(self._listener.accept())
-                self._members[connection] = _receive(connection)
+                self._members[connection] = connection.recv()
                 joined += 1
         self._listener.close()
 
     def _watch(self) -> None:
         """Send the first failure to all: at once, or a little later if another failure may be its cause."""
-        suspect: dict[str, Any] = {}
+        suspect = None
         decide_at = float("inf")
         while time.monotonic() < decide_at:
             for connection in wait(list(self._members), _POLL_S):
                 assert isinstance(connection, Connection)
                 try:
-                    message = _receive(connection)
+                    failure: Failure | None = connection.recv()
                 except (EOFError, OSError):
-                    message = self._members.pop(connection)
-                if "bye" in message:
+                    failure = self._members.pop(connection)
+                if failure is _BYE:
                     del self._members[connection]
-                elif "at" in message:
-                    suspect["others"].append(message["at"])
-                elif not message["failure"]["may_follow"]:
-                    self.send_to_all(**message)
+                elif not failure.may_follow:
+                    self.send_to_all(failure)
                     return
-                elif not suspect:
-                    suspect, decide_at = message["failure"], time.monotonic() + _CAUSE_WITHIN_S
-                    self.send_to_all(where=True)
-        self.send_to_all(failure={**suspect, "may_follow": False})
+                elif suspect is None:
+                    suspect, decide_at = failure, time.monotonic() + _CAUSE_WITHIN_S
+        self.send_to_all(suspect)
 
-    def send_to_all(self, **message: Any) -> None:
+    def send_to_all(self, message: Failure | None) -> None:
         for connection in list(self._members):
-            _send(connection, **message)
+            _send(connection, message)
 
 
 def connect(rank: Rank) -> FailureMonitor:
     """Connect every rank to rank 0. Every process must call this right after joining the process group."""
-    if rank.is_alone:
+    if rank.is_single_process:
         return FailureMonitor()
     if_killed = Failure(rank.rank, rank.world_size, EXIT_ERROR, _NO_MESSAGE, hint=_KILLED)
-    hub, offer = None, (if_killed, "", 0, b"")
+    hub, offer = None, (if_killed, 0, b"")
+    several_hosts = rank.local_world < rank.world_size
+    address = rank.address if several_hosts else "127.0.0.1"
     if rank.is_main:
-        several_hosts = rank.local_world < rank.world_size
-        address = own_address(rank.address) if several_hosts else None
         key = secrets.token_bytes(16)
-        listener = Listener(("" if several_hosts else "127.0.0.1", 0), backlog=rank.world_size, authkey=key)
-        hub, offer = _Hub(listener, rank.world_size), (if_killed, address or "127.0.0.1", listener.address[1], key)
-    main_if_killed, address, port, key = from_main(offer, rank)
-    for host in (address, rank.address):
-        with suppress(OSError, EOFError, AuthenticationError):
-            connection = _close_in_workers(Client((host, port), authkey=key))
-            _send(connection, failure=asdict(if_killed))
-            return _ConnectedMonitor(rank, connection, main_if_killed, hub)
-    text = "{} cannot reach rank 0 (at {} or {}, port {}), so it will notice failures of other ranks late"
-    logger.warning(text, rank, address, rank.address, port)
-    return _ConnectedMonitor(rank, None, main_if_killed, hub)
+        listener = Listener(("" if several_hosts else address, 0), backlog=rank.world_size, authkey=key)
+        hub, offer = _Hub(listener, rank.world_size), (if_killed, listener.address[1], key)
+    main_if_killed, port, key = from_main(offer, rank)
+    connection = None
+    try:
+        connection = _close_in_workers(Client((address, port), authkey=key))
+        _send(connection, if_killed)
+    except (OSError, EOFError, AuthenticationError) as error:
+        text = "{} cannot reach rank 0 at {}:{} ({}), so it will notice failures of other ranks late"
+        logger.warning(text, rank, address, port, error)
+    return _ConnectedMonitor(rank, connection, main_if_killed, hub)
 
 
 def end(code: int) -> NoReturn:
@@ -203,16 +192,11 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _send(connection: Connection | None, **message: Any) -> None:
+def _send(connection: Connection | None, message: Failure | None) -> None:
     """Send a message; does nothing if the other side has closed."""
     if connection is not None:
         with suppress(OSError):
-            connection.send_bytes(json.dumps(message).encode())
-
-
-def _receive(connection: Connection) -> dict[str, Any]:
-    """Wait for the next message. Raises `EOFError` or `OSError` if the other side has closed."""
-    return dict(json.loads(connection.recv_bytes()))
+            connection.send(message)
 
 
 def _close_in_workers(connection: Connection) -> Connection:

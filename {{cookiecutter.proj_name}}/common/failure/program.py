@@ -30,7 +30,7 @@ class TrainingError(UserError):
 
 
 @contextmanager
-def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Iterator[Rank]:
+def distributed_run(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Iterator[Rank]:
     """Join the other processes for the block, then leave with them; if one fails, all end, and its reason is shown.
 
     Args:
@@ -45,20 +45,20 @@ def together(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -> Itera
         die_with_parent(rank.parent)
     rank = distributed.start(rank, config)
     rank = replace(rank, failure_monitor=connect(rank))
-    _joined = not rank.is_alone
+    _joined = not rank.is_single_process
     try:
         distributed.check_alike(values, rank)
         yield rank
         distributed.finish(rank)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
-        if not rank.is_alone:
+        if not rank.is_single_process:
             rank.failure_monitor.fail(describe(error, rank))  # ends this process
         raise
     rank.failure_monitor.leave()
 
 
 @contextmanager
-def reported() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """Print the reason for an error, and exit with a nonzero code. From here on, Ctrl-C raises KeyboardInterrupt."""
     if callable(signal.getsignal(signal.SIGINT)) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -72,7 +72,7 @@ def reported() -> Iterator[None]:
         sys.exit(failure.code)
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End the program. Call it last, when everything is written."""
     if _joined:
         # gloo's threads may still hold Python objects, and abort the process when they free them while Python shuts

@@ -5,8 +5,6 @@ import json
 import os
 import re
 import socket
-import sys
-import threading
 import time
 import traceback
 from contextlib import suppress
@@ -16,6 +14,7 @@ from textwrap import shorten
 
 from common.base.context import with_notes
 from common.base.errors import UserError
+from common.base.files import PROJECT
 from common.base.process import terminal_width
 from common.distributed import Rank
 
@@ -24,7 +23,7 @@ EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 HINT = "hint: "  # begins a note on an error that is shown as its hint
 
-_PROJECT = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+_ROOT = f"{PROJECT}{os.sep}"
 _FRAME = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)\n +(.+)$', re.MULTILINE)
 # Torch's messages on one rank after another rank has ended or stopped responding.
 _CONSEQUENCE = "connection|broken pipe|socket|timed? ?out|remote process|NCCL|failed to recv|no error message|store has"
@@ -41,7 +40,6 @@ class Failure:
         source: the innermost line of the project's own code.
         during: the enclosing operations, innermost first: step, epoch, samples.
         hint: advice, from a note on the error that begins with `HINT`.
-        others: positions of the ranks that did not fail, if this looks like the consequence of a late one.
         may_follow: this looks like the consequence of another rank's failure, which is then the cause.
     """
 
@@ -53,7 +51,6 @@ class Failure:
     source: str = ""
     during: list[str] = field(default_factory=list)
     hint: str = ""
-    others: list[str] = field(default_factory=list)
     may_follow: bool = False
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
@@ -82,7 +79,6 @@ class Failure:
         if not self.is_boxed:
             return self.title if self.world_size == 1 else f"{self.title}\n  ({self.process})"
         rows = [("at", self.source), *(("during", note) for note in self.during)]
-        rows += [("others", line) for line in self.others]
         rows += [("process", self.process), ("hint", self.hint), ("details", str(details or ""))]
         head = " failed " if self.world_size == 1 else f" rank {self.rank} failed "
         title = [f"  {line}" for line in self.title.splitlines()[:12]]
@@ -112,17 +108,11 @@ def describe(error: BaseException, rank: Rank) -> Failure:
     for note in notes:  # they are in the summary
         trace = trace.replace(f"\n{note}", "")
     hint = next((note.removeprefix(HINT) for note in notes if note.startswith(HINT)), "")
-    if not hint and not rank.is_alone and re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE):
-        hint = "a rank was late, see others above; if it was legitimately busy, increase dist.timeout"
+    if not hint and not rank.is_single_process and re.search("(?<!DataLoader )timed? ?out", title, re.IGNORECASE):
+        hint = "another rank was late or hangs; if it was legitimately busy, increase dist.timeout"
     during = [note for note in notes if not note.startswith(HINT)]
-    may_follow = not rank.is_alone and re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
+    may_follow = not rank.is_single_process and re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
     return Failure(rank.rank, rank.world_size, code, title, trace, _source(trace), during, hint, may_follow=may_follow)
-
-
-def position() -> str:
-    """The line of the project's own code that the main thread is executing; called from another thread."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return _source("".join(traceback.format_stack(frame)))
 
 
 def report_to_torchrun(text: str) -> None:
@@ -147,9 +137,9 @@ def _title(error: BaseException) -> str:
 def _source(trace: str) -> str:
     """The innermost line of a traceback in the user's own code; if none, in the engine's."""
     lines = [
-        f"{path.removeprefix(_PROJECT)}:{number}, in {function}:  {code}"
+        f"{path.removeprefix(_ROOT)}:{number}, in {function}:  {code}"
         for path, number, function, code in _FRAME.findall(trace)
-        if path.startswith(_PROJECT) and "site-packages" not in path
+        if path.startswith(_ROOT) and "site-packages" not in path
     ]
     own = [line for line in lines if not line.startswith(("common/", "train.py", "evaluate.py", "cli/", "tools/"))]
     return (own or lines or [""])[-1]

@@ -1,11 +1,11 @@
 """Signals: recorded on arrival, handled between two steps, by all processes at the same step."""
 
-import os
+import _thread
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import FrameType
 from typing import NamedTuple
 
@@ -13,13 +13,10 @@ from loguru import logger
 
 from common.base.process import EXIT_REQUEUE
 from common.distributed import LaterMax, Rank
-from common.failure.monitor import end
-from common.failure.report import EXIT_INTERRUPTED, describe
 
 # Slurm sends one of these before the time limit, if requested (--signal); they have no other predefined meaning.
 _REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_REQUEUE_SIGNALS)
-_LEAVE_WITHIN_S = 2.0  # after a second Ctrl-C
 _SAME_CTRL_C_S = 1.0  # one Ctrl-C arrives twice: from the terminal, and forwarded by the launcher
 _EXCHANGE_EVERY_S = 0.2
 _MAX_INTERVAL = 100  # steps
@@ -53,14 +50,12 @@ class StopSignals:
     """Turns signals into a request that the loop reads between two steps.
 
     The handler only records the signal: saving inside a handler could interrupt anything, even another save. A second
-    Ctrl-C exits at once. Python runs handlers between its own instructions only, and a step may be a single one that
-    takes minutes, so a thread acknowledges the signal.
+    Ctrl-C exits at once.
     """
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self.signal = 0
-        self._leaves = threading.Event()
         self._noted_at = 0.0
         self._exchange: LaterMax | None = None  # started in the previous step
         self._exchanged_at = time.monotonic()
@@ -80,47 +75,20 @@ class StopSignals:
         self.signal = self.signal or max(_early, default=0)
         _early.clear()
         try:
-            with self._acknowledging() if before else nullcontext():
-                yield
+            yield
         finally:
             if self.rank.parent is None:
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
-    @contextmanager
-    def _acknowledging(self) -> Iterator[None]:
-        """Python writes the number of each signal that has a handler to a pipe, at once; a thread reads it."""
-        reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        threading.Thread(target=self._acknowledge, args=(reader,), daemon=True).start()
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(before)
-            os.close(writer)
-
-    def _acknowledge(self, reader: int) -> None:
-        """Log the first signal. If a second Ctrl-C does not end the step, end the process."""
-        first, arrived_at = 0, 0.0
-        while number := int.from_bytes(os.read(reader, 1), "big"):
-            if not first and number in _STOP_SIGNALS:
-                first, arrived_at = number, time.monotonic()
-                again = "; press Ctrl-C again to leave at once" * (number == signal.SIGINT)
-                logger.warning("{}: stopping after this step, then saving{}", signal.Signals(number).name, again)
-            is_second = first == signal.SIGINT == number and time.monotonic() > arrived_at + _SAME_CTRL_C_S
-            if is_second and not self._leaves.wait(_LEAVE_WITHIN_S):
-                self.rank.failure_monitor.fail(describe(KeyboardInterrupt(), self.rank))
-                end(EXIT_INTERRUPTED)
-        os.close(reader)
-
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number:
             if time.monotonic() > self._noted_at + _SAME_CTRL_C_S:
-                self._leaves.set()
                 raise KeyboardInterrupt
         # Slurm's SIGTERM at the time limit follows its SIGUSR1, and must not downgrade a requeue request to a stop.
         elif self.signal not in _REQUEUE_SIGNALS or number == signal.SIGINT:
+            if not self.signal:  # in another thread: the code that this interrupts may hold a lock of the log
+                _thread.start_new_thread(_announce, (number,))
             self.signal, self._noted_at = number, time.monotonic()
 
     def sync(self, save: bool) -> StopDecision:
@@ -129,7 +97,7 @@ class StopSignals:
         Several ranks exchange this about five times a second, and read the result one step later, so no rank waits for
         it: an exchange in each step cost 6 % at 10 ms per step, with one core per process.
         """
-        if self.rank.is_alone:
+        if self.rank.is_single_process:
             return StopDecision(self.signal, save) if self.signal or save else _NOTHING
         decision = _NOTHING
         self._steps_left -= 1
@@ -147,8 +115,9 @@ class StopSignals:
         return decision
 
 
-# A forked process (a loader's worker) would report its own signals to this one.
-os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+def _announce(number: int) -> None:
+    again = "; press Ctrl-C again to leave at once" * (number == signal.SIGINT)
+    logger.warning("{}: stopping after this step, then saving{}", signal.Signals(number).name, again)
 
 
 def _is_main_thread() -> bool:

@@ -25,9 +25,9 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
     Raises:
         UserError: a pattern matches nothing, or the model does not fit the config.
     """
-    is_sharded = dist.strategy == "fsdp" and not rank.is_alone
+    is_sharded = dist.strategy == "fsdp" and not rank.is_single_process
     precision.cast(task)
-    if dist.sync_bn and not rank.is_alone:
+    if dist.sync_bn and not rank.is_single_process:
         task.model = nn.SyncBatchNorm.convert_sync_batchnorm(task.model)
     if config.channels_last and is_sharded:
         raise UserError("prepare.channels_last: dist.strategy fsdp needs contiguous weights; turn it off, or use ddp")
@@ -53,7 +53,7 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
         from common.model.fsdp import Sharded  # the import takes 0.8 s, and most runs do not need it
 
         strategy = Sharded(task, blocks.values(), precision, config.fsdp, broadcast=dist.broadcast_buffers, rank=rank)
-    elif rank.is_alone:
+    elif rank.is_single_process:
         if dist.strategy == "fsdp":
             logger.info("dist.strategy fsdp has no effect on a single process")
         strategy = Strategy(task.to(rank.device), precision)

@@ -85,7 +85,7 @@ class Monitor:
         local_pictures: bool = False,
         values: Mapping[str, Any],
     ) -> None:
-        self.meter = Meter(config.smooth, None if rank.is_alone else lambda table: sum_over_ranks(table, rank))
+        self.meter = Meter(config.smooth, None if rank.is_single_process else lambda table: sum_over_ranks(table, rank))
         self.clock = Clock()
         self.batch_ready = self.clock.batch_ready
         self.reset_timer = self.clock.reset

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from common.base.nested import flat
 from common.config.registry import WRITER_REGISTRY
 from common.monitor.pictures import mosaic
-from common.monitor.writer import Writer, WriterRun, flat
+from common.monitor.writer import Writer, WriterRun
 
 # TensorBoard opens its first two groups only, and sorts capitals before small letters.
 _FIRST = {"train": "Train", "val": "Val"}

@@ -205,11 +205,3 @@ def _drop_after(path: Path, step: int) -> None:
             with suppress(ValueError):  # cut off by a kill
                 if json.loads(line).get("step", 0) <= step:
                     file.write(line.rstrip() + b"\n")
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested config as one dict with dotted keys: `{"optim.lr": 0.001}`. Lists stay as they are."""
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return found

@@ -44,28 +44,26 @@ def machine(device: torch.device) -> dict[str, str | int | bool]:
     """What affects the last digits of results on this machine: Python, processor, threads, GPU and their settings."""
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     conv: Any = getattr(cudnn, "conv")  # noqa: B009 - not in its types
-    on_gpu = device.type == "cuda"
+    gpu: dict[str, str | int | bool] = dict.fromkeys(("driver", "cudnn", "cudnn flags", "tf32"), "not used")
+    if device.type == "cuda":
+        gpu = {
+            "device": torch.cuda.get_device_name(device),
+            "driver": _line("/proc/driver/nvidia/version", r"Module\b.*?\s(\d[\d.]+)") or "unknown",
+            "cudnn": cudnn.version(),
+            "cudnn flags": f"deterministic {cudnn.deterministic}, benchmark {cudnn.benchmark}",
+            "tf32": f"matmul {cuda.fp32_precision}, conv {conv.fp32_precision}",
+        }
     return {
         "python": platform.python_version(),
         "processor": _line("/proc/cpuinfo", r"model name\s*: (.*)") or platform.processor() or "unknown",
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name(device) if on_gpu else f"{device.type} ({platform.machine()})",
-        "driver": _line("/proc/driver/nvidia/version", r"Module\b.*?\s(\d[\d.]+)") or "unknown"
-        if on_gpu
-        else "not used",
+        "device": f"{device.type} ({platform.machine()})",
         "cuda": torch.version.cuda or "none",
-        "cudnn": cudnn.version() if on_gpu else "not used",
-        "cudnn flags": f"deterministic {cudnn.deterministic}, benchmark {cudnn.benchmark}" if on_gpu else "not used",
-        "tf32": f"matmul {cuda.fp32_precision}, conv {conv.fp32_precision}" if on_gpu else "not used",
+        **gpu,
         "matmul precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-
-
-def _driver() -> str:
-    """The version of NVIDIA's driver."""
-    return _line("/proc/driver/nvidia/version", r"Module\b.*?\s(\d[\d.]+)") or "unknown"
 
 
 def _line(file: str, pattern: str) -> str:

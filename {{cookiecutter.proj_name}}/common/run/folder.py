@@ -1,7 +1,6 @@
 """Open a run: lock its folder, move an earlier run away, and record how the run was started."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -20,9 +19,6 @@ from common.run.lock import FolderLock
 from common.run.paths import RunPaths
 from common.run.record import describe, read_attempts
 
-# Files left by a start that failed before the run was opened, see common/run_context.py.
-_FAILED_START = re.compile(r"train(\.rank\d+)?\.log|error_rank\d+\.txt|status\.json|run\.lock")
-
 
 @dataclass(frozen=True)
 class OpenRun(AbstractContextManager["OpenRun"]):
@@ -32,7 +28,6 @@ class OpenRun(AbstractContextManager["OpenRun"]):
         attempt: 1 for a new run, plus one for every resume.
         id: name and first start of the run; the same in every attempt.
         record: this attempt's entry of `run.json`.
-        earlier: new path of the earlier run of this name, which was moved away; None if there was none.
         before: the texts of `run.json` and `status.json` before this attempt.
     """
 
@@ -41,27 +36,14 @@ class OpenRun(AbstractContextManager["OpenRun"]):
     attempt: int
     id: str
     record: dict[str, Any] = field(repr=False)
-    earlier: Path | None = None
     before: Mapping[Path, str] = field(default_factory=dict, repr=False)
 
-    def undo(self, *, is_mistake: bool) -> RunPaths:
-        """Leave everything as it was, for a start that failed before its first step. Returns where its files are.
-
-        An earlier run is moved back to this folder, and this run's files to a new one: `--resume auto` then finds the
-        same run as before. Of a resume that was refused (`is_mistake`), the record of this attempt is removed.
-        """
-        root = self.folder.root
-        if self.earlier is not None:
-            failed = unused(root.with_name(f"{root.name}_failed{self.id.removeprefix(root.name)}"))
-            _rename(root, failed, self.lock)
-            self.earlier.rename(root)
-            self.release()
-            return RunPaths(failed)
-        if is_mistake and self.before:
-            (root / self.record["config"]).unlink(missing_ok=True)
-            for file, text in self.before.items():
-                write_text(file, text)
-        return self.folder
+    def forget(self) -> None:
+        """Remove the record of this attempt, a resume that was refused: the next one starts from the config before."""
+        if self.before:
+            (self.folder.root / self.record["config"]).unlink(missing_ok=True)
+        for file, text in self.before.items():
+            write_text(file, text)
 
     def release(self) -> None:
         """Unlock the folder. Safe to call twice."""
@@ -91,7 +73,8 @@ def open_run(
     """
     try:
         folder.root.parent.mkdir(exist_ok=True)
-        earlier = None if resume else _move_away(folder)
+        if not resume:
+            _move_away(folder)
         folder.root.mkdir(exist_ok=True)
         lock = FolderLock.take(folder.lock_file)
         for file in folder.root.glob("error_rank*.txt"):  # of an earlier attempt
@@ -102,7 +85,7 @@ def open_run(
         attempt = describe(project, argv, seed, rank, git)
         _write_record(folder, attempt, resolved_values, git.patch())
         run_id = f"{folder.name}_{_first_start(folder)}"
-        return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, earlier, before)
+        return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before)
     except OSError as error:
         raise UserError(f"{folder.root} cannot be written: {error}; choose another place: --dir.expr_dir") from error
 
@@ -113,7 +96,7 @@ def is_restart(folder: RunPaths, rank: Rank) -> bool:
     return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(rank.launched_as)
 
 
-def check_stays(sources: Mapping[str, str | Path | None], folder: RunPaths) -> None:
+def refuse_sources_in_moved_run(sources: Mapping[str, str | Path | None], folder: RunPaths) -> None:
     """Reject a new run that reads files of the run it moves out of the way: its record would name a wrong path.
 
     Args:
@@ -130,25 +113,16 @@ def check_stays(sources: Mapping[str, str | Path | None], folder: RunPaths) -> N
             )
 
 
-def _move_away(folder: RunPaths) -> Path | None:
-    """Rename the folder of an earlier run to `<name>_<its start>`. Returns the new path; None if there was none.
-
-    A start that failed before the run was opened does not count: the next one appends to its log.
-    """
-    if not folder.root.exists() or all(_FAILED_START.fullmatch(path.name) for path in folder.root.iterdir()):
-        return None
+def _move_away(folder: RunPaths) -> None:
+    """Rename the folder of an earlier run to `<name>_<its start>`."""
+    if not (folder.record_file.exists() or folder.checkpoints.exists()):
+        return
     target = unused(folder.root.with_name(f"{folder.name}_{_first_start(folder)}"))
-    lock = FolderLock.take(folder.lock_file)
-    _rename(folder.root, target, lock)
+    lock = FolderLock.take(folder.lock_file)  # so another process cannot start writing there meanwhile
+    folder.root.rename(target)
+    lock.path = target / lock.path.name
     lock.release()
     logger.info("an earlier run named {} is now {}", folder.name, target)
-    return target
-
-
-def _rename(root: Path, target: Path, lock: FolderLock) -> None:
-    """Rename a folder while it is locked, so another process cannot start writing there meanwhile."""
-    root.rename(target)
-    lock.path = target / lock.path.name
 
 
 def _first_start(folder: RunPaths) -> str:

@@ -23,7 +23,7 @@ from common.base.errors import UserError
 from common.base.text import plain
 from common.config.registry import DATASET_REGISTRY
 from common.data.from_files import build_files
-from common.failure.program import leave, reported
+from common.failure.program import exit_process, report_errors
 from common.monitor.log import logger, setup_log
 import custom.config  # noqa: F401 - fills the registries
 
@@ -170,5 +170,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with reported():
-        leave(main(sys.argv[1:]))
+    with report_errors():
+        exit_process(main(sys.argv[1:]))

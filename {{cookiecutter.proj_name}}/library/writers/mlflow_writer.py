@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from common.base.nested import flat
 from common.config.registry import WRITER_REGISTRY
 from common.monitor.pictures import mosaic
-from common.monitor.writer import Writer, WriterRun, flat
+from common.monitor.writer import Writer, WriterRun
 
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _LONGEST = 6000  # characters of a parameter

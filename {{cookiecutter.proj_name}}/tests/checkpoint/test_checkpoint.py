@@ -266,8 +266,8 @@ import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (@, @))
 import train
-from common.failure.program import reported
-with reported():
+from common.failure.program import report_errors
+with report_errors():
     sys.exit(train.main(sys.argv[1:]))
 """
 

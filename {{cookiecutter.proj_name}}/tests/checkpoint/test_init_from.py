@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.failure.program import reported
+from common.failure.program import report_errors
 import train
 from tests.conftest import PROJECT, Runs, copy_of_project, load, run
 
@@ -80,7 +80,7 @@ def starts_from(folder: Path, source: Path) -> bool:
 
 
 def refused(runs: Runs, capsys: pytest.CaptureFixture[str], path: str, *words: str) -> str:
-    with pytest.raises(SystemExit) as ended, reported():
+    with pytest.raises(SystemExit) as ended, report_errors():
         train.main(runs.words("--init_from.path", path, *WORDS, *words, name="refused"))
     assert ended.value.code == 2
     text = capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.failure.program import reported
+from common.failure.program import report_errors
 import evaluate
 from tests.conftest import CONFIG, PROJECT, Runs, run
 from tests.parts import Plain
@@ -144,7 +144,7 @@ def test_checkpoints_that_are_elsewhere_or_are_none(runs: Runs, capsys: pytest.C
     """R-09: a run's folder means its best checkpoint; a run that was moved away; a pickled model; a finished run."""
 
     def evaluated(path: Path) -> str:
-        with pytest.raises(SystemExit) as ended, reported():
+        with pytest.raises(SystemExit) as ended, report_errors():
             evaluate.main(["--model_pt", str(path), "--config", str(CONFIG)])
         assert ended.value.code == 2
         return capsys.readouterr().err.splitlines()[-1]
@@ -195,7 +195,7 @@ def test_yaml_that_cannot_be_read(
     """D-24: the place, the lines and the usual cause."""
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    with pytest.raises(SystemExit) as ended, reported():
+    with pytest.raises(SystemExit) as ended, report_errors():
         runs.train("--config", str(path))
     shown = capsys.readouterr().err
     assert ended.value.code == 2
@@ -210,7 +210,7 @@ def test_a_config_that_is_elsewhere(
     full = PROJECT / "configs" / "debug.yaml"
     for folder, given, near in [(PROJECT, "config/debgu.yaml", "configs/debug.yaml"), (tmp_path, "debug.yaml", full)]:
         monkeypatch.chdir(folder)
-        with pytest.raises(SystemExit), reported():
+        with pytest.raises(SystemExit), report_errors():
             runs.train("--config", given)
         text = capsys.readouterr().err
         assert f"the working directory is {folder}" in text

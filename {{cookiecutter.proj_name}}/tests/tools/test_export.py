@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.base.errors import UserError
-from common.failure.program import reported
+from common.failure.program import report_errors
 from common.optim import averaged_state_dict
 from tests.conftest import Runs, load
 from tools import export
@@ -42,7 +42,7 @@ def test_a_folder_that_cannot_be_written(run: Path, capsys: pytest.CaptureFixtur
     (run / "file").touch()
     with pytest.raises(UserError, match=r"file cannot be written: .*; choose another place with --out"):
         export.main(["--model_pt", str(run), "--to", "torch", "--out", str(run / "file" / "model.pt2")])
-    with pytest.raises(SystemExit) as ended, reported():
+    with pytest.raises(SystemExit) as ended, report_errors():
         raise OSError(errno.EROFS, "Read-only file system", "rates.html")
     assert ended.value.code == 2
     assert "rates.html cannot be written: Read-only file system" in capsys.readouterr().err

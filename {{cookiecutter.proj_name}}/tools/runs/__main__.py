@@ -204,6 +204,6 @@ if __name__ == "__main__":
     try:
         with stop_with_reader():
             sys.exit(main(sys.argv[1:]))
-    except UserError as error:  # not through `reported`, which imports PyTorch: seconds for a table
+    except UserError as error:  # not through `report_errors`, which imports PyTorch: seconds for a table
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -22,9 +22,9 @@ from common.checkpoint import weights_path
 from common.config import Resolved, dump, option_value
 from common.config.registry import REGISTRIES
 from common.distributed.devices import GpuIds
-from common.failure.program import reported
+from common.failure.program import report_errors
 from common.monitor.log import setup_log
-from common.run.folder import check_stays
+from common.run.folder import refuse_sources_in_moved_run
 from common.run.lock import FolderLock
 from common.run.paths import PROJECT, DirConfig, RunPaths, data_dir
 from cli.command_line import parse
@@ -144,7 +144,7 @@ def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[s
     """
     init_path = weights_path(values["init_from"]["path"], PROJECT)
     if values["progress"]["start_epoch"] == 0 or not run.contains(values["resume"]):
-        check_stays({"resume": values["resume"], "init_from.path": init_path}, run)
+        refuse_sources_in_moved_run({"resume": values["resume"], "init_from.path": init_path}, run)
     eval_dir = values["dir"]["eval_dir"]
     return {
         **values,
@@ -205,5 +205,5 @@ def check_unused(folder: RunPaths, jobs: Path) -> None:
 
 
 if __name__ == "__main__":
-    with reported():
+    with report_errors():
         sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,7 @@ from common.base.errors import UserError
 from common.base.files import write_text
 from common.config import ConfigError, Problem, Resolved, dump, option_value
 from common.config.registry import REGISTRIES
-from common.failure.program import leave, reported
+from common.failure.program import exit_process, report_errors
 from common.monitor.log import setup_log
 from common.run.paths import PROJECT, RunPaths
 from common.run.status import read_status
@@ -186,5 +186,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with reported():
-        leave(main(sys.argv[1:]))
+    with report_errors():
+        exit_process(main(sys.argv[1:]))
