@@ -36,7 +36,7 @@ class TaskUpdate:
 
     Attributes:
         model: the task or its wrapper.
-        forward: the task's method `update`, through the wrapper if there is one.
+        forward: calls the task's method `update`.
         trained: the parameters that it trains.
         others: all other trainable parameters.
         is_tried: see `warm_up_ddp`.
@@ -83,8 +83,11 @@ class OptimizerStep:
         self.grad_norm: Tensor | None = None
         self.needs_closure = needs_closure(optimizer)  # such as LBFGS
         # Methods that a task does not override are not called in the loop.
-        self.rate = None if type(task).rate is Task.rate else task.rate
-        self.count = None if type(task).count is Task.count else task.count
+        kind, is_cast = type(task), self.precision.mode == "fp64"
+        self.rate = None if kind.rate is Task.rate else task.rate
+        self.count = None if kind.count is Task.count else task.count
+        is_loaded_as_used = kind.prepare_batch is Task.prepare_batch and rank.device.type == "cpu" and not is_cast
+        self.prepare = None if is_loaded_as_used else self._prepare
         self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
         buffers = SharedBuffers(task, rank)
         self.declared, self.buffers = buffers.kinds, buffers if buffers.are_shared else None
@@ -127,10 +130,11 @@ class OptimizerStep:
         for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
             # Nothing of an ordinary step, which has one batch.
             with self._part(update, number == last, sizes[number]) if last or not sizes[number] else _NOTHING:
-                batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+                if self.prepare is not None:
+                    batch = self.prepare(batch)
                 with self.precision.autocast():
                     losses = update.forward(update.name, batch)
-                loss = self._loss(update, losses)
+                loss = losses["loss"] if "loss" in losses else self._refuse(update)
                 if self.check is not None and count:
                     self.check(at.step + 1, loss)
                 if weight != 1.0:
@@ -152,10 +156,10 @@ class OptimizerStep:
             self.grad_norm = self.clip(update.trained)
         return total
 
-    def _loss(self, update: TaskUpdate, losses: Losses) -> Tensor:
-        """What an update minimises."""
-        if "loss" in losses:
-            return losses["loss"]
+    def _prepare(self, batch: Any) -> Any:
+        return self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+
+    def _refuse(self, update: TaskUpdate) -> Tensor:
         kind = type(self.task).__name__
         raise UserError(
             f"{kind} has no `loss` to minimise in update {update.name}: name losses in the config's section loss, "
@@ -195,7 +199,9 @@ class OptimizerStep:
         trained = [parameter for parameter in self.parameters if parameter in chosen]
         others = [parameter for parameter in self.parameters if parameter not in chosen]
         model = self.strategy.wrap(trained)
-        forward = self.task.update if model is self.task else partial(model, self.task.update)
+        # Called through a wrapper, and through the task where it is sharded: that is where DDP and FSDP act.
+        is_wrapped = model is not self.task or self.strategy.lockstep_forward
+        forward = partial(model, self.task.update) if is_wrapped else self.task.update
         self.updates[name] = TaskUpdate(name, model, forward, trained, others)
         return self.updates[name]
 
@@ -203,9 +209,10 @@ class OptimizerStep:
         update.is_tried = True
 
         def loss() -> Tensor:
-            batch = self.task.prepare_batch(self.precision.cast_batch(sample()), self.rank.device)
+            batch = self._prepare(sample())
             with self.precision.autocast():
-                return self._loss(update, update.forward(update.name, batch))
+                losses = update.forward(update.name, batch)
+            return losses["loss"] if "loss" in losses else self._refuse(update)
 
         warm_up_ddp(update.model, update.trained, loss, self.rank)
 
