@@ -162,7 +162,17 @@ def server(request: pytest.FixtureRequest, project: Path, python: Path) -> Itera
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(python), "-m", "examples.serving.server", "--model", str(file), "--port", str(port), "--max_bytes", "20000"]
+    command = [
+        str(python),
+        "-m",
+        "examples.serving.server",
+        "--model",
+        str(file),
+        "--port",
+        str(port),
+        "--max_bytes",
+        "20000",
+    ]
     log = project / "serve.log"
     programs = project / "programs"  # a Ghostscript that leaves a trace
     programs.mkdir(exist_ok=True)

@@ -52,14 +52,20 @@ def test_nothing_left_speaks_of_what_is_gone(render: Render, name: str) -> None:
     project = render(**COMBINATIONS[name])
     there = files(project)
     gone = [path for path in files(render(examples="all")) if path not in there]
-    modules = {path.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for path in gone if path[-3:] == ".py"}
+    modules = {
+        path.removesuffix(".py").replace("/", ".").removesuffix(".__init__") for path in gone if path[-3:] == ".py"
+    }
     for path, file in there.items():
         if path.endswith(".py"):
             used = imported(ast.parse(file.read_text(encoding="utf-8")))
             assert not used & modules, f"{path} imports {used & modules}"
         if path.endswith((".md", ".sh", ".toml", ".yaml", ".yml", "Makefile", ".py")):
             text = file.read_text(encoding="utf-8")
-            left = [each for each in gone if not each.endswith("__init__.py") and re.search(rf"(?<![\w/.]){re.escape(each)}\b", text)]
+            left = [
+                each
+                for each in gone
+                if not each.endswith("__init__.py") and re.search(rf"(?<![\w/.]){re.escape(each)}\b", text)
+            ]
             assert not left, f"{path} names {left}"
             tools = {each for each in modules if each.startswith("tools.")}
             named = {each for each in re.findall(r"python -m (tools\.\w+)", text) if each in tools}
@@ -118,7 +124,9 @@ def test_an_edited_line_is_not_guessed(project: Path) -> None:
     leaf, file, text = next((name, file, old) for name, leaf in TABLE.items() for file, old in first_edit(leaf))
     path = project / file
     path.write_text(path.read_text(encoding="utf-8").replace(text, text.upper()), encoding="utf-8")
-    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "mine"], cwd=project, check=True)
+    subprocess.run(
+        ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "mine"], cwd=project, check=True
+    )
     refused = make_prune(project, leaf)
     assert refused.returncode and file in refused.stderr and text in refused.stderr
     assert not subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True, check=True).stdout
@@ -153,7 +161,10 @@ def test_each_combination_works(render: Render, tmp_path: Path, name: str) -> No
     options = ["--config", "configs/default.yaml", "--progress.epoch", "3"]
     check(project, "train.py", *options, "--name", "whole")
     killed = subprocess.Popen(
-        [sys.executable, "train.py", *options, "--name", "killed"], cwd=project, env=ENVIRONMENT, stderr=subprocess.DEVNULL
+        [sys.executable, "train.py", *options, "--name", "killed"],
+        cwd=project,
+        env=ENVIRONMENT,
+        stderr=subprocess.DEVNULL,
     )
     latest = project / "experiments" / "killed" / "checkpoints" / "latest.pt"
     deadline = time.monotonic() + 120
@@ -179,7 +190,13 @@ def test_the_everyday_tests(render: Render, tmp_path: Path, name: str) -> None:
 def check(project: Path, *words: str, timeout: float = 300) -> str:
     """Run a program of the project, which must succeed. Returns what it printed."""
     done = subprocess.run(
-        [sys.executable, *words], cwd=project, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=timeout
+        [sys.executable, *words],
+        cwd=project,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
     )
     assert done.returncode == 0, f"{' '.join(words)}\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return done.stdout + done.stderr

@@ -1,11 +1,15 @@
 """A loss that is not finite ends the run before the optimizer uses it: on one process and on several."""
 
+import math
 import re
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from common.checkpoint import finite
 from common.trainer import Trainer
 from tests.conftest import Runs
 from tests.ranks import start_ranks
@@ -59,19 +63,39 @@ def test_no_line_search_goes_on_with_it(runs: Runs) -> None:
 def test_no_rank_takes_a_step_with_it(runs: Runs) -> None:
     """R-14: the others wait for the gradient of the rank with the error, which ends them all."""
     loss = "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"
-    ended = start_ranks(runs.root, 2, runs.words("--loss", loss, *UNSEEN, "--plugins", f"[{__name__}:finite]"))
+    ended = start_ranks(runs.root, 2, runs.words("--loss", loss, *UNSEEN, "--plugins", f"[{__name__}:taken]"))
     assert any(ended.codes)
     assert "the loss of step 3 is not a finite number (rank 1, of train samples" in ended.texts[0]
     assert "weights of step 3" not in "".join(ended.texts)
 
 
-def finite(trainer: Trainer) -> None:
+def taken(trainer: Trainer) -> None:
     """A plug-in: says when the third step was taken, whatever its weights."""
     step = trainer.optimizer.step
 
-    def taken(*arguments: Any) -> Any:
+    def step_done(*arguments: Any) -> Any:
         if trainer.at.step == 2:
             print("weights of step 3", flush=True)
         return step(*arguments)
 
-    trainer.optimizer.step = taken  # type: ignore[method-assign]
+    trainer.optimizer.step = step_done  # type: ignore[method-assign]
+
+
+class OnGpu(torch.Tensor):
+    """A loss that says it is on a GPU."""
+
+    is_cpu, is_cuda = False, True
+
+
+def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-14: its value is looked at with the next loss, before that one's optimizer step."""
+    waited: list[int] = []
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: waited.append(1))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(finite, "bad_loss", lambda step, *_: ArithmeticError(f"step {step}"))
+    check = finite.LossCheck(Mock(), Mock(), Mock())
+    check(1, torch.tensor(1.0).as_subclass(OnGpu))
+    check(2, torch.tensor(math.nan).as_subclass(OnGpu))
+    assert len(waited) == 1
+    with pytest.raises(ArithmeticError, match="step 2"):
+        check(3, torch.tensor(1.0).as_subclass(OnGpu))

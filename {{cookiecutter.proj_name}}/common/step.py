@@ -39,7 +39,6 @@ class TaskUpdate:
         forward: calls the task's method `update`.
         trained: the parameters that it trains.
         others: all other trainable parameters.
-        is_tried: see `warm_up_ddp`.
         is_new: whether no gradient was computed for it yet.
     """
 
@@ -48,7 +47,6 @@ class TaskUpdate:
     forward: Callable[[str, Any], Losses]
     trained: list[nn.Parameter]
     others: list[nn.Parameter]
-    is_tried: bool = False
     is_new: bool = True
 
 
@@ -83,19 +81,15 @@ class OptimizerStep:
         self.grad_norm: Tensor | None = None
         self.needs_closure = needs_closure(optimizer)  # such as LBFGS
         # Methods that a task does not override are not called in the loop.
-        kind, is_cast = type(task), self.precision.mode == "fp64"
-        self.rate = None if kind.rate is Task.rate else task.rate
-        self.count = None if kind.count is Task.count else task.count
-        is_loaded_as_used = kind.prepare_batch is Task.prepare_batch and rank.device.type == "cpu" and not is_cast
-        self.prepare = None if is_loaded_as_used else self._prepare
+        self.rate = None if type(task).rate is Task.rate else task.rate
+        self.count = None if type(task).count is Task.count else task.count
         self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
         buffers = SharedBuffers(task, rank)
         self.declared, self.buffers = buffers.kinds, buffers if buffers.are_shared else None
         self.updates: dict[str, TaskUpdate] = {}
-        for name in task.updates():
-            update = self._begin(name)
-            if sample is not None:
-                self._try(update, sample)
+        if sample is not None:
+            for name in task.updates():
+                self._begin(name, sample)
 
     def __call__(self, step: Step, at: Position) -> bool:
         """Take every update of this step, at position `at`. Returns False if one was skipped (see `Precision.step`)."""
@@ -103,9 +97,7 @@ class OptimizerStep:
         if self.buffers is not None:
             self.buffers.begin()
         for name in self.task.updates():
-            update = self.updates.get(name) or self._begin(name)
-            if not update.is_tried:
-                self._try(update, lambda: deepcopy(step.batches[0]))
+            update = self.updates.get(name) or self._begin(name, lambda: deepcopy(step.batches[0]))
             if self.needs_closure:
                 gradients = partial(self.gradients, update, step, weights, at)
                 taken &= self.precision.step(self.optimizer, partial(self._closure, gradients))
@@ -130,8 +122,7 @@ class OptimizerStep:
         for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
             # Nothing of an ordinary step, which has one batch.
             with self._part(update, number == last, sizes[number]) if last or not sizes[number] else _NOTHING:
-                if self.prepare is not None:
-                    batch = self.prepare(batch)
+                batch = self._prepare(batch)
                 with self.precision.autocast():
                     losses = update.forward(update.name, batch)
                 loss = losses["loss"] if "loss" in losses else self._refuse(update)
@@ -193,8 +184,8 @@ class OptimizerStep:
                 "the weights, which are the same on all"
             )
 
-    def _begin(self, name: str) -> TaskUpdate:
-        """Prepare an update before its first step."""
+    def _begin(self, name: str, sample: Callable[[], Any]) -> TaskUpdate:
+        """Prepare an update before its first step, and try it."""
         chosen = set(self.task.trained_by(name))
         trained = [parameter for parameter in self.parameters if parameter in chosen]
         others = [parameter for parameter in self.parameters if parameter not in chosen]
@@ -202,19 +193,16 @@ class OptimizerStep:
         # Called through a wrapper, and through the task where it is sharded: that is where DDP and FSDP act.
         is_wrapped = model is not self.task or self.strategy.lockstep_forward
         forward = partial(model, self.task.update) if is_wrapped else self.task.update
-        self.updates[name] = TaskUpdate(name, model, forward, trained, others)
-        return self.updates[name]
-
-    def _try(self, update: TaskUpdate, sample: Callable[[], Any]) -> None:
-        update.is_tried = True
+        update = self.updates[name] = TaskUpdate(name, model, forward, trained, others)
 
         def loss() -> Tensor:
             batch = self._prepare(sample())
             with self.precision.autocast():
-                losses = update.forward(update.name, batch)
+                losses = forward(name, batch)
             return losses["loss"] if "loss" in losses else self._refuse(update)
 
-        warm_up_ddp(update.model, update.trained, loss, self.rank)
+        warm_up_ddp(model, trained, loss, self.rank)
+        return update
 
     def _clear_gradients(self, update: TaskUpdate) -> None:
         """Clear the gradients of what must not change in this step: the optimizer then leaves it alone."""
