@@ -59,19 +59,19 @@ class Points:
 
 
 class Alternating(TrainStream):
-    """The trainer's own stream, which hands the machine to the bare loop after each segment and takes the times."""
+    """The trainer's own stream, which hands the machine to the others after each segment and takes the times."""
 
-    def arm(self, segment: int, bare: Iterator[float]) -> None:
-        self.segment, self.bare = segment, bare
+    def arm(self, segment: int, others: Iterator[Any]) -> None:
+        self.segment, self.others = segment, others
         self.trainer_times: list[float] = []
-        self.bare_times: list[float] = []
+        self.other_times: list[Any] = []
 
     def epoch(self, at: Position) -> Iterator[Step]:
         start = time.perf_counter()
         for number, step in enumerate(super().epoch(at)):
             if number % self.segment == 0 and number:
                 self.trainer_times.append((time.perf_counter() - start) / self.segment)
-                self.bare_times.append(next(self.bare))
+                self.other_times.append(next(self.others))
                 start = time.perf_counter()
             yield step
 
@@ -128,18 +128,21 @@ def main() -> None:
     SAMPLES = (options.segments + 2) * options.steps * BATCH  # one epoch: no validation, no checkpoint in between
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        stream = train_alternating(Path(name), options.segments, options.steps, options.profile)
-    ours, bare = statistics.median(stream.trainer_times), statistics.median(stream.bare_times)
-    pairs = [a / b for a, b in zip(stream.trainer_times, stream.bare_times, strict=True)]
+        bare = bare_loop(options.steps)
+        stream = train_alternating(Path(name), options.segments, options.steps, bare, profile=options.profile)
+    ours, theirs = statistics.median(stream.trainer_times), statistics.median(stream.other_times)
+    pairs = [a / b for a, b in zip(stream.trainer_times, stream.other_times, strict=True)]
     print(f"{len(pairs)} segments of {options.steps} steps, torch {torch.__version__}, 1 thread")
     print(f"trainer  {ours * 1e6:7.1f} us per step (median)")
-    print(f"bare     {bare * 1e6:7.1f} us per step (median)")
+    print(f"bare     {theirs * 1e6:7.1f} us per step (median)")
     low, middle = min(pairs), statistics.median(pairs)
-    print(f"ratio    {ours / bare:.3f} of medians; pair by pair min {low:.3f}, median {middle:.3f}")
+    print(f"ratio    {ours / theirs:.3f} of medians; pair by pair min {low:.3f}, median {middle:.3f}")
 
 
-def train_alternating(folder: Path, segments: int, steps: int, profile: bool) -> Alternating:
-    """Run the trainer, alternating with the bare loop."""
+def train_alternating(
+    folder: Path, segments: int, steps: int, others: Iterator[Any], *, profile: bool = False
+) -> Alternating:
+    """Run the trainer, alternating with what `others` yields the times of."""
     config, resolved, words = build(folder, segments, steps)
     with managed_run(config, resolved, words, PROJECT) as run:
         parts = build_parts(config, run.rank, run.seed)
@@ -148,7 +151,7 @@ def train_alternating(folder: Path, segments: int, steps: int, profile: bool) ->
         stream = trainer.stream
         stream.__class__ = Alternating
         assert isinstance(stream, Alternating)
-        stream.arm(steps, bare_loop(steps))
+        stream.arm(steps, others)
         if profile:
             import cProfile
 

@@ -1,4 +1,4 @@
-"""tools.export and the example of a server in a rendered project, with the real packages: every file of docs/export.md is used."""
+"""tools.export and the example of a server in a rendered project: every file of docs/export.md, with real packages."""
 
 import json
 import os

@@ -36,10 +36,9 @@ class TaskUpdate:
 
     Attributes:
         model: the task or its wrapper.
-        forward: the task's method `update`, through the wrapper if there is one.
+        forward: calls the task's method `update`.
         trained: the parameters that it trains.
         others: all other trainable parameters.
-        is_tried: see `warm_up_ddp`.
         is_new: whether no gradient was computed for it yet.
     """
 
@@ -48,7 +47,6 @@ class TaskUpdate:
     forward: Callable[[str, Any], Losses]
     trained: list[nn.Parameter]
     others: list[nn.Parameter]
-    is_tried: bool = False
     is_new: bool = True
 
 
@@ -89,10 +87,9 @@ class OptimizerStep:
         buffers = SharedBuffers(task, rank)
         self.declared, self.buffers = buffers.kinds, buffers if buffers.are_shared else None
         self.updates: dict[str, TaskUpdate] = {}
-        for name in task.updates():
-            update = self._begin(name)
-            if sample is not None:
-                self._try(update, sample)
+        if sample is not None:
+            for name in task.updates():
+                self._begin(name, sample)
 
     def __call__(self, step: Step, at: Position) -> bool:
         """Take every update of this step, at position `at`. Returns False if one was skipped (see `Precision.step`)."""
@@ -100,9 +97,7 @@ class OptimizerStep:
         if self.buffers is not None:
             self.buffers.begin()
         for name in self.task.updates():
-            update = self.updates.get(name) or self._begin(name)
-            if not update.is_tried:
-                self._try(update, lambda: deepcopy(step.batches[0]))
+            update = self.updates.get(name) or self._begin(name, lambda: deepcopy(step.batches[0]))
             if self.needs_closure:
                 gradients = partial(self.gradients, update, step, weights, at)
                 taken &= self.precision.step(self.optimizer, partial(self._closure, gradients))
@@ -127,10 +122,10 @@ class OptimizerStep:
         for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
             # Nothing of an ordinary step, which has one batch.
             with self._part(update, number == last, sizes[number]) if last or not sizes[number] else _NOTHING:
-                batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+                batch = self._prepare(batch)
                 with self.precision.autocast():
                     losses = update.forward(update.name, batch)
-                loss = self._loss(update, losses)
+                loss = losses["loss"] if "loss" in losses else self._refuse(update)
                 if self.check is not None and count:
                     self.check(at.step + 1, loss)
                 if weight != 1.0:
@@ -152,10 +147,10 @@ class OptimizerStep:
             self.grad_norm = self.clip(update.trained)
         return total
 
-    def _loss(self, update: TaskUpdate, losses: Losses) -> Tensor:
-        """What an update minimises."""
-        if "loss" in losses:
-            return losses["loss"]
+    def _prepare(self, batch: Any) -> Any:
+        return self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+
+    def _refuse(self, update: TaskUpdate) -> Tensor:
         kind = type(self.task).__name__
         raise UserError(
             f"{kind} has no `loss` to minimise in update {update.name}: name losses in the config's section loss, "
@@ -189,25 +184,25 @@ class OptimizerStep:
                 "the weights, which are the same on all"
             )
 
-    def _begin(self, name: str) -> TaskUpdate:
-        """Prepare an update before its first step."""
+    def _begin(self, name: str, sample: Callable[[], Any]) -> TaskUpdate:
+        """Prepare an update before its first step, and try it."""
         chosen = set(self.task.trained_by(name))
         trained = [parameter for parameter in self.parameters if parameter in chosen]
         others = [parameter for parameter in self.parameters if parameter not in chosen]
         model = self.strategy.wrap(trained)
-        forward = self.task.update if model is self.task else partial(model, self.task.update)
-        self.updates[name] = TaskUpdate(name, model, forward, trained, others)
-        return self.updates[name]
-
-    def _try(self, update: TaskUpdate, sample: Callable[[], Any]) -> None:
-        update.is_tried = True
+        # Called through a wrapper, and through the task where it is sharded: that is where DDP and FSDP act.
+        is_wrapped = model is not self.task or self.strategy.lockstep_forward
+        forward = partial(model, self.task.update) if is_wrapped else self.task.update
+        update = self.updates[name] = TaskUpdate(name, model, forward, trained, others)
 
         def loss() -> Tensor:
-            batch = self.task.prepare_batch(self.precision.cast_batch(sample()), self.rank.device)
+            batch = self._prepare(sample())
             with self.precision.autocast():
-                return self._loss(update, update.forward(update.name, batch))
+                losses = forward(name, batch)
+            return losses["loss"] if "loss" in losses else self._refuse(update)
 
-        warm_up_ddp(update.model, update.trained, loss, self.rank)
+        warm_up_ddp(model, trained, loss, self.rank)
+        return update
 
     def _clear_gradients(self, update: TaskUpdate) -> None:
         """Clear the gradients of what must not change in this step: the optimizer then leaves it alone."""

@@ -69,7 +69,7 @@ class Task(ModelHolder, ABC):
 
     @at.setter
     def at(self, place: Place) -> None:
-        self.loss.at = place
+        object.__setattr__(self.loss, "at", place)
 
     def draw(self, function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
         """`function(x, *arguments)`, such as `self.draw(torch.randn_like, x)`, for the samples of a batch `x` (B, ...).

@@ -87,7 +87,8 @@ class Trainer:
     def move_to(self, at: Position) -> None:
         """Set the position of the run, which the task knows too."""
         self.progress.at = at
-        self.task.at = Place(at.step, at.epoch, self.total_steps, self.stream.steps_per_epoch)
+        place = Place(at.step, at.epoch, self.total_steps, self.stream.steps_per_epoch)
+        object.__setattr__(self.task, "at", place)  # the one of nn.Module takes 2 us, in each step
 
     def begin_stage(self) -> None:
         """Build everything that the settings of the stage decide."""
@@ -157,7 +158,8 @@ class Trainer:
                     decision = self.stop_signals.sync(self.saver.is_overdue(self.config.progress.save_time))
                     if is_best or due.save_latest or due.save_numbered or decision.save:
                         self.save(best=is_best, numbered=due.save_numbered)
-                    self.progress.stop(signal=decision.stop, reason="finished" if due.is_last else "")
+                    if due.is_last or decision.stop:
+                        self.progress.stop(signal=decision.stop, reason="finished" if due.is_last else "")
                     if self.progress.is_over:
                         break
             return self.finish()
@@ -169,8 +171,9 @@ class Trainer:
         self.step = step
         if self.config.stages:
             self.next_stage()
-        self.schedule.step(self.at.step - self.stages.start, self.optimizer_step.rate)
-        return self.at
+        before = self.at
+        self.schedule.step(before.step - self.stages.start, self.optimizer_step.rate)
+        return before
 
     def end_step(self, step: Step, *, taken: bool) -> None:
         """What follows from new weights, if the optimizer step was `taken`; then move on."""

@@ -14,8 +14,18 @@ from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
 
 # No other of Pillow's formats is opened, whatever the file's name: some start programs (EPS: Ghostscript).
-FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-SUFFIXES = frozenset(suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS)
+# Written out, since Pillow would import all its formats to list them.
+_SUFFIXES = {
+    "BMP": ".bmp",
+    "GIF": ".gif",
+    "JPEG": ".jfif .jpe .jpg .jpeg",
+    "JPEG2000": ".jp2 .j2k .jpc .jpf .jpx .j2c",
+    "PNG": ".png .apng",
+    "PPM": ".pbm .pgm .ppm .pnm .pfm",
+    "TIFF": ".tif .tiff",
+    "WEBP": ".webp",
+}
+FORMATS, SUFFIXES = tuple(_SUFFIXES), frozenset(" ".join(_SUFFIXES.values()).split())
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises
 

@@ -7,6 +7,7 @@ makes them depend on the item alone: not on the number of workers or ranks, nor 
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from operator import length_hint
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,16 +61,17 @@ class KeyedBatches:
 
     def _items(self, epoch: int, indices: list[int]) -> list[Any]:
         # A sample that an epoch has several times is numbered differently each time, see `EpochOrder`.
-        dataset, size, is_random, items = self.dataset, self.size, self.random, []
+        dataset, size, left, items = self.dataset, self.size, iter(indices), []
         try:
-            for index in indices:
-                if is_random:
-                    seed_all(mix(self.seed, epoch, index))
+            if not self.random:
+                return [dataset[index % size] for index in left]
+            for index in left:
+                seed_all(mix(self.seed, epoch, index))
                 items.append(dataset[index % size])
         except UserError:
             raise
         except Exception as error:
-            kind, number = kind_of(dataset), index % size
+            kind, number = kind_of(dataset), indices[-1 - length_hint(left)] % size
             raise RuntimeError(f"sample {number} of {kind} cannot be read: {type(error).__name__}: {error}") from error
         return items
 

@@ -70,13 +70,13 @@ class EpochPlan:
     def global_batches(self, at: Position) -> Iterator[GlobalBatch]:
         """The global batches from `at` to the end of its epoch."""
         order = self.order(at.epoch)
-        batch_size, stop = self.batch_size, self.order.size
+        batch_size, per_step, stop = self.batch_size, self.samples_per_step, self.order.size
         if self.drop_last:
-            stop -= self.samples_per_step - 1
-        starts = range(at.sample, stop, self.samples_per_step)
+            stop -= per_step - 1
+        starts = range(at.sample, stop, per_step)
         borrowed = min(2, batch_size)  # samples: from one, batch norm cannot compute a variance
         for start in starts:
-            window = order[start : start + self.samples_per_step]
+            window = order[start : start + per_step]
             samples, share = len(window), window[self.rank :: self.world_size].tolist()
             # Rank 0 has the most micro-batches. The others run as many, if need be with borrowed samples of weight 0:
             # all ranks must take part in the exchange of gradients and, with FSDP, of weights.
