@@ -2,18 +2,19 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score, precision_recall_curve, roc_auc_score, roc_curve
 from torch import Tensor
 
-from common.config.registry import METRIC_REGISTRY
+from common.config.registry import METRIC_REGISTRY, needs
 from common.evaluation.gathered import Results
 from common.evaluation.metric import GatheredMetric
 from library.metrics.figures import MOST_CURVES, class_label, draw_curves
+
+needs("sklearn")  # imported below, in a run that uses it: 1 s
 
 
 class CurveMetric(GatheredMetric):
@@ -24,7 +25,10 @@ class CurveMetric(GatheredMetric):
 
     higher_is_better = True
     axes: ClassVar[tuple[str, str]]
-    area: ClassVar[Callable[[NDArray[Any], NDArray[Any]], float]]
+
+    @abstractmethod
+    def area(self, own: NDArray[Any], scores: NDArray[Any]) -> float:
+        """The area under the curve; arguments as of `curve`."""
 
     @abstractmethod
     def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -35,12 +39,12 @@ class CurveMetric(GatheredMetric):
         return {"probabilities": output["probabilities"], "label": batch["label"]}
 
     def compute(self, results: Results) -> float:
-        areas = [type(self).area(own, scores) for _, own, scores in _classes(results)]
+        areas = [self.area(own, scores) for _, own, scores in _classes(results)]
         return math.fsum(areas) / len(areas) if areas else math.nan
 
     def figure(self, results: Results, classes: Sequence[str]) -> NDArray[np.uint8]:
         """The curves of the ten classes with the smallest areas."""
-        found = sorted((float(type(self).area(own, scores)), number) for number, own, scores in _classes(results))
+        found = sorted((self.area(own, scores), number) for number, own, scores in _classes(results))
         worst = {number: f"{class_label(classes, number)} {area:.3f}" for area, number in found[:MOST_CURVES]}
         points = {number: self.curve(own, scores) for number, own, scores in _classes(results) if number in worst}
         return draw_curves({name: points[number] for number, name in worst.items()}, *self.axes)
@@ -55,9 +59,15 @@ class AreaUnderCurve(CurveMetric):
     """
 
     axes = ("false positive rate", "true positive rate")
-    area = roc_auc_score
+
+    def area(self, own: NDArray[Any], scores: NDArray[Any]) -> float:
+        from sklearn.metrics import roc_auc_score
+
+        return float(roc_auc_score(own, scores))
 
     def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        from sklearn.metrics import roc_curve
+
         false_positives, true_positives, _ = roc_curve(own, scores)
         return false_positives, true_positives
 
@@ -72,9 +82,15 @@ class MeanAveragePrecision(CurveMetric):
     """
 
     axes = ("recall", "precision")
-    area = average_precision_score
+
+    def area(self, own: NDArray[Any], scores: NDArray[Any]) -> float:
+        from sklearn.metrics import average_precision_score
+
+        return float(average_precision_score(own, scores))
 
     def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        from sklearn.metrics import precision_recall_curve
+
         precision, recall, _ = precision_recall_curve(own, scores, drop_intermediate=True)
         return recall, precision
 
