@@ -23,10 +23,10 @@ ENGINE = {
     "model": 465,
     "evaluation": 555,
     "ops": 275,
-    "task": 152,
+    "task": 120,
     "run_context": 182,
-    "update": 147,
-    "trainer": 255,
+    "step": 172,
+    "trainer": 268,
 }
 ROOMS = {
     "common": 8375,

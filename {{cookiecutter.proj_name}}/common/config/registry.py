@@ -20,6 +20,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 Names = Collection[str]
 
 
+def needs(package: str) -> None:
+    """Leave out the file that calls this if a package is not installed. It imports the package where it uses it."""
+    if importlib.util.find_spec(package) is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+
 class Registry:
     """The classes and functions that one kind of section may name.
 

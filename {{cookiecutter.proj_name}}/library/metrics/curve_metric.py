@@ -2,17 +2,18 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn import metrics  # pip install scikit-learn
 from torch import Tensor
 
-from common.config.registry import METRIC_REGISTRY
+from common.config.registry import METRIC_REGISTRY, needs
 from common.evaluation.metric import GatheredMetric, Results
 from library.metrics.figures import MOST_CURVES, class_label, draw_curves
+
+needs("sklearn")  # imported below, in a run that uses it: 1 s
 
 
 class CurveMetric(GatheredMetric):
@@ -23,7 +24,10 @@ class CurveMetric(GatheredMetric):
 
     higher_is_better = True
     axes: ClassVar[tuple[str, str]]
-    area: ClassVar[Callable[[NDArray[Any], NDArray[Any]], float]]
+
+    @abstractmethod
+    def area(self, own: NDArray[Any], scores: NDArray[Any]) -> float:
+        """The area under the curve; arguments as of `curve`."""
 
     @abstractmethod
     def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -34,12 +38,12 @@ class CurveMetric(GatheredMetric):
         return {"probabilities": output["probabilities"], "label": batch["label"]}
 
     def compute(self, results: Results) -> float:
-        areas = [type(self).area(own, scores) for _, own, scores in _classes(results)]
+        areas = [self.area(own, scores) for _, own, scores in _classes(results)]
         return math.fsum(areas) / len(areas) if areas else math.nan
 
     def figure(self, results: Results, classes: Sequence[str]) -> NDArray[np.uint8]:
         """The curves of the ten classes with the smallest areas."""
-        found = sorted((float(type(self).area(own, scores)), number) for number, own, scores in _classes(results))
+        found = sorted((self.area(own, scores), number) for number, own, scores in _classes(results))
         worst = {number: f"{class_label(classes, number)} {area:.3f}" for area, number in found[:MOST_CURVES]}
         points = {number: self.curve(own, scores) for number, own, scores in _classes(results) if number in worst}
         return draw_curves({name: points[number] for number, name in worst.items()}, *self.axes)
@@ -54,10 +58,16 @@ class AreaUnderCurve(CurveMetric):
     """
 
     axes = ("false positive rate", "true positive rate")
-    area = metrics.roc_auc_score
+
+    def area(self, own: NDArray[Any], scores: NDArray[Any]) -> float:
+        from sklearn.metrics import roc_auc_score
+
+        return float(roc_auc_score(own, scores))
 
     def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        false_positives, true_positives, _ = metrics.roc_curve(own, scores)
+        from sklearn.metrics import roc_curve
+
+        false_positives, true_positives, _ = roc_curve(own, scores)
         return false_positives, true_positives
 
 
@@ -71,10 +81,16 @@ class MeanAveragePrecision(CurveMetric):
     """
 
     axes = ("recall", "precision")
-    area = metrics.average_precision_score
+
+    def area(self, own: NDArray[Any], scores: NDArray[Any]) -> float:
+        from sklearn.metrics import average_precision_score
+
+        return float(average_precision_score(own, scores))
 
     def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        precision, recall, _ = metrics.precision_recall_curve(own, scores, drop_intermediate=True)
+        from sklearn.metrics import precision_recall_curve
+
+        precision, recall, _ = precision_recall_curve(own, scores, drop_intermediate=True)
         return recall, precision
 
 

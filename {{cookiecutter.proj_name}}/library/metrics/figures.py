@@ -4,14 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.text import Text
 from numpy.typing import NDArray
 
+from common.config.registry import needs
 from common.monitor.fonts import font_for, legible
 
+needs("matplotlib")  # imported below, in a run that draws: 0.5 s
 MOST_CURVES = 10  # colours
 _LONGEST = 16  # characters of a class name
 
@@ -32,8 +30,7 @@ def draw_matrix(counts: Sequence[Sequence[int]], classes: Sequence[str], rows: s
     """
     table, size = np.asarray(counts), len(counts)
     shares = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
-    # No pyplot, which keeps figures and needs a backend for the whole process.
-    figure = Figure(figsize=(min(2 + 0.45 * size, 11),) * 2, layout="constrained")
+    figure = _figure(figsize=(min(2 + 0.45 * size, 11),) * 2)
     axes = figure.subplots()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel=columns, ylabel=rows)
@@ -49,7 +46,7 @@ def draw_matrix(counts: Sequence[Sequence[int]], classes: Sequence[str], rows: s
 
 def draw_curves(curves: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], x_name: str, y_name: str) -> NDArray[np.uint8]:
     """Lines through points, each the arrays x and y, 0..1, with a legend, (H, W, 3). At most ten curves: the first."""
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = _figure(figsize=(8, 5))
     axes = figure.subplots()
     lines = [axes.plot(*points)[0] for points in list(curves.values())[:MOST_CURVES]]
     axes.set(xlabel=x_name, ylabel=y_name, xlim=(0, 1), ylim=(0, 1.01), aspect="equal")
@@ -59,15 +56,26 @@ def draw_curves(curves: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], x_name:
     return _pixels(figure)
 
 
-def _show(texts: Iterable[Text], names: Iterable[str]) -> None:
+def _figure(figsize: tuple[float, float]) -> Any:
+    from matplotlib.figure import Figure
+
+    # No pyplot, which keeps figures and needs a backend for the whole process.
+    return Figure(figsize=figsize, layout="constrained")
+
+
+def _show(texts: Iterable[Any], names: Iterable[str]) -> None:
     """Write names as they are: no formula between dollars, and with a font that has their characters."""
+    from matplotlib.font_manager import FontProperties
+
     for text, name in zip(texts, names, strict=True):
         text.set(text=name, parse_math=False)
         if isinstance(file := getattr(font_for(name, 10), "path", None), str):
             text.set_fontproperties(FontProperties(fname=file, size=text.get_fontsize()))
 
 
-def _pixels(figure: Figure) -> NDArray[np.uint8]:
+def _pixels(figure: Any) -> NDArray[np.uint8]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3].copy()
