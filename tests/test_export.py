@@ -1,4 +1,4 @@
-"""tools.export and the example of a server in a rendered project: every file of docs/export.md, with real packages."""
+"""tools.export and the example of a server in a render, with the real packages; docs/export.md is done literally."""
 
 import json
 import os
@@ -162,17 +162,8 @@ def server(request: pytest.FixtureRequest, project: Path, python: Path) -> Itera
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [
-        str(python),
-        "-m",
-        "examples.serving.server",
-        "--model",
-        str(file),
-        "--port",
-        str(port),
-        "--max_bytes",
-        "20000",
-    ]
+    limits = ["--port", str(port), "--max_bytes", "20000"]
+    command = [str(python), "-m", "examples.serving.server", "--model", str(file), *limits]
     log = project / "serve.log"
     programs = project / "programs"  # a Ghostscript that leaves a trace
     programs.mkdir(exist_ok=True)

@@ -28,7 +28,7 @@ def remember(trainer: Trainer) -> None:
         weights.append({name: value.detach().clone() for name, value in trainer.task.named_parameters()})
 
     trainer.monitor.after_step.append(copy)
-    trainer.saver.wait = copy  # type: ignore[method-assign, assignment]  # called by the error
+    trainer.saver.wait = copy  # type: ignore[method-assign]  # called by the error
 
 
 @pytest.mark.parametrize(
