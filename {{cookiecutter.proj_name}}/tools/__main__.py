@@ -10,6 +10,6 @@ if __name__ == "__main__":
     for file in sorted([*HERE.glob("*.py"), *HERE.glob("*/__main__.py")]):
         name = file.relative_to(HERE).with_suffix("").as_posix().removesuffix("/__main__")
         text = file.read_text(encoding="utf-8")
-        if not name.startswith("__") and '"__main__"' in text:  # not tools/predict.py, which is predict.py's
+        if not name.startswith("__") and '"__main__"' in text:  # others belong to a program
             about, _, _ = (ast.get_docstring(ast.parse(text)) or "").partition("\n")
             print(f"python -m tools.{name:<8}  {about.partition(': python')[0].rstrip('.')}")
