@@ -68,7 +68,7 @@ class FirstBatch:
         looked_at = [task, *(term.function for term in task.loss.terms)]
         if size < 6 or any(getattr(each, "compares_samples", False) for each in looked_at):
             return
-        samples = look_at(loader.dataset, chosen, _itself, self.config.loader, self.config.worker)
+        samples = look_at(loader.dataset, chosen, _itself, self.config.loader, self.config.num_workers)
         loaded = find_collate(loader.dataset, self.config.loader.collate)(samples)
         batch, output, measured = self.trainer.evaluator.measure(loaded)
         if any(each.ndim and len(each) != size for each in tensors((batch, output))):

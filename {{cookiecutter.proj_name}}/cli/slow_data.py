@@ -47,7 +47,7 @@ def advice(timing: Timing, workers: int, processes: int = 1) -> str:
     # by the rest of the step, this is the number of workers with which loading keeps up with training.
     wanted = min(math.ceil((workers or timing.data) / max(1 - timing.data, 0.05)), cores)
     has = f"{cores} core{'s' * (cores > 1)}"
-    remedy = f"try --worker {wanted} (now {workers}; this process has {has})"
+    remedy = f"try --num_workers {wanted} (now {workers}; this process has {has})"
     if wanted <= workers:
         remedy = f"more workers would not help (now {workers}; this process has {has}): try less work per sample"
     return f"{timing.data:.0%} of the time is spent waiting for data; {remedy}, or data kept in memory"

@@ -54,7 +54,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     trainer.monitor.recorder.begin_with(
         "run/model", f"{total:,} parameters, {trainable:,} trainable\n{trainer.task.model}"
     )
-    trainer.monitor.after_log.append(SlowDataAdvice(config.worker, run.rank, trainer.at))
+    trainer.monitor.after_log.append(SlowDataAdvice(config.num_workers, run.rank, trainer.at))
     if run.rank.is_main:
         trainer.evaluator.after_rehearsal.append(FirstBatch(config, trainer))
         warn_of_busy_machine(run.rank)

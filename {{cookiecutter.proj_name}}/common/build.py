@@ -51,10 +51,10 @@ def build_parts(config: RunConfig, rank: Rank, seed: int) -> Parts:
     data = {"train": parts.stream.dataset, **measured}
     stages = {f"train of stages[{number}]": each.dataset for number, each in parts.stage_streams.items()}
     parts.task.classes = check_classes(config.model, data | stages)
-    warn_of_shared_samples(data, rank, config.loader, config.worker)
+    warn_of_shared_samples(data, rank, config.loader, config.num_workers)
     if rank.is_main and isinstance(stream, TrainStream):
         warn_of_empty_classes(stream.dataset)
-        warn_of_sorted_classes(stream, config.loader, config.worker)
+        warn_of_sorted_classes(stream, config.loader, config.num_workers)
     return parts
 
 
@@ -88,7 +88,7 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
             config.loader,
             batch_size=config.batch_size,
             accumulate=config.optim.accumulate,
-            worker=config.worker,
+            worker=config.num_workers,
             rank=rank,
             seed=seed,
             limit=config.debug.max_samples,
@@ -103,7 +103,7 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
         world_size=rank.world_size,
         drop_last=config.loader.drop_last,
     )
-    return TrainStream(dataset, plan, config.loader, worker=config.worker, device=rank.device)
+    return TrainStream(dataset, plan, config.loader, worker=config.num_workers, device=rank.device)
 
 
 def build_stage_streams(config: RunConfig, rank: Rank, seed: int, usual: BatchStream) -> dict[int, BatchStream]:
@@ -137,7 +137,7 @@ def build_set(
         dataset,
         config.loader,
         batch_size=section.get("eval_batch_size", config.batch_size),
-        worker=config.worker,
+        worker=config.num_workers,
         rank=rank,
         seed=seed,
         split=split,

@@ -142,6 +142,7 @@ class ProgressConfig:
     Everything that is not "never" also happens after the last step (log lines and pictures in the chosen epochs only).
     """
 
+    __aliases__: ClassVar[dict[str, str]] = {"iter_loss": "log_every"}
     __renamed__: ClassVar[dict[str, str]] = {"keep": "checkpoint.keep"}
 
     start_epoch: Annotated[
@@ -153,7 +154,7 @@ class ProgressConfig:
         None
     )
     epoch_loss: Annotated[int, Field(ge=1, description="log only in every n-th epoch")] = 1
-    iter_loss: Annotated[StepInterval, Field(description="log line and scalars; steps, one epoch at most")] = 50
+    log_every: Annotated[StepInterval, Field(description="log line and scalars; steps, one epoch at most")] = 50
     train_metric: Annotated[bool, Field(description="log the metrics of the last step's batch")] = False
     save_progress: Annotated[bool, Field(description="show training pictures")] = True
     epoch_save_progress: Annotated[int, Field(ge=1, description="pictures only in every n-th epoch")] = 1
@@ -206,7 +207,7 @@ class Triggers:
 
     def __init__(self, config: ProgressConfig, samples_per_step: int, steps_per_epoch: int | None = None) -> None:
         self._config, self._samples_per_step = config, samples_per_step
-        log, epoch = Interval.parse(config.iter_loss, "step"), steps_per_epoch or math.inf
+        log, epoch = Interval.parse(config.log_every, "step"), steps_per_epoch or math.inf
         self._next_step: float = 0  # nothing is due before this step, unless the epoch ends
         self.intervals = {
             # With a few steps per epoch, most validations would have no training loss beside them.

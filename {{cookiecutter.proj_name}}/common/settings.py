@@ -80,6 +80,8 @@ class RunConfig(StagedSettings):
         "model_pt": "to continue a run: --resume; to start from its weights: --init_from.path",
     }  # fmt: skip
 
+    __aliases__: ClassVar[dict[str, str]] = {"worker": "num_workers"}
+
     name: Annotated[str, Field(min_length=1, description="name of the run and of its folder")] = "default"
     resume: Annotated[
         str | None, Field(description="checkpoint file, run folder, or auto: this run's newest checkpoint, if any")
@@ -93,7 +95,7 @@ class RunConfig(StagedSettings):
         Field(description="-1: CPU; one or more CUDA devices, or all: one process each; mps: the GPU of a Mac"),
     ] = -1
     batch_size: Annotated[int, Field(ge=1, description="samples per process and forward pass")] = 64
-    worker: Annotated[int, Field(ge=0, description="loader workers per process; 0: read without workers")] = 0
+    num_workers: Annotated[int, Field(ge=0, description="loader workers per process; 0: read without workers")] = 0
     dir: DirConfig = field(default_factory=DirConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)

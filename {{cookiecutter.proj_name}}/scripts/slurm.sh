@@ -4,7 +4,7 @@
 #   --slurm.nodes N             number of nodes
 #   --slurm.gpus N              GPUs per node, one process each; 0: CPU; default: as many as the config's gpu_ids
 #   --slurm.tasks N             processes per node when training on CPUs
-#   --slurm.cpus N              cores per process; with --worker 4, ask for 5
+#   --slurm.cpus N              cores per process; with --num_workers 4, ask for 5
 #   --slurm.mem SIZE            memory per node, such as 32G
 #   --slurm.time TIME           time limit, such as 2:00:00 or 1-12
 #   --slurm.partition NAME      --slurm.account NAME      --slurm.qos NAME

@@ -141,7 +141,7 @@ def read_model(trained: Trained) -> Model:
     """The model, with inputs for eight samples of the run's own data."""
     label, section = trained.section()
     split, _, name = label.partition(".")
-    trained = replace(trained, config=replace(trained.config, worker=0))
+    trained = replace(trained, config=replace(trained.config, num_workers=0))
     loader = build_set(trained.config, split, name, {**section, "eval_batch_size": 8}, trained.rank, trained.seed)
     inputs, keys = inputs_of(trained, next(iter(loader)))
     return Model(trained, trained.task.model, inputs, keys)

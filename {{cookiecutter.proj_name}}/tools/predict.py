@@ -88,7 +88,7 @@ class Predictor:
         samples = Samples(dataset, find_collate(dataset, config.loader.collate))
         size, loader = section.get("eval_batch_size", config.batch_size), replace(config.loader, collate=None)
         return EvaluationLoader(
-            samples, loader, batch_size=size, worker=config.worker, rank=trained.rank, seed=trained.seed
+            samples, loader, batch_size=size, worker=config.num_workers, rank=trained.rank, seed=trained.seed
         )
 
     @torch.no_grad()

@@ -17,8 +17,9 @@ _MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.va
 # Keys that decide how a run is carried out, not what it trains: a resume accepts new values of these.
 SAFE = (
     *_MEASURING,
-    "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "worker", "plugins", "dir.*", "debug.debug_mode",
-    "debug.print_all_grad", "monitor.*", "profile.*", "checkpoint.*", "init_*", "dataset.eval", "dataset.eval.*",
+    "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "num_workers", "plugins", "dir.*",
+    "debug.debug_mode", "debug.print_all_grad", "monitor.*", "profile.*", "checkpoint.*", "init_*", "dataset.eval",
+    "dataset.eval.*",
     "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method",
     "dist.timeout", "dist.launcher", "dist.processes", "dist.cudnn_benchmark", "dist.distributed_backend",
     "dist.strategy", "dist.gradient_as_bucket_view", "prepare.activation_checkpointing", "prepare.compile.*",

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple
 
-from common.config.layers import merge
+from common.config.layers import merge, rename
 from common.config.problem import ABSENT, ConfigError, Problem
 from common.config.schema import admits, child, only_text
 from common.config.source import Node, read_text, scalar_node
@@ -60,7 +60,7 @@ def layer_of(options: Mapping[str, Option], schema: type, tree: Node) -> Node:
         node = _value(name, option, reduce(child, parts, schema))
         for part in reversed(parts):
             node = Node({part: node}, option.origin)
-        layer = merge(layer, node, schema)
+        layer = merge(layer, rename(node, schema), schema)
     return layer
 
 

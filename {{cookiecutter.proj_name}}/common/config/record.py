@@ -14,7 +14,7 @@ from pydantic_core import to_jsonable_python
 
 from common.base.context import error_context
 from common.config.check import check
-from common.config.layers import complete, node_of
+from common.config.layers import complete, node_of, rename
 from common.config.problem import DEFAULT, ConfigError, Problem, join, shorten
 from common.config.source import Node, plain
 
@@ -30,7 +30,7 @@ def read_record(tree: Node, schema: type) -> tuple[Node, list[Problem]]:
     Returns:
         The config, and the keys that nothing of today stands for, which it lacks.
     """
-    tree, dropped = complete(tree, schema), list[Problem]()
+    tree, dropped = complete(rename(tree, schema), schema), list[Problem]()
     while old := _of_earlier_versions(tree, schema):
         dropped += [problem for problem in old if not problem.today]
         today = {key: node_of(value, str(each.origin)) for each in old for key, value in (each.today or {}).items()}

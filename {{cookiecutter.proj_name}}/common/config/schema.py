@@ -93,6 +93,7 @@ def section_of(annotation: Any) -> type | None:
 def child(annotation: Any, part: str | int) -> Any:
     """The type of the item at key or index `part` of a value of this type; Any if the schema does not define it."""
     found = section_of(annotation)
+    part = getattr(found, "__aliases__", {}).get(part, part)
     if found is not None and part in keys_of(found):
         return keys_of(found)[str(part)].annotation
     for member in members(annotation):

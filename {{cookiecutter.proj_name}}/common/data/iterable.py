@@ -178,7 +178,7 @@ class IterableStream(BatchStream):
         """Set the length of an epoch, by which its last step is known without reading ahead. Returns its records."""
         kind = kind_of(self.dataset)
         if worker:
-            raise UserError(f"worker: {worker}, but {kind} is read in step with the training: use --worker 0")
+            raise UserError(f"num_workers: {worker}, but {kind} is read in step with the training: use --num_workers 0")
         try:
             size = min(len(self.dataset), limit or sys.maxsize)
         except TypeError:

@@ -87,7 +87,7 @@ def open_run(
         run_id = f"{folder.name}_{_first_start(folder)}"
         return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before)
     except OSError as error:
-        raise UserError(f"{folder.root} cannot be written: {error}; choose another place: --dir.expr_dir") from error
+        raise UserError(f"{folder.root} cannot be written: {error}; choose another place: --dir.runs_dir") from error
 
 
 def is_restart(folder: RunPaths, rank: Rank) -> bool:

@@ -3,7 +3,7 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -17,7 +17,9 @@ from common.config.problem import place
 class DirConfig:
     """Folders. A relative path starts at the project's root, wherever the command is given."""
 
-    expr_dir: Annotated[str | None, Field(description="parent of all run folders; null: <project>/experiments")] = None
+    __aliases__: ClassVar[dict[str, str]] = {"expr_dir": "runs_dir"}
+
+    runs_dir: Annotated[str | None, Field(description="parent of all run folders; null: <project>/experiments")] = None
     data_dir: Annotated[str | None, Field(description="parent of all data sets; null: <project>/data")] = None
     eval_dir: Annotated[
         str | None, Field(description="where evaluate.py writes; null: <run>/eval/<checkpoint's name>")
@@ -62,9 +64,9 @@ class RunPaths:
         if not name.strip() or name in (".", "..") or name[0] == "-" or re.search(r"[/\\\x00-\x1f]", name):
             raise UserError(
                 f"name: {name!r} cannot name a folder: it must not be empty, '.' or '..', begin with '-',"
-                f" or hold a slash or a control character; to put runs elsewhere use --dir.expr_dir"
+                f" or hold a slash or a control character; to put runs elsewhere use --dir.runs_dir"
             )
-        return cls(project / Path(config.expr_dir or "experiments").expanduser() / name)
+        return cls(project / Path(config.runs_dir or "experiments").expanduser() / name)
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> "RunPaths":

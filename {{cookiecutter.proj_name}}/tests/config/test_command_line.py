@@ -39,7 +39,7 @@ def test_values_and_their_origins_are_printed(runs: Runs, tmp_path: Path, capsys
     assert not (tmp_path / "run").exists()
     (tmp_path / "printed.yaml").write_text(shown)
     printed = resolve(Config, [tmp_path / "printed.yaml"]).config
-    assert (printed.optim.lr, printed.worker, printed.model["width"]) == (1e-5, 1, 6)
+    assert (printed.optim.lr, printed.num_workers, printed.model["width"]) == (1e-5, 1, 6)
 
 
 def test_forms_of_values_on_the_command_line(runs: Runs) -> None:

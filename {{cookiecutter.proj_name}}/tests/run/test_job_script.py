@@ -118,7 +118,7 @@ def test_job_script_follows_when_run_or_project_move(project, tmp_path):
 
 def test_job_script_works_with_runs_outside_the_project(project, tmp_path):
     """CT-10: then the project is named by its whole path."""
-    folder = RunPaths.for_run(DirConfig(expr_dir=str(tmp_path)), "far", project)
+    folder = RunPaths.for_run(DirConfig(runs_dir=str(tmp_path)), "far", project)
     options = {"resume": False, "resolved_values": {}, "argv": ["train.py"], "seed": 0, "rank": Rank()}
     with open_run(folder, project=project, **options) as run:
         folder.job_file.write_text(job_script(folder.root, project, run.record))

@@ -92,7 +92,7 @@ def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
     if len(roots) > 1:
         raise UserError(
             f"the tasks of an array share a folder with one subfolder each (task_0, ...), but --name or"
-            f" --dir.expr_dir gives {', '.join(map(str, list(roots)[:3]))}; leave %a out of it"
+            f" --dir.runs_dir gives {', '.join(map(str, list(roots)[:3]))}; leave %a out of it"
         )
     return RunPaths(Path(*roots))
 
@@ -150,7 +150,7 @@ def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[s
         **values,
         "name": run.name,
         "dir": {
-            "expr_dir": str(run.root.parent),
+            "runs_dir": str(run.root.parent),
             "data_dir": str(data_dir(DirConfig(**values["dir"]), PROJECT)),
             "eval_dir": None if eval_dir is None else str(PROJECT / Path(eval_dir).expanduser()),
         },
@@ -177,11 +177,11 @@ def prepare(job: Path, configs: Mapping[int | None, Mapping[str, Any]], folder: 
         for task, values in configs.items():
             file = job / ("config.yaml" if task is None else f"config_{task}.yaml")
             if task is not None:
-                write_text(job / f"run_{task}", f"{values['dir']['expr_dir']}/{values['name']}")
+                write_text(job / f"run_{task}", f"{values['dir']['runs_dir']}/{values['name']}")
             write_text(file, f"# Frozen when the run {folder.name!r} was submitted.\n{dump(dict(values))}")
     except OSError as error:
         shutil.rmtree(job, ignore_errors=True)
-        raise UserError(f"{job} cannot be written: {error}; choose another place with --dir.expr_dir") from error
+        raise UserError(f"{job} cannot be written: {error}; choose another place with --dir.runs_dir") from error
 
 
 def check_unused(folder: RunPaths, jobs: Path) -> None:

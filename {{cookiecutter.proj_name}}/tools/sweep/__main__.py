@@ -140,7 +140,7 @@ def submit(options: argparse.Namespace, folder: SweepFolder, waiting: Sequence[T
     write_text(trials / "names.json", json.dumps(numbers))
     array = ",".join(numbers) + (f"%{options.jobs}" if options.jobs > 1 else "")
     words = [f"--slurm.names={trials}/names.json", f"--slurm.array={array}", *options.slurm]
-    words += [f"--config={trials}/%a.yaml", f"--name={folder.root.name}", f"--dir.expr_dir={folder.root.parent}"]
+    words += [f"--config={trials}/%a.yaml", f"--name={folder.root.name}", f"--dir.runs_dir={folder.root.parent}"]
     environment = {**os.environ, "PYTHON": sys.executable}
     code = subprocess.run(["sh", str(SLURM), *words, "--resume=auto"], env=environment, check=False).returncode
     if code == 0:
@@ -162,7 +162,7 @@ def main(argv: list[str]) -> int:
     space = {key: each._asdict() if isinstance(each, Range) else each for key, each in options.values.items()}
     more = {"metric": config.best.metric} if options.optuna else {"seed": options.seed} if options.trials else {}
     slots = devices(config.gpu_ids, options.jobs)
-    _, words = split_words(options.words, "--dir.expr_dir", *(["--gpu_ids"] if slots[0] else []))
+    _, words = split_words(options.words, "--dir.runs_dir", *(["--gpu_ids"] if slots[0] else []))
     words = [f"--config={options.config}", *words]
     with SweepFolder(root, space | more, base.values, shlex.join(["python", "-m", "tools.sweep", *argv])) as folder:
         if options.optuna:

@@ -30,8 +30,8 @@ from custom.config import Config
 FILE = "sweep.json"
 # Settings that may change while a sweep is under way: its runs stay comparable.
 _FREE = (
-    "name", "allow_changes", "gpu_ids", "worker", "dir.*", "monitor.*", "profile.*", "checkpoint.*", "dist.timeout",
-    "dist.launcher", "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout",
+    "name", "allow_changes", "gpu_ids", "num_workers", "dir.*", "monitor.*", "profile.*", "checkpoint.*",
+    "dist.timeout", "dist.launcher", "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout",
     "loader.start_method",
 )  # fmt: skip
 _POLL_S = 0.1
@@ -138,7 +138,7 @@ class Training:
         self.trial, self.started = trial, time.time()
         self.output = folder.root / "output" / f"{trial.name}.txt"
         self.output.parent.mkdir(exist_ok=True)
-        place = [f"--name={trial.name}", f"--dir.expr_dir={folder.root}", "--resume=auto"]
+        place = [f"--name={trial.name}", f"--dir.runs_dir={folder.root}", "--resume=auto"]
         command = [sys.executable, str(PROJECT / "train.py"), *words, *trial.words, *place]
         threads = {"OMP_NUM_THREADS": str(max(1, available_cores() // jobs))} if jobs > 1 else {}  # else one per core
         # In a session of its own: Ctrl-C reaches the sweep alone, which then stops its runs.
