@@ -38,8 +38,8 @@ ADVICE = {
         "the output must keep the first dimension, the samples, and have one row for each: see what {forward} returns"
     ),
     r"shapes cannot be multiplied|to have \d+ channels|size mismatch|must match the size|normalized_shape|too small": (
-        "the model does not fit the batch above (images: samples, channels, height, width): change model.* or what the "
-        "data set returns, as in --model.in_channels 3"
+        "the model does not fit the batch above (images: samples, channels, height, width): change model.*, such as "
+        "model.in_channels, or what the data set returns"
     ),
     r"index out of range in self": "a number of the batch is too large for an embedding: see its size in the model",
     UNEQUAL: "give all samples the same size (dataset.*.transforms can resize), or write a loader.collate",

@@ -89,7 +89,7 @@ CASES: list[tuple[list[str], int, list[str]]] = [
     (model("nothing"), 1, ["with the output: logits None", "not None"]),
     (model("mean"), 1, ["logits float32 (10,)", "must keep the first dimension"]),
     (model("scalar"), 1, ["logits float32 ()", "must keep the first dimension"]),
-    (["--model.in_channels", "3"], 1, ["image float32 (160, 1, 8, 8)", "not fit the batch", "--model.in_channels"]),
+    (["--model.in_channels", "3"], 1, ["image float32 (160, 1, 8, 8)", "not fit the batch", "as model.in_channels"]),
     (model("detached"), 1, ["the result of WrongModel.forward (tests/", ".detach()"]),
     (model("in place"), 1, ["x = x + y; --debug shows"]),
     (data("tuple", "val"), 1, ["the batch: a list of 2 (float32", "a sample is a dict", "{type: Named, names: [image"]),
