@@ -13,11 +13,11 @@ from common.evaluation.metric import MetricFactory
 from common.optim import Ema
 from common.task import fixed
 from predict import Predictor
-from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import Runs, load, same
 from tests.parts import Plain
 from tests.ranks import several
 from tools import checkpoint as tool
+from tests.resume import cut, differing, final, words
 from custom.tasks.classification_task import ClassificationTask
 
 HERE = "proofs.checkpoint.test_frozen"

@@ -13,11 +13,11 @@ from common.base.errors import UserError
 from common.config import ConfigError
 import evaluate
 import train
-from tests.checkpoint.test_resume import cut, differing, final
-from tests.checkpoint.test_resume import words as resumable
 from tests.conftest import CONFIG, Runs, load, metrics, same
 from tests.parts import Tower
 from tests.ranks import several
+from tests.resume import cut, differing, final, same_after_cut
+from tests.resume import words as resumable
 from tests.test_task import QUIET, TURNS, apart
 from custom.datasets.digits_dataset import DigitsDataset
 
@@ -82,11 +82,7 @@ def test_each_stage_trains_what_it_says(runs: Runs) -> None:
 def test_cut_in_a_stage_and_at_its_start(runs: Runs, at: int) -> None:
     """R-51, R-60: in stage 1, exactly at its end (4), in stage 2, at the start of stage 3 and an epoch (6), in it."""
     given = [*TOWER, *LOSSES, "--stages", THREE, "--optim.ema.decay", "0.9", "--optim.lr_scheduler.warmup", "0"]
-    uncut = final(runs.train(*resumable("plain", *given), name="uncut"))
-    cut(runs, "plain", at, *given)
-    folder = runs.train(*resumable("plain", *given, "--resume", "auto"), name="cut")
-    assert differing(uncut, final(folder)) == []
-    assert "this resume is bit-exact" in log(folder)
+    _, folder = same_after_cut(runs, "plain", *given, at=at)
     assert [entry["step"] for entry in metrics(folder, "stage")] == [4, 6]
 
 
@@ -94,11 +90,8 @@ def test_cut_in_a_stage_and_at_its_start(runs: Runs, at: int) -> None:
 def test_a_plateau_ends_a_stage(runs: Runs, at: int) -> None:
     """R-51: after 2 validations without progress, one every 2 steps, thus at step 6; its counts are saved."""
     given = [*TOWER, "--stages", PLATEAU]
-    folder = runs.train(*resumable("plain", *given), name="uncut")
+    folder, _ = same_after_cut(runs, "plain", *given, at=at)
     assert [entry["step"] for entry in metrics(folder, "stage")] == [7, 10]
-    uncut = final(folder)
-    cut(runs, "plain", at, *given)
-    assert differing(uncut, final(runs.train(*resumable("plain", *given, "--resume", "auto"), name="cut"))) == []
 
 
 def test_another_limit_of_clipping_in_a_stage(runs: Runs) -> None:
@@ -203,10 +196,7 @@ def test_an_evaluation_has_the_weights_of_its_checkpoint(runs: Runs, evaluated: 
 def test_two_ranks_cut_and_resumed(runs: Runs, at: int) -> None:
     """R-51, R-60: inside stage 1, exactly at its end, in stage 3. A stage begins with two calls more, for DDP."""
     given = [*TOWER, "--loss", CE, "--stages", THREE, "--batch_size", "16"]
-    several(runs, 2, runs.words(*resumable("plain", *given), name="uncut"))
-    several(runs, 2, runs.words(*resumable("plain", *given), name="cut"), at=at)
-    several(runs, 2, runs.words(*resumable("plain", *given, "--resume", "auto"), name="cut"))
-    assert differing(final(runs.root / "uncut"), final(runs.root / "cut")) == []
+    same_after_cut(runs, "plain", *given, at=at, ranks=2)
 
 
 @pytest.mark.slow

@@ -21,10 +21,10 @@ from common.monitor.pictures import Picture
 from common.monitor.show import Show
 from common.task import Task, fixed
 from common.trainer import Trainer
-from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import Runs, load, metrics, same
 from tests.parts import Plain
 from tests.ranks import several
+from tests.resume import cut, differing, final, same_after_cut, words
 from custom.tasks.classification_task import ClassificationTask
 
 HERE = "tests.test_task"
@@ -84,10 +84,7 @@ def test_a_task_is_chosen_in_the_config(runs: Runs, evaluated: Callable[..., dic
 def test_what_a_task_remembers_is_resumed(runs: Runs) -> None:
     """D1: weights, buffers and a teacher of the task itself, in the optimizer, the average and the checkpoint."""
     given = [*of("Remembering"), *PLAIN]
-    uncut = runs.train(*words("ema", *given), name="uncut")
-    cut(runs, "ema", 8, *given)
-    assert differing(final(uncut), final(runs.train(*words("ema", *given, "--resume", "auto"), name="cut"))) == []
-    end = load(uncut)
+    end = load(same_after_cut(runs, "ema", *given)[0])
     assert end["task"].keys() == {"scale", "queue", *(f"teacher.{name}" for name in end["model"])}
     assert end["task"]["queue"].tolist() == pytest.approx([9.11, 8.11, 7.11, 6.11])  # step, epoch and total
     assert end["task"]["scale"] != 1
@@ -185,9 +182,7 @@ def test_updates_train_their_own_parts(runs: Runs) -> None:
 
 def test_updates_are_resumed(runs: Runs) -> None:
     given = [*TURNS, *QUIET]
-    uncut = runs.train(*words("ema", *given), name="uncut")
-    cut(runs, "ema", 8, *given)
-    assert differing(final(uncut), final(runs.train(*words("ema", *given, "--resume", "auto"), name="cut"))) == []
+    same_after_cut(runs, "ema", *given)
 
 
 BF16 = ["--precision.mode", "bf16"]

@@ -20,92 +20,21 @@ import common.data.loader
 import common.step
 from common.trainer import Trainer
 import train
-from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project, load, metrics, run, same
-from tests.parts import Killed
+from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project, load, run, same
 from tests.ranks import several, start_ranks
-
-STEPS = 10  # 2 epochs of 5 steps
-BASE = [
-    "--dataset.train", "{type: tests.parts.NoisyDigits}", "--progress.epoch_save_latest", "1step",
-    "--progress.epoch_val", "0.4epoch", "--progress.iter_loss", "1", "--checkpoint.background", "false",
-    "--loss", "{$REPLACE: true, ce: {type: tests.parts.Mortal}}",
-]  # fmt: skip
-# Everything that has a state of its own: dropout (in the model), three kinds of augmentation, and these.
-KINDS = {
-    "plain": [],
-    "ema": ["--optim.ema.decay", "0.9"],
-    "plateau": ["--optim.lr_scheduler", "{type: plateau, patience: 1, threshold: 0.9}"],
-    "warm-up": ["--optim.lr_scheduler", "{type: cosine, warmup: 3step}", "--optim.clip_gradients", "0.5"],
-    "momentum schedule": [
-        "--optim.momentum_scheduler",
-        "{type: onecycle_momentum, min_factor: 0.8}",
-        "--optim.lr_scheduler.type",
-        "onecycle",
-    ],
-    "bf16": ["--precision.mode", "bf16"],
-    "fp16": ["--precision.mode", "fp16", "--optim.ema.decay", "0.9"],
-    "accumulate": ["--batch_size", "12", "--optim.accumulate", "3"],
-    "momentum": ["--optim.optim_type", "SGD", "--optim.args", "{momentum: 0.9}", "--optim.lr", "0.1"],
-    # Nothing is better by that much: a best that is far back, and a patience that runs.
-    "early-stop": ["--early_stop.patience", "50", "--best.min_delta", "100"],
-    "workers": ["--worker", "2"],
-}
-
-
-def words(kind: str, *more: str) -> list[str]:
-    given = {word for word in more if word.startswith("--")}
-    base = [*BASE, *KINDS[kind]]
-    pairs = zip(base[::2], base[1::2], strict=True)
-    return [*(word for pair in pairs if pair[0] not in given for word in pair), *more]
-
-
-def final(folder: Path) -> dict[str, Any]:
-    """All that a run ends with: the last and the best checkpoint, and every number that was measured."""
-    state, best = load(folder), load(folder, "best")
-    measured = [
-        {key: value for key, value in entry.items() if key != "event"}
-        for event in ("train", "val", "eval", "checkpoint")
-        for entry in metrics(folder, event)
-    ]
-    for each in (state, best):
-        del each["about"]
-        del each["fingerprint"]["packages"]  # those imported by then: pytest's own too, or not
-    return {"latest": state, "best": best, "measured": measured}
-
-
-def differing(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    parts = [f"{file}.{part}" for file in ("latest", "best") for part in first[file]]
-    values = lambda run, key: run[key.split(".")[0]][key.split(".")[1]]  # noqa: E731
-    found = [key for key in parts if not same(values(first, key), values(second, key))]
-    return found + (["measured"] if first["measured"] != second["measured"] else [])
-
-
-def cut(runs: Runs, kind: str, at: int, *more: str, name: str = "cut") -> None:
-    """Train until the training call `at`, which never returns."""
-    os.environ["MORTAL_AT"] = str(at)
-    try:
-        with pytest.raises(Killed):
-            train.main(runs.words(*words(kind, *more), name=name))
-    finally:
-        del os.environ["MORTAL_AT"]
+from tests.resume import KINDS, STEPS, cut, differing, final, measured, same_after_cut, words
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_cut_in_the_middle_and_resumed(runs: Runs, kind: str) -> None:
     """R-33, D-05, D-17, QQ-39: each thing that has a state, cut inside the second epoch, in the midst of a window."""
-    uncut = final(runs.train(*words(kind), name="uncut"))
-    cut(runs, kind, 23 if kind == "accumulate" else 8)
-    folder = runs.train(*words(kind, "--resume", "auto"), name="cut")
-    assert differing(uncut, final(folder)) == []
-    assert "this resume is bit-exact" in (folder / "train.log").read_text()
+    same_after_cut(runs, kind, at=23 if kind == "accumulate" else 8)
 
 
 @pytest.mark.parametrize("at", range(2, STEPS + 1))
 def test_cut_at_any_step(runs: Runs, at: int) -> None:
     """R-60, D-03: before every step: inside an epoch, at its boundary (6), after a validation (3), before the last."""
-    uncut = final(runs.train(*words("ema"), name="uncut"))
-    cut(runs, "ema", at)
-    assert differing(uncut, final(runs.train(*words("ema", "--resume", "auto"), name="cut"))) == []
+    same_after_cut(runs, "ema", at=at)
 
 
 def test_resumed_at_the_last_step(runs: Runs) -> None:
@@ -118,27 +47,13 @@ def test_resumed_at_the_last_step(runs: Runs) -> None:
 
 def test_a_resume_of_a_resume_inside_one_epoch(runs: Runs) -> None:
     """R-60: the second cut is where others drift."""
-    uncut = final(runs.train(*words("ema"), name="uncut"))
-    cut(runs, "ema", 3)
-    cut(runs, "ema", 2, "--resume", "auto")
-    cut(runs, "ema", 1, "--resume", "auto")
-    assert differing(uncut, final(runs.train(*words("ema", "--resume", "auto"), name="cut"))) == []
+    same_after_cut(runs, "ema", at=(3, 2, 1))
 
 
 SIGNALLED = [
     "--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}", "--progress.epoch_eval", "1",
     "--dataset.val.eval_batch_size", "32", "--dataset.eval.eval_batch_size", "32",
 ]  # fmt: skip
-
-
-def measured(folder: Path) -> list[Any]:
-    """What was measured and when, and the last state; without what the second save of the same step leaves behind."""
-    return [
-        [load(folder, name)[part] for name in ("latest", "best") for part in ("position", "values", "owed", "model")],
-        [load(folder)[part] for part in ("optimizer", "ema")],
-        [(entry["step"], entry["values"]) for event in ("train", "val", "eval") for entry in metrics(folder, event)],
-        (load(folder)["best"], load(folder)["schedule"], load(folder)["random"]),
-    ]
 
 
 @pytest.mark.slow
@@ -269,10 +184,8 @@ def plugin(trainer: Trainer) -> None:
 def test_state_of_ones_own(runs: Runs) -> None:
     """R-53, D-40, QQ-20: registered by a plugin of the config, saved, restored; missing or extra state is told."""
     more = ["--plugins", "[tests.checkpoint.test_resume:plugin]"]
-    uncut = final(runs.train(*words("plain", *more), name="uncut"))
-    assert uncut["latest"]["user"] == {"drawing": {"count": STEPS}}
-    cut(runs, "plain", 8, *more)
-    assert differing(uncut, final(runs.train(*words("plain", *more, "--resume", "auto"), name="cut"))) == []
+    uncut, _ = same_after_cut(runs, "plain", *more)
+    assert load(uncut)["user"] == {"drawing": {"count": STEPS}}
     without = runs.train(*words("plain"), name="without")
     assert runs.fail(*words("plain", *more, "--resume", "auto"), name="without") == 2
     assert "no state of drawing" in (without / "train.log").read_text()

@@ -17,9 +17,9 @@ from common.data.iterable import IterableStream
 from common.data.loader import LoaderConfig, Step
 from common.distributed import Rank
 from common.progress import Position
-from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import refused, several, start_ranks
+from tests.resume import cut, differing, final, same_after_cut, words
 from custom.datasets.digits_dataset import DigitsDataset
 
 SAMPLES = 100
@@ -206,11 +206,8 @@ def test_epochs_end_where_the_data_ends(runs: Runs) -> None:
 def test_a_short_run_on_a_stream(runs: Runs, name: str) -> None:
     """debug.max_samples: 40 of 100 records, also after a resume inside the epoch, by any number of readers."""
     words = stream(name, "--debug.max_samples", "40", "--batch_size", "8")
-    uncut = final(runs.train(*words, name="uncut"))
-    assert uncut["latest"]["position"]["step"] == 2 * 5
-    cut(runs, "plain", 3, *words)
-    cut(runs, "plain", 6, *words, "--resume", "auto")
-    assert differing(uncut, final(runs.train(*words, "--resume", "auto", name="cut"))) == []
+    uncut, _ = same_after_cut(runs, "plain", *words, at=(3, 6))
+    assert load(uncut)["position"]["step"] == 2 * 5
     shared = final(runs.train(*words, "--worker", "2", "--progress.epoch", "1", name="shared"))
     assert shared["latest"]["position"]["step"] == (5 if name == "GoesOn" else 6)  # shares of 20: 8 + 8 + 4
 
@@ -239,11 +236,7 @@ def test_a_last_step_that_is_not_full_is_left_out(runs: Runs, worker: str) -> No
 )
 def test_a_stream_with_state_resumes_exactly(runs: Runs, name: str, at: int) -> None:
     """Its own state is saved, of the last step and not of what was looked at beyond; also between epochs (5)."""
-    uncut = final(runs.train(*stream(name), name="uncut"))
-    cut(runs, "plain", at, *stream(name))
-    folder = runs.train(*stream(name, "--resume", "auto"), name="cut")
-    assert differing(uncut, final(folder)) == []
-    assert "this resume is bit-exact" in (folder / "train.log").read_text()
+    same_after_cut(runs, "plain", *stream(name), at=at)
 
 
 @pytest.mark.slow

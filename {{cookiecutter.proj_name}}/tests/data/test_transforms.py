@@ -20,8 +20,8 @@ from common.evaluation.gallery import Gallery
 import train
 from library.data.mix_collate import CutMix, Mixup
 from library.data.sample_transform import ToFloat
-from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import ErrorOf, Runs, metrics, same
+from tests.resume import differing, final, same_after_cut, words
 from custom.datasets.digits_dataset import DigitsDataset
 from custom.loss.classification_loss import CrossEntropyLoss
 from custom.tasks.classification_task import ClassificationTask
@@ -150,10 +150,8 @@ def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs, kind:
     scale = "{type: tests.data.test_transforms.RandomScale, limit: 0.5}"
     section = f"{{$REPLACE: true, type: {kind}, transforms: [{scale}]}}"  # the data set itself draws nothing
     more = words("plain", "--dataset.train", section)
-    alone = final(runs.train(*more, name="alone"))
+    alone = final(same_after_cut(runs, "plain", *more, at=5)[0])
     assert differing(alone, final(runs.train(*more, "--worker", "2", name="workers"))) == []
-    cut(runs, "plain", 5, *more)
-    assert differing(alone, final(runs.train(*more, "--resume", "auto", name="cut"))) == []
     without = final(runs.train(*words("plain", "--dataset.train", f"{{$REPLACE: true, type: {kind}}}"), name="without"))
     assert not same(alone["latest"]["model"], without["latest"]["model"])
 
@@ -242,11 +240,9 @@ def test_a_run_with_mixed_batches_resumes_and_evaluates_as_before(runs: Runs) ->
     values = [final(folder)["latest"]["values"] for folder in (plain, alone)]
     assert same(*values)  # with next to no rate, evaluations of both are alike
     learning = [word if word != "1e-99" else "0.01" for word in mixed]
-    first = final(runs.train(*learning, name="first"))
+    first = final(same_after_cut(runs, "plain", *learning, at=5)[0])
     assert differing(first, final(runs.train(*learning, "--worker", "2", name="second"))) == []
-    cut(runs, "plain", 5, *learning)
-    assert differing(first, final(runs.train(*learning, "--resume", "auto", name="cut"))) == []
-    entries = [[entry["values"] for entry in metrics(runs.root / name, "train")] for name in ("first", "plain")]
+    entries = [[entry["values"] for entry in metrics(runs.root / name, "train")] for name in ("uncut", "plain")]
     assert (
         entries[0][0]["CrossEntropyLoss"] != entries[0][0]["ce"]
         and entries[1][0]["CrossEntropyLoss"] == entries[1][0]["ce"]

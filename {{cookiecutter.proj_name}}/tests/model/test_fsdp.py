@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from common.checkpoint import read_checkpoint
 from common.trainer import Trainer
-from tests.checkpoint.test_resume import words
 from tests.conftest import Runs, metrics, same
 from tests.ranks import refused, several
 from tools import checkpoint as tool
+from tests.resume import words
 from custom.datasets.digits_dataset import DigitsDataset
 
 FSDP = ["--dist.strategy", "fsdp"]
