@@ -16,8 +16,8 @@ from predict import Predictor
 from tests.conftest import Runs, load, same
 from tests.parts import Plain
 from tests.ranks import several
-from tools import checkpoint as tool
 from tests.resume import cut, differing, final, words
+from tools import checkpoint as tool
 from custom.tasks.classification_task import ClassificationTask
 
 HERE = "proofs.checkpoint.test_frozen"
