@@ -86,7 +86,7 @@ class Late(ClassificationTask):
 
 def test_a_group_that_stands_still(runs: Runs) -> None:
     """No decay and no moments; then the rate of the config times the task's."""
-    given = [*of("Late"), *PLAIN, "--optim.weight_decay", "0.5", "--progress.iter_loss", "1"]
+    given = [*of(f"{HERE}.Late"), *PLAIN, "--optim.weight_decay", "0.5", "--progress.iter_loss", "1"]
     start = load(runs.train(*given, "--progress.max_steps", "1", name="one"))["model"]
     still = load(runs.train(*given, "--progress.max_steps", "3", name="three"))
     assert same(start, still["model"]) and still["optimizer"]["state"] == {}
@@ -147,7 +147,7 @@ class Mistaken(ClassificationTask):
 @pytest.mark.parametrize(("where", "missing"), [("post_process", "labels"), ("pictures", "prediction")])
 def test_mistakes_of_an_evaluation_show_before_training(runs: Runs, where: str, missing: str) -> None:
     """D8: not after an epoch."""
-    assert runs.fail(*of("Mistaken", where=where)) == 1
+    assert runs.fail(*of(f"{HERE}.Mistaken", where=where)) == 1
     said = log(runs.root / "run")
     assert f"KeyError: '{missing}'" in said and "in trying a batch of val before training" in said
     assert metrics(runs.root / "run", "train") == []
@@ -161,9 +161,9 @@ class NoLoss(ClassificationTask):
 
 
 def test_no_loss_in_validation(runs: Runs) -> None:
-    assert runs.fail(*of("NoLoss")) == 2
+    assert runs.fail(*of(f"{HERE}.NoLoss")) == 2
     assert "best.metric is loss, but the task gives no loss in validation" in log(runs.root / "run")
-    folder = runs.train(*of("NoLoss"), "--best.metric", "Accuracy", name="named")
+    folder = runs.train(*of(f"{HERE}.NoLoss"), "--best.metric", "Accuracy", name="named")
     assert metrics(folder, "val")[-1]["values"].keys() == {"Accuracy"}
 
 

@@ -78,7 +78,7 @@ class Exhausted:
 
 
 def test_a_stream_with_a_length(runs: Runs) -> None:
-    folder = runs.train(*stream("WithLength", "--progress.epoch", "1"))
+    folder = runs.train(*stream(f"{__name__}.WithLength", "--progress.epoch", "1"))
     assert load(folder)["position"]["step"] == 4
 
 
@@ -126,7 +126,7 @@ def test_a_schedule_that_needs_the_length_says_so(runs: Runs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "worker", "steps", "name"),
-    [(1, 3, 21, "Sharing"), (2, 0, 10, "Sharing"), (2, 2, 10, "Sharing"), (2, 2, 17, "Uneven")],
+    [(1, 3, 21, "Sharing"), (2, 0, 10, "Sharing"), (2, 2, 10, "Sharing"), (2, 2, 17, f"{__name__}.Uneven")],
 )
 def test_a_data_set_that_shares_by_itself(runs: Runs, world: int, worker: int, steps: int, name: str) -> None:
     """Each reader gets a share of its own, and all that it gives is used."""
@@ -160,7 +160,7 @@ def test_a_share_with_state_resumes_exactly(runs: Runs) -> None:
 def test_shares_that_end_one_after_the_other(runs: Runs, at: int, states: list[int]) -> None:
     """Ranks with 69 and 31 records, 8 each in a step: none is left out, nor after a cut once the shorter has ended."""
     seen = runs.root / "seen"
-    words = stream("Uneven", "--model", "{type: tests.parts.Plain}", "--batch_size", "8", "--worker", "0")
+    words = stream(f"{__name__}.Uneven", "--model", "{type: tests.parts.Plain}", "--batch_size", "8", "--worker", "0")
     ended = start_ranks(runs.root, 2, runs.words(*words, name="uncut"), environment={"SEEN": str(seen)})
     assert set(ended.codes) == {0}, "\n".join(ended.texts)
     assert load(runs.root / "uncut")["position"]["step"] == 2 * 9
@@ -219,14 +219,14 @@ def test_a_step_of_uneven_shares_is_the_mean_over_its_samples(monkeypatch: pytes
 
 def test_workers_that_read_other_records(runs: Runs) -> None:
     """Dealing these out would read some twice, and others never."""
-    assert runs.fail(*stream("OrderOfItsOwn"), "--worker", "2") == 2
+    assert runs.fail(*stream(f"{__name__}.OrderOfItsOwn"), "--worker", "2") == 2
     assert "the workers read different records" in (runs.root / "run" / "train.log").read_text()
 
 
 @pytest.mark.slow
 def test_ranks_that_read_other_records(runs: Runs) -> None:
     """Dealing these out would leave out half of them."""
-    told = refused(runs, 2, runs.words(*stream("OnlyItsRank")))
+    told = refused(runs, 2, runs.words(*stream(f"{__name__}.OnlyItsRank")))
     assert "the ranks read different records" in told and "share(reader, readers)" in told
 
 

@@ -10,7 +10,7 @@ import torch
 from tests.conftest import Runs, load, metrics, same
 from tests.resume import cut, differing, final, same_after_cut
 from tests.resume import words as resumable
-from custom.datasets.digits_dataset import DigitsDataset
+from tests.samples import Digits
 
 TOWER = ["--model", "{type: tests.parts.Tower}"]
 EACH_STEP = ["--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "0", "--progress.iter_loss", "1"]
@@ -129,7 +129,7 @@ def test_two_ranks_cut_and_resumed(runs: Runs, at: int) -> None:
     same_after_cut(runs, "plain", *given, at=at, ranks=2)
 
 
-class Scaled(DigitsDataset):
+class Scaled(Digits):
     """Digits times a factor, or fewer of them."""
 
     def __init__(self, data_dir: Path, mode: str, scale: float = 1.0, keep: int = 0) -> None:

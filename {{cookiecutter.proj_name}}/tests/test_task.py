@@ -20,7 +20,7 @@ from common.task import Task, fixed
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import several
 from tests.resume import same_after_cut
-from custom.tasks.classification_task import ClassificationTask
+from tests.samples import Classification, Digits
 
 HERE = "tests.test_task"
 PLAIN = ["--model", "{type: tests.parts.Plain}"]
@@ -32,11 +32,12 @@ def log(folder: Path) -> str:
 
 
 def of(task: str, **settings: Any) -> list[str]:
-    """The words that choose a task of this file."""
-    return ["--task", "{" + ", ".join(f"{k}: {v}" for k, v in {"type": f"{HERE}.{task}", **settings}.items()) + "}"]
+    """The words that choose a task: of this file, or by its import path."""
+    chosen = {"type": task if "." in task else f"{HERE}.{task}", **settings}
+    return ["--task", "{" + ", ".join(f"{key}: {value}" for key, value in chosen.items()) + "}"]
 
 
-class Remembering(ClassificationTask):
+class Remembering(Classification):
     """A teacher that follows the model, a queue, a head of its own, and a rate that depends on the step."""
 
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory, decay: float = 0.9) -> None:
@@ -71,9 +72,7 @@ def test_a_task_is_chosen_in_the_config(runs: Runs, evaluated: Callable[..., dic
     assert evaluated(folder / "checkpoints" / "latest.pt", "--split", "val")["values"] == measured
     assert re.search(r"task tests.test_task.Remembering tests/test_task.py:\d+", log(folder))
     with pytest.raises(ConfigError, match=r"task\.threshold"):
-        runs.train("--task", "{type: ClassificationTask, threshold: 0.5}")
-    with pytest.raises(ConfigError, match=r"did you mean ClassificationTask\?"):
-        runs.train("--task", "{type: ClasificationTask}")
+        runs.train("--task", "{type: tests.samples.Classification, threshold: 0.5}")
 
 
 def test_what_a_task_remembers_is_resumed(runs: Runs) -> None:
@@ -160,7 +159,7 @@ def test_updates_on_two_processes(runs: Runs, more: list[str]) -> None:
         apart(load(alone), load(runs.root / "two"))
 
 
-class Tokens(ClassificationTask):
+class Tokens(Classification):
     """A loss that is a mean over pixels that are not black, as a language model's is over words."""
 
     def losses(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Losses:
@@ -255,7 +254,9 @@ def test_a_task_without_a_loss(runs: Runs) -> None:
 def test_metrics_of_training(runs: Runs) -> None:
     """On the definitions of validation: of the last step's samples, in evaluation mode, on every line."""
     given = ["--progress.train_metric", "true", "--debug.max_samples", "32", "--optim.lr", "1e-12"]
-    folder = runs.train(*given, "--dataset.val", "{type: DigitsDataset}", "--dataset.train", "{type: DigitsDataset}")
+    folder = runs.train(
+        *given, "--dataset.val", "{type: tests.samples.Digits}", "--dataset.train", "{type: tests.samples.Digits}"
+    )
     same_samples = runs.train(*given, "--dataset.val", f"{{type: {HERE}.TrainDigits}}", name="same")
     measured = metrics(same_samples, "val")[-1]["values"]["Accuracy"]
     assert metrics(folder, "train")[-1]["values"]["Accuracy"] == measured
@@ -264,6 +265,5 @@ def test_metrics_of_training(runs: Runs) -> None:
 
 def TrainDigits(data_dir: Path, mode: str, **arguments: Any) -> Any:
     """The training samples, as validation data."""
-    from custom.datasets.digits_dataset import DigitsDataset
 
-    return DigitsDataset(data_dir, "train", **arguments)
+    return Digits(data_dir, "train", **arguments)

@@ -10,10 +10,10 @@ import torch
 import yaml
 
 from common.config import resolve
+from common.settings import RunConfig
 import evaluate
 import train
 from tests.conftest import CONFIG, PROJECT, Runs, metrics
-from custom.config import Config
 
 
 def test_values_and_their_origins_are_printed(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -30,7 +30,7 @@ def test_values_and_their_origins_are_printed(runs: Runs, tmp_path: Path, capsys
     assert places["patience: 10"].startswith("tests/base.yaml:")
     assert not (tmp_path / "run").exists()
     (tmp_path / "printed.yaml").write_text(shown)
-    printed = resolve(Config, [tmp_path / "printed.yaml"]).config
+    printed = resolve(RunConfig, [tmp_path / "printed.yaml"]).config
     assert (printed.optim.lr, printed.worker, printed.model["width"]) == (1e-5, 1, 6)
 
 
@@ -70,7 +70,7 @@ def test_the_record_of_a_run(runs: Runs) -> None:
     """CT-09, D-58: the resolved config, command, seed, versions, code; a resume adds to it and changes nothing."""
     words = ["--dist.random_seed", "null", "--batch_size", "40"]
     folder = runs.train(*words, "--progress.epoch", "1")
-    resolved = resolve(Config, [CONFIG], runs.words(*words, "--progress.epoch", "1")[2:])
+    resolved = resolve(RunConfig, [CONFIG], runs.words(*words, "--progress.epoch", "1")[2:])
     first, script = (folder / "config.yaml").read_bytes(), (folder / "job.sh").read_bytes()
     assert yaml.safe_load(first) == resolved.values  # the seed that was drawn is no part of it
     runs.train(*words, "--resume", "auto")
@@ -102,7 +102,7 @@ def test_help_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
             program.main(["--help"])
         assert stop.value.code == 0
         shown = capsys.readouterr().out
-        resolved = resolve(Config, [CONFIG])
+        resolved = resolve(RunConfig, [CONFIG])
         open_ = ("task", "model", "loss", "metric", "dataset", "loader.order", "optim.lr_scheduler.args")
         closed = [key for key in resolved.origins if not key.startswith(open_) and "[" not in key]
         assert [key for key in closed if f"  --{key}  " not in shown and f"\n{key}: " not in shown] == []

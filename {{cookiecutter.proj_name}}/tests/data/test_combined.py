@@ -9,7 +9,7 @@ import torch
 from common.data.sections import build_dataset
 import train
 from tests.conftest import Runs, load, metrics, same
-from custom.datasets.digits_dataset import DigitsDataset
+from tests.samples import Digits
 
 DATA = Path(train.__file__).parent / "data"
 
@@ -110,10 +110,10 @@ def test_random_shares_are_disjoint_and_complete() -> None:
 
 def test_a_run_on_parts_is_a_run_on_the_whole(runs: Runs) -> None:
     """Through the user's door: cut in two and put together again, the digits train to the same weights."""
-    size = len(DigitsDataset(DATA, "train"))
-    halves = ", ".join(f"{{type: Subset, {way}, set: {{type: DigitsDataset, shift: 1}}}}" for way in (
+    size = len(Digits(DATA, "train"))
+    halves = ", ".join(f"{{type: Subset, {way}, set: {{type: tests.samples.Digits, shift: 1}}}}" for way in (
         "indices: [0, 1, 2]", f"last: {size - 3}"))  # fmt: skip
-    whole = runs.train("--dataset.train", "{type: DigitsDataset, shift: 1}", name="whole")
+    whole = runs.train("--dataset.train", "{type: tests.samples.Digits, shift: 1}", name="whole")
     parts = runs.train("--dataset.train", f"{{type: Concat, sets: [{halves}]}}", "--worker", "1", name="parts")
     assert same(load(whole)["model"], load(parts)["model"])
     assert metrics(whole, "val")[-1]["values"] == metrics(parts, "val")[-1]["values"]

@@ -15,7 +15,7 @@ from common.base.errors import UserError
 from tests.conftest import Runs, load, metrics, same
 from tests.ranks import several
 from tests.resume import final, same_after_cut, words
-from custom.datasets.digits_dataset import DigitsDataset
+from tests.samples import Digits
 
 SAMPLES = 100
 
@@ -24,7 +24,7 @@ class Stream:
     """Digits one after the other, with noise from a global generator; it cannot tell where it stands."""
 
     def __init__(self, data_dir: Path, mode: str) -> None:
-        self.digits = DigitsDataset(data_dir, mode)
+        self.digits = Digits(data_dir, mode)
         self.at = 0
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
@@ -132,7 +132,8 @@ class ShuffledAtOnce(Rereading):
 
 def stream(name: str, *more: str) -> list[str]:
     # 100 samples in batches of 32: steps of 32, 32, 32 and 4.
-    data = ["--dataset.train", f"{{type: tests.data.test_iterable.{name}}}", "--progress.epoch_val", "1"]
+    path = name if "." in name else f"{__name__}.{name}"
+    data = ["--dataset.train", f"{{type: {path}}}", "--progress.epoch_val", "1"]
     return words("plain", *data, *more)
 
 

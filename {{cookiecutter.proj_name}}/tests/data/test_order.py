@@ -15,7 +15,7 @@ from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project, load, ru
 from tests.data.test_data import Noisy
 from tests.ranks import several
 from tests.resume import same_after_cut, words
-from custom.datasets.digits_dataset import DigitsDataset
+from tests.samples import Digits
 
 HERE = "tests.data.test_order"
 
@@ -32,7 +32,7 @@ class Labelled(Noisy):
         return [0.0, *[1.0] * 9, 3.0, 0.0]
 
 
-class WeightedDigits(DigitsDataset):
+class WeightedDigits(Digits):
     """Digits of which the ones above 4 are drawn three times as often."""
 
     @property

@@ -17,8 +17,7 @@ from library.data.mix_collate import CutMix, Mixup
 from library.data.sample_transform import ToFloat
 from tests.conftest import Runs, metrics, same
 from tests.resume import differing, final, same_after_cut, words
-from custom.datasets.digits_dataset import DigitsDataset
-from custom.loss.classification_loss import CrossEntropyLoss
+from tests.samples import CrossEntropy, Digits
 
 DATA = Path(train.__file__).parent / "data"
 
@@ -63,7 +62,7 @@ class Items:
     random = False
 
     def __init__(self, data_dir: Path, mode: str) -> None:
-        self.digits = DigitsDataset(data_dir, mode)
+        self.digits = Digits(data_dir, mode)
 
     def __iter__(self) -> Any:
         return (self.digits[index] for index in range(96))
@@ -75,18 +74,18 @@ def build(kind: str, *transforms: dict[str, Any], **more: Any) -> Any:
 
 def test_transforms_are_applied_in_turn() -> None:
     """A class, a function with an argument, another key, the whole sample."""
-    plain = DigitsDataset(DATA, "train")[5]["image"]
+    plain = Digits(DATA, "train")[5]["image"]
     here = "tests.data.test_transforms"
     data = build(
-        "DigitsDataset",
+        "tests.samples.Digits",
         {"type": f"{here}.negative", "brightest": 3},
         {"type": f"{here}.doubled", "key": None},
         {"type": f"{here}.negative", "key": "twice"},
     )
     assert torch.equal(data[5]["image"], (3 - plain) * 2) and torch.equal(data[5]["twice"], 1 - (3 - plain))
-    assert data.classes == DigitsDataset.classes and len(data) == 1200
+    assert data.classes == Digits.classes and len(data) == 1200
     assert data.random is True  # nothing says that `negative` does not draw
-    assert build("DigitsDataset", {"type": "Normalize", "mean": [0.5], "std": [1.0]}).random is False
+    assert build("tests.samples.Digits", {"type": "Normalize", "mean": [0.5], "std": [1.0]}).random is False
 
 
 def test_a_data_set_made_for_no_project() -> None:
@@ -99,7 +98,7 @@ def test_a_data_set_made_for_no_project() -> None:
     assert torch.equal(ToFloat()(Image.fromarray(colours))[1] * 255, torch.tensor(colours[..., 1]).float())
 
 
-@pytest.mark.parametrize("kind", ["DigitsDataset", "tests.data.test_transforms.Items"])
+@pytest.mark.parametrize("kind", ["tests.samples.Digits", "tests.data.test_transforms.Items"])
 def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs, kind: str) -> None:
     """Through the user's door: seeded like all that a data set draws, map-style or not."""
     scale = "{type: tests.data.test_transforms.RandomScale, limit: 0.5}"
@@ -114,7 +113,7 @@ def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs, kind:
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
 def test_mixed_batches(name: str) -> None:
     """Images and labels are mixed in the same shares; a batch is a function of its seed."""
-    data = DigitsDataset(DATA, "train")
+    data = Digits(DATA, "train")
     collate = find_collate(data, {"type": name, "alpha": 1.0}, training=True)
     make = lambda key: KeyedBatches(data, collate, seed=3).__getitems__(key)  # noqa: E731
     indices = list(range(8))
@@ -128,14 +127,14 @@ def test_mixed_batches(name: str) -> None:
     soft = batch["soft_label"]
     logits = torch.randn(8, 10)
     expected = -(soft * logits.log_softmax(1)).sum(1).mean()
-    torch.testing.assert_close(CrossEntropyLoss()({"logits": logits}, batch), expected)
+    torch.testing.assert_close(CrossEntropy()({"logits": logits}, batch), expected)
     # The mean image is mixed from the same parts.
     assert find_collate(data, {"type": name}) is torch.utils.data.default_collate  # evaluation: nothing is mixed
 
 
 def test_shares_of_mixed_images() -> None:
     first, second = torch.zeros(2, 1, 10, 10), torch.ones(2, 1, 10, 10)
-    data = DigitsDataset(DATA, "train")
+    data = Digits(DATA, "train")
     mixed, share = Mixup(data).mix(first, second, 0.3)
     assert share == 0.3 and torch.allclose(mixed, torch.tensor(0.7))
     for seed in range(20):
@@ -149,7 +148,7 @@ def test_shares_of_mixed_images() -> None:
 def test_a_run_with_mixed_batches_resumes_and_evaluates_as_before(runs: Runs) -> None:
     """Training only, the same with workers and after a resume, on a data set that draws nothing itself."""
     losses = "{$REPLACE: true, CrossEntropyLoss: , ce: {type: tests.parts.Mortal}}"
-    base = words("plain", "--dataset.train", "{type: DigitsDataset}", "--loss", losses, "--optim.lr", "1e-99",
+    base = words("plain", "--dataset.train", "{type: tests.samples.Digits}", "--loss", losses, "--optim.lr", "1e-99",
  "--model", "{type: tests.parts.Plain}")  # fmt: skip
     mixed = [*base, "--loader.collate", "{type: mixup, alpha: 0.4}"]
     plain, alone = runs.train(*base, name="plain"), runs.train(*mixed, name="alone")

@@ -17,12 +17,12 @@ from common.distributed import Rank
 from common.evaluation.metric import GatheredMetric, Metric, Results, SampleBuffer
 from tests.conftest import CONFIG, Runs, load, metrics
 from tests.ranks import several
-from custom.datasets.digits_dataset import DigitsDataset
+from tests.samples import Digits
 
 HERE = "tests.evaluation.test_evaluation"
 
 
-class Numbered(DigitsDataset):
+class Numbered(Digits):
     """The first digits, each with its place."""
 
     def __init__(self, data_dir: Path, mode: str, count: int) -> None:
@@ -88,8 +88,8 @@ SIZES = {"two": 2, "one_batch": 5, "prime": 43}
 def exact(runs: Runs, *more: str) -> list[str]:
     """A run with batch norm and every kind of loss and metric."""
     order = f"{{type: {HERE}.Order, log: {runs.root / 'order.txt'}}}"
-    every = "Accuracy: null, top3: {type: Accuracy, k: 3}, AreaUnderCurve: null, MeanAveragePrecision: null"
-    every += f", ConfusionMatrix: {{per_class: true}}, surprise: {{type: {HERE}.Surprise}}, order: {order}"
+    every = "Accuracy: null, top3: {type: tests.samples.Share, k: 3}"
+    every += f", surprise: {{type: {HERE}.Surprise}}, order: {order}"
     return [
         "--dataset.val", SETS, "--dataset.eval", SETS, "--best.metric", "prime.loss", "--metric", f"{{{every}}}",
         "--loss", f"{{wide: {{type: {HERE}.wide, weight: 0.1}}}}",
@@ -139,7 +139,7 @@ def test_the_same_number_to_the_last_digit(
 @pytest.mark.parametrize("collate", ["as_mapping", "as_object", "time_first"])
 def test_samples_are_counted_whatever_a_batch_is(runs: Runs, collate: str) -> None:
     """By the loader, which knows them: the last batch is smaller, so a wrong count would change the mean."""
-    words = ["--dataset.val", "{type: DigitsDataset, eval_batch_size: 48}", "--progress.epoch", "1"]
+    words = ["--dataset.val", "{type: tests.samples.Digits, eval_batch_size: 48}", "--progress.epoch", "1"]
     usual = runs.train(*words, name="usual")
     whole = runs.train(*words, "--dataset.val.eval_batch_size", "160", name="whole")
     other = runs.train(*words, "--loader.collate", f"tests.parts:{collate}", name="other")
@@ -166,12 +166,12 @@ NAMED = """$BASE: {base}
 dataset:
   val:
     $REPLACE: true
-    clean: {{type: DigitsDataset, eval_batch_size: 64}}
-    shifted: {{type: DigitsDataset, shift: 2}}
+    clean: {{type: tests.samples.Digits, eval_batch_size: 64}}
+    shifted: {{type: tests.samples.Digits, shift: 2}}
   eval:
     $REPLACE: true
-    clean: {{type: DigitsDataset}}
-    shifted: {{type: DigitsDataset, shift: 2}}
+    clean: {{type: tests.samples.Digits}}
+    shifted: {{type: tests.samples.Digits, shift: 2}}
 best: {{metric: clean.Accuracy, mode: max}}
 """
 
@@ -195,7 +195,7 @@ def test_named_sets_from_the_config_to_the_files(
     )  # fmt: skip
     log = (folder / "train.log").read_text()
     for name in ("val.clean", "val.shifted", "eval.clean", "eval.shifted"):
-        assert f"{name} data DigitsDataset custom/datasets/digits_dataset.py" in log
+        assert f"{name} data tests.samples.Digits tests/samples.py" in log
         assert f" {name} 2/2 step 10/10 | loss" in log
     entry = metrics(folder, "val")[-1]
     values = ("loss", "CrossEntropyLoss", "Accuracy")

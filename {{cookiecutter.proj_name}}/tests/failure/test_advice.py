@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from tests.conftest import Runs, run
 from tests.parts import Plain
-from custom.datasets.digits_dataset import DigitsDataset
-from custom.metric.accuracy_metric import Accuracy
+from tests.samples import Digits, Share
 
 
 class WrongModel(Plain):
@@ -40,7 +39,7 @@ class WrongModel(Plain):
         return results.get(self.how, logits)
 
 
-class WrongDigits(DigitsDataset):
+class WrongDigits(Digits):
     """Digits with a mistake in the samples."""
 
     random = False
@@ -65,7 +64,7 @@ class WrongDigits(DigitsDataset):
         return changed.get(self.how, sample)
 
 
-class WrongMetric(Accuracy):
+class WrongMetric(Share):
     """Reads a value that the output does not have."""
 
     def update(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> None:

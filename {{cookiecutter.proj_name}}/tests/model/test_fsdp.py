@@ -60,7 +60,7 @@ def test_it_trains_as_a_whole_model_does(runs: Runs, world: int) -> None:
     """
     size = {2: "6", 3: "4"}[world]
     common = [*PLAIN, *BUSY, "--precision.mode", "fp64", "--debug.max_samples", "149", "--optim.accumulate", "3"]
-    common += ["--dataset.val", "{type: DigitsDataset, eval_batch_size: 50}"]
+    common += ["--dataset.val", "{type: tests.samples.Digits, eval_batch_size: 50}"]
     one = runs.train(*common, "--batch_size", "12", name="one")
     several(runs, world, runs.words(*common, *FSDP, "--batch_size", size, name="several"))
     assert_near(whole(one), whole(runs.root / "several"))

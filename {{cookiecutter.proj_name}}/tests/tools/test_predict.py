@@ -23,8 +23,7 @@ from common.task import Task
 import predict
 from predict import Predictor
 from tests.conftest import PROJECT, Runs, load
-from custom.datasets.digits_dataset import DigitsDataset
-from custom.models.conv_model import ConvModel
+from tests.samples import Convolution
 
 FOLDER = "type: ImageFolderDataset, folder: photos, size: [6, 10], channels: 1"
 SCALED = "transforms: [{type: Normalize, mean: [0.4], std: [0.2]}]"
@@ -75,7 +74,7 @@ def test_a_trained_task_in_three_lines(run: Path, page: str) -> None:
 def expected(run: Path, path: Path) -> Tensor:
     """The probabilities of the two classes, computed by hand."""
     state = load(run, "best")
-    model = ConvModel(in_channels=1, classes=2, width=4).eval()
+    model = Convolution(in_channels=1, classes=2, width=4).eval()
     model.load_state_dict(averaged_state_dict(state["model"], state["ema"]))
     small = Image.open(path).convert("L").resize((10, 6), Image.Resampling.BILINEAR)
     image = (torch.from_numpy(np.asarray(small, dtype=np.float32)) / 255 - 0.4) / 0.2
@@ -135,15 +134,6 @@ def test_files_that_cannot_be_read(run: Path, tmp_path: Path, capfd: pytest.Capt
     assert all(str(path) in shown for path in broken)
     lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
     assert [Path(json.loads(line)["file"]).name for line in lines] == ["0.png", "2.png", "6.png"]
-
-
-def test_digits_are_bright_on_dark_whatever_the_paper(tmp_path: Path) -> None:
-    data = DigitsDataset(PROJECT / "data", "eval")
-    pixels = (data[0]["image"][0].numpy() * 255).round().astype(np.uint8)
-    for name, each in (("dark.png", pixels), ("light.png", 255 - pixels)):
-        Image.fromarray(each).save(tmp_path / name)
-    for sample in (found := DigitsDataset.from_files([tmp_path / "dark.png", tmp_path / "light.png"]))[0], found[1]:
-        assert torch.allclose(sample["image"], data[0]["image"], atol=0.01)
 
 
 class Numbers:

@@ -119,7 +119,7 @@ def test_options_go_before_variables_and_these_before_the_defaults(script: Scrip
 @pytest.mark.slow
 def test_a_submitted_job_trains_what_was_submitted(project: Path, cluster: Path) -> None:
     """R-46, R-48: code, config and paths are those of the moment of submission, with any character in them."""
-    words = ["--name", "a 'b' \"c\" $HOME", "--loss", "{ce: {type: CrossEntropyLoss, label_smoothing: 0.25}}"]
+    words = ["--name", "a 'b' \"c\" $HOME", "--loss", "{ce: {type: tests.samples.CrossEntropy, label_smoothing: 0.25}}"]
     (project / "configs" / "mine.yaml").write_text("$BASE: default.yaml\nmodel: {width: 4, dropout: 0.25}\n")
     done = submit_in(project, "--config", "configs/mine.yaml", *words)
     assert done.returncode == 0, done.stderr

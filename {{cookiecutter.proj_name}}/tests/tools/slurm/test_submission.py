@@ -88,7 +88,7 @@ def test_an_array_has_a_folder_and_a_config_for_each_task(
     prepared: Callable[..., tuple[Path, str]], tmp_path: Path
 ) -> None:
     """R-46: `%a` is the task's number, in every config word; all of them are checked at once; one copy of the code."""
-    words = ["--dist.random_seed", "1%a", "--model", "{type: ConvModel, width: %a}"]
+    words = ["--dist.random_seed", "1%a", "--model", "{type: tests.samples.Convolution, width: %a}"]
     job, _ = prepared("--array", "2,4-8:2%2", words=words)
     expected = [name for task in (2, 4, 6, 8) for name in (f"config_{task}.yaml", f"run_{task}")]
     assert sorted(path.name for path in job.iterdir()) == sorted(["code", *expected])
