@@ -22,6 +22,7 @@ from cli.evaluation_folder import EvalConfig
 from tests.conftest import CONFIG, Runs, metrics
 from tests.evaluation.test_evaluation import NAMED, Numbered, digits
 from tests.ranks import failed, start_ranks
+from tests.samples import Digits
 from custom.config import Config
 from custom.datasets.digits_dataset import DigitsDataset
 
@@ -168,8 +169,8 @@ def test_named_sets_on_the_command_line(runs: Runs, named: str) -> None:
     assert metrics(folder, "eval")[-1]["samples"] == {"a": 160, "b-2": 160}
     resolved = resolve(EvalConfig, [named], ["--dataset.eval.clean.eval_batch_size", "64"])
     assert resolved.config.dataset.eval == {
-        "clean": {"type": "DigitsDataset", "eval_batch_size": 64},
-        "shifted": {"type": "DigitsDataset", "shift": 2},
+        "clean": {"type": "tests.samples.Digits", "eval_batch_size": 64},
+        "shifted": {"type": "tests.samples.Digits", "shift": 2},
     }
     words = ["--dataset.val.shifted", "null", "--dataset.eval", "null", "--progress.epoch", "1"]
     folder = runs.train("--config", named, *words, name="less")
@@ -242,13 +243,13 @@ class Letters(DigitsDataset):
 def test_evaluation_reads_its_data_again_each_time(runs: Runs, named: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """QQ-43: nothing is kept from one evaluation to the next."""
     read: list[int] = []
-    original = DigitsDataset.__getitem__
+    original = Digits.__getitem__
 
-    def getitem(self: DigitsDataset, index: int) -> dict[str, Tensor]:
+    def getitem(self: Digits, index: int) -> dict[str, Tensor]:
         read.append(index)
         return original(self, index)
 
-    monkeypatch.setattr(DigitsDataset, "__getitem__", getitem)
+    monkeypatch.setattr(Digits, "__getitem__", getitem)
     runs.train("--config", named, "--dataset.eval", "null", "--dataset.train", f"{{type: {HERE}.Letterless}}")
     # And a first batch of each set, to try it; and 32 samples, whether their loss is a mean.
     assert len(read) == 2 * 2 * 160 + 2 * 48 + 32
