@@ -10,8 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "{{cookiecutter.proj_name}}"))
 
-from tests.conftest import ENVIRONMENT  # noqa: E402 - it lies in the folder above
+import tests.conftest  # noqa: E402 - it lies in the folder above
 
 pytest_plugins = ["tests.conftest"]
 # Programs that they start find the proofs' own parts, `proofs.x.test_y.Part`, too.
-ENVIRONMENT["PYTHONPATH"] += f"{os.pathsep}{ROOT}"
+tests.conftest.ENVIRONMENT["PYTHONPATH"] += f"{os.pathsep}{ROOT}"
+# What they say is compared word by word, with the names of the parts that a project has at first.
+tests.conftest.CONFIG = Path(__file__).with_name("base.yaml")
+tests.conftest.SMALL["--config"] = str(tests.conftest.CONFIG)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import NON_DEFAULT, Render
+from support import NON_DEFAULT, REPO, Render
 from test_readme import blocks
 
 JOBS = os.environ.get("JOBS", "2")  # tests at a time
@@ -119,12 +119,19 @@ def test_own_tests_after_what_the_readme_advises(copy: Render, model: str) -> No
 
 
 def test_own_tests_start_from_the_shipped_defaults(render: Render) -> None:
-    """After a change of a config class: tests/base.yaml is configs/default.yaml without comments, with a task that logs
-    nothing of its owner's."""
+    """After a change of a config class: what the tests and the proofs start from is configs/default.yaml, every key of
+    it; the tests with parts of their own, that no owner changes."""
     shipped, tested = ((render() / path).read_text() for path in ("configs/default.yaml", "tests/base.yaml"))
+    defaults = yaml.safe_load(shipped)
+    assert yaml.safe_load((REPO / "proofs" / "base.yaml").read_text()) == defaults
+    for name, part in {
+        "Digits": "DigitsDataset", "Convolution": "ConvModel", "Classification": "ClassificationTask"
+    }.items():  # fmt: skip
+        tested = tested.replace(f"tests.samples.{name}", part)
     own = yaml.safe_load(tested)
-    assert own.pop("task") == {"type": "tests.parts.Classification"}
-    assert own == {key: value for key, value in yaml.safe_load(shipped).items() if key != "task"}
+    assert own["loss"]["CrossEntropyLoss"].pop("type") == "tests.samples.CrossEntropy"
+    assert own["metric"]["Accuracy"].pop("type") == "tests.samples.Share"
+    assert own == defaults
 
 
 LOSS = """import torch

@@ -34,7 +34,7 @@ ROOMS = {
     "support": 2850,
     "tools": 1290,
     "examples": 1175,
-    "tests": 9440,
+    "tests": 7000,
     "programs": 290,
 }
 OWNED = 15_290  # all but examples and tests

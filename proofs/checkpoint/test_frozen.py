@@ -13,10 +13,10 @@ from common.evaluation.metric import MetricFactory
 from common.optim import Ema
 from common.task import fixed
 from predict import Predictor
-from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import Runs, load, same
 from tests.parts import Plain
 from tests.ranks import several
+from tests.resume import cut, differing, final, words
 from tools import checkpoint as tool
 from custom.tasks.classification_task import ClassificationTask
 

@@ -71,7 +71,7 @@ def test_references_are_resolved_after_everything_is_merged(tmp_path: Path) -> N
     found = resolve(Config, [top], ["--model.width", "8", "--optim.lr", "0.5"])
     assert (found.config.batch_size, found.config.name) == (8, "run_0.5_8")
     assert resolve(Config, [top], ["--batch_size", "3"]).config.batch_size == 3
-    assert resolve(Config, [top], ["--worker=${model.width}"]).config.worker == 16
+    assert resolve(Config, [top], ["--worker=${model.width}"]).config.num_workers == 16
     overlay = tmp_path / "debug.yaml"
     overlay.write_text("model: {width: 4}\n")
     assert resolve(Config, [top], overlay=overlay).config.batch_size == 4

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from common.base.errors import UserError
 from common.trainer import Trainer
-from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import Runs, load, metrics
 from tests.ranks import refused, several
+from tests.resume import differing, final, same_after_cut, words
 from custom.datasets.digits_dataset import DigitsDataset
 from custom.tasks.classification_task import ClassificationTask
 
@@ -139,13 +139,9 @@ def test_records_of_the_present_weights(runs: Runs, name: str, at: int) -> None:
     """Those of a step are made after the step before it, and made again after a resume; 70 in steps of 32, 32 and 6."""
     more = ["--task", f"{{type: {__name__}.Fresh}}", "--progress.epoch", "3", "--batch_size", "16"]
     more += ["--optim.accumulate", "2", "--progress.epoch_val", "1"]
-    uncut = final(runs.train(*line(name, *more), name="uncut"))
-    assert uncut["latest"]["position"] == {"step": 9, "epoch": 3, "sample": 0, "epoch_size": RECORDS}
-    assert [row["step"] for row in metrics(runs.root / "uncut", "val")] == [3, 6, 9]
-    cut(runs, "plain", 2 * at, *line(name, *more))
-    folder = runs.train(*line(name, *more, "--resume", "auto"), name="cut")
-    assert differing(uncut, final(folder)) == []
-    assert "this resume is bit-exact" in (folder / "train.log").read_text()
+    uncut, _ = same_after_cut(runs, "plain", *line(name, *more), at=2 * at)
+    assert load(uncut)["position"] == {"step": 9, "epoch": 3, "sample": 0, "epoch_size": RECORDS}
+    assert [row["step"] for row in metrics(uncut, "val")] == [3, 6, 9]
 
 
 @pytest.mark.slow

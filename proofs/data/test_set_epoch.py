@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import Runs, load, same
 from tests.ranks import several
+from tests.resume import final, same_after_cut, words
 from custom.datasets.digits_dataset import DigitsDataset
 
 HERE = "proofs.data.test_set_epoch"
@@ -80,11 +80,7 @@ def test_workers_know_the_epoch(runs: Runs, name: str) -> None:
 @pytest.mark.parametrize(("name", "worker"), [("Brighter", 0), ("Brighter", 2), ("BrighterWithState", 0)])
 def test_a_resume_inside_a_later_epoch(runs: Runs, name: str, worker: int) -> None:
     more = ["--worker", str(worker)]
-    uncut = final(runs.train(*changing(name, *more), name="uncut"))
-    cut(runs, "plain", 8, *changing(name, *more))
-    folder = runs.train(*changing(name, *more, "--resume", "auto"), name="cut")
-    assert differing(uncut, final(folder)) == []
-    assert "this resume is bit-exact" in (folder / "train.log").read_text()
+    same_after_cut(runs, "plain", *changing(name, *more))
 
 
 def test_the_epoch_goes_through_data_sets_around_others(runs: Runs) -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from common.base.errors import UserError
-from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import Runs, load, metrics
 from tests.ranks import several
+from tests.resume import same_after_cut
 
 LEARNED = ["--loss", "{$REPLACE: true, tests.parts.Learned: {}}"]
 PLAIN = ["--model", "{type: tests.parts.Plain}"]
@@ -18,9 +18,7 @@ WEIGHT = "loss.tests_parts_Learned.layer.weight"
 
 def test_weights_of_a_loss_are_trained_and_resumed(runs: Runs) -> None:
     """In the optimizer, the average and the checkpoint, with its buffers."""
-    uncut = runs.train(*words("ema", *LEARNED), name="uncut")
-    cut(runs, "ema", 8, *LEARNED)
-    assert differing(final(uncut), final(runs.train(*words("ema", *LEARNED, "--resume", "auto"), name="cut"))) == []
+    uncut, _ = same_after_cut(runs, "ema", *LEARNED)
     end, best = load(uncut), load(uncut, "best")
     assert not torch.equal(end["task"][WEIGHT], end["ema"]["shadow"][WEIGHT])
     assert WEIGHT in best["task"] and WEIGHT in end["optimizer"]["param_groups"][0]["param_names"]

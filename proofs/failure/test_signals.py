@@ -13,9 +13,9 @@ from common.progress import Position
 from common.run.paths import RunPaths
 from common.run.status import read_status
 from common.trainer import Trainer
-from tests.checkpoint.test_resume import STEPS, measured, words
 from tests.conftest import ENVIRONMENT, Runs, load, run, same
 from tests.ranks import failed, several, start_ranks
+from tests.resume import STEPS, measured, words
 
 
 @pytest.mark.slow

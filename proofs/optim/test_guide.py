@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from common.config import resolve
 from common.optim import OptimConfig
-from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import CONFIG, PROJECT, Runs, load
 from tests.parts import Plain
+from tests.resume import same_after_cut
 from custom.config import Config
 
 GUIDE = (PROJECT / "docs" / "optim.md").read_text(encoding="utf-8")
@@ -86,11 +86,8 @@ def test_an_optimizer_of_ones_own(runs: Runs, muon: Any) -> None:
     """P12: both parts train theirs at their own rate, and a resumed run is the uncut one."""
     more = ["--optim.optim_type", f"{muon.__name__}.MuonAdamW", "--optim.weight_decay", "0.1"]
     more += ["--model", "{type: tests.parts.Tower}", "--optim.no_decay", "auto", "--optim.lr_scheduler.type", "cosine"]
-    uncut = final(runs.train(*words("plain", *more), name="uncut"))
-    cut(runs, "plain", 8, *more)
-    folder = runs.train(*words("plain", *more, "--resume", "auto"), name="cut")
-    assert differing(uncut, final(folder)) == []
-    state = uncut["latest"]["optimizer"]
+    uncut, _ = same_after_cut(runs, "plain", *more)
+    state = load(uncut)["optimizer"]
     moments = {
         name: set(state["state"][number])
         for group in state["param_groups"]

@@ -48,7 +48,7 @@ def test_paths_are_below_the_project_wherever_the_command_is_given(tmp_path, mon
     assert run.log_file(3) != run.log_file(0)
     assert data_dir(DirConfig(), tmp_path) == tmp_path / "data"
     assert data_dir(DirConfig(data_dir="d"), tmp_path) == tmp_path / "d"
-    assert RunPaths.for_run(DirConfig(expr_dir="/scratch"), "a", tmp_path).root == Path("/scratch/a")
+    assert RunPaths.for_run(DirConfig(runs_dir="/scratch"), "a", tmp_path).root == Path("/scratch/a")
     assert eval_dir(DirConfig(), run.checkpoints / "best.pt", "eval", tmp_path) == run.eval / "best"
     assert eval_dir(DirConfig(), run.checkpoints / "best.pt", "val", tmp_path) == run.eval / "best_val"
     assert eval_dir(DirConfig(eval_dir="out"), run.checkpoints / "best.pt", "val", tmp_path) == tmp_path / "out"
@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_written_is_refused(project):
     (project / "experiments").write_text("a file")
     with pytest.raises(UserError, match=r"--dir.expr_dir"):
         open_(project)
-    run = RunPaths.for_run(DirConfig(expr_dir="/proc"), "digits", project)
+    run = RunPaths.for_run(DirConfig(runs_dir="/proc"), "digits", project)
     with pytest.raises(UserError, match=r"cannot be written: .*--dir.expr_dir"):
         open_run(run, resume=False, resolved_values={}, argv=[], seed=0, rank=Rank(), project=project)
 

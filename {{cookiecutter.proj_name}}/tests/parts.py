@@ -13,15 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from common.task import Task
-from custom.datasets.digits_dataset import DigitsDataset
-from custom.tasks.classification_task import ClassificationTask
-
-
-class Classification(ClassificationTask):
-    """The sample without what its owner logs besides: tests compare the names of its values."""
-
-    losses = Task.losses
+from tests.samples import Digits
 
 
 class Plain(nn.Module):
@@ -156,7 +148,7 @@ class Mortal:
         return nn.functional.cross_entropy(output["logits"], batch["label"])
 
 
-class NoisyDigits(DigitsDataset):
+class NoisyDigits(Digits):
     """Augmentation by all three global generators."""
 
     def __init__(self, data_dir: Path, mode: str) -> None:
@@ -287,7 +279,7 @@ def go_wrong(how: str) -> None:
         time.sleep(1000)
 
 
-class DrawnDigits(DigitsDataset):
+class DrawnDigits(Digits):
     """Its constructor draws, by all three global generators."""
 
     def __init__(self, data_dir: Path, mode: str) -> None:
@@ -299,7 +291,7 @@ class DrawnDigits(DigitsDataset):
         return {**item, "image": item["image"] / self.scale}
 
 
-class OneBadSample(DigitsDataset):
+class OneBadSample(Digits):
     """One sample of it cannot be read."""
 
     def __init__(self, data_dir: Path, mode: str, index: int) -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.nn import functional
 
-from common.base.errors import UserError
-from common.checkpoint import write_checkpoint
 from common.config import ConfigError
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
-from common.monitor.pictures import Picture
 from common.monitor.show import Show
 from common.task import Task, fixed
-from common.trainer import Trainer
-from tests.checkpoint.test_resume import cut, differing, final, words
 from tests.conftest import Runs, load, metrics, same
-from tests.parts import Plain
 from tests.ranks import several
-from custom.tasks.classification_task import ClassificationTask
+from tests.resume import same_after_cut
+from tests.samples import Classification, Digits
 
 HERE = "tests.test_task"
 PLAIN = ["--model", "{type: tests.parts.Plain}"]
@@ -37,11 +32,12 @@ def log(folder: Path) -> str:
 
 
 def of(task: str, **settings: Any) -> list[str]:
-    """The words that choose a task of this file."""
-    return ["--task", "{" + ", ".join(f"{k}: {v}" for k, v in {"type": f"{HERE}.{task}", **settings}.items()) + "}"]
+    """The words that choose a task: of this file, or by its import path."""
+    chosen = {"type": task if "." in task else f"{HERE}.{task}", **settings}
+    return ["--task", "{" + ", ".join(f"{key}: {value}" for key, value in chosen.items()) + "}"]
 
 
-class Remembering(ClassificationTask):
+class Remembering(Classification):
     """A teacher that follows the model, a queue, a head of its own, and a rate that depends on the step."""
 
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory, decay: float = 0.9) -> None:
@@ -76,33 +72,18 @@ def test_a_task_is_chosen_in_the_config(runs: Runs, evaluated: Callable[..., dic
     assert evaluated(folder / "checkpoints" / "latest.pt", "--split", "val")["values"] == measured
     assert re.search(r"task tests.test_task.Remembering tests/test_task.py:\d+", log(folder))
     with pytest.raises(ConfigError, match=r"task\.threshold"):
-        runs.train("--task", "{type: ClassificationTask, threshold: 0.5}")
-    with pytest.raises(ConfigError, match=r"did you mean ClassificationTask\?"):
-        runs.train("--task", "{type: ClasificationTask}")
+        runs.train("--task", "{type: tests.samples.Classification, threshold: 0.5}")
 
 
 def test_what_a_task_remembers_is_resumed(runs: Runs) -> None:
     """D1: weights, buffers and a teacher of the task itself, in the optimizer, the average and the checkpoint."""
     given = [*of("Remembering"), *PLAIN]
-    uncut = runs.train(*words("ema", *given), name="uncut")
-    cut(runs, "ema", 8, *given)
-    assert differing(final(uncut), final(runs.train(*words("ema", *given, "--resume", "auto"), name="cut"))) == []
-    end = load(uncut)
+    end = load(same_after_cut(runs, "ema", *given)[0])
     assert end["task"].keys() == {"scale", "queue", *(f"teacher.{name}" for name in end["model"])}
     assert end["task"]["queue"].tolist() == pytest.approx([9.11, 8.11, 7.11, 6.11])  # step, epoch and total
     assert end["task"]["scale"] != 1
     assert [name for name in end["optimizer"]["param_groups"][0]["param_names"] if "." not in name] == ["scale"]
     assert not any(name.startswith("model.") for name in [*end["ema"]["shadow"], *end["model"], *end["task"]])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_train_it_as_one(runs: Runs, strategy: str) -> None:
-    """In 64 bits, so that only a mistake shows."""
-    given = [*of("Remembering"), *PLAIN, "--precision.mode", "fp64", "--optim.accumulate", "2"]
-    alone = runs.train(*given, "--batch_size", "16", name="alone")
-    several(runs, 2, runs.words(*given, "--batch_size", "8", "--dist.strategy", strategy, name="two"))
-    apart(load(alone), load(runs.root / "two"))
 
 
 def apart(first: dict[str, Any], second: dict[str, Any], atol: float = 1e-12) -> None:
@@ -111,32 +92,6 @@ def apart(first: dict[str, Any], second: dict[str, Any], atol: float = 1e-12) ->
         assert first[part].keys() == second[part].keys()
         for key, value in first[part].items():
             torch.testing.assert_close(second[part][key], value, rtol=0, atol=atol)
-
-
-def test_a_checkpoint_of_before_is_read(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
-    """When losses were parts of the model, and `task` no part of a checkpoint."""
-    given = ["--loss", "{$REPLACE: true, tests.parts.Learned: {}}", *PLAIN]
-    uncut = runs.train(*words("ema", *given), name="uncut")
-    cut(runs, "ema", 8, *given)
-    file = runs.root / "cut" / "checkpoints" / "latest.pt"
-    state = load(runs.root / "cut")
-    state["model"] |= state.pop("task")
-    write_checkpoint(state, file)
-    evaluated(file, "--split", "val")
-    assert differing(final(uncut), final(runs.train(*words("ema", *given, "--resume", "auto"), name="cut"))) == []
-
-
-def test_names_are_told_apart(runs: Runs) -> None:
-    with pytest.raises(UserError, match="both have a tensor called scale"):
-        runs.train(*of("Remembering"), "--model", f"{{type: {HERE}.Scaled}}")
-
-
-class Scaled(Plain):
-    """Has a parameter with the name of one of `Remembering`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(1))
 
 
 class Pair(nn.Module):
@@ -185,9 +140,7 @@ def test_updates_train_their_own_parts(runs: Runs) -> None:
 
 def test_updates_are_resumed(runs: Runs) -> None:
     given = [*TURNS, *QUIET]
-    uncut = runs.train(*words("ema", *given), name="uncut")
-    cut(runs, "ema", 8, *given)
-    assert differing(final(uncut), final(runs.train(*words("ema", *given, "--resume", "auto"), name="cut"))) == []
+    same_after_cut(runs, "ema", *given)
 
 
 BF16 = ["--precision.mode", "bf16"]
@@ -206,12 +159,7 @@ def test_updates_on_two_processes(runs: Runs, more: list[str]) -> None:
         apart(load(alone), load(runs.root / "two"))
 
 
-def test_an_update_without_a_part(runs: Runs) -> None:
-    assert runs.fail(*of("Turns"), *PLAIN, "--progress.max_steps", "2") == 2
-    assert "the model has no part called first" in log(runs.root / "run")
-
-
-class Tokens(ClassificationTask):
+class Tokens(Classification):
     """A loss that is a mean over pixels that are not black, as a language model's is over words."""
 
     def losses(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Losses:
@@ -243,94 +191,6 @@ def test_a_mean_over_words(runs: Runs) -> None:
     assert values[0] == pytest.approx(values[1], rel=1e-14)
     with pytest.raises(AssertionError):
         apart(load(folders["Uncounted", 32]), load(folders["Uncounted", 16]), atol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_mean_over_words_of_two_processes(runs: Runs) -> None:
-    given = [*of("Tokens"), *PLAIN, "--precision.mode", "fp64"]
-    alone = runs.train(*given, "--batch_size", "32", name="alone")
-    several(runs, 2, runs.words(*given, "--batch_size", "8", "--optim.accumulate", "2", name="two"))
-    apart(load(alone), load(runs.root / "two"))
-    for event in ("train", "val"):
-        one, two = (metrics(runs.root / name, event)[-1]["values"]["loss"] for name in ("alone", "two"))
-        assert one == pytest.approx(two, rel=1e-12)
-
-
-class Late(ClassificationTask):
-    """Nothing is trained before the fourth step."""
-
-    def rate(self, group: str) -> float:
-        assert group == "all"
-        return 0.0 if self.at.step < 3 else 0.5
-
-
-def test_a_group_that_stands_still(runs: Runs) -> None:
-    """No decay and no moments; then the rate of the config times the task's."""
-    given = [*of("Late"), *PLAIN, "--optim.weight_decay", "0.5", "--progress.iter_loss", "1"]
-    start = load(runs.train(*given, "--progress.max_steps", "1", name="one"))["model"]
-    still = load(runs.train(*given, "--progress.max_steps", "3", name="three"))
-    assert same(start, still["model"]) and still["optimizer"]["state"] == {}
-    folder = runs.train(*given, "--progress.max_steps", "4", name="four")
-    assert not same(start, load(folder)["model"])
-    assert [entry["values"]["lr"] for entry in metrics(folder, "train")] == [0.0, 0.0, 0.0, 0.0005]
-
-
-class Noisy(Plain):
-    """Draws numbers in evaluation too, as a model of diffusion does."""
-
-    def forward(self, image: Tensor) -> Tensor:
-        return super().forward(image + torch.randn_like(image))
-
-
-NOISY = ["--model", f"{{type: {HERE}.Noisy}}", "--progress.save_progress_val", "false"]
-
-
-def test_evaluation_does_not_change_training(runs: Runs) -> None:
-    """D6: however often it is done, and whatever is drawn in it; the same is drawn each time."""
-    often = load(runs.train(*NOISY, "--progress.epoch_val", "1step", name="often"))
-    rarely = load(
-        runs.train(*NOISY, "--progress.epoch_val", "2epoch", "--progress.max_samples_train", "3", name="rare")
-    )
-    assert same(often["model"], rarely["model"]) and often["values"] == rarely["values"]
-
-
-@pytest.mark.slow
-def test_what_an_evaluation_draws(runs: Runs, evaluated: Callable[..., dict[str, Any]]) -> None:
-    """D6: the same to the last digit with any number of processes, and in evaluate.py."""
-    folder = runs.train(*NOISY, "--dataset.val.eval_batch_size", "16")
-    file = folder / "checkpoints" / "latest.pt"
-    alone = evaluated(file, "--split", "val")["values"]
-    assert alone == metrics(folder, "val")[-1]["values"]
-    for world in (2, 3):
-        target = str(runs.root / f"on{world}")
-        argv = ["--model_pt", str(file), "--split", "val", "--dir.eval_dir", target]
-        several(runs, world, argv, program="evaluate")
-        found = next(Path(target).rglob("metrics.json"))
-        assert f'"loss": {alone["loss"]!r}' in found.read_text()
-
-
-class Mistaken(ClassificationTask):
-    """Breaks in one of its methods that only an evaluation calls."""
-
-    def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory, where: str) -> None:
-        super().__init__(model, loss, metric)
-        self.where = where
-
-    def post_process(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = super().post_process(output, batch)
-        return found if self.where != "post_process" else {"prediction": batch["labels"]}
-
-    def pictures(self, output: dict[str, Any], batch: dict[str, Tensor], limit: int) -> list[Picture]:
-        return super().pictures(output if self.where != "pictures" else {"nothing": 1}, batch, limit)
-
-
-@pytest.mark.parametrize(("where", "missing"), [("post_process", "labels"), ("pictures", "prediction")])
-def test_mistakes_of_an_evaluation_show_before_training(runs: Runs, where: str, missing: str) -> None:
-    """D8: not after an epoch."""
-    assert runs.fail(*of("Mistaken", where=where)) == 1
-    said = log(runs.root / "run")
-    assert f"KeyError: '{missing}'" in said and "in trying a batch of val before training" in said
-    assert metrics(runs.root / "run", "train") == []
 
 
 class Showing(Task):
@@ -391,24 +251,12 @@ def test_a_task_without_a_loss(runs: Runs) -> None:
         runs.train("--loss", "{$REPLACE: true}", name="empty")
 
 
-class NoLoss(ClassificationTask):
-    """Has a loss in training only, as a GAN has."""
-
-    def losses(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Losses:
-        return super().losses(output, batch) if self.training else {}
-
-
-def test_no_loss_in_validation(runs: Runs) -> None:
-    assert runs.fail(*of("NoLoss")) == 2
-    assert "best.metric is loss, but the task gives no loss in validation" in log(runs.root / "run")
-    folder = runs.train(*of("NoLoss"), "--best.metric", "Accuracy", name="named")
-    assert metrics(folder, "val")[-1]["values"].keys() == {"Accuracy"}
-
-
 def test_metrics_of_training(runs: Runs) -> None:
     """On the definitions of validation: of the last step's samples, in evaluation mode, on every line."""
     given = ["--progress.train_metric", "true", "--debug.max_samples", "32", "--optim.lr", "1e-12"]
-    folder = runs.train(*given, "--dataset.val", "{type: DigitsDataset}", "--dataset.train", "{type: DigitsDataset}")
+    folder = runs.train(
+        *given, "--dataset.val", "{type: tests.samples.Digits}", "--dataset.train", "{type: tests.samples.Digits}"
+    )
     same_samples = runs.train(*given, "--dataset.val", f"{{type: {HERE}.TrainDigits}}", name="same")
     measured = metrics(same_samples, "val")[-1]["values"]["Accuracy"]
     assert metrics(folder, "train")[-1]["values"]["Accuracy"] == measured
@@ -417,47 +265,5 @@ def test_metrics_of_training(runs: Runs) -> None:
 
 def TrainDigits(data_dir: Path, mode: str, **arguments: Any) -> Any:
     """The training samples, as validation data."""
-    from custom.datasets.digits_dataset import DigitsDataset
 
-    return DigitsDataset(data_dir, "train", **arguments)
-
-
-@pytest.mark.slow
-def test_metrics_of_training_on_two_processes(runs: Runs) -> None:
-    given = ["--progress.train_metric", "true", *PLAIN, "--precision.mode", "fp64"]
-    runs.train(*given, "--batch_size", "32", name="alone")
-    several(runs, 2, runs.words(*given, "--batch_size", "16", name="two"))
-    one, two = (
-        [each["values"]["Accuracy"] for each in metrics(runs.root / name, "train")] for name in ("alone", "two")
-    )
-    assert one == two and len(one) == 5
-
-
-def leave_names(trainer: Trainer) -> None:
-    """A plug-in that leaves the names of the task's parts."""
-    parts: Iterable[str] = [name for name, _ in trainer.task.named_modules()]
-    (trainer.paths.root / "names.txt").write_text("\n".join(parts))
-
-
-def test_patterns_name_parts_of_the_task(runs: Runs) -> None:
-    """Those of the model by its own names, all others by theirs."""
-    given = [*of("Remembering"), *PLAIN, "--prepare.freeze", "[layers.1.*, scale]"]
-    folder = runs.train(*given, "--plugins", f"[{HERE}:leave_names]")
-    assert {"layers.1", "teacher.layers.1"} <= set((folder / "names.txt").read_text().split())
-    end = load(folder)
-    assert end["task"]["scale"] == 1
-    assert end["optimizer"]["param_groups"][0]["param_names"] == ["layers.3.weight", "layers.3.bias"]
-
-
-def test_a_config_of_before_is_accepted(runs: Runs) -> None:
-    """A key that is newer than the checkpoint had the effect of its default; a part that is newer is a change."""
-    words = [*PLAIN, "--task.type", "ClassificationTask"]  # the default
-    file = runs.train(*words, "--progress.max_steps", "3") / "checkpoints" / "latest.pt"
-    state = load(runs.root / "run")
-    del state["about"]["config"]["task"], state["about"]["config"]["optim"]["ema"]
-    write_checkpoint(state, file)
-    runs.train(*words, "--resume", "auto", "--progress.max_steps", "4")
-    state["about"]["config"]["loss"] = {"other": {"type": "CrossEntropyLoss"}}
-    write_checkpoint(state, file)
-    assert runs.fail(*words, "--resume", "auto", "--loss.other.type", "CrossEntropyLoss") == 2
-    assert "loss.CrossEntropyLoss: None in the checkpoint" in log(runs.root / "run")
+    return Digits(data_dir, "train", **arguments)

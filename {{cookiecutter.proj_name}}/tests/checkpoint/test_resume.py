@@ -2,183 +2,36 @@
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-import common.checkpoint.state
-import common.data.keyed
-import common.data.loader
-import common.step
 from common.trainer import Trainer
-import train
-from tests.conftest import ENVIRONMENT, PROJECT, Runs, copy_of_project, load, metrics, run, same
-from tests.parts import Killed
-from tests.ranks import several, start_ranks
-
-STEPS = 10  # 2 epochs of 5 steps
-BASE = [
-    "--dataset.train", "{type: tests.parts.NoisyDigits}", "--progress.epoch_save_latest", "1step",
-    "--progress.epoch_val", "0.4epoch", "--progress.iter_loss", "1", "--checkpoint.background", "false",
-    "--loss", "{$REPLACE: true, ce: {type: tests.parts.Mortal}}",
-]  # fmt: skip
-# Everything that has a state of its own: dropout (in the model), three kinds of augmentation, and these.
-KINDS = {
-    "plain": [],
-    "ema": ["--optim.ema.decay", "0.9"],
-    "plateau": ["--optim.lr_scheduler", "{type: plateau, patience: 1, threshold: 0.9}"],
-    "warm-up": ["--optim.lr_scheduler", "{type: cosine, warmup: 3step}", "--optim.clip_gradients", "0.5"],
-    "momentum schedule": [
-        "--optim.momentum_scheduler",
-        "{type: onecycle_momentum, min_factor: 0.8}",
-        "--optim.lr_scheduler.type",
-        "onecycle",
-    ],
-    "bf16": ["--precision.mode", "bf16"],
-    "fp16": ["--precision.mode", "fp16", "--optim.ema.decay", "0.9"],
-    "accumulate": ["--batch_size", "12", "--optim.accumulate", "3"],
-    "momentum": ["--optim.optim_type", "SGD", "--optim.args", "{momentum: 0.9}", "--optim.lr", "0.1"],
-    # Nothing is better by that much: a best that is far back, and a patience that runs.
-    "early-stop": ["--early_stop.patience", "50", "--best.min_delta", "100"],
-    "workers": ["--worker", "2"],
-}
-
-
-def words(kind: str, *more: str) -> list[str]:
-    given = {word for word in more if word.startswith("--")}
-    base = [*BASE, *KINDS[kind]]
-    pairs = zip(base[::2], base[1::2], strict=True)
-    return [*(word for pair in pairs if pair[0] not in given for word in pair), *more]
-
-
-def final(folder: Path) -> dict[str, Any]:
-    """All that a run ends with: the last and the best checkpoint, and every number that was measured."""
-    state, best = load(folder), load(folder, "best")
-    measured = [
-        {key: value for key, value in entry.items() if key != "event"}
-        for event in ("train", "val", "eval", "checkpoint")
-        for entry in metrics(folder, event)
-    ]
-    for each in (state, best):
-        del each["about"]
-        del each["fingerprint"]["packages"]  # those imported by then: pytest's own too, or not
-    return {"latest": state, "best": best, "measured": measured}
-
-
-def differing(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
-    parts = [f"{file}.{part}" for file in ("latest", "best") for part in first[file]]
-    values = lambda run, key: run[key.split(".")[0]][key.split(".")[1]]  # noqa: E731
-    found = [key for key in parts if not same(values(first, key), values(second, key))]
-    return found + (["measured"] if first["measured"] != second["measured"] else [])
-
-
-def cut(runs: Runs, kind: str, at: int, *more: str, name: str = "cut") -> None:
-    """Train until the training call `at`, which never returns."""
-    os.environ["MORTAL_AT"] = str(at)
-    try:
-        with pytest.raises(Killed):
-            train.main(runs.words(*words(kind, *more), name=name))
-    finally:
-        del os.environ["MORTAL_AT"]
+from tests.conftest import ENVIRONMENT, PROJECT, Runs, load
+from tests.ranks import several
+from tests.resume import KINDS, STEPS, cut, differing, final, same_after_cut, words
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_cut_in_the_middle_and_resumed(runs: Runs, kind: str) -> None:
     """R-33, D-05, D-17, QQ-39: each thing that has a state, cut inside the second epoch, in the midst of a window."""
-    uncut = final(runs.train(*words(kind), name="uncut"))
-    cut(runs, kind, 23 if kind == "accumulate" else 8)
-    folder = runs.train(*words(kind, "--resume", "auto"), name="cut")
-    assert differing(uncut, final(folder)) == []
-    assert "this resume is bit-exact" in (folder / "train.log").read_text()
+    same_after_cut(runs, kind, at=23 if kind == "accumulate" else 8)
 
 
 @pytest.mark.parametrize("at", range(2, STEPS + 1))
 def test_cut_at_any_step(runs: Runs, at: int) -> None:
     """R-60, D-03: before every step: inside an epoch, at its boundary (6), after a validation (3), before the last."""
-    uncut = final(runs.train(*words("ema"), name="uncut"))
-    cut(runs, "ema", at)
-    assert differing(uncut, final(runs.train(*words("ema", "--resume", "auto"), name="cut"))) == []
-
-
-def test_resumed_at_the_last_step(runs: Runs) -> None:
-    """A finished run that is resumed stays as it is."""
-    folder = runs.train(*words("plain"))
-    before = final(folder)
-    runs.train(*words("plain", "--resume", "auto"))
-    assert differing(before, final(folder)) == []
+    same_after_cut(runs, "ema", at=at)
 
 
 def test_a_resume_of_a_resume_inside_one_epoch(runs: Runs) -> None:
     """R-60: the second cut is where others drift."""
-    uncut = final(runs.train(*words("ema"), name="uncut"))
-    cut(runs, "ema", 3)
-    cut(runs, "ema", 2, "--resume", "auto")
-    cut(runs, "ema", 1, "--resume", "auto")
-    assert differing(uncut, final(runs.train(*words("ema", "--resume", "auto"), name="cut"))) == []
-
-
-SIGNALLED = [
-    "--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}", "--progress.epoch_eval", "1",
-    "--dataset.val.eval_batch_size", "32", "--dataset.eval.eval_batch_size", "32",
-]  # fmt: skip
-
-
-def measured(folder: Path) -> list[Any]:
-    """What was measured and when, and the last state; without what the second save of the same step leaves behind."""
-    return [
-        [load(folder, name)[part] for name in ("latest", "best") for part in ("position", "values", "owed", "model")],
-        [load(folder)[part] for part in ("optimizer", "ema")],
-        [(entry["step"], entry["values"]) for event in ("train", "val", "eval") for entry in metrics(folder, event)],
-        (load(folder)["best"], load(folder)["schedule"], load(folder)["random"]),
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plateau", "early-stop", "workers"])
-@pytest.mark.parametrize(
-    ("call", "step", "owed"),
-    [
-        # The first two calls try a batch of each set.
-        (10, 4, ["val"]),  # the third batch of the second validation
-        (15, 5, ["eval"]),  # of the evaluation at the end of the first epoch
-        (30, 10, ["eval", "val"]),  # after the last step
-        (32, 10, ["eval", "val"]),  # the last batch of that
-    ],
-)
-def test_stopped_in_an_evaluation(
-    runs: Runs, kind: str, call: int, step: int, owed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """R-46, R-60: an evaluation may take longer than a scheduler waits; it is left at once, and made up for."""
-    uncut = runs.train(*words(kind, *SIGNALLED), name="uncut")
-    monkeypatch.setenv("SIGNAL_AT", f"{call} {signal.SIGUSR1.value} eval")
-    assert train.main(runs.words(*words(kind, *SIGNALLED), name="cut")) == 75
-    monkeypatch.delenv("SIGNAL_AT")
-    state = load(runs.root / "cut")
-    assert (state["position"]["step"], state["owed"]) == (step, owed)
-    assert "was interrupted" in (runs.root / "cut" / "train.log").read_text()
-    folder = runs.train(*words(kind, *SIGNALLED, "--resume", "auto"), name="cut")
-    assert same(measured(folder), measured(uncut))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_one_rank_is_stopped_in_an_evaluation(runs: Runs, rank: int) -> None:
-    """R-46: the others leave it too, and save with it."""
-    argv = words("ema", *SIGNALLED)
-    several(runs, 2, runs.words(*argv, name="uncut"))
-    environment = {"SIGNAL_AT": f"4 {signal.SIGUSR1.value} eval {rank}"}
-    assert start_ranks(runs.root, 2, runs.words(*argv, name="cut"), environment=environment).codes == [75, 75]
-    assert load(runs.root / "cut")["owed"] == ["val"]
-    several(runs, 2, runs.words(*argv, "--resume", "auto", name="cut"))
-    assert same(measured(runs.root / "cut"), measured(runs.root / "uncut"))
+    same_after_cut(runs, "ema", at=(3, 2, 1))
 
 
 @pytest.mark.parametrize("worker", ["0", "2"])
@@ -217,31 +70,6 @@ def test_killed_for_real(runs: Runs) -> None:
     assert differing(uncut, final(runs.root / "cut")) == []
 
 
-@pytest.mark.parametrize("start_epoch", ["0", "-1"])
-def test_a_restarted_job_goes_on_with_its_own_run(
-    runs: Runs, start_epoch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """R-46: what it began with, another run's checkpoint or weights, is where its first start began, and no other."""
-    other = runs.train(*words("ema", "--progress.max_steps", "3"), name="other")
-    begin = ["--resume", str(other), "--progress.start_epoch", start_epoch]
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    uncut = final(runs.train(*words("ema", *begin), name="uncut"))
-    cut(runs, "ema", 1, *begin)  # it has nothing of its own yet, so it begins once more
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    cut(runs, "ema", 6, *begin)
-    folder = runs.train(*words("ema", *begin), name="cut")
-    assert differing(uncut, final(folder)) == []
-    assert f"resuming {folder}/checkpoints/latest.pt" in (folder / "train.log").read_text()
-
-
-@pytest.mark.parametrize("background", ["true", "false"])
-def test_background_saving_changes_nothing(runs: Runs, background: str) -> None:
-    """Saving must not move any stream, wherever it happens."""
-    uncut = final(runs.train(*words("ema"), name="uncut"))
-    other = final(runs.train(*words("ema", "--checkpoint.background", background), name="other"))
-    assert differing(uncut, other) == []
-
-
 class Drawing:
     """A part whose state_dict draws random numbers, and whose number must come back."""
 
@@ -269,144 +97,11 @@ def plugin(trainer: Trainer) -> None:
 def test_state_of_ones_own(runs: Runs) -> None:
     """R-53, D-40, QQ-20: registered by a plugin of the config, saved, restored; missing or extra state is told."""
     more = ["--plugins", "[tests.checkpoint.test_resume:plugin]"]
-    uncut = final(runs.train(*words("plain", *more), name="uncut"))
-    assert uncut["latest"]["user"] == {"drawing": {"count": STEPS}}
-    cut(runs, "plain", 8, *more)
-    assert differing(uncut, final(runs.train(*words("plain", *more, "--resume", "auto"), name="cut"))) == []
+    uncut, _ = same_after_cut(runs, "plain", *more)
+    assert load(uncut)["user"] == {"drawing": {"count": STEPS}}
     without = runs.train(*words("plain"), name="without")
     assert runs.fail(*words("plain", *more, "--resume", "auto"), name="without") == 2
     assert "no state of drawing" in (without / "train.log").read_text()
-
-
-# Negative controls: with one ingredient taken out, the comparison above must fail. Otherwise it would prove nothing.
-
-
-def _no_random_streams(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(common.checkpoint.state, "set_random_state", lambda state, device: None)
-
-
-def _no_generator_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    class Plain(DataLoader[Any]):
-        def __init__(self, *arguments: Any, generator: Any, **named: Any) -> None:
-            super().__init__(*arguments, **named)
-
-    patch.setattr(common.data.loader, "DataLoader", Plain)
-
-
-def _no_keys(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(common.data.keyed, "seed_all", lambda seed: None)
-
-
-def _leaving_out(part: str, *names: str) -> Any:
-    """Checkpoints whose `part` comes back without `names`, as fresh."""
-
-    def apply(patch: pytest.MonkeyPatch) -> None:
-        original = common.checkpoint.state.RunState.load_state_dict
-
-        def load_state_dict(self: Any, state: dict[str, Any], source: Path) -> Any:
-            fresh = self.parts[part].state_dict()
-            mixed = {**state[part], **{name: fresh[name] for name in names}} if names else fresh
-            return original(self, {**state, part: mixed}, source)
-
-        patch.setattr(common.checkpoint.state.RunState, "load_state_dict", load_state_dict)
-
-    return apply
-
-
-CONTROLS = {
-    "random streams": ("plain", _no_random_streams),
-    "a generator of the loader's own": ("workers", _no_generator_of_its_own),
-    "keys of the samples": ("workers", _no_keys),
-    "the optimizer": ("momentum", _leaving_out("optimizer")),
-    "the averaged weights": ("ema", _leaving_out("ema", "shadow")),
-    "the average's count": ("ema", _leaving_out("ema", "steps", "updates")),
-    "the loss scale": ("fp16", _leaving_out("precision")),
-    "the plateau's memory": ("plateau", _leaving_out("schedule")),
-    "the best value": ("early-stop", _leaving_out("best")),
-}
-
-
-@pytest.mark.parametrize("ingredient", CONTROLS)
-def test_without(runs: Runs, ingredient: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-33, T6: each ingredient is needed; without it the resumed run differs."""
-    kind, remove = CONTROLS[ingredient]
-    if ingredient == "the loss scale":  # make the scale move within a few steps, so that losing it shows
-        monkeypatch.setattr(torch.amp.GradScaler, "get_growth_interval", lambda self: 2)
-        original = torch.amp.GradScaler.__init__
-        monkeypatch.setattr(
-            torch.amp.GradScaler,
-            "__init__",
-            lambda self, device, **options: original(self, device, growth_interval=2, **options),
-        )
-    remove(monkeypatch)
-    uncut = final(runs.train(*words(kind), name="uncut"))
-    cut(runs, kind, 8)
-    assert differing(uncut, final(runs.train(*words(kind, "--resume", "auto"), name="cut")))
-
-
-# What the log says that a resume keeps.
-
-
-def guarantee(folder: Path) -> str:
-    """The line of the log that says how exact the last resume was."""
-    return re.findall(r"this resume .*", (folder / "train.log").read_text())[-1]
-
-
-@pytest.mark.slow
-def test_changed_code(runs: Runs) -> None:
-    """R-33: of the engine and of any package beside it: named, and nothing is claimed that the new code may break."""
-    copy = copy_of_project(runs.root / "copy")
-    command, environment = [sys.executable, "train.py"], {**ENVIRONMENT, "PYTHONPATH": ""}
-    assert run([*command, *runs.words("--progress.epoch", "1")], cwd=copy, env=environment).returncode == 0
-    (copy / "my_layers").mkdir()
-    (copy / "my_layers" / "__init__.py").touch()
-    for name in ("common/evaluation/loss.py", "custom/tasks/classification_task.py"):
-        with (copy / name).open("a") as file:
-            file.write("# edited\n")
-    (copy / "custom" / "metric" / "curve_metric.py").unlink()
-    assert run([*command, *runs.words("--resume", "auto")], cwd=copy, env=environment).returncode == 0
-    told = guarantee(runs.root / "run")
-    changed = re.findall(r"not guaranteed to be bit-exact or sample-exact, since the code changed: (.*); state", told)
-    files = [
-        "common/evaluation/loss.py",
-        "library/metrics/curve_metric.py (gone)",
-        "custom/tasks/classification_task.py",
-        "my_layers/__init__.py (new)",
-    ]
-    assert changed == [", ".join(sorted(files))]
-
-
-CHANGES = {
-    r"threads 1 -> 2": lambda patch: torch.set_num_threads(2),
-    r"environment.MKL_CBWR unset -> COMPATIBLE": lambda patch: patch.setenv("MKL_CBWR", "COMPATIBLE"),
-    r"numpy [\d.]+ -> 9.9": lambda patch: patch.setattr("numpy.__version__", "9.9"),
-    r"cpu \w+ -> Z80": lambda patch: patch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "Z80"),
-    r"libraries none -> _C\.\S*so": lambda patch: torch.ops.load_library(torch._C.__file__),
-}
-
-
-@pytest.mark.parametrize("shown", CHANGES)
-def test_changed_surroundings(runs: Runs, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-33: what makes other last digits is named, and bit-exactness not claimed."""
-    monkeypatch.setattr(torch.ops, "loaded_libraries", set())
-    runs.train("--progress.epoch", "1")
-    CHANGES[shown](monkeypatch)
-    assert re.search(rf"sample-exact, not bit-exact \({shown}\)", guarantee(runs.train("--resume", "auto")))
-
-
-def test_another_cut_of_the_batches(runs: Runs) -> None:
-    """R-33: as many samples in a step, but the gradients are added in another order."""
-    runs.train("--batch_size", "12", "--progress.epoch", "1")
-    folder = runs.train("--batch_size", "3", "--optim.accumulate", "4", "--resume", "auto")
-    assert "sample-exact, not bit-exact (batch_size 12 -> 3; optim.accumulate 1 -> 4" in guarantee(folder)
-
-
-# Several processes.
-
-
-def without_settling() -> None:
-    """A trainer that skips the step for nothing."""
-    setattr(common.step, "warm_up_ddp", lambda model, trained, loss, rank: None)  # noqa: B010 - not exported there
 
 
 # Buckets so small that every layer has its own: their order is then what decides in which order gradients are added.
@@ -432,12 +127,6 @@ def test_several_processes(runs: Runs, world: int) -> None:
     state = load(runs.root / "cut")
     assert not any(key.startswith("module.") for key in state["model"])
     assert len({tuple(each["torch"].tolist()) for each in state["random"]}) == world
-
-
-@pytest.mark.slow
-def test_without_settling_the_buckets(runs: Runs) -> None:
-    """The control of the above: three ranks without the step for nothing add up in another order."""
-    assert resumed_by(runs, 3, without_settling)
 
 
 @pytest.mark.slow

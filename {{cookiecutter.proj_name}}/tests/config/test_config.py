@@ -1,6 +1,5 @@
 """The configuration through its door: YAML files and command lines in, a checked configuration or one message out."""
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import field
@@ -8,12 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
-from common.config import ConfigError, Problem, Resolved, dump, resolve, section
-from common.config.registry import Registry
+from common.config import ConfigError, Problem, Resolved, dump, section
 from cli.command_line import parse
-from cli.config_text import help_text
 
 
 class EvenWidth:
@@ -113,64 +110,6 @@ def test_scalars_mean_the_same_in_file_and_command_line(text: str, value: Any) -
         assert type(found.values["val"]["x"]) is type(value)
 
 
-@pytest.mark.parametrize("text", ["007", "1.50", "true", "no", "1e400", "exp #3", "a: b", "*.png", "[x", "1,2"])
-def test_a_text_field_takes_what_was_typed(text: str) -> None:
-    """CT-02, D-25: `name` is the text as typed, `1.50` is not turned into 1.5."""
-    assert load("", "--name", text).config.name == text
-    if text in ("007", "1.50", "true", "no"):
-        assert load(f"name: {text}\ntags: [{text}]").values["name"] == text
-        assert load(f"tags: [{text}]").config.tags == [text]
-
-
-FILES = [
-    ("name: x\noptim:\n\tlr: 1\n", ["a.yaml:3", "'\\t' that cannot start"]),
-    ("name: x\nname: y\n", ["name = 'y'", "a.yaml:2", "twice", "a.yaml:1"]),
-    ("optim: {lr: 1}\noptim: {lr: 2}\n", ["optim  (a.yaml:2)", "1 problem:", "twice", "a.yaml:1"]),
-    ("- 1\n", ["a.yaml:1", "mapping"]),
-    (
-        "name: x\nval: !!python/object/apply:os.system [echo]\n",
-        ["a.yaml:2", "the tag", "python/object/apply:os.system"],
-    ),
-    ("name: [x\n", ["a.yaml:", "YAML"]),
-    ("name: x\n---\nname: y\n", ["a.yaml:", "single document"]),
-    ("name: a\x07\n", ["a.yaml:1", "control character"]),
-    ("val: {[1]: x}\n", ["a.yaml:1", "a key must be text", "quotes"]),
-    ("loss: &a\n  x: *a\n", ["a.yaml:", "recursive"]),
-    ("optim:\n  $BASE: x.yaml\n", ["optim.$BASE", "a.yaml:2", "top level of a file"]),
-    ("val: {$REPLACE: 3}\n", ["$REPLACE", "a.yaml:1", "true or false"]),
-]
-
-
-@pytest.mark.parametrize(("text", "pieces"), FILES, ids=[pieces[-1] for _, pieces in FILES])
-def test_a_bad_file_is_refused_with_its_line(text: str, pieces: list[str]) -> None:
-    """D-26: no Python tags, no bombs; tabs, twice-given keys, ... each with file and line."""
-    message = refusal(text)
-    assert all(piece in message for piece in pieces), message
-
-
-def test_files_that_are_not_text_or_not_there() -> None:
-    """D-42: a missing file is an error, with the near name; bytes that are no UTF-8 name the line; empty is fine."""
-    Path("b.yaml").write_bytes(b"name: x\nval: \xff\n")
-    cases = {
-        "b.yaml": ["b.yaml:2", "UTF-8"],
-        "a.yml": ["does not exist", "b.yaml"],
-        ".": ["folder"],
-        "~no\\one": ["exist"],
-    }
-    for name, pieces in cases.items():
-        with pytest.raises(ConfigError) as caught:
-            parse(Config, ["--config", name])
-        assert all(piece in str(caught.value) for piece in pieces)
-    assert load("").config == Config()
-    assert load("\ufeffname: x").config.name == "x"
-
-
-def test_anchors_and_merge_keys() -> None:
-    """QQ-06: plain YAML means of not repeating oneself work."""
-    found = load("val: &v {a: 1, b: 2}\nloss:\n  <<: *v\n  b: 3\n")
-    assert found.values["loss"] == {"a": 1, "b": 3}
-
-
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """QQ-06: ${env:VAR} and ${env:VAR:-default}; an unset one is an error with its line; $$ is a dollar."""
     monkeypatch.setenv("WHO", "me")
@@ -197,23 +136,6 @@ def test_base_order_and_origin() -> None:
     assert found.origins["optim.lr"] == "sub/b.yaml:3"
     assert found.origins["optim.steps"] == "c.yaml:4"
     assert found.origins["optim.kind"] == "default"
-
-
-@pytest.mark.parametrize(
-    ("base", "pieces"),
-    [
-        ("b.yaml", ["a.yaml -> b.yaml -> a.yaml", "b.yaml:2"]),
-        ("a.yaml", ["a.yaml -> a.yaml", "a.yaml:1"]),
-        ("none.yaml", ["none.yaml", "a.yaml:1", "does not exist"]),
-        ("[b.yaml, 3]", ["$BASE", "path"]),
-        (".", ["folder", "a.yaml:1"]),
-    ],
-)
-def test_bases_that_cannot_be(base: str, pieces: list[str]) -> None:
-    """QQ-05, D-43: a loop is reported with its chain, a missing base with the line that names it."""
-    write("b.yaml", "name: b\n$BASE: a.yaml\n" if base != "[b.yaml, 3]" else "name: b\n")
-    message = refusal(f"$BASE: {base}\n")
-    assert all(piece in message for piece in pieces), message
 
 
 def test_a_new_type_drops_the_old_ones_arguments() -> None:
@@ -262,13 +184,6 @@ def test_overrides(argv: list[str], key: str, value: Any) -> None:
         found = found[part]
     assert found == value
     assert type(found) is type(value)
-
-
-def test_a_name_with_dots_is_reached() -> None:
-    """R-16: a section named by an import path can be overridden."""
-    found = load("loss: {torch.nn.L1Loss: {weight: 1}}", "--loss.torch.nn.L1Loss.weight", "2")
-    assert found.values["loss"] == {"torch.nn.L1Loss": {"weight": 2}}
-    assert found.origins["loss.torch.nn.L1Loss.weight"] == "command line: --loss.torch.nn.L1Loss.weight 2"
 
 
 WRONG = [
@@ -331,28 +246,6 @@ def test_every_problem_at_once_on_one_screen() -> None:
     assert len(many.splitlines()) < 45
 
 
-def test_required_keys_are_named() -> None:
-    """QQ-04: a key without default must be written."""
-
-    @section
-    class Needs:
-        lr: Annotated[float, Field(gt=0)]
-
-    with pytest.raises(ConfigError, match=r"lr[\s\S]*is required"):
-        parse(Needs, ["--config", write("a.yaml", "")])
-
-
-def test_config_option() -> None:
-    """CT-02: --config, --configs, -c and --config= name the file; without any, the program's default or an error."""
-    write("a.yaml", "name: x")
-    for argv in (["--config", "a.yaml"], ["--configs", "a.yaml"], ["-c", "a.yaml"], ["--config=a.yaml"]):
-        assert parse(Config, [*argv, "--flag"]).config.name == "x"
-    assert parse(Config, [], default="a.yaml").config.name == "x"
-    for argv in ([], ["--config"], ["--conf", "a.yaml"]):
-        with pytest.raises(ConfigError, match="needs a file"):
-            parse(Config, argv)
-
-
 def test_debug_layers_its_own_values_only() -> None:
     """R-03: --debug lays a file over the config, without its base, and under the command line."""
     write("base.yaml", "name: base\n")
@@ -410,69 +303,6 @@ def test_print_config_shows_origins(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert any(line.startswith("  lr: 1.0") and line.endswith("# a.yaml:2") for line in lines)
     assert len({line.index("  # ") for line in lines if "  # " in line}) == 1, "aligned"
-
-
-def test_values_are_complete_and_the_config_is_frozen() -> None:
-    """CT-05, CT-06, QQ-04: defaults live in the schema; values hold all keys; a config cannot be changed."""
-    found = load("")
-    assert list(found.values) == [item.name for item in dataclasses.fields(Config)]
-    assert found.values["optim"]["ema"] == {"decay": 0.0}
-    assert set(found.origins) >= {"name", "optim.ema.decay", "model.width", "val"}
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.config.name = "y"  # type: ignore[misc]
-    assert resolve(Config, ["a.yaml"], ["--name", "z"]).config.name == "z"
-
-
-def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
-    """R-09, QQ-02: each key with default and meaning, within the width of the terminal; needs no config."""
-    with pytest.raises(SystemExit) as stop:
-        parse(Config, ["--help"])
-    text = capsys.readouterr().out
-    assert not stop.value.code
-    assert text.strip() == help_text(Config).strip()
-    assert "  --optim.ema.decay  0.0            # weight of the old average\n" in text
-    assert "optim: How weights change." in text
-    assert all(f"--{key} " in text for key in ("name", "gpu_ids", "optim.steps", "model", "config", "list", "debug"))
-    assert max(map(len, text.splitlines())) <= 80
-
-
-def test_list_prints_registries(capsys: pytest.CaptureFixture[str]) -> None:
-    """R-16: --list prints all, --list KIND one (singular or plural); an unknown kind names the kinds."""
-
-    registries = (Registry("model"), Registry("loss"))
-    model, loss = (f"{each.kind}:\n  nothing is registered" for each in registries)
-    for words, expected in (("--list", f"{model}\n\n{loss}"), ("--list models", model), ("--list=loss", loss)):
-        with pytest.raises(SystemExit):
-            parse(Config, words.split(), registries=registries)
-        assert capsys.readouterr().out.strip() == expected
-    registries[1].register()(Optim)
-    registries[1].register("other")(load)
-    with pytest.raises(SystemExit):
-        parse(Config, ["--list", "loss"], registries=registries)
-    found = capsys.readouterr().out
-    assert "Optim" in found and "other" in found and "test_config.py:" in found
-    with pytest.raises(ValueError, match="the kinds are model, loss"):
-        parse(Config, ["--list", "x"], registries=registries)
-
-
-def test_sections_are_plain_dataclasses() -> None:
-    """CT-05: a section works without any file, and refuses unknown keys by itself."""
-    assert Optim(lr=2.0).lr == 2.0
-    with pytest.raises(ValueError, match="lrr"):
-        TypeAdapter(Optim).validate_python({"lrr": 1})
-
-
-def test_a_key_that_stands_twice_in_a_base_is_not_lost() -> None:
-    """D-26: the second section would replace the first without a word, also below a file that sets a key of it."""
-    write("b.yaml", "optim: {eta_min: 0.5}\noptim: {lr: 2}\n")
-    message = refusal("$BASE: b.yaml\noptim: {lr: 3}\n")
-    assert "twice, at b.yaml:1 and b.yaml:2" in message and "1 problem:" in message
-
-
-def test_configurations_share_no_default() -> None:
-    """CT-05: what a program does to one configuration does not reach the next."""
-    load("").config.model["width"] = 8
-    assert load("").config.model["width"] == 4
 
 
 def test_a_rule_in_post_init_is_reported_for_its_section() -> None:

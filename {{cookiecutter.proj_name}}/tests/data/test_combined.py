@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from common.base.errors import UserError
 from common.data.sections import build_dataset
 import train
-from tests.conftest import ErrorOf, Runs, load, metrics, same
-from custom.datasets.digits_dataset import DigitsDataset
+from tests.conftest import Runs, load, metrics, same
+from tests.samples import Digits
 
 DATA = Path(train.__file__).parent / "data"
-DIGITS = {"type": "DigitsDataset"}
 
 
 def build(section: dict[str, Any], mode: str = "train") -> Any:
@@ -110,56 +108,12 @@ def test_random_shares_are_disjoint_and_complete() -> None:
     assert share(0.8, seed=1) != train_part
 
 
-@pytest.mark.parametrize(
-    ("section", "words"),
-    [
-        ({"type": "Concat", "sets": []}, "dataset.train.sets: is empty"),
-        ({"type": "Repeat", "set": DIGITS, "times": 0}, "dataset.train.times: is 0"),
-        ({"type": "Subset", "set": DIGITS}, "needs one of indices, first, last, fraction; there is none"),
-        ({"type": "Subset", "set": DIGITS, "first": 1, "last": 1}, "there is first and last"),
-        (
-            {"type": "Subset", "set": numbers(0), "indices": [4]},
-            "dataset.train.indices: there is no sample 4; the data",
-        ),
-        ({"type": "Subset", "set": numbers(0), "last": 5}, "dataset.train.last: there is no sample -1"),
-        ({"type": "Subset", "set": DIGITS, "fraction": [0.5, 0.2]}, "number or [from, to] within 0..1"),
-        ({"type": "Concat", "sets": [DIGITS, numbers(0)]}, "sets[1] has the classes even, odd, but sets[0] has 0, 1"),
-        (
-            {"type": "Repeat", "times": 2, "set": {"type": "tests.data.test_iterable.Stream"}},
-            "set is a tests.data.test_iterable.Stream, which can only be read in order",
-        ),
-    ],
-)
-def test_what_cannot_be_combined(section: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError) as error:
-        build(section)
-    assert words in str(error.value)
-
-
-def test_mistakes_in_nested_sections_name_their_place(error_of: ErrorOf, tmp_path: Path) -> None:
-    """All at once, with the file and line, as those of any section."""
-    config = tmp_path / "mine.yaml"
-    config.write_text(
-        f"$BASE: {train.__file__.removesuffix('train.py')}tests/base.yaml\n"
-        "dataset:\n  train:\n    type: Concat\n    sets:\n"
-        "      - {type: DigitsDataset, shift: 1}\n"
-        "      - {type: DigitsDataset, shfit: 1}\n"
-        "      - type: Repeat\n        times: two\n        set: {type: DigitDataset, transforms: [{type: ToFlot}]}\n"
-    )
-    text = error_of("--config", str(config))
-    assert "4 problems" in text
-    assert "dataset.train.sets[1].shfit = 1" in text and "mine.yaml:7" in text and "did you mean shift?" in text
-    assert "dataset.train.sets[2].times = 'two'" in text and "mine.yaml:9" in text
-    assert "dataset.train.sets[2].set.type = 'DigitDataset'" in text and "did you mean DigitsDataset?" in text
-    assert "dataset.train.sets[2].set.transforms[0].type = 'ToFlot'" in text and "did you mean ToFloat?" in text
-
-
 def test_a_run_on_parts_is_a_run_on_the_whole(runs: Runs) -> None:
     """Through the user's door: cut in two and put together again, the digits train to the same weights."""
-    size = len(DigitsDataset(DATA, "train"))
-    halves = ", ".join(f"{{type: Subset, {way}, set: {{type: DigitsDataset, shift: 1}}}}" for way in (
+    size = len(Digits(DATA, "train"))
+    halves = ", ".join(f"{{type: Subset, {way}, set: {{type: tests.samples.Digits, shift: 1}}}}" for way in (
         "indices: [0, 1, 2]", f"last: {size - 3}"))  # fmt: skip
-    whole = runs.train("--dataset.train", "{type: DigitsDataset, shift: 1}", name="whole")
+    whole = runs.train("--dataset.train", "{type: tests.samples.Digits, shift: 1}", name="whole")
     parts = runs.train("--dataset.train", f"{{type: Concat, sets: [{halves}]}}", "--worker", "1", name="parts")
     assert same(load(whole)["model"], load(parts)["model"])
     assert metrics(whole, "val")[-1]["values"] == metrics(parts, "val")[-1]["values"]

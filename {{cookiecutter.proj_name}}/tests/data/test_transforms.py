@@ -10,24 +10,16 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from common.base.errors import UserError
 from common.data.keyed import KeyedBatches, find_collate
-from common.data.loader import EvaluationLoader, LoaderConfig
 from common.data.sections import build_dataset
-from common.data.view import original
-from common.distributed import Rank
-from common.evaluation.gallery import Gallery
 import train
 from library.data.mix_collate import CutMix, Mixup
 from library.data.sample_transform import ToFloat
-from tests.checkpoint.test_resume import cut, differing, final, words
-from tests.conftest import ErrorOf, Runs, metrics, same
-from custom.datasets.digits_dataset import DigitsDataset
-from custom.loss.classification_loss import CrossEntropyLoss
-from custom.tasks.classification_task import ClassificationTask
+from tests.conftest import Runs, metrics, same
+from tests.resume import differing, final, same_after_cut, words
+from tests.samples import CrossEntropy, Digits
 
 DATA = Path(train.__file__).parent / "data"
-GREY = "{type: Normalize, mean: [-1.0], std: [2.0]}"  # black becomes grey
 
 
 class RandomScale(nn.Module):
@@ -70,7 +62,7 @@ class Items:
     random = False
 
     def __init__(self, data_dir: Path, mode: str) -> None:
-        self.digits = DigitsDataset(data_dir, mode)
+        self.digits = Digits(data_dir, mode)
 
     def __iter__(self) -> Any:
         return (self.digits[index] for index in range(96))
@@ -82,18 +74,18 @@ def build(kind: str, *transforms: dict[str, Any], **more: Any) -> Any:
 
 def test_transforms_are_applied_in_turn() -> None:
     """A class, a function with an argument, another key, the whole sample."""
-    plain = DigitsDataset(DATA, "train")[5]["image"]
+    plain = Digits(DATA, "train")[5]["image"]
     here = "tests.data.test_transforms"
     data = build(
-        "DigitsDataset",
+        "tests.samples.Digits",
         {"type": f"{here}.negative", "brightest": 3},
         {"type": f"{here}.doubled", "key": None},
         {"type": f"{here}.negative", "key": "twice"},
     )
     assert torch.equal(data[5]["image"], (3 - plain) * 2) and torch.equal(data[5]["twice"], 1 - (3 - plain))
-    assert data.classes == DigitsDataset.classes and len(data) == 1200
+    assert data.classes == Digits.classes and len(data) == 1200
     assert data.random is True  # nothing says that `negative` does not draw
-    assert build("DigitsDataset", {"type": "Normalize", "mean": [0.5], "std": [1.0]}).random is False
+    assert build("tests.samples.Digits", {"type": "Normalize", "mean": [0.5], "std": [1.0]}).random is False
 
 
 def test_a_data_set_made_for_no_project() -> None:
@@ -106,95 +98,22 @@ def test_a_data_set_made_for_no_project() -> None:
     assert torch.equal(ToFloat()(Image.fromarray(colours))[1] * 255, torch.tensor(colours[..., 1]).float())
 
 
-@pytest.mark.parametrize(
-    ("transform", "words"),
-    [
-        ({"type": "ToFloat"}, "ToFloat: got a Tensor"),
-        ({"type": "ToFloat", "key": "picture"}, "transforms[0] (ToFloat): a sample has no 'picture'"),
-        ({"type": "Named", "names": ["a"]}, "Named: a sample has 2 parts"),
-        ({"type": "Normalize", "mean": [0, 0], "std": [1, 1]}, "Normalize: image has 1 channels, but mean has 2"),
-        ({"type": "Normalize", "mean": [0], "std": [1], "key": "x"}, "Normalize: a sample has no 'x'"),
-        ({"type": "Normalize", "mean": [0], "std": [0]}, "std more than 0"),
-    ],
-)
-def test_a_transform_that_does_not_fit(transform: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError) as error:
-        build("DigitsDataset", transform)[0]
-    assert words in str(error.value)
-
-
-def test_an_error_in_a_transform_names_it_and_the_sample() -> None:
-    negative_ = {"type": "tests.data.test_transforms.negative", "brightest": 1, "key": None}
-    data = build_dataset({"type": "DigitsDataset", "transforms": [negative_]}, "train", DATA, limit=9)
-    where = r"sample 7 of DigitsDataset cannot be read: .*transforms\[0\] \(tests.*negative\): TypeError"
-    with pytest.raises(RuntimeError, match=where):
-        KeyedBatches(data, find_collate(data, None), seed=0).__getitems__((0, [7]))
-
-
-def test_mistakes_in_the_config_are_reported_together(error_of: ErrorOf) -> None:
-    text = error_of(
-        "--dataset.train.transforms", "[{type: Normalise, mean: [0]}, {type: Normalize, mean: 0, std: [1], key: 3}]",
-        "--dataset.val.transforms", "Normalize", "--loader.collate", "{type: mixup, alhpa: 1}",
-    )  # fmt: skip
-    assert "5 problems" in text
-    assert "dataset.train.transforms[0].type = 'Normalise'" in text and "did you mean Normalize?" in text
-    assert "dataset.train.transforms[1].mean = 0" in text and "must be a list" in text
-    assert "dataset.train.transforms[1].key = 3" in text and "or null for all of it" in text
-    assert "dataset.val.transforms = 'Normalize'" in text and "must be a list of sections" in text
-    assert "loader.collate.alhpa = 1" in text and "did you mean alpha?" in text
-
-
-@pytest.mark.parametrize("kind", ["DigitsDataset", "tests.data.test_transforms.Items"])
+@pytest.mark.parametrize("kind", ["tests.samples.Digits", "tests.data.test_transforms.Items"])
 def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs, kind: str) -> None:
     """Through the user's door: seeded like all that a data set draws, map-style or not."""
     scale = "{type: tests.data.test_transforms.RandomScale, limit: 0.5}"
     section = f"{{$REPLACE: true, type: {kind}, transforms: [{scale}]}}"  # the data set itself draws nothing
     more = words("plain", "--dataset.train", section)
-    alone = final(runs.train(*more, name="alone"))
+    alone = final(same_after_cut(runs, "plain", *more, at=5)[0])
     assert differing(alone, final(runs.train(*more, "--worker", "2", name="workers"))) == []
-    cut(runs, "plain", 5, *more)
-    assert differing(alone, final(runs.train(*more, "--resume", "auto", name="cut"))) == []
     without = final(runs.train(*words("plain", "--dataset.train", f"{{$REPLACE: true, type: {kind}}}"), name="without"))
     assert not same(alone["latest"]["model"], without["latest"]["model"])
-
-
-class FirstSamples(ClassificationTask):
-    """Draws the same samples whatever the model predicts."""
-
-    gallery = Gallery
-
-
-def test_pictures_show_the_colours_of_before(runs: Runs, evaluated: Any) -> None:
-    """`Normalize` is undone for pictures, in training and in evaluate.py; the model gets normalised images."""
-    batch = next(iter(EvaluationLoader(
-        build("DigitsDataset", {"type": "Normalize", "mean": [0.25], "std": [0.5]}),
-        LoaderConfig(), batch_size=3, worker=0, rank=Rank(), seed=0,
-    )))  # fmt: skip
-    plain = torch.stack([DigitsDataset(DATA, "train")[index]["image"] for index in range(3)])
-    torch.testing.assert_close(batch["image"], (plain - 0.25) / 0.5)
-    torch.testing.assert_close(original(batch), plain)
-    assert original({"image": plain}) is plain
-    pictures = {}
-    for name, transforms in (("plain", "[]"), ("normal", f"[{GREY}]")):
-        sections = "".join(f"{split}: {{transforms: {transforms}}}, " for split in ("train", "val", "eval"))
-        folder = runs.train(
-            "--dataset", f"{{{sections}}}", "--progress.local_progress", "true", "--progress.iter_save_progress", "3",
-            "--progress.epoch", "1", "--task.type", f"{__name__}.FirstSamples", name=name,
-        )  # fmt: skip
-        evaluated(folder / "checkpoints" / "latest.pt")
-        pictures[name] = [path for part in ("progress/train", "progress/val", "eval")
-                          for path in sorted((folder / part).rglob("*.png"))]  # fmt: skip
-    assert len(pictures["plain"]) > 10
-    for one, other in zip(pictures["plain"], pictures["normal"], strict=True):
-        # Frame and text depend on the prediction, the digit does not.
-        first, second = (np.asarray(Image.open(path).convert("L")).astype(int) for path in (one, other))
-        assert first.shape == second.shape and np.mean(np.abs(first - second) > 2) < 0.4
 
 
 @pytest.mark.parametrize("name", ["mixup", "cutmix"])
 def test_mixed_batches(name: str) -> None:
     """Images and labels are mixed in the same shares; a batch is a function of its seed."""
-    data = DigitsDataset(DATA, "train")
+    data = Digits(DATA, "train")
     collate = find_collate(data, {"type": name, "alpha": 1.0}, training=True)
     make = lambda key: KeyedBatches(data, collate, seed=3).__getitems__(key)  # noqa: E731
     indices = list(range(8))
@@ -208,14 +127,14 @@ def test_mixed_batches(name: str) -> None:
     soft = batch["soft_label"]
     logits = torch.randn(8, 10)
     expected = -(soft * logits.log_softmax(1)).sum(1).mean()
-    torch.testing.assert_close(CrossEntropyLoss()({"logits": logits}, batch), expected)
+    torch.testing.assert_close(CrossEntropy()({"logits": logits}, batch), expected)
     # The mean image is mixed from the same parts.
     assert find_collate(data, {"type": name}) is torch.utils.data.default_collate  # evaluation: nothing is mixed
 
 
 def test_shares_of_mixed_images() -> None:
     first, second = torch.zeros(2, 1, 10, 10), torch.ones(2, 1, 10, 10)
-    data = DigitsDataset(DATA, "train")
+    data = Digits(DATA, "train")
     mixed, share = Mixup(data).mix(first, second, 0.3)
     assert share == 0.3 and torch.allclose(mixed, torch.tensor(0.7))
     for seed in range(20):
@@ -226,27 +145,19 @@ def test_shares_of_mixed_images() -> None:
     assert first.sum() == 0
 
 
-def test_mixing_needs_classes(error_of: ErrorOf) -> None:
-    words_ = ["--dataset.train", "{type: tests.data.test_transforms.Tuples, size: 99}", "--loader.collate"]
-    assert "Tuples has no `classes`; give their number, classes: 10" in error_of(*words_, "mixup")
-    assert "loader.collate.alpha: is 0" in error_of("--loader.collate", "{type: mixup, alpha: 0}")
-
-
 def test_a_run_with_mixed_batches_resumes_and_evaluates_as_before(runs: Runs) -> None:
     """Training only, the same with workers and after a resume, on a data set that draws nothing itself."""
     losses = "{$REPLACE: true, CrossEntropyLoss: , ce: {type: tests.parts.Mortal}}"
-    base = words("plain", "--dataset.train", "{type: DigitsDataset}", "--loss", losses, "--optim.lr", "1e-99",
+    base = words("plain", "--dataset.train", "{type: tests.samples.Digits}", "--loss", losses, "--optim.lr", "1e-99",
  "--model", "{type: tests.parts.Plain}")  # fmt: skip
     mixed = [*base, "--loader.collate", "{type: mixup, alpha: 0.4}"]
     plain, alone = runs.train(*base, name="plain"), runs.train(*mixed, name="alone")
     values = [final(folder)["latest"]["values"] for folder in (plain, alone)]
     assert same(*values)  # with next to no rate, evaluations of both are alike
     learning = [word if word != "1e-99" else "0.01" for word in mixed]
-    first = final(runs.train(*learning, name="first"))
+    first = final(same_after_cut(runs, "plain", *learning, at=5)[0])
     assert differing(first, final(runs.train(*learning, "--worker", "2", name="second"))) == []
-    cut(runs, "plain", 5, *learning)
-    assert differing(first, final(runs.train(*learning, "--resume", "auto", name="cut"))) == []
-    entries = [[entry["values"] for entry in metrics(runs.root / name, "train")] for name in ("first", "plain")]
+    entries = [[entry["values"] for entry in metrics(runs.root / name, "train")] for name in ("uncut", "plain")]
     assert (
         entries[0][0]["CrossEntropyLoss"] != entries[0][0]["ce"]
         and entries[1][0]["CrossEntropyLoss"] == entries[1][0]["ce"]

@@ -1,6 +1,5 @@
 """Mistakes in one's own model, data set, loss or metric: the message names the cause, the place and a remedy."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.failure.program import report_errors
-import evaluate
-from tests.conftest import CONFIG, PROJECT, Runs, run
+from tests.conftest import Runs, run
 from tests.parts import Plain
-from custom.datasets.digits_dataset import DigitsDataset
-from custom.metric.accuracy_metric import Accuracy
+from tests.samples import Digits, Share
 
 
 class WrongModel(Plain):
@@ -43,7 +39,7 @@ class WrongModel(Plain):
         return results.get(self.how, logits)
 
 
-class WrongDigits(DigitsDataset):
+class WrongDigits(Digits):
     """Digits with a mistake in the samples."""
 
     random = False
@@ -68,7 +64,7 @@ class WrongDigits(DigitsDataset):
         return changed.get(self.how, sample)
 
 
-class WrongMetric(Accuracy):
+class WrongMetric(Share):
     """Reads a value that the output does not have."""
 
     def update(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> None:
@@ -138,88 +134,3 @@ def test_warnings_of_what_does_not_fail(runs: Runs, has_mistakes: bool) -> None:
         log.count("`logits` are probabilities already (each row sums to 1)"),
     ]
     assert counts == [int(has_mistakes)] * 3
-
-
-def test_checkpoints_that_are_elsewhere_or_are_none(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    """R-09: a run's folder means its best checkpoint; a run that was moved away; a pickled model; a finished run."""
-
-    def evaluated(path: Path) -> str:
-        with pytest.raises(SystemExit) as ended, report_errors():
-            evaluate.main(["--model_pt", str(path), "--config", str(CONFIG)])
-        assert ended.value.code == 2
-        return capsys.readouterr().err.splitlines()[-1]
-
-    first = runs.train()
-    assert evaluate.main(["--model_pt", str(first)]) == 0
-    assert f"eval of {first / 'checkpoints' / 'best.pt'}" in capsys.readouterr().err
-    runs.train("--resume", "auto")
-    assert (
-        "this run finished already, at epoch 2, step 10; to train longer, raise progress.epoch"
-        in capsys.readouterr().err
-    )
-    assert (
-        runs.train("--resume", "auto", "--progress.epoch", "3").joinpath("train.log").read_text().count("finished") == 4
-    )
-
-    earlier = first.with_name("run_20260301-140500")
-    first.rename(earlier)
-    first.mkdir()
-    missing = first / "checkpoints" / "best.pt"
-    assert evaluated(missing) == f"error: there is no checkpoint {missing}; earlier runs: {earlier}"
-    assert evaluated(first) == f"error: there is no checkpoint in {first}; earlier runs: {earlier}"
-    first.rmdir()
-    assert evaluated(first) == f"error: there is no checkpoint {first}; earlier runs: {earlier}"
-    misspelt = earlier.with_name("rnu_20260301-140500")
-    assert evaluated(misspelt) == f"error: there is no checkpoint {misspelt}; did you mean {earlier}?"
-
-    pickled = runs.root / "model.pt"
-    torch.save(nn.Linear(2, 2), pickled)
-    text = evaluated(pickled)
-    assert "it holds Python objects" in text and "torch.save(model.state_dict(), path)" in text and "\x1b" not in text
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "parts"),
-    [
-        ("optim:\n  lr: 0.1\n   ema: 0.2\n", 3, ["begin keys of one section in one column", "2 |   lr", "3 |    ema"]),
-        ("optim:\n  lr: 0.1\n\tema: 0.2\n", 3, ["indent with spaces, not with a tab", "3 | \tema: 0.2"]),
-        ("name: a: b\n", 1, ["quote text that contains ': '", "1 | name: a: b"]),
-        ("optim: {lr: 0.1\nname: b\n", 2, ["a bracket or a comma is missing", "1 | optim: {lr: 0.1"]),
-        ("name: @a\n", 1, ["put text that begins with this character in quotes"]),
-        ('name: "a\nworker: 1\n', 3, ["a quote is not closed"]),
-    ],
-)  # fmt: skip
-def test_yaml_that_cannot_be_read(
-    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: int, parts: list[str]
-) -> None:
-    """D-24: the place, the lines and the usual cause."""
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(SystemExit) as ended, report_errors():
-        runs.train("--config", str(path))
-    shown = capsys.readouterr().err
-    assert ended.value.code == 2
-    for part in [f"mine.yaml:{line}", *parts]:
-        assert part in shown, shown
-
-
-def test_a_config_that_is_elsewhere(
-    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """D-42: started in another folder, or with the folder misspelt: the working directory, and the nearest file."""
-    full = PROJECT / "configs" / "debug.yaml"
-    for folder, given, near in [(PROJECT, "config/debgu.yaml", "configs/debug.yaml"), (tmp_path, "debug.yaml", full)]:
-        monkeypatch.chdir(folder)
-        with pytest.raises(SystemExit), report_errors():
-            runs.train("--config", given)
-        text = capsys.readouterr().err
-        assert f"the working directory is {folder}" in text
-        assert f"did you mean {near}?" in text
-
-
-def test_ctrl_c_during_the_imports(tmp_path: Path) -> None:
-    """TP-01: one line, and the exit status of a Ctrl-C."""
-    (tmp_path / "torch.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n")
-    command = [sys.executable, "train.py", "--config", str(CONFIG)]
-    done = run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert (done.returncode, done.stderr) == (130, "interrupted before the start\n")

@@ -1,7 +1,6 @@
 """scripts/install_ops.sh: from nothing, again, after an edit, without a compiler, with a mistake in a source."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -112,38 +111,3 @@ def test_without_a_compiler(tmp_path: Path) -> None:
     assert "nothing is built, since there is no C++ compiler on the PATH" in done.stdout
     assert "run in Python" in done.stdout and "apt install g++" in done.stdout
     assert not (tmp_path / "build").exists()
-
-
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"CXX": "g++-of-tomorrow"}, "CXX=g++-of-tomorrow is not on the PATH"),
-        ({"FORCE_CUDA": "1", "CUDA_HOME": "/nowhere"}, "FORCE_CUDA=1, but there is no nvcc; install the CUDA toolkit"),
-    ],
-)
-def test_what_is_asked_for_and_missing(tmp_path: Path, variables: dict[str, str], words: str) -> None:
-    """CT-69: an error, and nothing is left behind."""
-    done = install(OPS_BUILD_DIR=str(tmp_path / "build"), **variables)
-    assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "build").exists()
-
-
-def test_without_pytorch() -> None:
-    """CT-69: one line instead of a traceback."""
-    done = call(sys.executable, "-S", "-m", "common.ops", "custom/ops")
-    assert done.returncode == 2
-    assert "not installed for this Python" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_arguments_are_refused() -> None:
-    done = call("sh", "scripts/install_ops.sh", "--cuda")
-    assert done.returncode == 2 and "--cuda: it takes no arguments" in done.stderr
-    done = call("sh", "scripts/install_ops.sh", "--help")
-    assert done.returncode == 0 and "FORCE_CUDA=1" in done.stdout and "set -eu" not in done.stdout
-    done = install(PROJECT / "scripts")
-    assert done.returncode == 2 and "FOLDER must hold the sources in src/" in done.stderr
-
-
-def call(*command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": ""}
-    return subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)

@@ -1,7 +1,6 @@
 """The moving average of the weights."""
 
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +10,10 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from common.base.errors import UserError
-from common.config import ConfigError, resolve, section
+from common.config import resolve, section
 from common.optim import Ema, OptimConfig, averaged_state_dict
 from common.progress import Position
 from tests.conftest import Runs, load, metrics, same
-from tests.ranks import refused
 
 Evaluated = Callable[..., dict[str, Any]]
 FIXED = "{decay: 0.9, warmup: false}"
@@ -89,22 +86,6 @@ def test_the_average_is_the_weighted_sum_of_all_weights(build, warmup: bool) -> 
     assert "scratch" not in shadow
 
 
-def test_half_precision_weights_are_averaged_in_32_bits(build) -> None:
-    """D-50: bfloat16 cannot hold 1 + 0.001; the average must still move, and come back in the model's type."""
-    model = Net()
-    ema = build("{decay: 0.999, warmup: false}", model)
-    with torch.no_grad():
-        model.narrow.fill_(2.0)
-    for _ in range(3):
-        ema.update(model, Position())
-    narrow = ema.state_dict()["shadow"]["narrow"]
-    assert narrow.dtype == torch.float32
-    assert narrow.tolist() == pytest.approx([2 - 0.999**3] * 2)
-    assert averaged_state_dict(model.state_dict(), ema.state_dict())["narrow"].dtype == torch.bfloat16
-    double = nn.Linear(1, 1).double()
-    assert build(FIXED, double).state_dict()["shadow"]["weight"].dtype == torch.float64
-
-
 def test_evaluation_sees_the_average_and_training_its_own_weights(build) -> None:
     """D-50: within `applied` the model has the averages; afterwards every bit is back, after an error too."""
     model = Net()
@@ -126,18 +107,6 @@ def test_evaluation_sees_the_average_and_training_its_own_weights(build) -> None
     ema.update(model, Position())
     model(torch.ones(4, 3)).sum().backward()
     assert model.layer.weight.grad is not None
-
-
-def test_an_averaged_file_loads_as_the_average(build) -> None:
-    """D-50: what evaluation saw can be written as plain weights, tied ones under both names."""
-    model = Net()
-    ema = build(FIXED, model)
-    moved(model, 0)
-    ema.update(model, Position())
-    other = Net()
-    other.load_state_dict(averaged_state_dict(model.state_dict(), ema.state_dict()))
-    with ema.applied(model):
-        assert same(values(model), values(other))
 
 
 def test_a_saved_average_continues_bit_for_bit(build, tmp_path: Path) -> None:
@@ -167,85 +136,6 @@ def test_a_saved_average_continues_bit_for_bit(build, tmp_path: Path) -> None:
     assert same(ended["shadow"], expected["shadow"])
 
 
-def test_off_is_an_object_with_the_same_methods(build) -> None:
-    """D-50: decay 0 does nothing anywhere, and leaves an average of an earlier run behind."""
-    model = Net()
-    ema = build("{}", model)
-    own = values(model)
-    ema.update(model, Position())
-    with ema.applied(model), ema.applied(model):
-        assert same(values(model), own)
-    assert ema.state_dict() == {}
-    ema.load_state_dict(build(FIXED, model).state_dict())
-    ema.reset(model)
-    assert same(averaged_state_dict(model.state_dict(), ema.state_dict()), own)
-
-
-def test_a_state_without_an_average_is_refused(build) -> None:
-    """D-50: the checkpoint of a run without one; the message says what to do."""
-    with pytest.raises(UserError, match=r"ema\.decay 0\.9.*no average.*set it to 0"):
-        build(FIXED, Net()).load_state_dict({})
-
-
-def test_reset_begins_from_weights_loaded_later(build) -> None:
-    """D-50: fine-tuning loads weights after the average was built; it must not remember random ones."""
-    model = Net()
-    ema = build("{decay: 0.9}", model)
-    ema.update(model, Position())
-    moved(model, 0)
-    ema.reset(model)
-    state = ema.state_dict()
-    assert (state["updates"], state["steps"]) == (0, 0)
-    assert same(averaged_state_dict(model.state_dict(), state), values(model))
-
-
-def test_a_buffer_that_its_module_replaces_is_followed(build) -> None:
-    """D-50: `self.buffer = new` and `model.to(...)` make new tensors; the average reads where the model keeps them."""
-    model = nn.Module()
-    model.register_buffer("mean", torch.zeros(2))
-    ema = build(FIXED, model)
-    model.mean = torch.ones(2)
-    ema.update(model, Position())
-    assert ema.state_dict()["shadow"]["mean"].tolist() == pytest.approx([0.1, 0.1])
-    with ema.applied(model):
-        assert model.mean.tolist() == pytest.approx([0.1, 0.1])
-    assert model.mean.tolist() == [1.0, 1.0]
-
-
-def test_the_average_does_not_share_memory_with_the_model(build) -> None:
-    """D-50: an untouched average keeps the first weights while the model moves on."""
-    model = Net()
-    ema = build(FIXED, model)
-    first = deepcopy(ema.state_dict()["shadow"])
-    moved(model, 0)
-    assert same(ema.state_dict()["shadow"], first)
-
-
-def at_step(step: int) -> Position:
-    return Position(step, *divmod(step * 10, 50), 50)
-
-
-@pytest.mark.parametrize("start", ["8step", "1.6", "1.6epoch"])
-def test_the_average_begins_at_its_start(build, start: str) -> None:
-    """MM-59: until then the model's own weights count, in evaluation and in a checkpoint; then as from the start."""
-    model = Net()
-    ema, late = build(f"{{decay: 0.9, start: {start}}}", model), build("{decay: 0.9}", model)
-    for n in range(8):
-        moved(model, n)
-        ema.update(model, at_step(n))
-        own = values(model)
-        with ema.applied(model):
-            assert same(values(model), own)
-        assert same(averaged_state_dict(own, ema.state_dict()), own)
-    late.reset(model)
-    for n in range(8, 14):
-        moved(model, n)
-        ema.update(model, at_step(n))
-        late.update(model, at_step(n))
-        assert same(ema.state_dict()["shadow"], late.state_dict()["shadow"])
-    assert ema.state_dict()["updates"] == 6
-
-
 @pytest.mark.slow
 def test_a_run_that_averages_late_resumes_exactly(runs: Runs, evaluated: Evaluated) -> None:
     """MM-59: stopped before the start, at it, and after it; evaluate.py reads each of these checkpoints."""
@@ -264,32 +154,3 @@ def test_a_run_that_averages_late_resumes_exactly(runs: Runs, evaluated: Evaluat
         runs.train(*words, "--resume", str(cut), name=name)
         assert same(load(cut)["ema"], load(uncut)["ema"])
         assert [row["values"] for row in metrics(cut, "val")] == [row["values"] for row in first]
-
-
-def test_the_start_may_be_taken_away(runs: Runs) -> None:
-    """MM-59: with allow_changes, the average of a run that still waits for its start begins at the resume."""
-    folder = runs.train("--optim.ema", "{decay: 0.9, start: 100step}", "--progress.epoch", "1")
-    words = ["--resume", "auto", "--allow_changes", "true"]
-    runs.train("--optim.ema", "{decay: 0.9}", "--progress.max_steps", "6", *words)
-    state = load(folder)
-    assert state["ema"]["updates"] == 1
-    assert not same(averaged_state_dict(state["model"], state["ema"]), state["model"])
-
-
-@pytest.mark.slow
-def test_an_average_in_host_memory(runs: Runs) -> None:
-    """QQ-34: the same numbers; not for sharded weights, of which each process has its part already."""
-    words = ["--optim.ema", "{decay: 0.9}", "--progress.epoch", "1"]
-    here, host = runs.train(*words, name="here"), runs.train(*words, "--optim.ema.device", "cpu", name="host")
-    assert same(load(here)["ema"], load(host)["ema"])
-    message = refused(runs, 2, runs.words(*words, "--optim.ema.device", "cpu", "--dist.strategy", "fsdp", name="fsdp"))
-    assert "optim.ema.device cpu: with dist.strategy fsdp the average is sharded" in message
-
-
-@pytest.mark.parametrize(
-    "text", ["{start: soon}", "{device: gpu}", "{decay: 1.0}", "{decay: -0.1}", "{every: 0}", "{dcay: 0.9}"]
-)
-def test_mistakes_are_refused(build, text: str) -> None:
-    """D-50: ranges and names are checked when the configuration is read."""
-    with pytest.raises(ConfigError, match=r"optim\.ema\.(start|device|decay|every|dcay)"):
-        build(text, nn.Linear(1, 1))

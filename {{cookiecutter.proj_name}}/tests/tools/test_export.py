@@ -11,8 +11,8 @@ from common.base.errors import UserError
 from common.failure.program import report_errors
 from common.optim import averaged_state_dict
 from tests.conftest import Runs, load
+from tests.samples import Convolution
 from tools import export
-from custom.models.conv_model import ConvModel
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def test_an_exported_program_is_the_model(run: Path) -> None:
     assert export.main(["--model_pt", str(run), "--to", "torch"]) == 0
     state, model, images = (
         load(run, "best"),
-        ConvModel(in_channels=1, classes=10, width=4).eval(),
+        Convolution(in_channels=1, classes=10, width=4).eval(),
         torch.rand(5, 1, 8, 8),
     )
     model.load_state_dict(averaged_state_dict(state["model"], state["ema"]))

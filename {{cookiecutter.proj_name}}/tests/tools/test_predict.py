@@ -23,8 +23,7 @@ from common.task import Task
 import predict
 from predict import Predictor
 from tests.conftest import PROJECT, Runs, load
-from custom.datasets.digits_dataset import DigitsDataset
-from custom.models.conv_model import ConvModel
+from tests.samples import Convolution
 
 FOLDER = "type: ImageFolderDataset, folder: photos, size: [6, 10], channels: 1"
 SCALED = "transforms: [{type: Normalize, mean: [0.4], std: [0.2]}]"
@@ -75,7 +74,7 @@ def test_a_trained_task_in_three_lines(run: Path, page: str) -> None:
 def expected(run: Path, path: Path) -> Tensor:
     """The probabilities of the two classes, computed by hand."""
     state = load(run, "best")
-    model = ConvModel(in_channels=1, classes=2, width=4).eval()
+    model = Convolution(in_channels=1, classes=2, width=4).eval()
     model.load_state_dict(averaged_state_dict(state["model"], state["ema"]))
     small = Image.open(path).convert("L").resize((10, 6), Image.Resampling.BILINEAR)
     image = (torch.from_numpy(np.asarray(small, dtype=np.float32)) / 255 - 0.4) / 0.2
@@ -117,22 +116,6 @@ def test_a_folder_is_predicted_as_the_run_would_see_it(
     assert json.loads(table[0]["top"]) == {rows[0]["class"]: rows[0]["probability"]}
 
 
-def test_nothing_is_overwritten(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A second prediction has a folder of its own, or is refused; a name may be as long as the system allows."""
-    image = picture(tmp_path / f"{'猫' * 83}.png", 1)  # 253 bytes
-    words = ["--model_pt", str(run), "--input", str(image), "--pictures"]
-    earlier = {folder: (folder / "predictions.jsonl").read_bytes() for folder in run.glob("predict*")}
-    assert predict.main(words) == predict.main(words) == 0
-    assert "1 prediction of " in capfd.readouterr().err
-    folders = sorted(run.glob("predict*"), key=lambda folder: (len(folder.name), folder.name))
-    assert [folder.name for folder in folders][-1] == f"predict_{len(earlier) + 2}"
-    assert all((folder / "predictions.jsonl").read_bytes() == text for folder, text in earlier.items())
-    (drawn,) = (folders[-1] / "pictures").iterdir()
-    assert drawn.name.startswith("000000_猫猫") and drawn.stat().st_size > 100
-    with pytest.raises(UserError, match=r"--out .* has predictions.jsonl already; name another folder"):
-        predict.main([*words, "--out", str(folders[-1])])
-
-
 def test_files_that_cannot_be_read(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """All are named, and nothing is written; on request the others are predicted."""
     for number in range(7):
@@ -151,38 +134,6 @@ def test_files_that_cannot_be_read(run: Path, tmp_path: Path, capfd: pytest.Capt
     assert all(str(path) in shown for path in broken)
     lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
     assert [Path(json.loads(line)["file"]).name for line in lines] == ["0.png", "2.png", "6.png"]
-
-
-def test_what_cannot_be_predicted(run: Path, tmp_path: Path) -> None:
-    image = picture(tmp_path / "a.png", 0)
-    with pytest.raises(UserError, match=r"no file or folder .*nothing"):
-        Predictor(run)([image, tmp_path / "nothing"])
-    with pytest.raises(UserError, match=r"there is no checkpoint in"):
-        Predictor(tmp_path)
-    with pytest.raises(UserError, match=r"model\.widht = 3"):
-        Predictor(run, "--model.widht", "3")
-    other = Predictor(run, "--dataset.val", "{type: tests.tools.test_predict.Unreadable}")
-    with pytest.raises(UserError, match=r"tests.tools.test_predict.Unreadable cannot read single files; .* from_files"):
-        other([image])
-    state = load(run, "best")
-    del state["about"]["classes"]  # as in checkpoints of earlier versions
-    torch.save(state, tmp_path / "old.pt")
-    assert {row["class"] for row in Predictor(tmp_path / "old.pt")([image])} <= {"0", "1"}
-
-
-def test_digits_are_bright_on_dark_whatever_the_paper(tmp_path: Path) -> None:
-    data = DigitsDataset(PROJECT / "data", "eval")
-    pixels = (data[0]["image"][0].numpy() * 255).round().astype(np.uint8)
-    for name, each in (("dark.png", pixels), ("light.png", 255 - pixels)):
-        Image.fromarray(each).save(tmp_path / name)
-    for sample in (found := DigitsDataset.from_files([tmp_path / "dark.png", tmp_path / "light.png"]))[0], found[1]:
-        assert torch.allclose(sample["image"], data[0]["image"], atol=0.01)
-
-
-class Unreadable:
-    """A data set without `from_files`."""
-
-    def __init__(self, data_dir: Path, mode: str) -> None: ...
 
 
 class Numbers:

@@ -92,7 +92,7 @@ def test_different_metrics_are_not_compared(experiments: Path, capsys: pytest.Ca
 def test_different_data_are_not_compared(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     """Runs on other validation samples are never the better ones, in the table and in the report of several."""
     folders = [runs.train("--optim.lr", lr, name=f"all_{lr}") for lr in ("1e-4", "1e-2")]
-    other = runs.train("--dataset.val", "{type: DigitsDataset, shift: 2}", name="other")
+    other = runs.train("--dataset.val", "{type: tests.samples.Digits, shift: 2}", name="other")
     tool.main([str(runs.root)])
     head, *lines = capsys.readouterr().out.splitlines()
     ends = {line.partition(": ")[2].partition(",")[0] for line in lines if line.startswith("best by loss on Digits")}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from common.base.errors import UserError
-from tests.checkpoint.test_resume import cut, words
 from tests.conftest import Runs
+from tests.resume import cut, words
 from tools import same as tool
 
 

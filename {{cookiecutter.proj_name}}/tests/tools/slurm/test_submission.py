@@ -11,7 +11,6 @@ import yaml
 from common.base.errors import UserError
 from common.run.git import git_state
 from common.run.lock import FolderLock
-from common.run.paths import RunPaths
 from tests.conftest import CONFIG, Runs
 from tools.slurm import __main__ as submit
 from tools.slurm import snapshot
@@ -62,21 +61,6 @@ def test_a_queued_run_is_not_submitted_again(
     prepared()
 
 
-def test_processes_are_started_by_srun(prepared: Callable[..., tuple[Path, str]]) -> None:
-    """R-64: refused, with what would be right."""
-    with pytest.raises(UserError, match=r"srun starts the processes; use --slurm.tasks 2"):
-        prepared("--dry-run", words=["--dist.processes", "2"])
-
-
-def test_the_lock_of_a_job_that_was_killed(prepared: Callable[..., tuple[Path, str]], tmp_path: Path) -> None:
-    """CT-08: the file is left, but nothing holds it."""
-    lock = tmp_path / "run" / "run.lock"
-    lock.parent.mkdir()
-    lock.write_text("process 1 on node17")
-    prepared(words=["--resume", "auto"])
-    assert not lock.exists()
-
-
 def test_the_gpus_of_a_job(
     prepared: Callable[..., tuple[Path, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +88,7 @@ def test_an_array_has_a_folder_and_a_config_for_each_task(
     prepared: Callable[..., tuple[Path, str]], tmp_path: Path
 ) -> None:
     """R-46: `%a` is the task's number, in every config word; all of them are checked at once; one copy of the code."""
-    words = ["--dist.random_seed", "1%a", "--model", "{type: ConvModel, width: %a}"]
+    words = ["--dist.random_seed", "1%a", "--model", "{type: tests.samples.Convolution, width: %a}"]
     job, _ = prepared("--array", "2,4-8:2%2", words=words)
     expected = [name for task in (2, 4, 6, 8) for name in (f"config_{task}.yaml", f"run_{task}")]
     assert sorted(path.name for path in job.iterdir()) == sorted(["code", *expected])
@@ -116,13 +100,6 @@ def test_an_array_has_a_folder_and_a_config_for_each_task(
         prepared("--array", "0-2", words=["--model.width", "x%a"])
     with pytest.raises(UserError, match="leave %a out of it"):
         prepared("--array", "0-2", words=["--name", "run_%a"])
-
-
-@pytest.mark.parametrize("text", ["", "a", "4-2", "1-", "1,,2", "0-4%", "-1", "0-4:0"])
-def test_a_list_of_tasks_that_is_none(text: str) -> None:
-    """R-46: refused with the forms that there are."""
-    with pytest.raises(UserError, match=r"--slurm.array: .*0-99%4"):
-        submit.array_tasks(text)
 
 
 def git(project: Path, *arguments: str) -> None:
@@ -163,69 +140,3 @@ def test_what_is_copied(tmp_path: Path, with_git: bool) -> None:
     assert os.readlink(code / "inner.py") == "custom/a.py"
     state = git_state(code)
     assert (state.dirty, "changed" in state.diff) == (with_git, with_git)
-
-
-def test_code_that_git_ignores(tmp_path: Path) -> None:
-    """R-48: a package is needed as it lies, with what is compiled in it; not so an environment."""
-    packages = {"custom/__init__.py", "custom/kernels/build/a.so", "dist/__init__.py", "dist/part.py"}
-    others = ["custom/__pycache__/a.pyc", "other.so", "outputs/big.bin", ".venv/pyvenv.cfg", ".venv/a.py"]
-    for name in ("train.py", *packages, *others):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / ".gitignore").write_text("*.so\ndist/\n.venv\noutputs\n__pycache__\n")
-    git(tmp_path, "init", "-q")
-    names = {path.as_posix() for path in snapshot.code_files(tmp_path, [])}
-    assert names == {".gitignore", "train.py", *packages}
-
-
-def test_too_much_for_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-48: data beside the code would be copied with each job; the message names the largest files."""
-    monkeypatch.setattr(snapshot, "MAX_SNAPSHOT_MB", 1)
-    (tmp_path / "train.py").touch()
-    (tmp_path / "video.bin").write_bytes(bytes(2**21))
-    with pytest.raises(UserError, match=r"video.bin \(2 MB\).*\.gitignore"):
-        snapshot.snapshot(tmp_path, tmp_path / "experiments" / "code", [])
-    assert not (tmp_path / "experiments").exists()
-
-
-def test_too_much_code_leaves_nothing(
-    prepared: Callable[..., tuple[Path, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(snapshot, "MAX_SNAPSHOT_MB", 0)
-    with pytest.raises(UserError, match="the limit is 0 MB"):
-        prepared()
-    assert not (tmp_path / ".jobs").exists()
-
-
-def test_folders_in_a_config_keep_their_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-46: those that begin at the project's root, which is that of the copy in a job; the others begin where the
-    command is given, and so does the job.
-    """
-    values = {
-        "name": "x", "resume": "experiments/old/", "gpu_ids": -1, "dist": {"processes": 2},
-        "dir": {"expr_dir": "runs", "data_dir": None, "eval_dir": "out"}, "progress": {"start_epoch": -1},
-        "init_from": {"path": "./experiments/old/checkpoints/best.pt"},
-    }  # fmt: skip
-    monkeypatch.setattr(submit, "PROJECT", tmp_path)
-    found = submit.freeze_config(values, RunPaths(tmp_path / "runs" / "x" / "task_3"), 0)
-    assert found["dir"] == {
-        "expr_dir": f"{tmp_path}/runs/x", "data_dir": f"{tmp_path}/data", "eval_dir": f"{tmp_path}/out"
-    }  # fmt: skip
-    assert (found["name"], found["dist"]) == ("task_3", {"processes": None, "launcher": "auto"})
-    assert found["resume"] == values["resume"]
-    assert found["init_from"] == {"path": f"{tmp_path}/experiments/old/checkpoints/best.pt"}
-
-
-def test_a_new_run_from_the_weights_of_its_own_folder(
-    prepared: Callable[..., tuple[Path, str]], tmp_path: Path
-) -> None:
-    """CT-51: the folder would be moved away, with the weights in it, before the job begins."""
-    with pytest.raises(UserError, match="another --name"):
-        prepared(words=["--resume", "auto", "--progress.start_epoch", "0"])
-    best = tmp_path / "run" / "checkpoints" / "best.pt"
-    best.parent.mkdir(parents=True)
-    best.touch()
-    for options in ([], ["--dry-run"]):
-        with pytest.raises(UserError, match=r"init_from.path: .*best.pt .*another --name"):
-            prepared(*options, words=["--init_from.path", str(best)])
-    assert best.exists() and not (tmp_path / ".jobs").exists()

@@ -1,0 +1,228 @@
+"""Exact resume: a run that was cut anywhere and resumed is, to the last bit, the run that was never cut."""
+
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import common.checkpoint.state
+import common.data.keyed
+import common.data.loader
+import common.step
+import train
+from tests.checkpoint.test_resume import resumed_by
+from tests.conftest import ENVIRONMENT, Runs, copy_of_project, load, run, same
+from tests.ranks import several, start_ranks
+from tests.resume import cut, differing, final, measured, words
+
+
+def test_resumed_at_the_last_step(runs: Runs) -> None:
+    """A finished run that is resumed stays as it is."""
+    folder = runs.train(*words("plain"))
+    before = final(folder)
+    runs.train(*words("plain", "--resume", "auto"))
+    assert differing(before, final(folder)) == []
+
+
+SIGNALLED = [
+    "--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}", "--progress.epoch_eval", "1",
+    "--dataset.val.eval_batch_size", "32", "--dataset.eval.eval_batch_size", "32",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plateau", "early-stop", "workers"])
+@pytest.mark.parametrize(
+    ("call", "step", "owed"),
+    [
+        # The first two calls try a batch of each set.
+        (10, 4, ["val"]),  # the third batch of the second validation
+        (15, 5, ["eval"]),  # of the evaluation at the end of the first epoch
+        (30, 10, ["eval", "val"]),  # after the last step
+        (32, 10, ["eval", "val"]),  # the last batch of that
+    ],
+)
+def test_stopped_in_an_evaluation(
+    runs: Runs, kind: str, call: int, step: int, owed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-46, R-60: an evaluation may take longer than a scheduler waits; it is left at once, and made up for."""
+    uncut = runs.train(*words(kind, *SIGNALLED), name="uncut")
+    monkeypatch.setenv("SIGNAL_AT", f"{call} {signal.SIGUSR1.value} eval")
+    assert train.main(runs.words(*words(kind, *SIGNALLED), name="cut")) == 75
+    monkeypatch.delenv("SIGNAL_AT")
+    state = load(runs.root / "cut")
+    assert (state["position"]["step"], state["owed"]) == (step, owed)
+    assert "was interrupted" in (runs.root / "cut" / "train.log").read_text()
+    folder = runs.train(*words(kind, *SIGNALLED, "--resume", "auto"), name="cut")
+    assert same(measured(folder), measured(uncut))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_rank_is_stopped_in_an_evaluation(runs: Runs, rank: int) -> None:
+    """R-46: the others leave it too, and save with it."""
+    argv = words("ema", *SIGNALLED)
+    several(runs, 2, runs.words(*argv, name="uncut"))
+    environment = {"SIGNAL_AT": f"4 {signal.SIGUSR1.value} eval {rank}"}
+    assert start_ranks(runs.root, 2, runs.words(*argv, name="cut"), environment=environment).codes == [75, 75]
+    assert load(runs.root / "cut")["owed"] == ["val"]
+    several(runs, 2, runs.words(*argv, "--resume", "auto", name="cut"))
+    assert same(measured(runs.root / "cut"), measured(runs.root / "uncut"))
+
+
+@pytest.mark.parametrize("start_epoch", ["0", "-1"])
+def test_a_restarted_job_goes_on_with_its_own_run(
+    runs: Runs, start_epoch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-46: what it began with, another run's checkpoint or weights, is where its first start began, and no other."""
+    other = runs.train(*words("ema", "--progress.max_steps", "3"), name="other")
+    begin = ["--resume", str(other), "--progress.start_epoch", start_epoch]
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    uncut = final(runs.train(*words("ema", *begin), name="uncut"))
+    cut(runs, "ema", 1, *begin)  # it has nothing of its own yet, so it begins once more
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    cut(runs, "ema", 6, *begin)
+    folder = runs.train(*words("ema", *begin), name="cut")
+    assert differing(uncut, final(folder)) == []
+    assert f"resuming {folder}/checkpoints/latest.pt" in (folder / "train.log").read_text()
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_background_saving_changes_nothing(runs: Runs, background: str) -> None:
+    """Saving must not move any stream, wherever it happens."""
+    uncut = final(runs.train(*words("ema"), name="uncut"))
+    other = final(runs.train(*words("ema", "--checkpoint.background", background), name="other"))
+    assert differing(uncut, other) == []
+
+
+def _no_random_streams(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(common.checkpoint.state, "set_random_state", lambda state, device: None)
+
+
+def _no_generator_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    class Plain(DataLoader[Any]):
+        def __init__(self, *arguments: Any, generator: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+
+    patch.setattr(common.data.loader, "DataLoader", Plain)
+
+
+def _no_keys(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(common.data.keyed, "seed_all", lambda seed: None)
+
+
+def _leaving_out(part: str, *names: str) -> Any:
+    """Checkpoints whose `part` comes back without `names`, as fresh."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        original = common.checkpoint.state.RunState.load_state_dict
+
+        def load_state_dict(self: Any, state: dict[str, Any], source: Path) -> Any:
+            fresh = self.parts[part].state_dict()
+            mixed = {**state[part], **{name: fresh[name] for name in names}} if names else fresh
+            return original(self, {**state, part: mixed}, source)
+
+        patch.setattr(common.checkpoint.state.RunState, "load_state_dict", load_state_dict)
+
+    return apply
+
+
+CONTROLS = {
+    "random streams": ("plain", _no_random_streams),
+    "a generator of the loader's own": ("workers", _no_generator_of_its_own),
+    "keys of the samples": ("workers", _no_keys),
+    "the optimizer": ("momentum", _leaving_out("optimizer")),
+    "the averaged weights": ("ema", _leaving_out("ema", "shadow")),
+    "the average's count": ("ema", _leaving_out("ema", "steps", "updates")),
+    "the loss scale": ("fp16", _leaving_out("precision")),
+    "the plateau's memory": ("plateau", _leaving_out("schedule")),
+    "the best value": ("early-stop", _leaving_out("best")),
+}
+
+
+@pytest.mark.parametrize("ingredient", CONTROLS)
+def test_without(runs: Runs, ingredient: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-33, T6: each ingredient is needed; without it the resumed run differs."""
+    kind, remove = CONTROLS[ingredient]
+    if ingredient == "the loss scale":  # make the scale move within a few steps, so that losing it shows
+        monkeypatch.setattr(torch.amp.GradScaler, "get_growth_interval", lambda self: 2)
+        original = torch.amp.GradScaler.__init__
+        monkeypatch.setattr(
+            torch.amp.GradScaler,
+            "__init__",
+            lambda self, device, **options: original(self, device, growth_interval=2, **options),
+        )
+    remove(monkeypatch)
+    uncut = final(runs.train(*words(kind), name="uncut"))
+    cut(runs, kind, 8)
+    assert differing(uncut, final(runs.train(*words(kind, "--resume", "auto"), name="cut")))
+
+
+def guarantee(folder: Path) -> str:
+    """The line of the log that says how exact the last resume was."""
+    return re.findall(r"this resume .*", (folder / "train.log").read_text())[-1]
+
+
+@pytest.mark.slow
+def test_changed_code(runs: Runs) -> None:
+    """R-33: of the engine and of any package beside it: named, and nothing is claimed that the new code may break."""
+    copy = copy_of_project(runs.root / "copy")
+    command, environment = [sys.executable, "train.py"], {**ENVIRONMENT, "PYTHONPATH": ""}
+    assert run([*command, *runs.words("--progress.epoch", "1")], cwd=copy, env=environment).returncode == 0
+    (copy / "my_layers").mkdir()
+    (copy / "my_layers" / "__init__.py").touch()
+    for name in ("common/evaluation/loss.py", "custom/tasks/classification_task.py"):
+        with (copy / name).open("a") as file:
+            file.write("# edited\n")
+    (copy / "custom" / "metric" / "curve_metric.py").unlink()
+    assert run([*command, *runs.words("--resume", "auto")], cwd=copy, env=environment).returncode == 0
+    told = guarantee(runs.root / "run")
+    changed = re.findall(r"not guaranteed to be bit-exact or sample-exact, since the code changed: (.*); state", told)
+    files = [
+        "common/evaluation/loss.py",
+        "library/metrics/curve_metric.py (gone)",
+        "custom/tasks/classification_task.py",
+        "my_layers/__init__.py (new)",
+    ]
+    assert changed == [", ".join(sorted(files))]
+
+
+CHANGES = {
+    r"threads 1 -> 2": lambda patch: torch.set_num_threads(2),
+    r"environment.MKL_CBWR unset -> COMPATIBLE": lambda patch: patch.setenv("MKL_CBWR", "COMPATIBLE"),
+    r"numpy [\d.]+ -> 9.9": lambda patch: patch.setattr("numpy.__version__", "9.9"),
+    r"cpu \w+ -> Z80": lambda patch: patch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "Z80"),
+    r"libraries none -> _C\.\S*so": lambda patch: torch.ops.load_library(torch._C.__file__),
+}
+
+
+@pytest.mark.parametrize("shown", CHANGES)
+def test_changed_surroundings(runs: Runs, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-33: what makes other last digits is named, and bit-exactness not claimed."""
+    monkeypatch.setattr(torch.ops, "loaded_libraries", set())
+    runs.train("--progress.epoch", "1")
+    CHANGES[shown](monkeypatch)
+    assert re.search(rf"sample-exact, not bit-exact \({shown}\)", guarantee(runs.train("--resume", "auto")))
+
+
+def test_another_cut_of_the_batches(runs: Runs) -> None:
+    """R-33: as many samples in a step, but the gradients are added in another order."""
+    runs.train("--batch_size", "12", "--progress.epoch", "1")
+    folder = runs.train("--batch_size", "3", "--optim.accumulate", "4", "--resume", "auto")
+    assert "sample-exact, not bit-exact (batch_size 12 -> 3; optim.accumulate 1 -> 4" in guarantee(folder)
+
+
+def without_settling() -> None:
+    """A trainer that skips the step for nothing."""
+    setattr(common.step, "warm_up_ddp", lambda model, trained, loss, rank: None)  # noqa: B010 - not exported there
+
+
+@pytest.mark.slow
+def test_without_settling_the_buckets(runs: Runs) -> None:
+    """The control of the above: three ranks without the step for nothing add up in another order."""
+    assert resumed_by(runs, 3, without_settling)

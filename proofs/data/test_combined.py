@@ -1,0 +1,57 @@
+"""Data sets that are made of other data sets, as the config nests them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.base.errors import UserError
+import train
+from tests.conftest import ErrorOf
+from tests.data.test_combined import build, numbers
+
+DIGITS = {"type": "DigitsDataset"}
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ({"type": "Concat", "sets": []}, "dataset.train.sets: is empty"),
+        ({"type": "Repeat", "set": DIGITS, "times": 0}, "dataset.train.times: is 0"),
+        ({"type": "Subset", "set": DIGITS}, "needs one of indices, first, last, fraction; there is none"),
+        ({"type": "Subset", "set": DIGITS, "first": 1, "last": 1}, "there is first and last"),
+        (
+            {"type": "Subset", "set": numbers(0), "indices": [4]},
+            "dataset.train.indices: there is no sample 4; the data",
+        ),
+        ({"type": "Subset", "set": numbers(0), "last": 5}, "dataset.train.last: there is no sample -1"),
+        ({"type": "Subset", "set": DIGITS, "fraction": [0.5, 0.2]}, "number or [from, to] within 0..1"),
+        ({"type": "Concat", "sets": [DIGITS, numbers(0)]}, "sets[1] has the classes even, odd, but sets[0] has 0, 1"),
+        (
+            {"type": "Repeat", "times": 2, "set": {"type": "tests.data.test_iterable.Stream"}},
+            "set is a tests.data.test_iterable.Stream, which can only be read in order",
+        ),
+    ],
+)
+def test_what_cannot_be_combined(section: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        build(section)
+    assert words in str(error.value)
+
+
+def test_mistakes_in_nested_sections_name_their_place(error_of: ErrorOf, tmp_path: Path) -> None:
+    """All at once, with the file and line, as those of any section."""
+    config = tmp_path / "mine.yaml"
+    config.write_text(
+        f"$BASE: {train.__file__.removesuffix('train.py')}tests/base.yaml\n"
+        "dataset:\n  train:\n    type: Concat\n    sets:\n"
+        "      - {type: DigitsDataset, shift: 1}\n"
+        "      - {type: DigitsDataset, shfit: 1}\n"
+        "      - type: Repeat\n        times: two\n        set: {type: DigitDataset, transforms: [{type: ToFlot}]}\n"
+    )
+    text = error_of("--config", str(config))
+    assert "4 problems" in text
+    assert "dataset.train.sets[1].shfit = 1" in text and "mine.yaml:7" in text and "did you mean shift?" in text
+    assert "dataset.train.sets[2].times = 'two'" in text and "mine.yaml:9" in text
+    assert "dataset.train.sets[2].set.type = 'DigitDataset'" in text and "did you mean DigitsDataset?" in text
+    assert "dataset.train.sets[2].set.transforms[0].type = 'ToFlot'" in text and "did you mean ToFloat?" in text

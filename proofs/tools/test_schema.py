@@ -1,0 +1,148 @@
+"""The files that are written from the config's classes, and the shipped configs, which people copy."""
+
+import copy
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.config import resolve
+from common.config.problem import ConfigError
+from common.config.registry import REGISTRIES
+from cli.evaluation_folder import EvalConfig
+from tests.conftest import CONFIG, ENVIRONMENT, PROJECT, run
+from tests.tools.test_schema import SCHEMA, broken, mistakes
+from tools.schema import files, is_edited
+from custom.config import Config
+
+
+def test_generated_files_are_current() -> None:
+    """R-09, QQ-04: after a change of a config class:  python -m tools.schema. An edited default.yaml is yours.
+
+    The schema's rules of registered classes may be those of before: a new model does not fail a test.
+    """
+    found = json.loads((PROJECT / "configs" / "schema.json").read_text())
+    kinds = {registry.kind for registry in REGISTRIES}
+    for schema in (found, written := copy.deepcopy(SCHEMA)):
+        schema["$defs"] = {name: rule for name, rule in schema["$defs"].items() if name not in kinds}
+    assert found == written, "run: python -m tools.schema"
+    text = (PROJECT / "configs" / "default.yaml").read_text()
+    assert text == files()["configs/default.yaml"] or is_edited(text), "run: python -m tools.schema"
+
+
+@pytest.mark.slow
+def test_writing_the_files_keeps_edits(tmp_path: Path) -> None:
+    """R-09: a default that changed in a class is written; a value or comment that a person changed is not undone."""
+    project = tmp_path / "project"
+    shutil.copytree(PROJECT, project, ignore=shutil.ignore_patterns("experiments", "tests", "__pycache__", ".*cache*"))
+    default, engine = project / "configs" / "default.yaml", project / "common" / "evaluation" / "best.py"
+
+    def written(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**ENVIRONMENT, "PYTHONPATH": ""}
+        return run([sys.executable, "-m", "tools.schema", *words], cwd=project, env=environment)
+
+    assert written("--force").returncode == 0
+    engine.write_text(re.sub(r"(min_delta: .*\] = )[\d.]+", r"\g<1>0.25", engine.read_text()))
+    assert written().returncode == 0
+    assert "min_delta: 0.25 " in default.read_text()
+    for text in (re.sub(r"\nworker: \d+ ", "\nworker: 3 ", default.read_text()), default.read_text() + "# mine\n"):
+        default.write_text(text)
+        engine.write_text(re.sub(r"(min_delta: .*\] = )[\d.]+", r"\g<1>0.75", engine.read_text()))
+        refused = written()
+        assert refused.returncode == 1 and "edited by hand" in refused.stderr and "Traceback" not in refused.stderr
+        assert "+  min_delta: 0.75 " in refused.stdout and "--force" in refused.stderr
+        assert default.read_text() == text
+        assert written("--force").returncode == 0
+        assert "min_delta: 0.75 " in default.read_text() and "# mine" not in default.read_text()
+
+
+def test_the_default_config_shows_every_key_with_its_default(tmp_path: Path) -> None:
+    """CT-06, R-09: defaults live in the classes; the file repeats each of them, so that it can be read and copied."""
+    file = tmp_path / "default.yaml"
+    file.write_text(files()["configs/default.yaml"])
+    resolved = resolve(Config, [file])
+    assert resolved.config == Config()
+    assert {origin.rpartition(":")[0] for origin in resolved.origins.values()} == {str(file)}
+
+
+def test_a_missing_package_is_no_mistake_of_a_config(tmp_path: Path) -> None:
+    """Such as torchvision on the login node of a cluster. It does not hide another mistake."""
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"$BASE: {CONFIG}\nmodel: {{type: no_such_package.models.Net, depth: 3}}\n")
+    with pytest.raises(ConfigError, match="No module named 'no_such_package'"):
+        resolve(EvalConfig, [mine])
+    assert mistakes(mine) == []
+    mine.write_text(mine.read_text() + "optim: {lrr: 1}\nloss: {flat: {type: torch.no_such.Loss}}\n")
+    assert sorted(problem.key for problem in mistakes(mine)) == ["loss.flat.type", "optim.lrr"]
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("optim: {lrr: 1}", "optim.lrr"),
+        ("batch_size: many", "batch_size"),
+        ("batch_size: 0", "batch_size"),
+        ("dist: {deterministic: maybe}", "dist.deterministic"),
+        ("gpu_ids: [a]", "gpu_ids"),
+        ("model: {type: Nope}", "model.type"),
+        ("model: {type: ConvModel, widht: 3}", "model.widht"),
+        ("model: {widht: 3}", "model.widht"),  # the type is the base's
+        ("model: {type: ConvModel, width: wide}", "model.width"),
+        ("task: {type: Classify}", "task.type"),
+        ("loss: {mine: {type: Huber}}", "loss.mine.type"),
+        ("loss: {CrossEntropyLoss: {weight: 1, smoothing: 0.1}}", "loss.CrossEntropyLoss.smoothing"),
+        ("metric: {top3: {type: Accuracy, top: 3}}", "metric.top3.top"),
+        ("dataset: {train: {type: DigitsDataset, shift: far}}", "dataset.train.shift"),
+        ("dataset: {val: {$REPLACE: true, clean: {type: Digits}}}", "dataset.val.clean.type"),
+        ("dataset: {train: {type: Repeat, times: 2, set: {type: DigitsDataset, shft: 1}}}", "dataset.train.set.shft"),
+        ("dataset: {train: {type: DigitsDataset, transforms: [{type: Flip}]}}", "dataset.train.transforms[0].type"),
+        ("loader: {order: {type: random}}", "loader.order.type"),
+        ("loader: {collate: mixip}", "loader.collate"),
+        ("optim: {lr_scheduler: {type: cosin}}", "optim.lr_scheduler.type"),
+        ("progress: {epoch_val: 2 epcohs}", "progress.epoch_val"),
+        ("optim: {lr_scheduler: {lr_steps: [1, 3x]}}", "optim.lr_scheduler.lr_steps[1]"),
+    ],
+)
+def test_the_schema_finds_mistakes(text: str, key: str, tmp_path: Path) -> None:
+    """QQ-04, D-22: an unknown key, a wrong type, a value out of range, no such choice."""
+    assert broken(yaml.safe_load(text), SCHEMA) == [key]
+    (tmp_path / "mine.yaml").write_text(f"$BASE: {CONFIG}\n{text}")
+    with pytest.raises(ValueError, match=re.escape(f"  {key}")):
+        resolve(Config, [tmp_path / "mine.yaml"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: {$REPLACE: true, type: torch.nn.Linear, in_features: 3, out_features: 4}",
+        "loss: {flat: {type: torch.nn.MSELoss, weight: 0.1, inputs: {input: output.logits, target: output.logits}}}",
+        "loss: {CrossEntropyLoss: {weight: {type: linear, end: 0.5}}}\nmetric: {top2: {type: Accuracy}}",
+        "dataset: {train: {type: Concat, sets: [{type: DigitsDataset}, {type: DigitsDataset, shift: 2}]}, eval: null}",
+        "dataset: {val: {$REPLACE: true, a: {type: DigitsDataset, eval_batch_size: 8}}}\nbest: {metric: a.loss}",
+        "progress: {epoch_val: 0.5epoch, epoch_save_latest: '2 epochs', iter_loss: 20, epoch_eval: '-1'}",
+        "optim: {lr_scheduler: {type: onecycle, warmup: 1, pct_start: 0.2, args: {div_factor: 5}}}",
+        "optim: {momentum_scheduler: {type: onecycle_momentum, pct_start: 0.2}, args: {betas: [0.9, 0.99]}}",
+        "worker: '${optim.accumulate}'\nprogress: {epoch_eval: '${progress.epoch_val}'}\nmodel: {width: '${worker}'}",
+    ],
+)
+def test_the_schema_accepts_what_the_program_accepts(text: str, tmp_path: Path) -> None:
+    """Import paths, several data sets, weights that change, intervals, references to other keys."""
+    (tmp_path / "mine.yaml").write_text(f"$BASE: {CONFIG}\n{text}")
+    resolve(Config, [tmp_path / "mine.yaml"])
+    assert broken(yaml.safe_load(text), SCHEMA) == []
+
+
+def test_the_schema_is_for_editing() -> None:
+    """QQ-04, D-42: closed sections, each key with its description, nothing required, $BASE and $REPLACE known."""
+    json.dumps(SCHEMA, allow_nan=False)
+    assert {"$BASE", "$REPLACE", "name", "optim"} <= set(SCHEMA["properties"])
+    assert SCHEMA["additionalProperties"] is False
+    optim = SCHEMA["$defs"]["OptimConfig"]
+    assert optim["properties"]["lr"]["description"].startswith("learning rate")
+    assert "$REPLACE" in optim["properties"]
+    assert all("required" not in rule for rule in SCHEMA["$defs"].values())

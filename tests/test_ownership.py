@@ -1,0 +1,76 @@
+"""What an owner is told to edit or delete leaves his tests green: none of them leans on what is his."""
+
+import ast
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import TEMPLATE, Render
+from test_project import JOBS, edit, follow_the_readme, run
+
+# Of the parts that a project has at first. The rooms of tests about these parts go with them.
+THEIR_OWN = ("tests/custom/", "tests/ops/", "tests/examples/")
+SAMPLES = ("DigitsDataset", "ConvModel", "ClassificationTask")
+
+
+def test_no_test_of_the_engine_names_a_sample() -> None:
+    """Neither by an import nor as a `type`: samples are there to be renamed and deleted."""
+    wrong = []
+    for file in (TEMPLATE / "tests").rglob("*.py"):
+        name, text = file.relative_to(TEMPLATE).as_posix(), file.read_text(encoding="utf-8")
+        if not name.startswith(THEIR_OWN):
+            wrong += [f"{name}: {module}" for module in imported(text) if module.split(".")[0] == "custom"]
+            wrong += [f"{name}: {sample}" for sample in SAMPLES if re.search(rf"type: {sample}\b", text)]
+    assert wrong == []
+    base = (TEMPLATE / "tests" / "base.yaml").read_text(encoding="utf-8")
+    assert [sample for sample in SAMPLES if sample in base] == []
+
+
+def imported(text: str) -> set[str]:
+    """The modules that a file imports, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.fixture
+def project(render: Render, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(render(ops="no"), tmp_path / "project"))
+
+
+def everyday(project: Path, *words: str) -> None:
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS, "-m", "not slow"]
+    run(project, *pytest_, *words)
+
+
+@pytest.mark.slow
+def test_the_samples_may_be_deleted(project: Path) -> None:
+    """Every part of custom/, with its tests and the configs that name it; what is left of custom/ is config.py."""
+    for name in ("datasets", "models", "tasks", "loss", "metric"):
+        shutil.rmtree(project / "custom" / name)
+    shutil.rmtree(project / "tests" / "custom")
+    for file in (project / "configs").glob("*.yaml"):
+        file.unlink()
+    everyday(project, "--deselect", "tests/test_train.py::test_debug_and_the_shipped_configs")
+
+
+@pytest.mark.slow
+def test_the_loop_and_the_defaults_may_be_edited(project: Path) -> None:
+    """Eight lines in the loop, another name, batch size and rate in default.yaml, and every recipe of the README."""
+    follow_the_readme(project, project / "custom")
+    text = (project / "configs" / "default.yaml").read_text(encoding="utf-8")
+    (project / "configs" / "default.yaml").write_text(re.sub(r"(?m)^name: default", "name: mine", text))
+    trainer = project / "common" / "trainer.py"
+    found = re.search(r"(?m)^( +)self\.train_step\(.*\n|^( +).*train_step\(.*\n", trainer.read_text(encoding="utf-8"))
+    assert found, "the line of the loop that takes a step"
+    indent = found[1] or found[2]
+    lines = ["mine = 0", *(f"mine += {number}" for number in range(6)), "assert mine == 15"]
+    edit(trainer, (found[0], found[0] + "".join(f"{indent}{line}\n" for line in lines)))
+    everyday(project)
