@@ -68,9 +68,8 @@ def test_the_loop_and_the_defaults_may_be_edited(project: Path) -> None:
     text = (project / "configs" / "default.yaml").read_text(encoding="utf-8")
     (project / "configs" / "default.yaml").write_text(re.sub(r"(?m)^name: default", "name: mine", text))
     trainer = project / "common" / "trainer.py"
-    found = re.search(r"(?m)^( +)self\.train_step\(.*\n|^( +).*train_step\(.*\n", trainer.read_text(encoding="utf-8"))
-    assert found, "the line of the loop that takes a step"
-    indent = found[1] or found[2]
+    found = re.search(r"(?m)^( +)self\.end_step\(.*\n", trainer.read_text(encoding="utf-8"))
+    assert found, "the line of the loop that ends a step"
     lines = ["mine = 0", *(f"mine += {number}" for number in range(6)), "assert mine == 15"]
-    edit(trainer, (found[0], found[0] + "".join(f"{indent}{line}\n" for line in lines)))
+    edit(trainer, (found[0], found[0] + "".join(f"{found[1]}{line}\n" for line in lines)))
     everyday(project)

@@ -78,7 +78,9 @@ def cut(runs: Runs, kind: str, at: int, *more: str, name: str = "cut") -> None:
         del os.environ["MORTAL_AT"]
 
 
-def same_after_cut(runs: Runs, kind: str, *more: str, at: int | Sequence[int] = 8, ranks: int = 1) -> tuple[Path, Path]:
+def same_after_cut(
+    runs: Runs, kind: str, *more: str, at: int | Sequence[int] = 8, ranks: int = 1, promised: bool = True
+) -> tuple[Path, Path]:
     """Train without a stop, and cut at training call `at`, resumed: both end alike, and the log promises it.
 
     Returns the folders of the run that was never cut and of the one that was.
@@ -87,6 +89,7 @@ def same_after_cut(runs: Runs, kind: str, *more: str, at: int | Sequence[int] = 
         kind: of `KINDS`.
         more: further words for both runs.
         at: several: of the first start, and of each resume, counted anew.
+        promised: whether the log must call the resume bit-exact; not of data that cannot tell where they stand.
         ranks: number of processes; with several, the first calls only try the model.
     """
 
@@ -104,7 +107,7 @@ def same_after_cut(runs: Runs, kind: str, *more: str, at: int | Sequence[int] = 
         start("cut", *(["--resume", "auto"] if number else []), at=call)
     start("cut", "--resume", "auto")
     assert differing(final(uncut), final(resumed)) == []
-    assert "this resume is bit-exact" in (resumed / "train.log").read_text()
+    assert not promised or "this resume is bit-exact" in (resumed / "train.log").read_text()
     return uncut, resumed
 
 

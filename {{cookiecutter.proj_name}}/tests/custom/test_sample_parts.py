@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loguru import logger
 from PIL import Image
 
 import train
@@ -55,6 +56,16 @@ def test_the_loss_is_small_for_the_right_class() -> None:
     assert loss({"logits": wrong}, batch) > 8
 
 
+def test_the_loss_says_that_it_applies_softmax_itself() -> None:
+    """TP-01: a softmax at the end of the model does not fail, and trains badly."""
+    said: list[str] = []
+    number = logger.add(said.append, format="{message}")
+    for logits in (torch.full((2, 4), 0.25), torch.randn(2, 4)):
+        CrossEntropyLoss()({"logits": logits}, {"label": torch.tensor([0, 1])})
+    logger.remove(number)
+    assert ["`logits` are probabilities already" in text for text in said] == [True]
+
+
 def test_the_metric_counts_over_batches_and_processes() -> None:
     logits, label = torch.eye(4), torch.tensor([0, 1, 2, 0])
     one, other = Accuracy(), Accuracy()
@@ -66,6 +77,8 @@ def test_the_metric_counts_over_batches_and_processes() -> None:
 
 def test_a_short_run_learns_something(runs: Runs) -> None:
     """The whole program with your parts: `runs.train` takes the words of a command line."""
-    folder = runs.train("--model.width", "8", "--optim.lr", "0.01", "--progress.epoch", "8")
+    folder = runs.train(
+        "--config", "configs/default.yaml", "--model.width", "8", "--optim.lr", "0.01", "--progress.epoch", "8"
+    )
     first, *_, last = metrics(folder, "val")
     assert last["values"]["loss"] < first["values"]["loss"]

@@ -18,6 +18,8 @@ from tests.conftest import Runs
 from tests.ranks import several
 from custom.tasks import classification_task
 
+TASK = ["--task", "{type: ClassificationTask}"]
+
 
 class Known:
     """A task whose samples are numbers, with errors that a test has chosen."""
@@ -90,7 +92,7 @@ def test_pictures_of_a_run_on_photos(runs: Runs, tmp_path: Path, monkeypatch: py
     section = f"{{type: ImageFolderDataset, folder: '{tmp_path / 'photos'}', size: [8, 8]}}"
     data = [f"--dataset.{split}" for split in ("train", "val", "eval")]
     runs.train(
-        *(word for key in data for word in (key, section)), "--model.in_channels", "3", "--model.classes", "3",
+        *TASK, *(word for key in data for word in (key, section)), "--model.in_channels", "3", "--model.classes", "3",
         "--progress.local_progress", "true", "--progress.save_progress", "false", "--progress.epoch_eval", "-1",
         "--debug.max_samples", "0", "--batch_size", "4", "--monitor.writers", "[]",
     )  # fmt: skip
@@ -107,7 +109,7 @@ def test_pictures_of_a_run_on_photos(runs: Runs, tmp_path: Path, monkeypatch: py
 def test_two_processes_draw_the_same_pictures_as_one(runs: Runs) -> None:
     """The worst of all processes in one order, and the figure of a metric, to the last pixel."""
     data = ["--dataset.eval", "{type: DigitsDataset, eval_batch_size: 16}", "--metric.ConfusionMatrix", "{}"]
-    file = runs.train(*data, "--progress.epoch", "1") / "checkpoints" / "latest.pt"
+    file = runs.train(*TASK, *data, "--progress.epoch", "1") / "checkpoints" / "latest.pt"
     drawn = []
     for world in (1, 2):
         folder = runs.root / f"on{world}"
