@@ -58,7 +58,7 @@ def load(path):
 
 def unwanted_leaves(answers, leaves):
     """The leaves that the answers leave out. Exits with a sentence if `parts` names one that does not exist."""
-    parts = answers["parts"].replace(",", " ").split()
+    parts = answers.get("parts", "all").replace(",", " ").split()
     optional = [name for name in leaves if name not in ("ops", "examples")]
     wanted = set(optional) if parts == ["all"] else set() if parts == ["core"] else set(parts)
     if unknown := sorted(wanted - set(optional)):

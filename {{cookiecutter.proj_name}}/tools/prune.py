@@ -16,7 +16,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = "leaves.yaml"
 Leaf = Mapping[str, Any]
-_PAGES = ("docs", "configs", "custom", "examples", "tests")  # below these and in README.md, marked lines are looked for
+# In README.md and below these folders, marked lines are looked for.
+_PAGES = ("docs", "configs", "custom", "examples", "tests")
 
 
 class CannotPrune(Exception):
