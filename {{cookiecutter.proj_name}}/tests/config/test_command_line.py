@@ -25,7 +25,7 @@ def test_values_and_their_origins_are_printed(runs: Runs, tmp_path: Path, capsys
     shown = capsys.readouterr().out
     places = {line.split("  # ")[0].strip(): line.split("  # ")[1] for line in shown.splitlines() if "  # " in line}
     assert places["lr: 1.0e-05"] == f"{tmp_path / 'slow.yaml'}:2"
-    assert places["worker: 1"] == f"{mine}:2"
+    assert places["num_workers: 1"] == f"{mine}:2"
     assert places["width: 6"] == "command line: --model.width=6"
     assert places["patience: 10"].startswith("tests/base.yaml:")
     assert not (tmp_path / "run").exists()
