@@ -75,12 +75,41 @@ def test_from_nothing_twice_and_after_an_edit(project: Path) -> None:
     (newer,) = (folder / "build").glob("*.so")
     assert newer.name != library.name and "C++ on the CPU" in status(project)
     names = sorted(each.suffix for each in (folder / "build").iterdir())
-    assert names == [".json", ".json", ".so"], "the library, its record, and compile_commands.json; nothing else"
+    assert names == ["", ".json", ".json", ".so"], (
+        "objects, the library, its record, and compile_commands.json; nothing else is left"
+    )
 
     newer.write_bytes(b"not a library")
     assert "cannot be loaded; the Python reference runs" in status(project)
     newer.unlink()
     assert "out of date (its library is missing)" in status(project)
+
+
+@pytest.mark.slow
+@WITHOUT
+def test_only_what_changed_is_compiled_again(project: Path) -> None:
+    """CT-69: an edited source alone; after an edited header, each; what no source needs any more is removed."""
+    folder = project / PACKAGE / "ops"
+    source, other = folder / "src" / "add_matrix.cpp", folder / "src" / "second.cpp"
+    other.write_text(source.read_text().replace("add_matrix", "second").replace("STABLE_TORCH", "// STABLE_TORCH"))
+
+    def build() -> dict[str, tuple[str, int]]:
+        done = script(project)
+        assert done.returncode == 0 and "built in" in done.stdout, done.stderr
+        objects = (folder / "build" / "objects").iterdir()
+        return {each.name.split("-")[0]: (each.name, each.stat().st_mtime_ns) for each in objects}
+
+    first = build()
+    assert first.keys() == {"add_matrix.cpp", "second.cpp"}
+    source.write_text(source.read_text() + "// edited\n")
+    second = build()
+    assert second["second.cpp"] == first["second.cpp"] and second["add_matrix.cpp"] != first["add_matrix.cpp"]
+    header = folder / "src" / "kernels.h"
+    header.write_text(header.read_text() + "// edited\n")
+    third = build()
+    assert all(third[name] != second[name] for name in second)
+    other.unlink()
+    assert build() == {"add_matrix.cpp": third["add_matrix.cpp"]}
 
 
 @WITHOUT
