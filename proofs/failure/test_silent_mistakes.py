@@ -1,4 +1,4 @@
-"""Mistakes that end no run: what the log says of them before training."""
+"""Mistakes that end no run: what the log says of them before training, or after the first validations."""
 
 import os
 import re
@@ -85,6 +85,7 @@ def weighted(*given: str) -> list[str]:
 
 SEQUENTIAL = ["--loader.order", "{type: sequential}"]
 ELEVEN = ["--model.classes", "11"]
+HOT = ["--optim.lr", "0.3", "--progress.epoch", "8"]
 CASES: list[tuple[list[str], list[str]]] = [
     (mine("bytes", "train", "val"), ["val: `image` has values from 0 to 255", "train: `image` has"]),
     ([*mine("from 1", "train", "val"), *ELEVEN], ["all labels from 1 to 10 occur in the first batch, but not 0"]),
@@ -93,13 +94,15 @@ CASES: list[tuple[list[str], list[str]]] = [
     ([*mine("sorted", "train"), *SEQUENTIAL], ["loader.order: sequential reads all samples of one class"]),
     (mine("val is train", "train", "val"), ["dataset.val: 8 of 8 samples looked at are also in dataset.train"]),
     (weighted("mean: weights"), ["mine is not a mean over samples", "docs/evaluation.md, Losses"]),
+    (HOT, ["loss is", "before training: diverging? Try a smaller optim.lr"]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "parts"), CASES, ids=[parts[0] for _, parts in CASES])
 def test_what_the_log_says(runs: Runs, words: list[str], parts: list[str]) -> None:
-    """TP-01: a warning before the first step, and what to do."""
-    log = (runs.train("--debug.max_samples", "0", "--progress.max_steps", "2", *words) / "train.log").read_text()
+    """TP-01: a warning before the first step, or with the first validations, and what to do."""
+    unlimited = [] if words == HOT else ["--debug.max_samples", "0", "--progress.max_steps", "2"]
+    log = (runs.train(*unlimited, *words) / "train.log").read_text()
     said = "\n".join(line for line in log.splitlines() if " WARNING " in line)
     for part in parts:
         assert said.count(part) == 1, log
@@ -135,7 +138,7 @@ def test_a_target_of_another_shape(runs: Runs, capsys: pytest.CaptureFixture[str
 
 
 def test_classes_in_the_log(runs: Runs, tmp_path: Path) -> None:
-    """An empty class, files that are not read, and more classes than a line holds."""
+    """An empty class, files that are not read, and more classes than a line holds; copies of files in val."""
     folder = images(tmp_path / "train", {"cat": 6, "dog": 4, "horse": 0})
     for number in range(3):
         (folder / "horse" / f"{number}.heic").write_bytes(b"")
@@ -150,6 +153,7 @@ def test_classes_in_the_log(runs: Runs, tmp_path: Path) -> None:
     assert "(10 samples, classes cat 6, dog 4, horse 0 (3 files ignored: .heic))" in log
     assert "(6 samples, classes cat 2, dog 2, horse 2)" in log
     assert "dataset.train has no sample of 1 of its 3 classes: horse (3 files ignored: .heic); convert" in log
+    assert "dataset.val: 4 files have the name and content of a file of dataset.train" in log
     log = (runs.train("--progress.max_steps", "1") / "train.log").read_text()
     assert re.search(r"160 samples, 10 classes of \d+ to \d+ samples: 0 \d+, 1 \d+, 2 \d+, \.\.\.\)", log)
 
