@@ -85,33 +85,6 @@ def test_from_nothing_twice_and_after_an_edit(project: Path) -> None:
     assert "out of date (its library is missing)" in status(project)
 
 
-@pytest.mark.slow
-@WITHOUT
-def test_only_what_changed_is_compiled_again(project: Path) -> None:
-    """CT-69: an edited source alone; after an edited header, each; what no source needs any more is removed."""
-    folder = project / PACKAGE / "ops"
-    source, other = folder / "src" / "add_matrix.cpp", folder / "src" / "second.cpp"
-    other.write_text(source.read_text().replace("add_matrix", "second").replace("STABLE_TORCH", "// STABLE_TORCH"))
-
-    def build() -> dict[str, tuple[str, int]]:
-        done = script(project)
-        assert done.returncode == 0 and "built in" in done.stdout, done.stderr
-        objects = (folder / "build" / "objects").iterdir()
-        return {each.name.split("-")[0]: (each.name, each.stat().st_mtime_ns) for each in objects}
-
-    first = build()
-    assert first.keys() == {"add_matrix.cpp", "second.cpp"}
-    source.write_text(source.read_text() + "// edited\n")
-    second = build()
-    assert second["second.cpp"] == first["second.cpp"] and second["add_matrix.cpp"] != first["add_matrix.cpp"]
-    header = folder / "src" / "kernels.h"
-    header.write_text(header.read_text() + "// edited\n")
-    third = build()
-    assert all(third[name] != second[name] for name in second)
-    other.unlink()
-    assert build() == {"add_matrix.cpp": third["add_matrix.cpp"]}
-
-
 @WITHOUT
 def test_a_mistake_in_a_source(project: Path) -> None:
     """CT-69, KW-02: the compiler's first error, the line it is about, and where the rest is. Editors know the paths."""
