@@ -1,5 +1,6 @@
 """Records that depend on the weights: read in step with the training, or refused."""
 
+import functools
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -123,6 +124,19 @@ def hand_over(trainer: Trainer) -> None:
     trainer.stream.dataset.policy = trainer.task.model
 
 
+def hand_over_in_list(trainer: Trainer) -> None:
+    """The same, inside of something else."""
+    trainer.stream.dataset.policy = ["now", trainer.task.model]
+
+
+def hand_over_in_dict(trainer: Trainer) -> None:
+    trainer.stream.dataset.policy = {"now": trainer.task.model.forward}
+
+
+def hand_over_in_partial(trainer: Trainer) -> None:
+    trainer.stream.dataset.policy = functools.partial(made_by, model=trainer.task.model)
+
+
 def hand_to_val(trainer: Trainer) -> None:
     dataset: Any = trainer.val[0].dataset
     dataset.policy = trainer.task.model
@@ -176,9 +190,12 @@ def test_each_process_reads_its_share_in_step(runs: Runs) -> None:
     ("name", "worker", "plugin", "told"),
     [
         ("Ahead", "0", "hand_over", "Ahead.policy holds weights of the task, but its records are read one step ahead"),
+        ("Ahead", "0", "hand_over_in_list", "Ahead.policy holds weights of the task"),
+        ("Ahead", "0", "hand_over_in_dict", "Ahead.policy holds weights of the task"),
+        ("Ahead", "0", "hand_over_in_partial", "Ahead.policy holds weights of the task"),
         ("Indexed", "2", "hand_over", "Indexed.policy holds weights of the task, but worker processes have copies"),
         ("Indexed", "2", "hand_to_val", "dataset.val: DigitsDataset.policy holds weights of the task"),
-        ("InStep", "2", "hand_over", "worker: 2, but InStep is read in step with the training: use --worker 0"),
+        ("InStep", "2", "hand_over", "num_workers: 2, but InStep is read in step with the training: use --num_w"),
         ("Endless", "0", "hand_over", "Endless has reads_in_step, so needs __len__"),
         ("Short", "0", "hand_over", "Short has reads_in_step, but ended after 64 records of 70"),
     ],

@@ -1,4 +1,4 @@
-"""Mistakes that end no run: what the log says of them before training."""
+"""Mistakes that end no run: what the log says of them before training, or after the first validations."""
 
 import os
 import re
@@ -105,6 +105,13 @@ def test_what_the_log_says(runs: Runs, words: list[str], parts: list[str]) -> No
         assert said.count(part) == 1, log
 
 
+def test_a_run_that_diverges(runs: Runs) -> None:
+    """TP-01: one warning with the first validations, none of which is shown as the best so far."""
+    log = (runs.train("--optim.lr", "0.3", "--progress.epoch", "8") / "train.log").read_text()
+    assert log.count("before training: diverging? Try a smaller optim.lr") == 1
+    assert "val   1/8 step" in log and "best so far" not in log
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -135,7 +142,7 @@ def test_a_target_of_another_shape(runs: Runs, capsys: pytest.CaptureFixture[str
 
 
 def test_classes_in_the_log(runs: Runs, tmp_path: Path) -> None:
-    """An empty class, files that are not read, and more classes than a line holds."""
+    """An empty class, files that are not read, and more classes than a line holds; copies of files in val."""
     folder = images(tmp_path / "train", {"cat": 6, "dog": 4, "horse": 0})
     for number in range(3):
         (folder / "horse" / f"{number}.heic").write_bytes(b"")
@@ -150,6 +157,7 @@ def test_classes_in_the_log(runs: Runs, tmp_path: Path) -> None:
     assert "(10 samples, classes cat 6, dog 4, horse 0 (3 files ignored: .heic))" in log
     assert "(6 samples, classes cat 2, dog 2, horse 2)" in log
     assert "dataset.train has no sample of 1 of its 3 classes: horse (3 files ignored: .heic); convert" in log
+    assert "dataset.val: 4 files have the name and content of a file of dataset.train" in log
     log = (runs.train("--progress.max_steps", "1") / "train.log").read_text()
     assert re.search(r"160 samples, 10 classes of \d+ to \d+ samples: 0 \d+, 1 \d+, 2 \d+, \.\.\.\)", log)
 

@@ -37,6 +37,10 @@ class FirstBatch:
     def __init__(self, config: Config, trainer: Trainer) -> None:
         self.config, self.trainer, self.task = config, trainer, trainer.task
         plain = all(getattr(type(self.task), name) is getattr(Task, name) for name in ("updates", "update", "measure"))
+        # What else may raise the loss: weights that grow, other settings, good weights at the start, an average.
+        scheduled = any(isinstance((each or {}).get("weight"), Mapping) for each in (config.loss or {}).values())
+        changes = scheduled or config.stages or config.init_from.path or config.optim.ema.decay
+        self._is_reference = plain and not changes and trainer.saver.saved_step is None
         # Not where a forward pass needs all processes, or a batch of another size would be compiled.
         self._is_to_divide = plain and not trainer.strategy.lockstep_forward and not config.prepare.compile.enabled
         trainer.monitor.after_step.append(self._first_step)
@@ -47,6 +51,8 @@ class FirstBatch:
         warn_of_range(name, batch)
         warn_of_missing_zero(name, batch, output)
         warn_of_nan(name, loader.keys[0][1], batch, values)
+        if loader.split == "val" and self._is_reference:
+            self._remember(f"{loader.name}." if loader.name else "", values)
         if loader.split == "val" and self._is_to_divide and "loss" in losses:
             self._is_to_divide = False
             with suppress(Exception):  # what cannot be divided is not checked
@@ -57,6 +63,14 @@ class FirstBatch:
         self.trainer.monitor.after_step.remove(self._first_step)
         if self.trainer.step is not None:
             warn_of_range("train", self.trainer.step.batches[0])
+
+    def _remember(self, prefix: str, values: Mapping[str, float]) -> None:
+        """Note the loss of the untrained model: the one that decides about the best checkpoint, or the sum."""
+        best = self.trainer.best
+        name = best.config.metric.removeprefix(prefix)
+        name = name if name in values and best.mode == "min" else "loss"
+        if best.config.metric.startswith(prefix) and math.isfinite(values.get(name, math.nan)):
+            best.untrained[f"{prefix}{name}"] = values[name]
 
     def _divide(self, loader: EvaluationLoader) -> None:
         """Warn if the loss of some samples is not the mean of the losses of pairs of them, weighted by `count`.

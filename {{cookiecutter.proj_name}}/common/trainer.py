@@ -221,7 +221,8 @@ class Trainer:
             return False
         self.progress.values = result.values
         is_best = self.best.update(result.values, self.at.step)
-        self.monitor.evaluation("val", self.at, result, key=self.best.config.metric, best=is_best)
+        shown = is_best and self.best.config.metric not in self.best.untrained
+        self.monitor.evaluation("val", self.at, result, key=self.best.config.metric, best=shown)
         value = result.values.get(self.best.config.metric)
         self.schedule.after_validation(value)
         self.stages.after_validation(value)

@@ -1,6 +1,8 @@
-"""Samples that two splits have in common: by what their data sets call them, or by their values."""
+"""Samples that two splits have in common: by what their data sets call them, by their files, or by their values."""
 
-from collections.abc import Mapping
+import filecmp
+import os
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from itertools import combinations, islice
 from typing import Any
@@ -12,7 +14,7 @@ from common.data.some_samples import digest, look_at, spread
 from common.data.view import innermost, is_map_style
 from common.distributed import Rank
 
-_SAMPLES = 8  # of a split, that are read
+_FILES, _SAMPLES = 200, 8  # compared at most: pairs of files, and samples of a split
 _ADVICE = (
     "results on them do not show how the model performs on new data. Give each split samples of its own: another "
     "folder, or parts such as [0, 0.8] and [0.8, 1]"
@@ -23,8 +25,8 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank, config: LoaderCo
     """Warn of splits that have samples in common.
 
     `sample_ids()` of a data set gives one hashable value per sample, the same for the same sample in any split, such as
-    the full path of a file. If a data set has no `sample_ids`, a few of its samples are read and compared with the
-    training data.
+    the full path of a file. Copies of files are found by their names below the folder of a split, and their content. If
+    a data set has no `sample_ids`, a few of its samples are read and compared with the training data.
 
     Args:
         data: data sets by `label`.
@@ -46,10 +48,28 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank, config: LoaderCo
             if shared := ids[first] & ids[second]:
                 found = f"{len(shared)} of {len(ids[second])} samples are also in dataset.{first}"
                 found += f", such as {min(shared, key=str)}"
+            elif copies := _find_copies(ids[first], ids[second]):
+                found = f"{len(copies)} files have the name and content of a file of dataset.{first}"
+                found += f", such as {copies[0]}"
         elif first == "train" and (count := _equal_samples(sets[first], sets[second], config, worker)):
             found = f"{count} of {min(_SAMPLES, len(sets[second]))} samples looked at are also in dataset.{first}"
         if found:
             logger.warning("dataset.{}: {}; {}", second, found, _ADVICE)
+
+
+def _find_copies(one: Collection[Any], other: Collection[Any]) -> list[str]:
+    """The paths in `other` with the same path below their common folder, and the same content, as one in `one`."""
+    with suppress(OSError, ValueError, TypeError):  # they are no paths
+        known, given = _by_name(one), _by_name(other)
+        same = spread(sorted(known.keys() & given.keys() - {""}), _FILES)
+        return [given[name] for name in same if filecmp.cmp(known[name], given[name], shallow=False)]
+    return []
+
+
+def _by_name(paths: Collection[Any]) -> dict[str, str]:
+    """Paths by what follows their common folder."""
+    folder = os.path.commonpath(paths)
+    return {str(path).removeprefix(folder): str(path) for path in paths}
 
 
 def _equal_samples(train: Any, other: Any, config: LoaderConfig, worker: int) -> int:

@@ -6,7 +6,7 @@ A resume continues both.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from loguru import logger
@@ -60,12 +60,15 @@ class BestTracker:
     mode: Mode
     best: Best | None = None
     waited: int = 0  # validations since the best
+    untrained: dict[str, float] = field(default_factory=dict)  # a loss before training, until one is not above it
+    has_warned: bool = False  # of divergence
 
     def update(self, values: Mapping[str, float], step: int) -> bool:
         """Record one validation; True if it is the best so far. Raises `UserError` if it lacks the metric."""
         value = values.get(self.config.metric)
         if value is None:
             raise UserError(f"best.metric: {self.config.metric} was not measured; available: {', '.join(values)}")
+        self._compare_with_untrained(values, step)
         sign = 1 if self.mode == "max" else -1
         if not math.isfinite(value):
             logger.warning("validation gave {} = {} (best.metric), which is never the best", self.config.metric, value)
@@ -75,6 +78,22 @@ class BestTracker:
             return True
         self.waited += 1
         return False
+
+    def _compare_with_untrained(self, values: Mapping[str, float], step: int) -> None:
+        """Warn, once, if a loss is clearly above the untrained one in all validations so far, or far above it.
+
+        Not in the first steps, in which the statistics of batch norm are not yet those of the data.
+        """
+        self.untrained = {name: old for name, old in self.untrained.items() if not values.get(name, old) <= old}
+        limit = 0.3 if step >= 30 and self.best else 9 if step >= 20 else math.inf
+        for name, old in self.untrained.items():
+            if not self.has_warned and not values[name] - old <= limit * abs(old):
+                self.has_warned = True
+                logger.warning(
+                    "{} is {:.6g} in validation, but was {:.6g} before training: diverging? Try a smaller optim.lr, a "
+                    "warm-up (--optim.lr_scheduler.warmup 1epoch) or optim.clip_gradients",
+                    *(name, values[name], old),
+                )
 
     def reason_to_stop(self, value: float | None) -> str | None:
         """Why training should end after this validation; None to continue."""

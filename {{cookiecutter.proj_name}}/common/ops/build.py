@@ -4,6 +4,7 @@ The compilers are called directly: PyTorch's build helper refuses to compile CUD
 The sources are written against PyTorch's stable ABI, and so need nothing but its headers and its CPU library.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -51,29 +52,45 @@ def build(folder: Path) -> str:
 
 
 def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda) -> None:
-    """Compile, link, and put the library in its place, whole; then remove what it replaces."""
-    target = build_folder(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    """Compile what changed, link, and put the library in its place, whole; then remove what it replaces."""
+    target, objects_folder = build_folder(folder), build_folder(folder) / "objects"
+    objects_folder.mkdir(parents=True, exist_ok=True)
     sources = [folder / "src" / name for name in record.sources if name.endswith((".cpp", ".cu"))]
+    objects = [objects_folder / _object_name(source, record, compiler, cuda) for source in sources]
     with tempfile.TemporaryDirectory(dir=target) as temporary:
-        objects = [Path(temporary, f"{source.name}.o") for source in sources]
-        commands = [compile_command(*pair, compiler, cuda) for pair in zip(sources, objects, strict=True)]
+        fresh = [Path(temporary, each.name) for each in objects]
+        commands = [compile_command(*pair, compiler, cuda) for pair in zip(sources, fresh, strict=True)]
         # Editors take the include paths from this file; clangd finds it in `build` on its own.
         entries = [
             {"directory": str(Path.cwd()), "file": str(source), "arguments": command}
             for source, command in zip(sources, commands, strict=True)
         ]
         (target / "compile_commands.json").write_text(json.dumps(entries, indent=1))
+
+        def compile_changed(at: int) -> None:
+            if not objects[at].exists():
+                _run(commands[at])
+                fresh[at].replace(objects[at])
+
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            list(pool.map(_run, commands))
-        linked, written = Path(temporary, library.name), Path(temporary, "record.json")
+            list(pool.map(compile_changed, range(len(objects))))
+        linked = Path(temporary, library.name)
         _run(link_command(objects, linked, compiler, cuda))
+        written = Path(temporary, "record.json")
         written.write_text(json.dumps(asdict(record), indent=1))
         linked.replace(library)
         written.replace(library.with_suffix(".json"))  # last: a library without its record does not count
-    for old in target.glob(f"{library.name.rpartition('-')[0]}-*"):
-        if old.stem != library.stem:
+    for old in [*target.glob(f"{library.name.rpartition('-')[0]}-*"), *objects_folder.iterdir()]:
+        if old.stem != library.stem and old not in objects:
             old.unlink(missing_ok=True)
+
+
+def _object_name(source: Path, record: Record, compiler: str, cuda: Cuda) -> str:
+    """The file name of a compiled source: it changes with all that the result depends on, but other sources."""
+    headers = {name: sum_ for name, sum_ in record.sources.items() if name.endswith((".h", ".cuh"))}
+    command = compile_command(source, Path(), compiler, cuda)
+    parts = [record.torch, record.sources[source.name], headers, command, os.environ.get("NVCC_APPEND_FLAGS")]
+    return f"{source.name}-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]}.o"
 
 
 def _run(command: list[str]) -> None:

@@ -75,7 +75,9 @@ def test_from_nothing_twice_and_after_an_edit(project: Path) -> None:
     (newer,) = (folder / "build").glob("*.so")
     assert newer.name != library.name and "C++ on the CPU" in status(project)
     names = sorted(each.suffix for each in (folder / "build").iterdir())
-    assert names == [".json", ".json", ".so"], "the library, its record, and compile_commands.json; nothing else"
+    assert names == ["", ".json", ".json", ".so"], (
+        "objects, the library, its record, and compile_commands.json; nothing else is left"
+    )
 
     newer.write_bytes(b"not a library")
     assert "cannot be loaded; the Python reference runs" in status(project)
