@@ -86,7 +86,7 @@ def _whole(config: Any) -> Any:
 
 
 def _mistakes(config: StagedSettings, number: int | None = None) -> list[Problem]:
-    """Those of the whole config, or of that of a stage."""
+    """Return the problems of the whole config, or of that of a stage."""
     try:
         overlaid(type(config), *([to_jsonable_python(config)] if number is None else stage_layers(config, number)))
     except ConfigError as error:
@@ -109,7 +109,7 @@ def _own_problems(config: StagedSettings, number: int, stage: StageConfig) -> It
 
 
 def _wrong_end(config: StagedSettings, until: int | float | str | None, *, is_last: bool) -> str:
-    """What is wrong with the end of a stage; empty if nothing is."""
+    """Say what is wrong with the end of a stage; "" if nothing is."""
     if is_last:
         return "" if until is None else "the last stage ends with the run; remove this key"
     if until == PLATEAU:

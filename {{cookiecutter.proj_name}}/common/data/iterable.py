@@ -152,7 +152,9 @@ class IterableStream(BatchStream):
     ) -> None:
         self.dataset, self.rank, self.accumulate, self.batch_size = dataset, rank, accumulate, batch_size
         if (order := config.order["type"]) not in ("shuffle", "sequential"):
-            raise UserError(f"loader.order: {kind_of(dataset)} is an iterable data set, so it cannot be {order}; remove this key")
+            raise UserError(
+                f"loader.order: {kind_of(dataset)} is an iterable data set, so it cannot be {order}; remove this key"
+            )
         self.samples_per_step = batch_size * accumulate * rank.world_size
         self.drop_last = config.drop_last
         self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0
