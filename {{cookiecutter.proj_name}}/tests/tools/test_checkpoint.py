@@ -20,7 +20,7 @@ def test_looking_into_a_checkpoint(runs: Runs, capsys: pytest.CaptureFixture[str
         "step 10, epoch 2",
         "all checksums right",
         "Accuracy",
-        "model ConvModel",
+        "model tests.samples.Convolution",
         "features.0.0.weight",
         "torch",
         f"  {sum(each.numel() for each in load(path.parents[1])['model'].values()):,} numbers",

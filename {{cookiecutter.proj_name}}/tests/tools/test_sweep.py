@@ -209,7 +209,7 @@ def test_a_slurm_array_has_a_task_for_each_run_that_is_missing(
     called, trials = (tmp_path / "called").read_text().splitlines(), tmp_path / "tried" / "trials"
     assert called == [
         f"--slurm.names={trials}/names.json", "--slurm.array=0,1,2,3%2", "--slurm.time", "5",
-        f"--config={trials}/%a.yaml", "--name=tried", f"--dir.expr_dir={tmp_path}", "--resume=auto",
+        f"--config={trials}/%a.yaml", "--name=tried", f"--dir.runs_dir={tmp_path}", "--resume=auto",
     ]  # fmt: skip
     assert json.loads((trials / "names.json").read_text())["2"] == "lr=1e-3_width=4"
     assert "lr: 0.001" in (trials / "2.yaml").read_text()

@@ -95,7 +95,7 @@ def test_an_array_has_a_folder_and_a_config_for_each_task(
     assert (job / "run_4").read_text() == str(tmp_path / "run" / "task_4")
     config = yaml.safe_load((job / "config_4.yaml").read_text())
     assert (config["dist"]["random_seed"], config["model"]["width"]) == (14, 4)
-    assert (config["dir"]["expr_dir"], config["name"]) == (str(tmp_path / "run"), "task_4")
+    assert (config["dir"]["runs_dir"], config["name"]) == (str(tmp_path / "run"), "task_4")
     with pytest.raises(UserError, match="width"):
         prepared("--array", "0-2", words=["--model.width", "x%a"])
     with pytest.raises(UserError, match="leave %a out of it"):
