@@ -95,7 +95,11 @@ def test_different_data_are_not_compared(runs: Runs, capsys: pytest.CaptureFixtu
     other = runs.train("--dataset.val", "{type: tests.samples.Digits, shift: 2}", name="other")
     tool.main([str(runs.root)])
     head, *lines = capsys.readouterr().out.splitlines()
-    ends = {line.partition(": ")[2].partition(",")[0] for line in lines if line.startswith("best by loss on tests.samples.Digits")}
+    ends = {
+        line.partition(": ")[2].partition(",")[0]
+        for line in lines
+        if line.startswith("best by loss on tests.samples.Digits")
+    }
     assert ends == {"all_1e-2", "other"}
     assert head.split()[-1].endswith("shift")  # what differs in the data stands last
     several = [read_run(each) for each in (*folders, other)]
