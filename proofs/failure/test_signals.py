@@ -117,5 +117,5 @@ def test_a_second_ctrl_c_leaves_at_once(runs: Runs, world: int) -> None:
     assert 130 in ended.codes
     assert not list((runs.root / "run" / "checkpoints").glob("*.pt"))
     status = read_status(RunPaths(runs.root / "run"))
-    assert (status["state"], "interrupted: left at once" in status["reason"]) == ("failed", True)
+    assert (status["state"], "interrupted; exited immediately" in status["reason"]) == ("failed", True)
     assert "Traceback" not in ended.texts[0]

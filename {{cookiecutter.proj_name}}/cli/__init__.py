@@ -1,1 +1,1 @@
-"""What train.py, evaluate.py and the tools share: reading the command line, and what is printed first and last."""
+"""Shared code of train.py, evaluate.py and the tools: the command line, and the first and last lines of a run."""

@@ -1,4 +1,4 @@
-"""Advice on mistakes in models, data sets, losses and metrics: what the batch held, and the likely cause."""
+"""Advice on mistakes in models, data sets, losses and metrics: the contents of the batch, and the likely cause."""
 
 import inspect
 import re
@@ -24,7 +24,7 @@ from cli.advice_texts import ADVICE, BROADCAST, MACHINE, WITHOUT_TASK
 
 @contextmanager
 def explain_errors() -> Iterator[None]:
-    """Add to an error raised in the block what the batch held, and advice. A wrong label is a `TrainingError`."""
+    """Add the contents of the batch, and advice, to errors raised in the block. A wrong label is a `TrainingError`."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", BROADCAST)
@@ -47,7 +47,7 @@ def explain_errors() -> Iterator[None]:
 
 
 def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
-    """What the batch and the output held where the error was raised, and the advice."""
+    """Describe the batch and the output where the error was raised, and give the advice."""
     objects = [frame.f_locals.get("self") for frame in reversed(frames)]
     tasks = (each for one in objects for each in (one, getattr(one, "task", None)))
     task = next((each for each in tasks if isinstance(each, Task)), None)
@@ -70,7 +70,7 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
 
 
 def describe(value: Any) -> str:
-    """Types and shapes: `image float32 (64, 1, 8, 8), label int64 (64,)`."""
+    """Describe types and shapes: `image float32 (64, 1, 8, 8), label int64 (64,)`."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, Mapping):
@@ -82,7 +82,7 @@ def describe(value: Any) -> str:
 
 
 def _local(frames: Sequence[FrameType], name: str) -> Any:
-    """The value of a local variable in the innermost frame of the project that has it; None if none has."""
+    """Return a local variable of the innermost frame of the project that has it; None if no frame has."""
     own = (frame.f_locals for frame in reversed(frames) if frame.f_code.co_filename.startswith(f"{PROJECT}/"))
     return next((each[name] for each in own if each.get(name) is not None), None)
 
@@ -95,7 +95,7 @@ def _where(owner: Any, method: str) -> str:
 
 
 def _wrong_labels(error: Exception, frames: Sequence[FrameType]) -> str:
-    """The samples whose label is no class, for the errors that torch and CUDA raise then; otherwise ""."""
+    """Name the samples whose label is no class, for the errors that torch and CUDA raise then; otherwise ""."""
     if not re.search("out of bounds|device-side assert", str(error)):
         return ""
     # The labels are read again: no tensor on the device can be, after an assert.

@@ -26,10 +26,10 @@ def parse(
     default: str | Path | None = None,
     debug_overlay: str | Path | None = None,
 ) -> Resolved[T]:
-    """The configuration that a command line describes.
+    """Read the configuration from a command line.
 
     `default` is the file used without `--config`; `debug_overlay` the file that `--debug` applies on top. `--help`,
-    `--print-config` and `--list` print and raise `SystemExit(0)`. Raises `UserError` on any mistake.
+    `--print-config` and `--list` print and raise `SystemExit(0)`. Raises `UserError` for mistakes.
     """
     options, _ = read_options(argv)
     if "--help" in options:
@@ -59,7 +59,7 @@ def _listing(kind: str | None, registries: Sequence[Registry]) -> str:
 
 
 def table(registry: Registry) -> str:
-    """Every entry: name, file:line, signature. Raises `ConfigError` if a file cannot be imported."""
+    """List all entries: name, file:line, signature. Raises `ConfigError` if a file cannot be imported."""
     if broken := registry.import_files():
         raise ConfigError(broken)
     rows = [(name, file_of(entry), str(inspect.signature(entry))) for name, entry in registry.entries().items()]

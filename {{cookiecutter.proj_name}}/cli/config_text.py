@@ -16,7 +16,7 @@ _COLUMN = 36  # where comments begin
 
 
 def with_origins(values: Mapping[str, Any], origins: Mapping[str, str]) -> str:
-    """YAML text with the origin of each value as a comment; loads back like `dump`."""
+    """Write YAML with the origin of every value as a comment; it can be loaded like the text of `dump`."""
     lines = [(line, "" if is_section else origins.get(key, DEFAULT)) for key, line, is_section in yaml_rows(values)]
     width = min(max((len(line) for line, origin in lines if origin), default=0), 60)
     shown = [f"{line:<{width}}  # {' '.join(origin.splitlines())}" if origin else line for line, origin in lines]
@@ -34,7 +34,7 @@ Any key below may be given as --key value or --key=value, or nested in the file:
 def help_text(
     schema: type, *, prog: str = "train.py", description: str = "", default: str = "", kinds: tuple[str, ...] = ()
 ) -> str:
-    """The options, and every key with its default and its meaning, wrapped to the width of the terminal."""
+    """List the options, and every key with its default and its meaning, wrapped to the width of the terminal."""
     width = min(shutil.get_terminal_size().columns, WIDTH)
     options = {
         "--config FILE": f"the configuration{f' (default {default})' * bool(default)}; also --configs FILE, -c FILE",
@@ -62,7 +62,7 @@ def help_text(
 
 
 def describe(annotation: Any) -> str:
-    """Of a section: the first paragraph of its docstring; of another field: its description."""
+    """Return the first paragraph of a section's docstring, or the description of any other field."""
     if section := section_of(annotation):
         return " ".join((section.__doc__ or "").partition("\n\n")[0].split())
     described = (item.description for item in metadata(annotation) if isinstance(item, FieldInfo))
@@ -70,7 +70,7 @@ def describe(annotation: Any) -> str:
 
 
 def _choices(annotation: Any) -> list[str]:
-    """The choices of a field that accepts only fixed words (or null); [] for any other."""
+    """Return the choices of a field that accepts only fixed words (or null); [] for other fields."""
     found = [member for member in members(annotation) if member is not type(None)]
     if not all(get_origin(member) is Literal for member in found):
         return []
@@ -78,7 +78,7 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def yaml_rows(values: Mapping[str, Any], above: str = "", indent: str = "") -> Iterator[tuple[str, str, bool]]:
-    """The lines of YAML text: each with its dotted key, and whether the value follows in the next lines."""
+    """Yield the lines of YAML text with their dotted key, and whether the value follows in the next lines."""
     for name, value in values.items():
         key = f"{above}.{name}".removeprefix(".")
         label = indent + dump(name, flow=True).replace("$$", "$")  # in a key, a dollar is only a dollar
@@ -89,7 +89,7 @@ def yaml_rows(values: Mapping[str, Any], above: str = "", indent: str = "") -> I
 
 
 def with_comment(line: str, meaning: str, width: int = WIDTH) -> list[str]:
-    """The line with its comment to the right, continued below when it is long."""
+    """Append a comment to a line; a long one continues below."""
     first, *more = textwrap.wrap(meaning, width - _COLUMN - 2) or [""]
     below = [f"{'':<{_COLUMN}}# {text}" for text in more]
     return [f"{line:<{_COLUMN - 2}}  # {first}".removesuffix("  # ").rstrip(), *below]

@@ -1,4 +1,4 @@
-"""The settings of an evaluation, the folder that it writes to, and the files that a failed one leaves there."""
+"""The settings of an evaluation, its output folder, and the error files of a failed one."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +25,7 @@ class EvalConfig(Config):
 
 
 def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> Path:
-    """Where the evaluation of `checkpoint` on a split is written; splits other than eval get their own folder."""
+    """Return the output folder for a checkpoint and a split; splits other than eval get their own folder."""
     if config.eval_dir is not None:
         return project / Path(config.eval_dir).expanduser()
     name = checkpoint.stem if split == "eval" else f"{checkpoint.stem}_{split}"
@@ -34,7 +34,7 @@ def eval_dir(config: DirConfig, checkpoint: Path, split: str, project: Path) -> 
 
 @contextmanager
 def error_files(rank: Rank, folder: Path) -> Iterator[None]:
-    """Write the traceback of an error inside to `error_rank<k>.txt` in `folder`."""
+    """Write the traceback of an error raised in the block to `error_rank<k>.txt` in `folder`."""
     paths = RunPaths(folder)
 
     def record_failure(failure: Failure, to_terminal: bool) -> None:

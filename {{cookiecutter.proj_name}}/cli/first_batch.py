@@ -1,4 +1,4 @@
-"""What the first batch of each evaluation set shows before training: values, labels, and losses that are no means."""
+"""Warnings before training, from the first batch of each evaluation set: values, labels, losses that are no means."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ _ROUNDING = 2e-5  # relative; of a sum of floats in another order, with a margin
 
 
 class FirstBatch:
-    """Warns of what is probably a mistake in data, labels or losses. To be called after the rehearsal of each set."""
+    """Warns of probable mistakes in data, labels or losses. Called with the first batch of every evaluation set."""
 
     def __init__(self, config: Config, trainer: Trainer) -> None:
         self.config, self.trainer, self.task = config, trainer, trainer.task
@@ -46,7 +46,7 @@ class FirstBatch:
         trainer.monitor.after_step.append(self._first_step)
 
     def __call__(self, loader: EvaluationLoader, batch: Any, output: Any, losses: Losses) -> None:
-        """Look at a batch on the device, in evaluation mode and without gradients."""
+        """Check a batch that is on the device, in evaluation mode and without gradients."""
         name, values = label(loader.split, loader.name), to_floats([losses])[0]
         warn_of_range(name, batch)
         warn_of_missing_zero(name, batch, output)
@@ -59,7 +59,7 @@ class FirstBatch:
                 self._divide(loader)
 
     def _first_step(self) -> None:
-        """Look at the first batch of training."""
+        """Check the first training batch."""
         self.trainer.monitor.after_step.remove(self._first_step)
         if self.trainer.step is not None:
             warn_of_range("train", self.trainer.step.batches[0])
@@ -117,7 +117,7 @@ def _itself(sample: Any) -> Any:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """All tensors of a batch or an output."""
+    """Yield all tensors of a batch or an output."""
     found: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def warn_of_range(name: str, batch: Any) -> None:
 
 
 def warn_of_missing_zero(name: str, batch: Any, output: Any) -> None:
-    """Warn of labels that are counted from 1: all classes of the model occur but the first."""
+    """Warn of labels that start at 1: all classes of the model occur but the first."""
     given, logits = (
         each.get(key) if isinstance(each, Mapping) else None for each, key in ((batch, "label"), (output, "logits"))
     )

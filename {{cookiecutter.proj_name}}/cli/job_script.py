@@ -1,4 +1,4 @@
-"""`job.sh`, which repeats a run."""
+"""Write `job.sh`, a script that repeats a run."""
 
 import os
 import re
@@ -48,7 +48,7 @@ def write_job_script(run: RunContext) -> None:
 
 
 def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = False) -> str:
-    """A POSIX shell script for the folder `run` that repeats the run as `<name>_replicate`, from any directory.
+    """Return a POSIX shell script that repeats the run as `<name>_replicate`, from any directory.
 
     Args:
         gpus: whether each process has a GPU.
@@ -79,7 +79,7 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = F
 
 
 def _launch(attempt: dict[str, Any], hosts: int, gpus: bool) -> str:
-    """The command that starts the same number of processes on the same number of hosts."""
+    """Return the command that starts the same number of processes on the same number of hosts."""
     world, each = attempt["world_size"], attempt["processes_per_host"]
     if hosts > 1 and attempt["launcher"] == "slurm":
         asked = f"--nodes={hosts} --ntasks={world} --ntasks-per-node={each}" + gpus * f" --gpus-per-node={each}"

@@ -1,4 +1,4 @@
-"""Advice when training waits for its data, or for other programs."""
+"""Advice if training waits for its data, or for other programs."""
 
 import math
 import os
@@ -18,7 +18,7 @@ _SLOW_TOTAL_S = 2.0  # in total
 
 
 class SlowDataAdvice:
-    """Logs, once, what to try if training spends much of its time waiting for data. To be called at each log line.
+    """Logs advice, once, if training spends much of its time waiting for data. Called at every log line.
 
     Args:
         workers: number of loader workers.
@@ -41,7 +41,7 @@ class SlowDataAdvice:
 
 
 def advice(timing: Timing, workers: int, processes: int = 1) -> str:
-    """What to try. `processes`: of the run, which share the cores that this one may use."""
+    """Say what to try. `processes`: number of processes that share the cores of this one."""
     cores = max(available_cores() // processes, 1)
     # Loading a batch takes `workers` times as long as a step, or without workers the share spent waiting. Divided
     # by the rest of the step, this is the number of workers with which loading keeps up with training.
@@ -54,7 +54,7 @@ def advice(timing: Timing, workers: int, processes: int = 1) -> str:
 
 
 def warn_of_busy_machine(rank: Rank) -> None:
-    """Warn if other programs need all cores, and this one computes with several threads, which wait for each other."""
+    """Warn if other programs use all cores while this one computes with several threads, which wait for each other."""
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if rank.device.type == "cpu" and threads > 1 and load > cores:

@@ -1,4 +1,4 @@
-"""The config of an earlier run, for a command line that names its folder or one of its checkpoints."""
+"""Find the config of an earlier run if the command line names its folder or a checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from common.run.record import read_attempts
 
 
 def stored_config(argv: Sequence[str], option: str) -> Path | None:
-    """The path of the config of a run's last start.
+    """Find the config file of the last start of a run.
 
     Args:
         option: the option that names the run, such as "--model_pt" or "--resume".
@@ -31,7 +31,7 @@ def stored_config(argv: Sequence[str], option: str) -> Path | None:
 def drop_stored_launch_options(
     argv: Sequence[str], stored: Path | None, *, only_under_launcher: bool = False
 ) -> list[str]:
-    """`argv` with the default launch options, if the config to be read is the `stored` one of an earlier run.
+    """Return `argv`; if it reads the `stored` config of an earlier run, with the default launch options added.
 
     Args:
         only_under_launcher: without a launcher, keep the stored launch options.

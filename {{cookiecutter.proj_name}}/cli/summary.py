@@ -1,4 +1,4 @@
-"""The first and the last lines of a run's log: what it is made of; what it has reached, and what to do next."""
+"""The first and last lines of a run's log: its parts and intervals; its results, and the next commands."""
 
 import pkgutil
 import shlex
@@ -34,7 +34,7 @@ from custom.config import Config
 
 _FILES = ("train.log", "report.html", "metrics.jsonl", "checkpoints", "eval", "progress")
 _MOST_VALUES = 5
-# Called with the folder of a run that is complete.
+# Functions that are called with the folder of a complete run.
 _AT_END: list[str] = [
     # "module:function"
     "tools.runs.report:write_report",
@@ -42,7 +42,7 @@ _AT_END: list[str] = [
 
 
 def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
-    """Log the parts that were chosen, the location of their code, and the intervals."""
+    """Log the chosen parts, the location of their code, and the intervals."""
     parameters = list(trainer.task.parameters())
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
@@ -77,7 +77,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
 
 
 def interval_table(trainer: Trainer) -> str:
-    """One line per action with its interval, in the order of the loop."""
+    """List the actions and their intervals, one per line, in the order of the loop."""
     names = ("log line, scalars", "training pictures", "validation", "evaluation", "latest.pt", "step_*.pt")
     sets = {"validation": trainer.val, "evaluation": trainer.evaluation}
     missing = {name: "no data" for name, loaders in sets.items() if not loaders}
@@ -90,7 +90,7 @@ def interval_table(trainer: Trainer) -> str:
 
 
 def shown_interval(interval: Interval) -> str:
-    """As in `every 0.5 epochs`."""
+    """Write an interval in words, such as `every 0.5 epochs`."""
     if not interval:
         return "never"
     amount = interval.amount.numerator if interval.amount.denominator == 1 else float(interval.amount)
@@ -98,7 +98,7 @@ def shown_interval(interval: Interval) -> str:
 
 
 def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
-    """Log one data set: its type, the location of its code, its size and, if known, the samples of each class."""
+    """Log a data set: its type, the location of its code, its size and, if known, the samples of each class."""
     kind = section["type"]
     has_length = is_map_style(dataset) or getattr(dataset, "reads_in_step", False)
     count = f"{len(dataset):,} samples{describe_classes(dataset)}" if has_length else "unknown length"
@@ -106,7 +106,7 @@ def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
 
 
 def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
-    """Write the report of a run that is complete; log what the run has reached, where it is, and the next commands.
+    """Write the report of a complete run; log its results, its files, and the next commands.
 
     `outcome`: None after a second Ctrl-C.
     """
@@ -119,7 +119,7 @@ def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
 
 
 def summary(trainer: Trainer, outcome: Outcome | None) -> str:
-    """At most eight lines. `outcome`: None for a run that was left without saving."""
+    """Summarize a run in at most eight lines. `outcome`: None if it ended without saving."""
     best, folder, saved = trainer.best.best, trainer.saver.folder, trainer.saver.saved_step
     time = timedelta(seconds=round(perf_counter() - trainer.monitor.clock.started))
     rows = []
@@ -141,7 +141,7 @@ def summary(trainer: Trainer, outcome: Outcome | None) -> str:
 
 
 def values(found: Mapping[str, float], trainer: Trainer) -> str:
-    """Measured values: first the one that decides about the best checkpoint, then the first of the others."""
+    """Format measured values: first that of `best.metric`, then the first of the others."""
     key = trainer.best.config.metric
     names = sorted(drop_duplicate_loss(found), key=lambda name: name != key)
     shown = "  ".join(f"{name} {number(found[name]).strip()}" for name in names[:_MOST_VALUES])
@@ -149,6 +149,6 @@ def values(found: Mapping[str, float], trainer: Trainer) -> str:
 
 
 def command(program: str, option: str, path: Path) -> str:
-    """A command to copy, from the folder where this one was given."""
+    """Write a command to copy, relative to the working directory."""
     name = program if program.startswith("-") else shlex.quote(place(PROJECT / program))
     return f"python {name} {option} {shlex.quote(place(path))}"

@@ -1,4 +1,4 @@
-"""A trained task from a checkpoint, ready to be used: for evaluate.py, the tools and notebooks."""
+"""Load a trained task from a checkpoint, for evaluate.py, the tools and notebooks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ from custom.config import Config
 
 @dataclass(frozen=True)
 class Trained:
-    """What a checkpoint holds, ready to be used.
+    """A trained task, ready to use, and the settings of its run.
 
     Attributes:
         path: the checkpoint.
         config: the settings of its run, with the options that were given.
         task: in evaluation mode, on the device of `rank`, with the averaged weights if the checkpoint has them.
-        seed: that of the run, so that random data are the same as in training.
-        position: where the run was, as in `Position`.
+        seed: seed of the run, so that random data are the same as in training.
+        position: position of the run in training, see `Position`.
     """
 
     path: Path
@@ -43,10 +43,10 @@ class Trained:
     position: Mapping[str, int]
 
     def section(self) -> tuple[str, Mapping[str, Any]]:
-        """The split that says how inputs are prepared, and its section: the first set of eval, or else of val.
+        """Return the name and section of the data set that defines how to prepare inputs: the first of eval, or of val.
 
         Raises:
-            UserError: both are null. Training data are augmented, so they cannot say it.
+            UserError: both are null. Training data are augmented, so they cannot be used instead.
         """
         for split in ("eval", "val"):
             for name, section in sets_of(getattr(self.config.dataset, split)).items():
@@ -83,7 +83,7 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
 
 
 def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) -> Trained:
-    """Build the task of the checkpoint `path`, which holds `state`, with its weights and its place in training.
+    """Build the task of the checkpoint `path` with its weights and its position in training; `state` is its content.
 
     Every process must call this.
     """
@@ -104,7 +104,7 @@ def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) 
 
 
 def find_device(gpu_ids: int | list[int] | str, *, asked: bool) -> Rank:
-    """One process on the first device of a run; on the CPU if this machine lacks it, unless it was `asked` for."""
+    """Choose the first device of a run; the CPU if this machine lacks that device, unless it was `asked` for."""
     first = gpu_ids[0] if isinstance(gpu_ids, list) else 0 if gpu_ids == "all" else gpu_ids
     try:
         return find_rank(first, DistConfig(launcher="none"))

@@ -34,9 +34,9 @@ from common.task import Parts, Task
 
 
 def build_parts(config: RunConfig, rank: Rank, seed: int) -> Parts:
-    """Build everything that the config names. The seed determines the initial weights, the same on all ranks.
+    """Build everything that the config names. The seed determines the initial weights, which are the same on all ranks.
 
-    Raises `UserError` if something does not exist, or if the classes of the data sets differ.
+    Raises `UserError` if a part cannot be built, or if the classes of the data sets differ.
     """
     stream = build_stream(config, rank, seed)
     parts = Parts(
@@ -59,7 +59,7 @@ def build_parts(config: RunConfig, rank: Rank, seed: int) -> Parts:
 
 
 def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool = True) -> Task:
-    """The task of the config with its model, losses and metrics; with `first_weights`, as training starts from."""
+    """Build the task with its model, losses and metrics; with `first_weights`, initialize the weights for training."""
     set_seed(seed)
     model: nn.Module = MODEL_REGISTRY.build(config.model)
     if first_weights:
@@ -79,7 +79,7 @@ def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool 
 
 
 def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
-    """The training data, shuffled and divided among the ranks; without shuffling if it can only be read in order."""
+    """Build the training data, divided among the ranks, and shuffled unless it can only be read in order."""
     dataset = seeded_dataset(config, "train", "train", config.dataset.train, seed)
     check_size(dataset, "train", rank)
     if not is_map_style(dataset):
@@ -107,7 +107,7 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
 
 
 def build_stage_streams(config: RunConfig, rank: Rank, seed: int, usual: BatchStream) -> dict[int, BatchStream]:
-    """The training data of the stages that have their own, by number: as many samples as the `usual` ones."""
+    """Build the training data of stages that have their own, by number. As many samples as the `usual` data."""
     streams = {}
     for number in [number for number, stage in enumerate(config.stages) if stage.dataset]:
         with error_context(lambda number=number: f"in stages[{number}].dataset"):  # type: ignore[misc]
@@ -121,7 +121,7 @@ def build_stage_streams(config: RunConfig, rank: Rank, seed: int, usual: BatchSt
 
 
 def build_evaluation(config: RunConfig, split: str, rank: Rank, seed: int) -> list[EvaluationLoader]:
-    """The sets of one split: in order, each sample once over all ranks."""
+    """Build the data sets of a split, unshuffled; every sample is evaluated once over all ranks."""
     sets = sets_of(getattr(config.dataset, split))
     return [build_set(config, split, name, section, rank, seed) for name, section in sets.items()]
 
@@ -129,7 +129,7 @@ def build_evaluation(config: RunConfig, split: str, rank: Rank, seed: int) -> li
 def build_set(
     config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int
 ) -> EvaluationLoader:
-    """One set of a split. A single set has the name ""."""
+    """Build one data set of a split. The name is "" if it is the only one."""
     with error_context(lambda: f"in building dataset.{label(split, name)}"):
         dataset = seeded_dataset(config, split, label(split, name), section, seed)
     check_size(dataset, label(split, name), rank)
@@ -146,26 +146,29 @@ def build_set(
 
 
 def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[str, Any], seed: int) -> Any:
-    """The data set of a section. What its constructor draws depends on the seed and its name: the same on all ranks."""
+    """Build a data set. Its constructor draws the same random numbers on all ranks, seeded by the run and its name."""
     set_seed(mix(seed, crc32(name.encode())))
     return build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
 
 
 def check_size(dataset: Any, name: str, rank: Rank) -> None:
-    """Refuse ranks whose data set has another size than rank 0's (an incomplete copy): samples go by index."""
+    """Raise `UserError` if the size of a data set differs between ranks, such as in an incomplete copy."""
     size = len(dataset) if is_map_style(dataset) else None
     check_same({f"samples of dataset.{name}": size}, rank, "sees other data than rank 0")
 
 
 def check_classes(model: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the classes, if the data sets have `classes`; compared with each other and with the model.
+    """Compare the `classes` of the data sets with each other and with the model. Returns the class names, if any.
 
-    Refuses splits whose classes differ (label 1 would not mean the same in training and validation), and a model with
-    too few. Warns of a model with more: nothing fails, but the others are never right.
+    Warns of a model with more classes than the data: nothing fails, but they are never right.
 
     Args:
         model: the section of the model.
         data: data sets by the name of their split.
+
+    Raises:
+        UserError: the splits differ (label 1 would not mean the same in training and validation), or the model has too
+            few classes.
     """
     named = {split: tuple(map(str, names)) for split, each in data.items() if (names := getattr(each, "classes", None))}
     first, names = next(iter(named.items()), ("", ()))

@@ -94,7 +94,7 @@ class Evaluator:
             return SetResult(total | metrics | losses, samples, pictures, seen.metrics.figures)
 
     def rehearse(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
-        """Try a batch of each set, so that a mistake in evaluation shows before training and not an epoch later.
+        """Evaluate one batch of every set, so that mistakes in evaluation show before training, not an epoch later.
 
         Raises:
             UserError: with `needs_loss`, the task gives no loss.
@@ -115,7 +115,7 @@ class Evaluator:
                     self.measure(loader.sample_batch())
 
     def metrics(self, step: Step) -> dict[str, float]:
-        """The metrics over the samples of a training step, of all processes. Every process must call this."""
+        """Compute the metrics of a training step over all processes. Every process must call this."""
         seen, plan = _Pass(self.task, Rank(), 0), step.global_batch
         with self._evaluating():
             for batch, size, weight in zip(step.batches, plan.sizes, plan.weights, strict=True):
@@ -180,7 +180,7 @@ class Evaluator:
 
 
 class _Pass:
-    """What one pass over a data set has measured so far."""
+    """The measurements of a pass over a data set, so far."""
 
     def __init__(self, task: Task, rank: Rank, max_pictures: int, *, fixed: bool = False) -> None:
         self.losses, self.metrics, self.batches = LossSums(), task.metric.start(), 0
@@ -188,7 +188,7 @@ class _Pass:
 
 
 def _where(loader: EvaluationLoader, done: int) -> str:
-    """For error messages: the batch after the `done` first ones, numbered over all processes."""
+    """Name the batch after the first `done` ones for error messages, numbered over all processes."""
     where = f"in the evaluation on {label(loader.split, loader.name)}"
     if done == len(loader.keys):
         return f"{where}, after the last batch"

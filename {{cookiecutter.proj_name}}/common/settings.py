@@ -61,7 +61,7 @@ MetricSection = Annotated[
 
 
 def default(**values: Any) -> Any:
-    """The default of a free section: `model: ModelSection = default(type="ConvModel", width=32)`."""
+    """Define the default of a section with free keys: `model: ModelSection = default(type="ConvModel", width=32)`."""
     return field(default_factory=lambda: deepcopy(values))
 
 
@@ -146,7 +146,7 @@ class RunConfig(StagedSettings):
             yield Problem("optim.lr_scheduler.mode", scheduler.mode, rule, f"set it to {mode}")
 
     def in_stage(self, number: int) -> Self:
-        """These settings in a stage, counted from 0. Raises `ConfigError`."""
+        """Return the settings that hold in a stage, counted from 0. Raises `ConfigError`."""
         return overlaid(type(self), *stage_layers(self, number)) if self.stages else self
 
     @property

@@ -1,4 +1,4 @@
-"""A run as one stage, from its start to its end. `common.stages` has runs of several."""
+"""A run that consists of one stage. `common.stages` has runs of several."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from common.progress import Position, ProgressConfig
 
 
 class StagedSettings:
-    """The settings of a run that stages may change, or depend on."""
+    """Settings of a run that a stage may change, or that stages depend on."""
 
     stages: Sequence[Any]
     dist: DistConfig
@@ -35,7 +35,7 @@ class StagedSettings:
         raise NotImplementedError
 
     def in_stage(self, number: int) -> Self:
-        """These settings in a stage, counted from 0."""
+        """Return the settings that hold in a stage, counted from 0."""
         raise NotImplementedError
 
 
@@ -43,9 +43,9 @@ class WholeRun:
     """The only stage of a run.
 
     Attributes:
-        number: of the stage, from 0.
-        start: optimizer steps done when it began.
-        config: the settings in it.
+        number: number of the stage, from 0.
+        start: optimizer steps done when the stage began.
+        config: the settings that hold in the stage.
     """
 
     def __init__(self, config: StagedSettings, total_steps: int | None, steps_per_epoch: int | None) -> None:
@@ -53,14 +53,14 @@ class WholeRun:
         self.number, self.start, self.config = 0, 0, config
 
     def advance(self, at: Position) -> bool:
-        """Go on to the stage that is due at a position. Returns whether it is another one."""
+        """Enter the stage that is due at a position. Returns whether the stage changed."""
         return False
 
     def after_validation(self, value: float | None) -> None:
-        """Pass on a validation result, the same on every rank."""
+        """Tell the stage a validation result, which must be the same on every rank."""
 
     def schedule(self, optimizer: Optimizer) -> Schedule:
-        """The schedule of this stage, over its length. Raises `UserError` if it does not fit."""
+        """Build the schedule over the length of this stage. Raises `UserError` if it does not fit."""
         return self._schedule(self.config.optim, self.start, None, optimizer)
 
     def _schedule(self, config: OptimConfig, start: int, end: int | None, optimizer: Optimizer) -> Schedule:
@@ -75,8 +75,8 @@ class WholeRun:
         return schedule
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return the state of the stage: nothing, if it is the only one."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in a saved stage."""
+        """Continue in the saved stage."""

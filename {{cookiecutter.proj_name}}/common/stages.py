@@ -48,7 +48,7 @@ class StageConfig:
 
 
 def stage_layers(config: StagedSettings, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Plain values: those of the run, and those of a stage to lay over them."""
+    """Return the plain values of the run, and those of a stage that override them."""
     stage = config.stages[number]
     values, optim = to_jsonable_python(_whole(config)), stage.all_of_optim
     below = values["optim"]
@@ -62,7 +62,7 @@ def stage_layers(config: StagedSettings, number: int) -> tuple[dict[str, Any], d
 
 
 def stage_problems(config: StagedSettings) -> Iterator[Problem]:
-    """Stages with a wrong end, with settings that cannot change in a run, or with mistakes in these."""
+    """Yield the problems of the stages: a wrong end, settings that cannot change during a run, mistakes in settings."""
     if not config.stages:
         return
     whole = _whole(config)
@@ -86,7 +86,7 @@ def _whole(config: Any) -> Any:
 
 
 def _mistakes(config: StagedSettings, number: int | None = None) -> list[Problem]:
-    """Those of the whole config, or of that of a stage."""
+    """Return the problems of the whole config, or of that of a stage."""
     try:
         overlaid(type(config), *([to_jsonable_python(config)] if number is None else stage_layers(config, number)))
     except ConfigError as error:
@@ -109,7 +109,7 @@ def _own_problems(config: StagedSettings, number: int, stage: StageConfig) -> It
 
 
 def _wrong_end(config: StagedSettings, until: int | float | str | None, *, is_last: bool) -> str:
-    """What is wrong with the end of a stage; empty if nothing is."""
+    """Say what is wrong with the end of a stage; "" if nothing is."""
     if is_last:
         return "" if until is None else "the last stage ends with the run; remove this key"
     if until == PLATEAU:
@@ -123,7 +123,7 @@ def _wrong_end(config: StagedSettings, until: int | float | str | None, *, is_la
 
 def _fixed(change: Change) -> Problem:
     hint = "a stage may set freeze, lr_scheduler, the weights of losses, dataset.train and most of optim"
-    return Problem(change.key, change.new, "cannot change in the course of a run", hint)
+    return Problem(change.key, change.new, "cannot change during a run", hint)
 
 
 class Stages(WholeRun):
@@ -153,21 +153,21 @@ class Stages(WholeRun):
         return f"stage {self.number + 1} of {len(self._ends)}"
 
     def advance(self, at: Position) -> bool:
-        """Go on to the stage that is due at a position. Returns whether it is another one."""
+        """Enter the stage that is due at a position. Returns whether the stage changed."""
         before = self.number
         while self._is_over(at):
             self._enter(self.number + 1, at.step)
         return self.number != before
 
     def after_validation(self, value: float | None) -> None:
-        """Pass on a validation result, the same on every rank."""
+        """Tell the stage a validation result, which must be the same on every rank."""
         if self._run.stages[self.number].until == PLATEAU:
             self._plateau.after_validation(value)
 
     def schedule(self, optimizer: Optimizer) -> Schedule:
-        """The schedule of this stage, over its length; over the rest of the run if a plateau ends it.
+        """Build the schedule over the length of this stage, or over the rest of the run if a plateau ends it.
 
-        Raises `UserError` if it does not fit; in the first stage, also if one of a later stage does not.
+        Raises `UserError` if it does not fit; in the first stage, also if that of a later stage does not.
         """
         for number in range(1, 0 if self.number else len(self._ends)):
             with error_context(lambda number=number: f"in stages[{number}]"):  # type: ignore[misc]
@@ -176,11 +176,11 @@ class Stages(WholeRun):
         return self._schedule(self.config.optim, self.start, self._ends[self.number], optimizer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Return the number and start of the stage, and the state of its plateau."""
         return {"number": self.number, "start": self.start, "plateau": self._plateau.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in a saved stage."""
+        """Continue in the saved stage. Raises `UserError` if the config does not have it."""
         if state["number"] >= len(self._run.stages):
             raise UserError(f"the checkpoint is in stage {state['number'] + 1}, but there are only {len(self._ends)}")
         self._enter(state["number"], state["start"])

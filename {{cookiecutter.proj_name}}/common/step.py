@@ -1,4 +1,4 @@
-"""One optimizer step of a task: forward, loss, backward, clip, optimizer. Composed of what is active in a stage."""
+"""One optimizer step of a task: forward, loss, backward, clip, optimizer. Inactive features are left out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -32,14 +32,14 @@ _NOTHING = nullcontext()
 
 @dataclass
 class TaskUpdate:
-    """One of the task's updates.
+    """An update of the task, prepared for training.
 
     Attributes:
         model: the task or its wrapper.
         forward: calls the task's method `update`.
-        trained: the parameters that it trains.
+        trained: parameters that this update trains.
         others: all other trainable parameters.
-        is_new: whether no gradient was computed for it yet.
+        is_new: True until its first gradients are computed.
     """
 
     name: str
@@ -51,15 +51,15 @@ class TaskUpdate:
 
 
 class OptimizerStep:
-    """Takes one optimizer step for each update of the task. Built when a stage begins: what is not active is None.
+    """Takes one optimizer step for every update of the task. Built when a stage begins.
 
     Args:
         check: raises an error for a loss that is not finite.
-        sample: reads a batch to try an update on; None: it is tried on the first batch that it is trained on.
+        sample: reads a batch to try an update on; None: the update is tried on its first training batch.
 
     Attributes:
-        updates: of the task, by name, as far as they were due.
-        rate: the task's own factors of the learning rates; None if it has none.
+        updates: the prepared updates by name; an update that was not due yet is missing.
+        rate: the task's factors of the learning rates (`Task.rate`); None if the task defines none.
         grad_norm: norm of the last update's gradients before clipping; None without clipping.
     """
 
@@ -115,12 +115,12 @@ class OptimizerStep:
     def gradients(
         self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position
     ) -> Tensor | None:
-        """Compute the clipped gradients of the step's mean loss. Returns this process' part of it, for a closure."""
+        """Compute the clipped gradients of the step's mean loss. Returns this process's part of the loss."""
         for parameter in self.parameters:
             parameter.grad = None
         total, last, sizes = None, len(step.batches) - 1, step.global_batch.sizes
         for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
-            # Nothing of an ordinary step, which has one batch.
+            # An ordinary step has one batch, and needs none of this.
             with self._part(update, number == last, sizes[number]) if last or not sizes[number] else _NOTHING:
                 batch = self._prepare(batch)
                 with self.precision.autocast():
@@ -165,9 +165,9 @@ class OptimizerStep:
             yield
 
     def _closure(self, gradients: Callable[[], Tensor | None]) -> Tensor:
-        """What an optimizer such as LBFGS calls: compute gradients, and the loss over all processes.
+        """Compute gradients and the mean loss over all processes, for optimizers such as LBFGS that call it repeatedly.
 
-        It is the same to the last bit on every process, so all of them take the same decisions in a line search.
+        The loss is the same to the last bit on every process, so all of them decide alike in a line search.
         """
         self._stay_together(again=True)
         loss = gradients()
@@ -205,7 +205,7 @@ class OptimizerStep:
         return update
 
     def _clear_gradients(self, update: TaskUpdate) -> None:
-        """Clear the gradients of what must not change in this step: the optimizer then leaves it alone."""
+        """Clear the gradients of parameters that must not change in this step; the optimizer then skips them."""
         for parameter in update.others:
             parameter.grad = None
         if self.rate is not None:
@@ -215,7 +215,7 @@ class OptimizerStep:
                         parameter.grad = None
 
     def _weights(self, step: Step) -> list[tuple[float, int]]:
-        """For each micro-batch: the weight of its mean loss in the step's, and how many items that mean covers."""
+        """For every micro-batch: its weight in the step's mean loss, and the number of items that it averages over."""
         plan = step.global_batch
         if self.count is None:
             return list(zip(plan.weights, plan.sizes, strict=True))

@@ -32,27 +32,27 @@ __all__ = ["Group", "Parts", "Place", "Task", "fixed"]
 class Task(ModelHolder, ABC):
     """Connects model, losses, metrics and pictures. Yours are in `custom/tasks`; only `output` must be written.
 
-    Everything that is learnt or remembered lies in the task: a model, losses with weights, a teacher, a queue (as a
-    buffer). So it is trained, exchanged between processes, averaged, saved and restored. Whatever changes in the course
-    of training is a function of `at`, so a resume is exact without anything being saved.
+    The task owns all trainable and persistent state: the model, losses with weights, a teacher, a queue (as a buffer).
+    So it is trained, exchanged between processes, averaged, saved and restored. Anything that varies during training
+    should be computed from `at`; then a resume is exact, and nothing has to be saved.
 
     The trainer handles devices, processes, precision, averaged weights and files. A batch is whatever the collate
     function returns: a mapping, tuple or dataclass of tensors, or an object with `to(device)`.
 
-    Parameters, modules and tensors of the model have the model's own names, without `model.`: in checkpoints, patterns
-    and logs.
+    In checkpoints, patterns and logs, parameters, modules and tensors of the model have the model's own names, without
+    `model.`.
 
     Attributes:
         gallery: chooses the samples of an evaluation that `pictures` draws; by default the first ones.
-        classes: names of the classes, in the order of their numbers; empty if the data set names none.
+        classes: class names in the order of the labels; empty if the data set has none.
         buffer_kinds: how processes share the buffers that their batches change, by name or pattern: "sum", "gather" or
-            "rank"; see docs/task.md. Models and losses may have it too.
+            "rank"; see docs/task.md. Models and losses may have this attribute too.
     """
 
     gallery: ClassVar[type[Gallery]] = Gallery
     classes: Sequence[str] = ()
     buffer_kinds: ClassVar[Mapping[str, str]] = {}
-    seeds: Iterator[list[int]] | None = None  # in an evaluation: for each call of `draw`, a seed for each sample
+    seeds: Iterator[list[int]] | None = None  # in an evaluation: a seed per sample, for every call of `draw`
     clock: Clock | None = None  # of the run that trains this task
 
     def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:
@@ -64,7 +64,7 @@ class Task(ModelHolder, ABC):
 
     @property
     def at(self) -> Place:
-        """The optimizer steps and epochs done so far, on which the weights of losses depend too."""
+        """The optimizer steps and epochs done so far; the weights of losses may depend on them."""
         return self.loss.at
 
     @at.setter
@@ -74,11 +74,11 @@ class Task(ModelHolder, ABC):
     def draw(self, function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
         """`function(x, *arguments)`, such as `self.draw(torch.randn_like, x)`, for the samples of a batch `x` (B, ...).
 
-        In an evaluation, the function is called with each sample by itself, (1, ...), and torch's random numbers on the
-        device of `x` are seeded by the number of the sample: what it draws does not depend on the rest of the batch.
+        In an evaluation, the function is called once per sample, (1, ...), with torch's random generator seeded by the
+        number of the sample: what it draws does not depend on the rest of the batch.
 
         Raises:
-            UserError: in an evaluation, `x` has not as many rows as the batch has samples.
+            UserError: in an evaluation, the number of rows of `x` differs from the number of samples in the batch.
         """
         if self.seeds is None:
             return function(x, *arguments)
@@ -97,17 +97,17 @@ class Task(ModelHolder, ABC):
 
     @property
     def draws_pictures(self) -> bool:
-        """Whether there is a method `pictures`, or a gallery that may do without."""
+        """Whether the task can draw pictures: it overrides `pictures`, or has its own gallery."""
         return type(self).pictures is not Task.pictures or self.gallery is not Gallery
 
     @abstractmethod
     def output(self, batch: Any) -> Any:
-        """Run the model on a batch that is on the device."""
+        """Run the model on a batch that is on the device already. Returns whatever `losses` and metrics need."""
 
     def losses(self, output: Any, batch: Any) -> Losses:
-        """The losses of a batch, scalars by name: `loss` is minimised, and all are logged. Add values of your own here.
+        """Compute the losses of a batch, scalars by name: `loss` is minimised, all are logged. Add your values here.
 
-        Each is a mean over samples, or over what `count` counts.
+        Every value must be a mean over the samples, or over the items that `count` counts.
         """
         return self.loss(output, batch)
 
@@ -116,9 +116,12 @@ class Task(ModelHolder, ABC):
         return output
 
     def describe(self, output: Any, batch: Any) -> list[dict[str, Any]]:
-        """What a prediction says of each sample of a batch, after `post_process`: plain values by name.
+        """Describe the predictions for a batch after `post_process`: for each sample, plain values by name.
 
-        By default the tensors of the output that have up to 16 numbers per sample.
+        By default, the tensors of the output that have up to 16 numbers per sample.
+
+        Raises:
+            UserError: the output has no such tensors, so the task must override this method.
         """
         named = output if isinstance(output, Mapping) else {"output": output}
         tensors = {name: value for name, value in named.items() if isinstance(value, Tensor) and value.ndim}
@@ -131,7 +134,7 @@ class Task(ModelHolder, ABC):
         return [dict(zip(small, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def pictures(self, output: Any, batch: Any, limit: int) -> list[Picture]:
-        """Up to `limit` pictures of a batch after `post_process`; may be empty."""
+        """Draw up to `limit` pictures of a batch after `post_process`; may be empty."""
         return []
 
     def prepare_batch(self, batch: Any, device: torch.device) -> Any:
@@ -139,7 +142,7 @@ class Task(ModelHolder, ABC):
         return to_device(batch, device)
 
     def count(self, batch: Any) -> int | None:
-        """What the losses of a batch, as loaded, are means over: words, boxes, pixels. By default None: samples."""
+        """Count the items that the losses of a loaded batch average over: words, boxes, pixels. None: samples."""
         return None
 
     def timer(self, name: str) -> AbstractContextManager[None]:
@@ -147,21 +150,25 @@ class Task(ModelHolder, ABC):
         return self.clock.timer(name) if self.clock is not None and self.training else nullcontext()
 
     def inspect(self, show: Show) -> None:
-        """Called at each log line, without gradients: `show` has numbers, histograms, texts and pictures logged."""
+        """Called at every log line, without gradients: log numbers, histograms, texts and pictures with `show`."""
 
     def after_step(self) -> None:
-        """Called after each step that changed the weights: a teacher follows, a queue moves on."""
+        """Called after every step that changed the weights, such as to update a teacher or a queue."""
 
     def updates(self) -> Sequence[str]:
-        """The updates of this step, in order; each is an optimizer step on every batch of the step."""
+        """Name the updates of this step, in order. Every update is an optimizer step on all batches of the step."""
         return ("all",)
 
     def update(self, name: str, batch: Any) -> Losses:
-        """The losses of one update for a batch; `loss` is minimised."""
+        """Compute the losses of an update for a batch; `loss` is minimised."""
         return self.losses(self.output(batch), batch)
 
     def trained_by(self, update: str) -> Iterable[nn.Parameter]:
-        """The parameters that an update trains: all of them, or those of the part of the model that has its name."""
+        """Choose the parameters that an update trains: by default all, or those of the part of the model with its name.
+
+        Raises:
+            UserError: the model has no part with that name.
+        """
         parts = dict(self.named_modules())
         if update != "all" and update not in parts:
             kind = type(self).__name__
@@ -169,20 +176,20 @@ class Task(ModelHolder, ABC):
         return parts[update].parameters() if update in parts else self.parameters()
 
     def groups(self) -> Iterable[Group]:
-        """Parameters with a learning rate or a weight decay of their own; the config divides all others."""
+        """Parameter groups with their own learning rate or weight decay; the config groups all other parameters."""
         return ()
 
     def rate(self, group: str) -> float:
-        """A factor of the learning rate of a parameter group in this step; 0: its parameters do not change at all."""
+        """Scale the learning rate of a parameter group in this step; 0: its parameters do not change at all."""
         return 1.0
 
     def measure(self, batch: Any) -> tuple[Any, Losses]:
-        """The output and the losses of an evaluation's batch."""
+        """Run the model on an evaluation batch. Returns its output and its losses."""
         output = self.output(batch)
         return output, self.losses(output, batch)
 
     def forward(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method of this task that runs the model: wrappers (DDP, FSDP) act on calls of the task itself."""
+        """Call a method that runs the model, through the task: that is where wrappers (DDP, FSDP) act."""
         return method(*arguments)
 
 
@@ -194,7 +201,7 @@ class Parts:
         task: unwrapped, on the CPU; the trainer prepares it, see `common.model`.
         val: the validation sets, which choose the best checkpoint; usually one.
         evaluation: the evaluation sets, for the reported numbers.
-        stage_streams: training data of the stages, by number; of all others it is `stream`.
+        stage_streams: training data of stages that have their own, by number; other stages use `stream`.
     """
 
     task: Task
@@ -205,11 +212,11 @@ class Parts:
     stage_streams: Mapping[int, BatchStream] = field(default_factory=dict)
 
     def deciding_data(self) -> dict[str, Any]:
-        """The data sets that affect training, by name: validation decides which weights are best, and some rates."""
+        """The data sets that affect training, by name; also those of validation, which decide the best weights."""
         stages = {f"train of stages[{number}]": each.dataset for number, each in self.stage_streams.items()}
         return {"train": self.stream.dataset, **stages, **{label(v.split, v.name): v.dataset for v in self.val}}
 
     @property
     def data(self) -> list[BatchStream | EvaluationLoader]:
-        """All of it, of any split and stage."""
+        """All loaders, of every split and stage."""
         return [self.stream, *self.stage_streams.values(), *self.val, *self.evaluation]

@@ -42,7 +42,7 @@ class Trainer:
 
     Attributes:
         progress: the position and counters of the run.
-        state: everything else whose state a checkpoint contains.
+        state: everything else that a checkpoint saves.
     """
 
     def __init__(self, config: RunConfig, parts: Parts, run: RunContext) -> None:
@@ -85,13 +85,13 @@ class Trainer:
         return self.progress.at
 
     def move_to(self, at: Position) -> None:
-        """Set the position of the run, which the task knows too."""
+        """Set the position of the run, also in the task."""
         self.progress.at = at
         place = Place(at.step, at.epoch, self.total_steps, self.stream.steps_per_epoch)
-        object.__setattr__(self.task, "at", place)  # the one of nn.Module takes 2 us, in each step
+        object.__setattr__(self.task, "at", place)  # nn.Module's own takes 2 us, in every step
 
     def begin_stage(self) -> None:
-        """Build everything that the settings of the stage decide."""
+        """Rebuild whatever depends on the settings of the current stage."""
         config = self.stages.config
         self.task.zero_grad()
         vars(self).pop("optimizer_step", None)  # frees the wrappers of the previous stage
@@ -114,7 +114,7 @@ class Trainer:
         )
 
     def next_stage(self) -> None:
-        """Begin the stage that is due, if it is another one."""
+        """Enter the next stage if it is due."""
         settings, stream = self.stages.config, self.stream
         if self.stages.advance(self.at):
             self.begin_stage()
@@ -165,7 +165,7 @@ class Trainer:
             return self.finish()
 
     def begin_step(self, step: Step) -> Position:
-        """Enter the stage that is due, and set the rates. Returns the position before the step."""
+        """Enter the next stage if it is due, and set the learning rates. Returns the position before the step."""
         if self.step is None and self.triggers.intervals["pictures"]:
             self.log_pictures(step, rehearsal=True)
         self.step = step
@@ -176,7 +176,7 @@ class Trainer:
         return before
 
     def end_step(self, step: Step, *, taken: bool) -> None:
-        """What follows from new weights, if the optimizer step was `taken`; then move on."""
+        """Update what follows the weights (unless the step was skipped), then advance the position."""
         if taken:
             self.task.after_step()
             if self.ema.is_active:
@@ -184,7 +184,7 @@ class Trainer:
         self.move_to(step.global_batch.after)
 
     def log(self, step: Step) -> None:
-        """Write a log line and its scalars. Of all steps, only those that are logged wait for the device."""
+        """Write a log line and its scalars. Only logged steps wait for the device."""
         self.check_losses()
         check_trained(self.task, self.parameters)
         self.saver.check()
@@ -196,25 +196,25 @@ class Trainer:
             log_gradients(self.task, every=self.config.debug.print_all_grad)
 
     def check_losses(self) -> None:
-        """Raise an error if a loss was NaN or infinite, before it is saved. Every process must call this."""
+        """Raise an error if a loss was NaN or infinite, before a save. Every process must call this."""
         meter = self.monitor.meter
         if bad := max_over_ranks(meter.first_bad_step() or 0, self.rank):
             raise bad_loss_somewhere(bad, meter.bad_here == bad, self.stream, self.saver, self.rank)
 
     def log_pictures(self, step: Step, *, rehearsal: bool = False) -> None:
-        """Log pictures of the batch just trained on, with the model's current output; a rehearsal only draws them."""
+        """Log pictures of the last training batch, with the current output; a rehearsal draws them, but logs none."""
         if self.task.draws_pictures and (self.rank.is_main or self.strategy.lockstep_forward):
             pictures = self.evaluator.pictures(step.batches[-1], self.config.progress.max_samples_train)
             self.monitor.pictures("train", self.at, [] if rehearsal else pictures)
 
     def rehearse(self) -> None:
-        """Try a batch of each evaluation set, and look for data that would be made with stale weights."""
+        """Try one batch of every evaluation set, and refuse data sets that would compute with stale weights."""
         refuse_stale_weights(self.parts.data, self.task)
         self.evaluator.rehearse(self.val, needs_loss=self.config.best.metric.rpartition(".")[2] == "loss")
         self.evaluator.rehearse(self.evaluation)
 
     def validate(self) -> bool:
-        """Evaluate on the validation data. Returns whether this is the best result so far."""
+        """Evaluate on the validation data. Returns whether the result is the best so far."""
         self.check_losses()
         pictures = self.config.progress.max_samples_val if self.config.progress.save_progress_val else 0
         if (result := self.run_evaluation("val", self.val, pictures)) is None:
@@ -241,7 +241,7 @@ class Trainer:
                 write_evaluation(self.paths.eval / f"epoch_{self.at.epoch:06d}", result, step=self.at.step)
 
     def run_evaluation(self, split: str, sets: Sequence[EvaluationLoader], pictures: int) -> SplitResult | None:
-        """Evaluate the averaged weights, the weights themselves, or both. None without data, or if a signal arrived."""
+        """Evaluate the averaged weights, the weights themselves, or both. None without data, or after a signal."""
         if not sets:
             return None
         self.state.differing_buffers()  # warns of them, before rank 0's replace the others
@@ -292,9 +292,9 @@ class Trainer:
         return Outcome(reason, self.at, self.progress.values, self.saver.folder.latest, exit_code(self.progress.signal))
 
     def restore(self, run: RunContext) -> None:
-        """Load the checkpoint that the run starts from, or only its weights; without one, do nothing.
+        """Load the checkpoint that the run resumes, or only its weights; does nothing without a checkpoint.
 
-        Raises `UserError` if the checkpoint does not fit, or if a change since then would alter the training.
+        Raises `UserError` if the checkpoint does not fit, or if a setting that affects training has changed since.
         """
         if run.checkpoint is None:
             return

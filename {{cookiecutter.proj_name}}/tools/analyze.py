@@ -38,7 +38,7 @@ from cli.stored_config import stored_config
 from custom.config import Config
 
 
-class Subject:
+class ProfiledTask:
     """A task, a batch of its training data and what they cost.
 
     Args:
@@ -142,7 +142,7 @@ def count_flops(call: Callable[[], None]) -> Counter[str]:
 
 def analyze(config: Config, sizes: Sequence[int], depth: int) -> dict[str, Any]:
     """What a batch of each size costs, and for the first of them what each module computes."""
-    subjects = (Subject(config, size) for size in sizes)
+    subjects = (ProfiledTask(config, size) for size in sizes)
     batches, modules = [], list[dict[str, Any]]()
     for subject in subjects:
         with error_context(f"in analyzing a batch of {subject.size}".format):

@@ -17,6 +17,9 @@ from custom.config import Config
 
 def main(argv: list[str]) -> int:
     """Print each key with both values and their origins. Returns the exit code."""
+    if "--help" in argv or "-h" in argv:
+        print(__doc__)
+        return 0
     if len(argv) != 2 or argv[0].startswith("-"):
         raise UserError("usage: python -m tools.diff A B; each is a config file, the folder of a run, or a checkpoint")
     first, second = map(read, argv)

@@ -1,6 +1,8 @@
-"""Delete what you do not use: python tools/prune.py [LEAF ...]; `leaves.yaml` says what can go, and what goes with it.
+"""Delete what you do not use: python -m tools.prune [LEAF ...]
 
-Runs on Python alone with PyYAML, also while the project is rendered. What it deletes is in git, and nowhere else.
+Without LEAF, list what can go; `leaves.yaml` says what goes with it. Deleted files can be restored from git only, so it
+refuses to run with uncommitted changes; --force overrides this. Needs only PyYAML: it also runs while the project is
+rendered.
 """
 
 import json
@@ -21,33 +23,35 @@ _PAGES = ("docs", "configs", "custom", "examples", "tests")
 
 
 class CannotPrune(Exception):
-    """Why a leaf cannot be removed. Nothing has been changed."""
+    """A leaf cannot be removed, for the reason in the message. Nothing has been changed."""
 
 
 def read_leaves(root: Path) -> dict[str, Leaf]:
-    """The leaves that are in the project, by name."""
+    """Read the table of the leaves that this project still has, by name."""
     file = root / TABLE
     return yaml.safe_load(file.read_text(encoding="utf-8")) or {} if file.is_file() else {}
 
 
 def files_of(root: Path, leaf: Leaf) -> list[Path]:
-    """The files that belong to a leaf alone."""
+    """List the files that belong to this leaf only."""
     return sorted({path for pattern in leaf["files"] for path in root.glob(pattern) if path.is_file()})
 
 
 def prune(root: Path, names: Iterable[str]) -> list[Path]:
-    """Remove leaves: their files, and what other files say of them. Returns the files that were deleted.
+    """Remove leaves: delete their files, and the lines about them in other files. Returns the deleted files.
 
     Raises:
-        CannotPrune: there is no such leaf, another one is built on it, or a line to be removed is not as it was.
+        CannotPrune: a leaf does not exist, another leaf needs it, or a text to be removed was edited.
     """
     leaves, names = read_leaves(root), list(dict.fromkeys(names))
     for name in names:
         if name not in leaves:
-            raise CannotPrune(f"there is no leaf called {name}; there is {', '.join(leaves) or 'none left'}")
+            raise CannotPrune(f"there is no leaf called {name}; choose from: {', '.join(leaves) or 'none left'}")
         users = [other for other, leaf in leaves.items() if name in leaf.get("needs", ()) and other not in names]
         if users:
-            raise CannotPrune(f"{', '.join(users)} is built on {name}; to remove both: {' '.join([name, *users])}")
+            raise CannotPrune(
+                f"{name} is needed by {', '.join(users)}; to remove all: LEAF='{' '.join([name, *users])}'"
+            )
     deleted = [path for name in names for path in files_of(root, leaves[name])]
     texts: dict[Path, str] = {}
     for name in names:
@@ -58,8 +62,8 @@ def prune(root: Path, names: Iterable[str]) -> list[Path]:
             text = texts.get(path) or path.read_text(encoding="utf-8")
             if text.count(old) != 1:
                 raise CannotPrune(
-                    f"{file} should have this text once; it may have been edited. Remove by hand what it does for "
-                    f"{name}, and the edit from {TABLE}:\n{old}"
+                    f"{file} does not have the following text exactly once; it was probably edited. Remove by hand "
+                    f"what it does for {name}, delete this edit from {TABLE}, commit, and run the command again:\n{old}"
                 )
             texts[path] = text.replace(old, new)
     lines = [line for name in names for line in leaves[name].get("lines", ())]
@@ -84,7 +88,7 @@ def prune(root: Path, names: Iterable[str]) -> list[Path]:
 
 
 def _edits(leaf: Leaf) -> Iterable[tuple[str, str, str]]:
-    """What a leaf removes from files that stay: file, text, and what replaces it."""
+    """Yield the edits of files that stay: file, text, and its replacement."""
     for file, edits in leaf.get("edits", {}).items():
         for edit in edits:
             old, new = (edit, "") if isinstance(edit, str) else edit
@@ -92,9 +96,9 @@ def _edits(leaf: Leaf) -> Iterable[tuple[str, str, str]]:
 
 
 def _without_marked(text: str, names: Sequence[str], lines: Sequence[str]) -> str:
-    """A page without the lines marked `<!-- leaf: name -->` and those that match one of `lines` as a whole.
+    """Drop lines marked `<!-- leaf: name -->`, and lines that match one of `lines` completely.
 
-    A mark alone in a line begins a block that ends with `<!-- end -->`.
+    A mark on a line of its own begins a block that ends with `<!-- end -->`.
     """
     any_of = "|".join(map(re.escape, names))
     text = re.sub(rf"^<!-- leaf: ({any_of}) -->\n.*?^<!-- end -->\n", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -110,7 +114,7 @@ def _without_entries(table: str, names: Sequence[str]) -> str:
 
 
 def _drop_from_schema(path: Path, name: str) -> None:
-    """Remove a registered name from the schema for editors: where it may be named, and the rule of its arguments."""
+    """Remove a registered name from the schema for editors, with the rule for its arguments."""
     rule = {"properties": {"type": {"const": name}}}
 
     def without(node: Any) -> Any:
@@ -128,19 +132,20 @@ def _drop_from_schema(path: Path, name: str) -> None:
 
 def main(words: Sequence[str]) -> int:
     """List the leaves, or remove some. Returns the exit code."""
+    if "--help" in words or "-h" in words:
+        print(__doc__)
+        return 0
     names = [word for word in words if word != "--force"]
     leaves = read_leaves(ROOT)
     if not names:
         for name, leaf in leaves.items():
             print(f"{name:<12} {leaf['about']} ({len(files_of(ROOT, leaf))} files)")
-        print("\nTo remove some: make prune LEAF=slurm, or LEAF='slurm sweep'")
+        print("\nTo remove some: make prune LEAF=NAME, or LEAF='NAME NAME'")
         return 0
     status = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False)
     if (status.returncode or status.stdout) and "--force" not in words:
         why = "there are uncommitted changes" if status.returncode == 0 else "this folder is not in git"
-        print(
-            f"error: {why}, so what is removed could not be brought back; commit first, or add --force", file=sys.stderr
-        )
+        print(f"error: {why}, so deleted files could not be restored; commit first, or add --force", file=sys.stderr)
         return 1
     try:
         deleted = prune(ROOT, names)
@@ -149,9 +154,7 @@ def main(words: Sequence[str]) -> int:
         return 1
     for path in deleted:
         print(f"deleted {path.relative_to(ROOT)}")
-    print(
-        f"\n{', '.join(names)} removed. `git diff` shows what changed in other files; `make lint test` checks the rest."
-    )
+    print(f"\nRemoved {', '.join(names)}. `git diff` shows what changed; `make lint test` checks the project.")
     return 0
 
 

@@ -41,7 +41,7 @@ def die_with_parent(starter: int | None = None) -> None:
 
 @contextmanager
 def stop_with_reader() -> Iterator[None]:
-    """End the program without a word when nobody reads its output any more: `... | head`."""
+    """End the program silently when its output is no longer read: `... | head`."""
     try:
         try:
             yield

@@ -1,4 +1,4 @@
-"""What decides the bits of a run besides its config, and how it differs from what a checkpoint records."""
+"""Record what decides the bits of a run besides its config, and compare it with the record in a checkpoint."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -101,7 +101,7 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, datasets: 
 
 @dataclass
 class Findings:
-    """What comparing two fingerprints found, in words.
+    """The differences of two fingerprints, in words.
 
     Attributes:
         order: changes by which other samples are trained on, or in another order.

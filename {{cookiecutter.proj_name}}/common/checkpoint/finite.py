@@ -55,7 +55,7 @@ def bad_loss(step: int, stream: BatchStream, saver: Saver, rank: Rank) -> Traini
 
 
 def bad_loss_somewhere(step: int, here: bool, stream: BatchStream, saver: Saver, rank: Rank) -> TrainingError:
-    """As `bad_loss`, where it may be on other ranks too, or only there. Every process must call this."""
+    """Like `bad_loss`, for a loss that may be on any rank. Every process must call this."""
     where = filter(None, gather_objects(bad_samples(stream, step, rank) if here else "", rank))
     error = not_finite(f"the loss of step {step} is not a finite number ({'; '.join(where)})", saver)
     error.elsewhere = not here

@@ -46,7 +46,7 @@ class CheckpointFolder:
 
     @property
     def last_good(self) -> str:
-        """For messages: the checkpoint to go back to."""
+        """Name the checkpoint to go back to, for messages."""
         return f"the last good checkpoint is {self.latest}" if self.latest.is_file() else "there is no checkpoint yet"
 
     def numbered(self) -> list[tuple[int, Path]]:

@@ -1,4 +1,4 @@
-"""What a resume guarantees: which changes of the config are accepted, and how exact the continued run is."""
+"""The guarantee of a resume: which changes of the config are accepted, and how exact the continued run is."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -136,7 +136,7 @@ class RunState:
         return names
 
     def unproven(self, saved: Mapping[str, Any]) -> list[str]:
-        """What makes a resume from a saved state inexact, though neither code nor config has changed."""
+        """List what makes a resume from a saved state inexact although neither code nor config has changed."""
         names = saved.get("differing", [])
         if not names or self.about["config"]["dist"]["broadcast_buffers"]:
             return []
@@ -176,7 +176,7 @@ class RunState:
         return at, dict(state["values"]), set(state["owed"])
 
     def _state_of_ranks(self, user: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What is saved for each rank, in rank order, on the main process: `rank` buffers, and user parts that differ.
+        """Gather the state of every rank on the main process, in rank order: `rank` buffers, user parts that differ.
 
         Empty if there is nothing of that kind.
         """
@@ -191,7 +191,7 @@ class RunState:
         return [own, *gather_to_main(map_leaves(own, _in_host_memory), self.rank)[1:]]
 
     def _mine(self, state: Mapping[str, Any], source: Path) -> dict[str, Any]:
-        """What a checkpoint holds for this rank alone."""
+        """Return the part of the checkpoint that belongs to this rank only."""
         ranks = state.get("ranks") or []
         if ranks and len(ranks) != self.rank.world_size:
             names = sorted({name for each in ranks for part in each.values() for name in part})

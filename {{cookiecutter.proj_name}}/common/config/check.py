@@ -95,7 +95,7 @@ def _drop(values: Any, path: Sequence[str | int]) -> None:
 
 
 def _broken_rules(made: Any, known: Sequence[str], key: str = "") -> Iterator[Problem]:
-    """What `problems` of each section below `made` finds. `known`: keys with problems."""
+    """Collect the `problems` of every section below `made`. `known`: keys with problems."""
     parts = vars(made) if dataclasses.is_dataclass(made) else dict(enumerate(made)) if isinstance(made, list) else {}
     for part, below in parts.items():
         yield from _broken_rules(below, known, join(key, part))

@@ -114,7 +114,7 @@ def complete(node: Node, annotation: Any) -> Node:
 
 
 def _gather_arguments(entries: dict[str, Node], schema: type) -> dict[str, Node]:
-    """Of a section that is open for the arguments of an entry (`__arguments__`): other keys go to its field `args`."""
+    """Move unknown keys of a section that takes the arguments of an entry (`__arguments__`) to its field `args`."""
     known, args = {*keys_of(schema), *getattr(schema, "__renamed__", ())}, entries.get("args", Node({}, DEFAULT))
     rest = {name: node for name, node in entries.items() if name not in known}
     if not (rest and hasattr(schema, "__arguments__") and isinstance(args.value, dict)):

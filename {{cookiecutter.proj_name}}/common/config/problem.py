@@ -93,7 +93,7 @@ def join(key: str, part: str | int) -> str:
 
 
 def overlapping(keys: Collection[str], others: Collection[str]) -> list[str]:
-    """Those of `others` that lie in one of `keys`, or contain one. A list counts as a whole."""
+    """Select those of `others` that lie within any of `keys`, or contain any. A list counts as a whole."""
     whole = [key.partition("[")[0] for key in keys]
     return [each for each in others if any(_is_within(each, key) or _is_within(key, each) for key in whole)]
 

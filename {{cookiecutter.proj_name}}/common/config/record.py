@@ -40,7 +40,7 @@ def read_record(tree: Node, schema: type) -> tuple[Node, list[Problem]]:
 
 
 def warning(dropped: Sequence[Problem]) -> str:
-    """What to say about keys left out, with their values; "" if there are none."""
+    """Write a warning about keys that were left out, with their values; "" if there are none."""
     lines = [f"\n  {each.key} = {shorten(each.value, 200)}  ({each.origin})" for each in dropped]
     text = "this run is of an earlier version of the project, which had keys that are left out:"
     return "".join([text, *lines]) if lines else ""

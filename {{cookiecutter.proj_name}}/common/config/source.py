@@ -204,7 +204,7 @@ def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else 0
         cause = ", ".join(filter(None, (error.context, error.problem)))
-        hint = next((text for part, text in _CAUSES.items() if re.search(part, cause)), "the lines there are")
+        hint = next((text for part, text in _CAUSES.items() if re.search(part, cause)), "near these lines:")
         shown = [f"\n      {at:>4} | {each}" for at, each in enumerate(text.splitlines(), 1) if 0 <= line + 1 - at <= 1]
         raise _refused(f"invalid YAML: {cause}", origin_at(line), "".join([hint, *shown])) from error
     except yaml.reader.ReaderError as error:
@@ -232,7 +232,7 @@ def _count(node: yaml.Node | None, counts: dict[int, int], origin_at: Callable[[
 
 # Parts of PyYAML's messages, and the mistake that is most often behind them.
 _CAUSES = {
-    "mapping values|expected <block end>": "begin keys of one section in one column; quote text that contains ': '",
+    "mapping values|expected <block end>": "indent the keys of a section equally; quote text that contains ': '",
     r"character '\\t'": "indent with spaces, not with a tab",
     "cannot start any token": "put text that begins with this character in quotes",
     "expected ','": "a bracket or a comma is missing here or on a line above",

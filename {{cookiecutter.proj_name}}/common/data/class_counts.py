@@ -43,7 +43,7 @@ def count_classes(dataset: Any) -> dict[str, int]:
 
 
 def describe_classes(dataset: Any) -> str:
-    """As in `, classes cat 40, dog 40, horse 0 (3 files ignored: .heic)`; "" if the labels are not known."""
+    """Describe the classes: `, classes cat 40, horse 0 (3 files ignored: .heic)`; "" if the labels are not known."""
     counts, ignored = count_classes(dataset), getattr(dataset, "ignored", {})
     each = [f"{name} {count}{_ignored(ignored.get(name))}" for name, count in counts.items()]
     if len(each) > _ALL:

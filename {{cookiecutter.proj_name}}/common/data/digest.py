@@ -1,4 +1,4 @@
-"""What identifies the data of a run: computed at each start, so that a resume notices data that changed meanwhile."""
+"""Identify the data of a run: computed at every start, so that a resume notices data that changed meanwhile."""
 
 import os
 import stat

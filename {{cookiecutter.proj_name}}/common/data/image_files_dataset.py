@@ -38,7 +38,7 @@ class ImageFiles:
         data_dir: parent of all data sets.
         mode: train, val or eval; used in messages only.
         folder: folder of this data set, relative to `data_dir` or absolute.
-        size: images are resized to this height and width, pixels; null: not.
+        size: images are resized to this height and width, pixels; null: do not resize.
         channels: 1 (grey), 3 (RGB) or 4 (RGBA).
     """
 

@@ -126,7 +126,7 @@ class IterableStream(BatchStream):
 
     Records are dealt out by position (see `_Batches`), which requires that all processes read the same records in the
     same order; or the data set has `share(reader, readers)`, after which it reads only share `reader` (from 0) of
-    `readers`. A rank whose share has ended then computes its first batch again, with weight 0, until all have ended.
+    `readers`. Exhausted ranks repeat their first batch with weight 0, until all have ended.
 
     If the data set has `state_dict` and `load_state_dict` and is read in the main process, a resumed run continues
     at exactly the next sample. Otherwise the epoch is read again up to there: exact if the data set repeats itself.
@@ -152,7 +152,9 @@ class IterableStream(BatchStream):
     ) -> None:
         self.dataset, self.rank, self.accumulate, self.batch_size = dataset, rank, accumulate, batch_size
         if (order := config.order["type"]) not in ("shuffle", "sequential"):
-            raise UserError(f"loader.order: {kind_of(dataset)} is read in its own order, so it cannot be {order}")
+            raise UserError(
+                f"loader.order: {kind_of(dataset)} is an iterable data set, so it cannot be {order}; remove this key"
+            )
         self.samples_per_step = batch_size * accumulate * rank.world_size
         self.drop_last = config.drop_last
         self.is_exactly_resumable = callable(getattr(dataset, "state_dict", None)) and worker == 0

@@ -23,7 +23,7 @@ def spread(items: Sequence[Any], count: int) -> list[Any]:
 def look_at(
     dataset: Any, indices: Sequence[int], function: Callable[[Any], Any], config: LoaderConfig, worker: int
 ) -> list[Any]:
-    """What `function` returns for each of these samples, all read with the same random numbers.
+    """Return the results of `function` for these samples, all read with the same random numbers.
 
     In a worker if there are any: workers would inherit a file that the data set opens here, and its position.
     """

@@ -1,4 +1,4 @@
-"""What is better: the mode of the metric that decides, the best validation so far, early stopping.
+"""Compare validation results: the mode of the metric that decides, the best result so far, early stopping.
 
 A resume continues both.
 """

@@ -32,7 +32,7 @@ _FOLLOW_AFTER_S = 2.0
 _END_AT_LATEST_S = 8.0  # even if something blocks: an unread terminal, a disk
 _NO_MESSAGE = "the process exited without an error message"
 _BYE = None  # the message of a rank that leaves after success
-_KILLED = "killed by a person, by the scheduler, for lack of memory (see dmesg), or by os._exit"
+_KILLED = "killed by a user or the scheduler, out of memory (see dmesg), or ended by os._exit"
 
 FailureSink = Callable[[Failure, bool], None]
 """Shows a failure: in this process' log and, if the second argument says so, on the terminal."""

@@ -99,7 +99,7 @@ def describe(error: BaseException, rank: Rank) -> Failure:
         elsewhere = getattr(error, "elsewhere", False)
         return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, with_notes(error), may_follow=elsewhere)
     if isinstance(error, KeyboardInterrupt):
-        return Failure(rank.rank, rank.world_size, EXIT_INTERRUPTED, "interrupted: left at once, without saving")
+        return Failure(rank.rank, rank.world_size, EXIT_INTERRUPTED, "interrupted; exited immediately without saving")
     code, title, notes = EXIT_ERROR, _title(error), [str(note) for note in getattr(error, "__notes__", ())]
     if isinstance(error, SystemExit):
         title = f"the program was left early, by sys.exit({error.code!r})"

@@ -37,7 +37,7 @@ def exit_code(number: int) -> int:
 
 
 class StopDecision(NamedTuple):
-    """What the ranks agreed on between two steps: the signal to stop by (0: none), and whether to save."""
+    """The agreement of the ranks between two steps: the signal to stop by (0: none), and whether to save."""
 
     stop: int
     save: bool

@@ -41,7 +41,7 @@ class Strategy:
             self.frozen = patterns, freeze(self.task, patterns)
 
     def wrap(self, trained: Sequence[nn.Parameter]) -> nn.Module:
-        """What an update that trains these parameters calls: the task or a wrapper. Every process must call this."""
+        """Return the module to call in an update of these parameters. Every process must call this."""
         return self.task
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""What an evaluation measured."""
+"""The results of an evaluation."""
 
 from dataclasses import dataclass, field
 

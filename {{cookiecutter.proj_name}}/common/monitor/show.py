@@ -1,4 +1,4 @@
-"""What a task shows of itself at a log line."""
+"""Numbers, texts, histograms and pictures that a task logs."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -24,7 +24,7 @@ _MOST_FAILURES = 3  # in a row; then a writer is given up, since each try may wa
 
 @dataclass(frozen=True)
 class WriterRun:
-    """What a writer may know of its run.
+    """The facts about a run that a writer may use.
 
     Attributes:
         folder: the run folder; a writer's own files go there.

@@ -1,4 +1,4 @@
-"""What the Python side of an operator does with its tensors before a kernel runs."""
+"""Check and convert the tensors of an operator before a kernel runs."""
 
 import torch
 from torch import Tensor

@@ -82,7 +82,7 @@ class Precision:
         return map_tensors(batch, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers; empty unless the loss is scaled."""
+        """Return the state of the loss scaler; empty unless the loss is scaled."""
         return {} if self.scaler is None else dict(self.scaler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a run computes with: the versions of the imported packages, and the machine."""
+"""Record the environment of a run: the versions of the imported packages, and the machine."""
 
 import platform
 import re
@@ -41,7 +41,7 @@ def canonical(name: str) -> str:
 
 
 def machine(device: torch.device) -> dict[str, str | int | bool]:
-    """What affects the last digits of results on this machine: Python, processor, threads, GPU and their settings."""
+    """Record what affects the last digits of results on this machine: Python, processor, threads, GPU, settings."""
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     conv: Any = getattr(cudnn, "conv")  # noqa: B009 - not in its types
     gpu: dict[str, str | int | bool] = dict.fromkeys(("driver", "cudnn", "cudnn flags", "tf32"), "not used")
@@ -67,7 +67,7 @@ def machine(device: torch.device) -> dict[str, str | int | bool]:
 
 
 def _line(file: str, pattern: str) -> str:
-    """What `pattern` captures in a file of the system; "" without it."""
+    """Return what `pattern` captures in a system file; "" if it is missing."""
     try:
         found = re.search(pattern, Path(file).read_text(encoding="utf-8", errors="replace"))
     except OSError:

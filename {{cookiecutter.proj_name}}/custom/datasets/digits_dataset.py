@@ -1,4 +1,4 @@
-"""The example data set: 1,797 real handwritten digits, shipped with the project (source, licence: data/README.md)."""
+"""The example data set: 1,797 handwritten digits, included in the project (source, licence: data/README.md)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _SPLITS = {"train": 0, "val": 1, "eval": 2}
 
 @DATASET_REGISTRY.register()
 class DigitsDataset:
-    """Images of 8 x 8 pixels in 10 classes, with a fixed split into train, val and eval (the test part).
+    """Images of 8 x 8 pixels in 10 classes, with a fixed split into train, val and eval (the test set).
 
     Args:
         data_dir: folder that contains `digits.npz`.
@@ -45,18 +45,18 @@ class DigitsDataset:
 
     @classmethod
     def from_files(cls, files: Sequence[Any], **_: Any) -> "DigitFiles":
-        """Pictures of single digits, for predictions."""
+        """Read pictures of single digits, for predictions."""
         return DigitFiles.from_files(files, size=[8, 8], channels=1)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def sample_ids(self) -> list[tuple[str, int]]:
-        """The indices of these digits in the file; train, val and eval should have none in common."""
+        """Return the indices of these digits in the file; train, val and eval should have none in common."""
         return [("digits", int(number)) for number in self.numbers]
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """`image` (1, 8, 8), float in 0..1, and `label`, int64 scalar."""
+        """Return `image` (1, 8, 8), float in 0..1, and `label`, int64 scalar."""
         image = self.images[index]
         if self.shift:
             image = _shifted(image, self.shift)
@@ -67,7 +67,7 @@ class DigitFiles(ImageFiles):
     """Images of one digit each, in any size: (1, 8, 8), float, 0 (paper) to 1 (ink)."""
 
     def prepared(self, image: Tensor) -> Tensor:
-        """Ink on light paper, as scanners give it, is inverted: in the data, ink is bright."""
+        """Invert scans, where ink is dark on light paper: in the data, ink is bright."""
         border = torch.cat([image[:, 0].flatten(), image[:, -1].flatten(), image[..., 0].flatten()])
         return 1 - image if border.median() > 0.5 else image
 

@@ -1,4 +1,4 @@
-"""The example loss."""
+"""The example loss: cross entropy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +14,10 @@ from common.config.registry import LOSS_REGISTRY
 class CrossEntropyLoss:
     """Cross entropy of `logits` (B, classes) against `label` (B,), mean over the batch.
 
-    If there is a `soft_label` (B, classes), as of mixed images, it is against that.
+    If the batch has a `soft_label` (B, classes), as for mixed images, that is the target.
 
     Args:
-        label_smoothing: part of the target that is spread over all classes, 0..1.
+        label_smoothing: share of the target that is spread over all classes, 0..1.
     """
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
@@ -33,7 +33,7 @@ class CrossEntropyLoss:
 
 
 def warn_of_probabilities(logits: Any) -> None:
-    """Warn if `logits` (B, classes) are probabilities: the loss applies softmax, so the model must not."""
+    """Warn if `logits` (B, classes) are probabilities: this loss applies softmax, so the model must not."""
     if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
         return
     sums = logits.detach().float().sum(1)

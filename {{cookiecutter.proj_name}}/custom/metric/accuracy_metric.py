@@ -1,4 +1,4 @@
-"""The example metric."""
+"""The example metric: accuracy."""
 
 from torch import Tensor
 from typing_extensions import Self

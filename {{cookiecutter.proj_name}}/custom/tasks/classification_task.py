@@ -23,8 +23,8 @@ _LONGEST_NAME = 24  # characters of a sample's name below its picture
 class ClassificationTask(Task):
     """Predicts one of several classes for each image.
 
-    A batch is a dict with `image` (B, C, H, W), float in 0..1, `label` (B,), int64, and if known, `name`, B texts; for
-    predictions without `label`.
+    A batch is a dict with `image` (B, C, H, W), float in 0..1, `label` (B,), int64, and if known, `name`, B texts.
+    Batches for predictions have no `label`.
 
     Args:
         top: number of classes that `describe` lists for each image, the most likely ones.
@@ -37,23 +37,23 @@ class ClassificationTask(Task):
         self.top = top
 
     def output(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Returns `logits` (B, classes)."""
+        """Run the model. Returns `logits` (B, classes)."""
         return {"logits": self.model(batch["image"])}
 
     def post_process(self, output: dict[str, Tensor], batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Adds `probabilities` (B, classes), 0..1; `prediction` (B,), the most likely class; its `probability` (B,)."""
+        """Add `probabilities` (B, classes), 0..1; `prediction` (B,), the most likely class; its `probability` (B,)."""
         probabilities = output["logits"].float().softmax(dim=1)
         probability, prediction = probabilities.max(dim=1)
         return {**output, "probabilities": probabilities, "prediction": prediction, "probability": probability}
 
     def sample_errors(self, output: dict[str, Tensor], batch: dict[str, Any]) -> list[SampleScore]:
-        """Wrong if the most likely class is not the label; the cross entropy; groups are the labels."""
+        """Score the samples: wrong if the prediction is not the label; the cross entropy; grouped by label."""
         losses = cross_entropy(output["logits"].float(), batch["label"], reduction="none")
         wrong = output["prediction"] != batch["label"]
         return list(map(SampleScore, wrong.tolist(), losses.tolist(), batch["label"].tolist()))
 
     def describe(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> list[dict[str, Any]]:
-        """For each image its `prediction`, the `class` of that number, its `probability`, and the `top` classes."""
+        """Return `prediction`, its `class` name, its `probability` and the `top` classes of every image."""
         rows = []
         best = output["probabilities"].topk(min(self.top, output["probabilities"].shape[1]), dim=1)
         for values, numbers in zip(best.values.tolist(), best.indices.tolist(), strict=True):
@@ -63,12 +63,13 @@ class ClassificationTask(Task):
         return rows
 
     def class_name(self, number: int) -> str:
-        """The name of a class, or its number if it has none."""
+        """Return the name of a class, or its number if it has no name."""
         return self.classes[number] if number < len(self.classes) else str(number)
 
     def pictures(self, output: dict[str, Any], batch: dict[str, Any], limit: int) -> list[Picture]:
-        """Each image with its label, the prediction if it is another, the probability of the predicted class, and the
-        sample's name; framed in green if the prediction is right and in red if not. Without labels, the prediction."""
+        """Draw images with their label, the prediction if it differs, its probability, and the name of the sample.
+
+        The frame is green if the prediction is right, red if it is wrong. Without labels, the prediction is shown."""
         images = original(batch)[:limit].permute(0, 2, 3, 1).cpu().numpy()
         known = batch if isinstance(batch, Mapping) else {"label": batch["label"]}
         predictions, names = output["prediction"][:limit].tolist(), known.get("name") or [""] * limit

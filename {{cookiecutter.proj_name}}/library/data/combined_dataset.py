@@ -28,7 +28,7 @@ class _Combined(ABC):
 
     @classmethod
     def from_files(cls, files: Sequence[Any], sets: Any = None, set: Any = None, **_: Any) -> Any:
-        """These files as the first data set reads them, for predictions."""
+        """Read files as the first data set does, for predictions."""
         return build_files((sets or [set])[0], "eval", files)
 
     @abstractmethod
@@ -36,14 +36,14 @@ class _Combined(ABC):
 
     @abstractmethod
     def locate(self, index: int) -> tuple[int, int]:
-        """The number of a data set, and an index in it."""
+        """Return the number of the data set that holds a sample, and the index in it."""
 
     def __getitem__(self, index: int) -> Any:
         number, inner = self.locate(range(len(self))[index])
         return self.sets[number][inner]
 
     def __getattr__(self, name: str) -> Any:
-        """What has a value per sample (`targets`) follows the samples; all else (`collate`) is the first set's."""
+        """Attributes with a value per sample (`targets`) follow the samples; others (`collate`) are the first set's."""
         if name.startswith("_") or name in ("sets", "whole"):
             raise AttributeError(name)
         values = [getattr(each, name) for each in self.sets]  # AttributeError: one of them has none
@@ -60,7 +60,7 @@ class _Combined(ABC):
         return [values[number][inner] for number, inner in map(self.locate, range(len(self)))]
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the data sets the epoch, if they want to know it."""
+        """Pass the epoch to the data sets that have `set_epoch`."""
         for each in self.sets:
             if callable(tell := getattr(each, "set_epoch", None)):
                 tell(epoch)
@@ -79,8 +79,8 @@ class Concat(_Combined):
 
     Args:
         data_dir, mode: passed to each of them.
-        sets: their sections: `[{type: DigitsDataset}, {type: ImageFolderDataset, folder: more}]`. Their classes must be
-            the same.
+        sets: sections of the data sets: `[{type: DigitsDataset}, {type: ImageFolderDataset, folder: more}]`. All must
+            have the same classes.
     """
 
     def __init__(self, data_dir: Path, mode: str, sets: list[Section]) -> None:
@@ -130,16 +130,16 @@ class Repeat(_Combined):
 
 @DATASET_REGISTRY.register()
 class Subset(_Combined):
-    """Some samples of a data set, always the same ones, in their order. Give exactly one of the ways to choose.
+    """A fixed part of the samples of a data set, in their order. Give exactly one of the ways to choose.
 
     Args:
         data_dir, mode: passed to the data set.
         set: its section.
-        indices: exactly these, counted from 0, in this order.
-        first, last: so many from the beginning or the end.
-        fraction: a random share of the samples: 0.1, or the range [0.8, 1.0] of a random order. So `[0, 0.8]` and
+        indices: indices of the samples, counted from 0, in this order.
+        first, last: number of samples from the beginning or the end.
+        fraction: a random share of the samples: 0.1, or the range [0.8, 1.0] of a random order: `[0, 0.8]` and
             `[0.8, 1]` have no sample in common and together contain all.
-        seed: of that random order.
+        seed: seed of that random order.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Subset(_Combined):
 
 
 def _share(fraction: float | list[float], size: int, seed: int, mode: str) -> torch.Tensor:
-    """The indices of a range of a random order, ascending."""
+    """Return the indices in a range of a random order, ascending."""
     low, high = fraction if isinstance(fraction, list) and len(fraction) == 2 else (0.0, fraction)
     if isinstance(high, list) or not 0 <= low < high <= 1:
         raise UserError(f"dataset.{mode}.fraction: is {fraction}, must be a number or [from, to] within 0..1")

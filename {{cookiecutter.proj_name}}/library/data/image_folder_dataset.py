@@ -1,4 +1,4 @@
-"""Your own images: one folder per class."""
+"""Images in one folder per class."""
 
 import zlib
 from collections import Counter
@@ -87,12 +87,12 @@ class ImageFolderDataset:
         return len(self.samples)
 
     def sample_ids(self) -> list[str]:
-        """The files; train, val and eval should have none in common."""
+        """Return the files; train, val and eval should have none in common."""
         whole = str(self.root.resolve())
         return [whole + path[len(str(self.root)) :] for path, _ in self.samples]
 
     def digest(self) -> list[tuple[str, int]]:
-        """Files and labels, which a resume compares."""
+        """Return files and labels, which a resume compares."""
         return list(self.samples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class ImageFolderDataset:
 
 
 def class_folders(root: Path, where: str) -> tuple[str, ...]:
-    """The sub-folders of `root`, in alphabetical order. Raises `UserError` if there are fewer than two."""
+    """List the sub-folders of `root`, in alphabetical order. Raises `UserError` if there are fewer than two."""
     # Hidden folders (.ipynb_checkpoints) and files (._photo.jpg on a Mac) are not data.
     classes = tuple(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."))
     if len(classes) < 2:
@@ -123,9 +123,9 @@ def class_folders(root: Path, where: str) -> tuple[str, ...]:
 def scan_images(
     root: Path, classes: Sequence[str], part: list[float]
 ) -> tuple[list[tuple[str, int]], dict[str, Counter[str]]]:
-    """The images below `root/<class>/` as (path, number of the class), those whose hash is within `part`.
+    """List the images below `root/<class>/` whose hash is within `part`, as (path, number of the class).
 
-    Also, for each class, how many other files there are, of any part, by suffix.
+    Also returns, per class, the number of other files by suffix, of any part.
     """
     samples, ignored = [], {name: Counter[str]() for name in classes}
     for label, name in enumerate(classes):

@@ -20,13 +20,13 @@ from common.data.view import kind_of
 class _Mix(ABC):
     """Mixes the images of a batch in pairs, with a share drawn from Beta(alpha, alpha), the same for the whole batch.
 
-    `label` (B,) stays the label of the image with the larger share. `soft_label` (B, classes), float, has the shares of
-    both; the shipped `CrossEntropyLoss` trains on it, and other losses can: `inputs: {target: batch.soft_label, ...}`.
+    `label` (B,) stays the label of the image with the larger share. `soft_label` (B, classes), float, has the shares
+    of both; the example `CrossEntropyLoss` trains on it, others with `inputs: {target: batch.soft_label, ...}`.
 
     Args:
         dataset: supplied by the program. Its samples have `image` (C, H, W), all of one size, and `label`.
-        alpha: how strongly, more than 0. Near 0, most batches are hardly mixed; 1: every share is equally likely.
-        classes: their number; by default that of the data set's `classes`.
+        alpha: strength, more than 0. Near 0, most batches are hardly mixed; 1: every share is equally likely.
+        classes: number of classes; by default that of the data set's `classes`.
     """
 
     training_only, random = True, True
@@ -51,7 +51,7 @@ class _Mix(ABC):
 
     @abstractmethod
     def mix(self, first: Tensor, second: Tensor, share: float) -> tuple[Tensor, float]:
-        """Mixed images, and the part of `first` in them, which should be near `share`."""
+        """Return the mixed images, and the actual share of `first` in them, which should be near `share`."""
 
 
 @COLLATE_REGISTRY.register("mixup")

@@ -19,7 +19,7 @@ from common.config.registry import TRANSFORM_REGISTRY
 
 @TRANSFORM_REGISTRY.register()
 class Named:
-    """Makes a dict of a sample that is a tuple, as data sets of torchvision give: `names: [image, label]`."""
+    """Turns a tuple, the sample of most torchvision data sets, into a dict: `names: [image, label]`."""
 
     whole_sample, random = True, False
 
@@ -34,7 +34,7 @@ class Named:
 
 @TRANSFORM_REGISTRY.register()
 class ToFloat:
-    """A Pillow image or an array (H, W) or (H, W, C) of 8-bit numbers becomes a tensor (C, H, W), float in 0..1."""
+    """Converts a Pillow image, or an 8-bit array (H, W) or (H, W, C), to a tensor (C, H, W), float in 0..1."""
 
     random = False
 
@@ -51,7 +51,7 @@ class ToFloat:
 
 @TRANSFORM_REGISTRY.register()
 class Normalize:
-    """(image - mean) / std for each channel, given in the image's units; pictures still show the original colours.
+    """Computes (image - mean) / std per channel, in the image's units; pictures still show the original colours.
 
     The sample keeps both numbers, as `image_mean` and `image_std` (C, 1, 1); `original` needs them.
     """

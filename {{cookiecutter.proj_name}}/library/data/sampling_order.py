@@ -1,4 +1,4 @@
-"""Orders of an epoch that need something of the data set: weights, or the classes of its samples.
+"""Orders of an epoch that need weights or classes from the data set.
 
 Every file named `*_order.py` in this folder is imported, so that its functions are registered for `loader.order`.
 """
@@ -16,9 +16,9 @@ from common.data.view import kind_of
 
 @ORDER_REGISTRY.register()
 def weighted(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveInt | None = None) -> np.ndarray:
-    """Samples drawn with replacement, with probabilities in proportion to the data set's `weights`.
+    """Draw samples with replacement, with probabilities in proportion to the data set's `weights`.
 
-    `samples`: how many per epoch; by default as many as the data set has.
+    `samples`: number of samples per epoch; by default that of the data set.
     """
     weights = _of_each_sample(dataset, "weighted", "weights").astype(np.float64)
     sums = np.cumsum(weights)
@@ -30,11 +30,11 @@ def weighted(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveIn
 
 @ORDER_REGISTRY.register()
 def balanced(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveInt | None = None) -> np.ndarray:
-    """Samples of all classes equally often: some of a large class, and those of a small one several times.
+    """Use all classes equally often: a part of a large class, and the samples of a small class several times.
 
     The data set gives the class of each sample as `targets` or `labels`. Numbers of samples per class, and of
-    repetitions within a class, differ by one at most. `samples`: how many per epoch; by default as many as the data
-    set has.
+    repetitions within a class, differ by one at most. `samples`: number of samples per epoch; by default that of
+    the data set.
     """
     classes, labels = np.unique(_of_each_sample(dataset, "balanced", "targets", "labels"), return_inverse=True)
     count, more = divmod(samples or size, len(classes))
@@ -46,7 +46,7 @@ def balanced(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveIn
 
 
 def _of_each_sample(dataset: Any, order: str, *names: str) -> np.ndarray:
-    """A value per sample: the first of the attributes or methods `names` that the data set has."""
+    """Return a value per sample, from the first of the attributes or methods `names` that the data set has."""
     kind = kind_of(dataset)
     for name in names:
         if (found := getattr(dataset, name, None)) is not None:

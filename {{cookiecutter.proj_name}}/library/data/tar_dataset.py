@@ -1,8 +1,8 @@
 """Data sets in tar files: few large files instead of many small ones. `python -m tools.pack` writes them.
 
-A sample is a dict. `fields` says which kinds of files it is made of: `{image: jpg png, label: cls}` takes as `image`
-the first of `.jpg` and `.png` that there is. Images are read as (C, H, W), float in 0..1; `cls` as int64; `json`, `txt`
-and `npy` as what they hold; others as bytes.
+A sample is a dict. `fields` names the files that it consists of: `{image: jpg png, label: cls}` reads `image` from the
+file `.jpg`, or `.png` if there is none. Images are read as (C, H, W), float in 0..1; `cls` as int64; `json`, `txt` and
+`npy` as the values they hold; others as bytes.
 """
 
 import json
@@ -27,10 +27,10 @@ FIELDS = {"image": "jpg jpeg png webp", "label": "cls"}
 
 
 class _Tar:
-    """What both data sets have in common.
+    """Common base of both data sets.
 
     Attributes:
-        classes: from `classes.json`, a list beside the shards; only there if the file is.
+        classes: class names from the list in `classes.json` beside the shards; missing without that file.
     """
 
     random = False
@@ -55,10 +55,10 @@ class _Tar:
         self.prepare()
 
     def prepare(self) -> None:
-        """Anything to do before samples can be read."""
+        """Prepare reading; called before the first sample."""
 
     def kind(self, shard: Path, sample: Sample, name: str) -> str:
-        """Which file of a sample holds the field `name`. Raises `UserError` if it has none."""
+        """Return the kind of the file that holds the field `name` of a sample. Raises `UserError` if there is none."""
         for kind in self.fields[name]:
             if kind in sample.files:
                 return kind
@@ -66,7 +66,7 @@ class _Tar:
         raise UserError(f"{shard}: sample {sample.key} has no file for {name}: {said}")
 
     def read(self, shard: Path, sample: Sample) -> dict[str, Any]:
-        """The sample that a data set gives."""
+        """Read the fields of a sample."""
         kinds = {name: self.kind(shard, sample, name) for name in self.fields}
         return {name: read_field(shard, sample, kind, self.size, self.channels) for name, kind in kinds.items()}
 
@@ -75,14 +75,14 @@ class _Tar:
 class TarDataset(_Tar):
     """Samples in tar shards, by index.
 
-    The places of all files are found once for each shard, and kept in `<shard>.index` beside it.
+    The positions of the files in a shard are read once, and kept in `<shard>.index` beside it.
 
     Args:
         data_dir: parent of all data sets.
         mode: train, val or eval; used in messages only.
         shards: files, such as `photos/train-*.tar`, relative to `data_dir` or absolute; a pattern or a list of them.
-        fields: which files a sample is made of, see the beginning of this file.
-        size: images are resized to this height and width, pixels; null: not.
+        fields: files that a sample consists of, see the beginning of this file.
+        size: images are resized to this height and width, pixels; null: do not resize.
         channels: 1 (grey), 3 (RGB) or 4 (RGBA).
         on_error: what to do about a shard whose end is missing: `raise` an error, or `skip` the end.
     """
@@ -107,7 +107,7 @@ class TarDataset(_Tar):
         return len(self.places)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """The fields of a sample."""
+        """Read a sample: a dict of the `fields`."""
         index = range(len(self))[index]
         number = bisect_right(self.ends, index) - 1
         files = {self.kinds[kind]: (offset, size) for kind, offset, size in self.places[index].tolist()}
@@ -118,7 +118,7 @@ class TarDataset(_Tar):
             return self.read(shard, read_index(shard)[0][index])
 
     def targets(self) -> list[int]:
-        """The class of each sample, read from its file; for `loader.order: {type: balanced}`."""
+        """Read the class of every sample; for `loader.order: {type: balanced}`."""
         column = list(self.fields).index("label")
         shards = [
             shard for shard, n, m in zip(self.shards, self.ends, self.ends[1:], strict=False) for _ in range(m - n)
@@ -127,7 +127,7 @@ class TarDataset(_Tar):
         return [int(read_bytes(shard, *place)) for shard, place in zip(shards, places, strict=True)]
 
     def sample_ids(self) -> list[str]:
-        """Shard and name of each sample; train, val and eval should have none in common."""
+        """Return shard and name of every sample; train, val and eval should have none in common."""
         return [f"{shard.resolve()}:{sample.key}" for shard in self.shards for sample in read_index(shard)[0]]
 
 
@@ -135,14 +135,14 @@ class TarDataset(_Tar):
 class TarStream(_Tar):
     """Samples in tar shards, for training, each shard read from its beginning to its end; needs no index.
 
-    Several readers take whole shards if these can be divided evenly among them, and single samples otherwise. A resumed
-    run continues with the next sample if `worker` is 0.
+    Readers share whole shards if these can be divided evenly among them, and single samples otherwise. A resumed run
+    continues with the next sample if `num_workers` is 0.
 
     Args:
         data_dir, mode, shards, fields, size, channels, on_error: as for `TarDataset`.
-        shuffle: 0 keeps the order. Otherwise, shards are read in another order in each epoch, and so many samples at a
-            time are shuffled. Their images are not held in memory.
-        seed: of the shuffling.
+        shuffle: 0 keeps the order. Otherwise, shards are read in another order in every epoch, and this number of
+            samples is shuffled at a time. Their images are not held in memory.
+        seed: seed of the shuffling.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class TarStream(_Tar):
         self.reader, self.readers = reader, readers
 
     def set_epoch(self, epoch: int) -> None:
-        """Number of the epoch, from 0, which decides the order if it is shuffled."""
+        """Set the epoch, from 0, which determines the order if samples are shuffled."""
         self.epoch = epoch
 
     def state_dict(self) -> dict[str, int]:
@@ -191,7 +191,7 @@ class TarStream(_Tar):
         self.shard = 0
 
     def _samples(self, number: int) -> Iterator[Sample]:
-        """The samples of a shard, in the order in which they are read."""
+        """Yield the samples of a shard in reading order."""
         samples = self._scan(self.shards[number])
         for turn in count():
             block = list(islice(samples, max(1, self.shuffle)))
@@ -208,7 +208,7 @@ class TarStream(_Tar):
             logger.warning(error)
 
     def _permuted(self, size: int, *key: int) -> list[int]:
-        """The numbers below `size`, in an order that depends on seed, epoch and `key`."""
+        """Shuffle the numbers below `size`; the order depends on seed, epoch and `key`."""
         if not self.shuffle:
             return list(range(size))
         generator = torch.Generator().manual_seed(mix(self.seed, self.epoch, *key))

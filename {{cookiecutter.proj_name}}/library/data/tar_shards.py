@@ -1,7 +1,6 @@
 """Samples in tar files in the layout of WebDataset: `000001.jpg`, `000001.cls`, `000001.json`, `000002.jpg`, ...
 
-Files whose names are equal up to the first dot and that follow one another are one sample. The rest of the name is the
-kind of file.
+Consecutive files whose names are equal up to the first dot are one sample. The rest of the name is the kind of file.
 """
 
 import glob
@@ -28,18 +27,18 @@ _IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff", "gi
 
 
 class Sample(NamedTuple):
-    """One sample: its name in the shard, and offset and size in bytes of its files by kind."""
+    """A sample: its name in the shard, and offset and size in bytes of its files by kind."""
 
     key: str
     files: dict[str, tuple[int, int]]
 
 
 class DamagedShard(UserError):
-    """A shard whose end is missing or that is no tar file."""
+    """The end of a shard is missing, or the file is no tar file."""
 
 
 def find_shards(data_dir: Path, pattern: str | list[str], where: str) -> list[Path]:
-    """The files that match, sorted; a list of patterns keeps its order. Relative patterns start at `data_dir`."""
+    """List the matching files, sorted; a list of patterns keeps its order. Relative patterns start at `data_dir`."""
     shards: list[Path] = []
     for each in [pattern] if isinstance(pattern, str) else pattern:
         found = sorted(glob.glob(os.path.join(glob.escape(str(data_dir)), each)))
@@ -50,7 +49,7 @@ def find_shards(data_dir: Path, pattern: str | list[str], where: str) -> list[Pa
 
 
 def scan(shard: Path) -> Iterator[Sample]:
-    """The samples of a shard in order, from its headers alone. Raises `DamagedShard` after the last whole sample."""
+    """Yield the samples of a shard, reading only its headers. Raises `DamagedShard` after the last whole sample."""
     size, number = shard.stat().st_size, 0
     key, problem = "", ""
     files: dict[str, tuple[int, int]] = {}
@@ -87,10 +86,10 @@ def scan(shard: Path) -> Iterator[Sample]:
 
 
 def read_index(shard: Path) -> tuple[list[Sample], str]:
-    """All samples of a shard, and the text of its `DamagedShard`, if it is.
+    """Return all samples of a shard, and the message of `DamagedShard` if it is damaged.
 
-    They are read from `<shard>.index`, which is written first if it is missing or the shard has changed since. Several
-    processes may do that at once: each replaces the whole file by the same one.
+    The samples are read from `<shard>.index`, which is written first if it is missing or the shard has changed
+    since. Several processes may do that at once: each replaces the whole file by the same one.
     """
     index = shard.with_name(f"{shard.name}.index")
     about = shard.stat()
@@ -119,7 +118,7 @@ def read_index(shard: Path) -> tuple[list[Sample], str]:
 
 
 class _OpenFile:
-    """A file to read from by position. Processes that inherit it do not disturb each other."""
+    """A file that is read by position, so processes that inherit it do not interfere."""
 
     def __init__(self, path: str) -> None:
         self.number = os.open(path, os.O_RDONLY)
@@ -132,7 +131,7 @@ _opened = lru_cache(maxsize=64)(_OpenFile)
 
 
 def read_bytes(shard: Path, offset: int, size: int) -> bytes:
-    """A part of a shard. Raises `UserError` if the shard is shorter now."""
+    """Read a part of a shard. Raises `UserError` if the shard is shorter now."""
     data = os.pread(_opened(str(shard)).number, size, offset)
     if len(data) < size:
         raise UserError(f"{shard} ends before byte {offset + size}: it was changed while this program reads it")
@@ -140,7 +139,7 @@ def read_bytes(shard: Path, offset: int, size: int) -> bytes:
 
 
 def decode(kind: str, data: bytes, size: list[int] | None, channels: int) -> Any:
-    """The value in a file of this kind; bytes if the kind is unknown. Raises one of UNREADABLE.
+    """Decode a file of this kind; bytes if the kind is unknown. Raises an error of `UNREADABLE`.
 
     An image becomes (C, H, W), float in 0..1; `size`: resized to (height, width).
     """
@@ -157,7 +156,7 @@ def decode(kind: str, data: bytes, size: list[int] | None, channels: int) -> Any
 
 
 def read_field(shard: Path, sample: Sample, kind: str, size: list[int] | None, channels: int) -> Any:
-    """The value of one file of a sample. Raises `UserError` if it cannot be decoded."""
+    """Read the value of one file of a sample. Raises `UserError` if it cannot be decoded."""
     try:
         return decode(kind, read_bytes(shard, *sample.files[kind]), size, channels)
     except UNREADABLE as error:

@@ -23,7 +23,7 @@ class ConfusionMatrix(Metric):
     mean F1 over classes that have samples or predictions.
 
     Args:
-        per_class: also return `recall_<class>` and `precision_<class>`; NaN where the denominator is 0.
+        per_class: also return `recall_<class>` and `precision_<class>`; NaN if the denominator is 0.
     """
 
     higher_is_better = True
@@ -54,7 +54,7 @@ class ConfusionMatrix(Metric):
         return values
 
     def figure(self, classes: Sequence[str]) -> NDArray[np.uint8]:
-        """The counts as a table, each cell as dark as its share of the label."""
+        """Draw the counts as a table; a cell is as dark as its share of the label."""
         return draw_matrix(self.counts.tolist(), classes, "label", "prediction")
 
 

@@ -1,4 +1,4 @@
-"""Areas under curves over all thresholds. Both metrics rank all samples, so they need all of them at once."""
+"""Areas under curves over all thresholds. Both metrics rank the samples, so they keep all of them."""
 
 import math
 from abc import abstractmethod
@@ -19,7 +19,7 @@ needs("sklearn")  # imported below, in a run that uses it: 1 s
 class CurveMetric(GatheredMetric):
     """Area under a curve of each class against the others, mean over classes, 0..1.
 
-    Classes of all samples, or of none, are left out. NaN if no class is left, or a probability is not finite.
+    Classes without samples, or with all samples, are left out. NaN if none remains, or a probability is not finite.
     """
 
     higher_is_better = True
@@ -27,11 +27,11 @@ class CurveMetric(GatheredMetric):
 
     @abstractmethod
     def area(self, own: NDArray[Any], scores: NDArray[Any]) -> float:
-        """The area under the curve; arguments as of `curve`."""
+        """Compute the area under the curve; arguments as for `curve`."""
 
     @abstractmethod
     def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The points, x and y. `own`: whether each sample is of the class, (N,); `scores`: (N,)."""
+        """Compute the points, x and y. `own`: whether each sample is of the class, (N,); `scores`: (N,)."""
 
     def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
         """Reads `probabilities` (B, classes) and `label` (B,)."""
@@ -42,7 +42,7 @@ class CurveMetric(GatheredMetric):
         return math.fsum(areas) / len(areas) if areas else math.nan
 
     def figure(self, results: Results, classes: Sequence[str]) -> NDArray[np.uint8]:
-        """The curves of the ten classes with the smallest areas."""
+        """Draw the curves of the ten classes with the smallest areas."""
         found = sorted((self.area(own, scores), number) for number, own, scores in _classes(results))
         worst = {number: f"{class_label(classes, number)} {area:.3f}" for area, number in found[:MOST_CURVES]}
         points = {number: self.curve(own, scores) for number, own, scores in _classes(results) if number in worst}
@@ -95,7 +95,7 @@ class MeanAveragePrecision(CurveMetric):
 
 
 def _classes(results: Results) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
-    """Each class that some samples have and others have not: which samples have it, and their probabilities of it."""
+    """Yield, for every class that counts: its number, whether a sample is of the class, the sample's probability."""
     probabilities, label = results["probabilities"].double().numpy(), results["label"].numpy()
     for number, scores in enumerate(probabilities.T if np.isfinite(probabilities).all() else ()):
         if 0 < (label == number).sum() < len(label):

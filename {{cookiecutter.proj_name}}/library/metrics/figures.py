@@ -15,13 +15,13 @@ _LONGEST = 16  # characters of a class name
 
 
 def class_label(classes: Sequence[str], number: int) -> str:
-    """The name of a class, shortened; its number if it has none, or one that no font can draw."""
+    """Return the name of a class, shortened; its number if it has no name, or no font can draw it."""
     name = legible(classes[number], number) if number < len(classes) else str(number)
     return name if len(name) <= _LONGEST else name[: _LONGEST - 3] + "..."
 
 
 def draw_matrix(counts: Sequence[Sequence[int]], classes: Sequence[str], rows: str, columns: str) -> NDArray[np.uint8]:
-    """Counts as a table, (H, W, 3): each cell as dark as its share of the row. Names and numbers only where they fit.
+    """Draw counts as a table, (H, W, 3): a cell is as dark as its share of the row. Large tables have no text.
 
     Args:
         counts: rows of equal length, at least one.
@@ -45,7 +45,7 @@ def draw_matrix(counts: Sequence[Sequence[int]], classes: Sequence[str], rows: s
 
 
 def draw_curves(curves: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], x_name: str, y_name: str) -> NDArray[np.uint8]:
-    """Lines through points, each the arrays x and y, 0..1, with a legend, (H, W, 3). At most ten curves: the first."""
+    """Draw the first ten curves, arrays x and y in 0..1 by name, with a legend. Returns (H, W, 3)."""
     figure = _figure(figsize=(8, 5))
     axes = figure.subplots()
     lines = [axes.plot(*points)[0] for points in list(curves.values())[:MOST_CURVES]]
@@ -64,7 +64,7 @@ def _figure(figsize: tuple[float, float]) -> Any:
 
 
 def _show(texts: Iterable[Any], names: Iterable[str]) -> None:
-    """Write names as they are: no formula between dollars, and with a font that has their characters."""
+    """Write names literally: no formulas between dollars, and with a font that has their characters."""
     from matplotlib.font_manager import FontProperties
 
     for text, name in zip(texts, names, strict=True):

@@ -18,7 +18,7 @@ Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 @SCHEDULE_REGISTRY.register("PolyLR")
 @SCHEDULE_REGISTRY.register()
 def poly(step: int, steps: int, min_factor: float, power: Positive = 0.9) -> float:
-    """Falls from 1 to `min_factor` over `steps`, as the remaining fraction of them to the power `power`."""
+    """Falls from 1 to `min_factor` over `steps`, as the remaining fraction of the steps to the power of `power`."""
     return min_factor + (1.0 - min_factor) * (1.0 - min(1.0, step / steps)) ** power
 
 
@@ -32,7 +32,7 @@ def multistep(step: int, milestones: Sequence[int], min_factor: float, lr_gamma:
 @SCHEDULE_REGISTRY.register("ExponentialLR")
 @SCHEDULE_REGISTRY.register()
 def exponential(step: int, milestones: Sequence[int], min_factor: float, lr_gamma: Positive = 0.1) -> float:
-    """Falls exponentially from 1, through `lr_gamma` at the first milestone."""
+    """Falls exponentially from 1; it reaches `lr_gamma` at the first milestone."""
     if milestones[0] <= 0:
         raise UserError("optim.lr_scheduler.lr_steps[0] is reached during the warm-up; shorten the warm-up")
     return max(min_factor, lr_gamma ** (step / milestones[0]))
@@ -68,7 +68,7 @@ def onecycle(
 ) -> float:
     """Rises to 1 over the fraction `pct_start` of `steps`, then falls until the last of them, along half cosines.
 
-    It starts at 1 / `div_factor`, and ends at that / `final_div_factor`.
+    It starts at 1 / `div_factor`, and ends at 1 / (`div_factor` * `final_div_factor`).
     """
     start = 1.0 / div_factor
     end = max(min_factor, start / final_div_factor)

@@ -15,14 +15,14 @@ from common.monitor.writer import Writer, WriterRun
 
 @WRITER_REGISTRY.register("csv")
 class CsvWriter(Writer):
-    """One table per group of numbers, `<folder>/train.csv`, `val.csv`, ...: the step, then a column for each name.
+    """One table per group of numbers, `<folder>/train.csv`, `val.csv`, ...: the step, then a column per name.
 
-    Numbers only, all their digits; pictures and texts are left out. The tables are written at each checkpoint and at
+    Numbers have all their digits; pictures and texts are left out. The tables are written at each checkpoint and at
     the end.
 
     Args:
         run: supplied by the program.
-        folder: in the run folder.
+        folder: folder of the tables, in the run folder.
     """
 
     def __init__(self, run: WriterRun, folder: str = "csv") -> None:
@@ -35,10 +35,10 @@ class CsvWriter(Writer):
         self.tables.setdefault(event, []).append({"step": step, **values})
 
     def images(self, step: int, tag: str, images: Sequence[NDArray[np.uint8]]) -> None:
-        """Nothing: a table has no pictures."""
+        """Do nothing: a table has no pictures."""
 
     def text(self, step: int, tag: str, text: str) -> None:
-        """Nothing."""
+        """Do nothing: a table has no texts."""
 
     def flush(self) -> None:
         self.folder.mkdir(exist_ok=True)

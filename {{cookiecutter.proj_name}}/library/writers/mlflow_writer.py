@@ -1,4 +1,4 @@
-"""MLflow: a database on the disk, or a server."""
+"""Curves, pictures and texts in MLflow: a database on the disk, or a server."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class MlflowWriter(Writer):
     Args:
         run: supplied by the program.
         tracking_uri: a server or a database; null: `mlflow.db` beside the run folders, with pictures in `mlflow/`.
-            "env": as MLflow's variables say.
+            "env": as MLflow's environment variables say.
         experiment: MLflow's name for a group of runs; null: the name of the folder of the runs.
     """
 

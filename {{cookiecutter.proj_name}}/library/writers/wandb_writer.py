@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Curves, pictures, texts and histograms in Weights & Biases."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ class WandbWriter(Writer):
 
     Args:
         run: supplied by the program.
-        project: of Weights & Biases; null: the name of the folder of the runs.
+        project: project of Weights & Biases; null: the name of the folder of the runs.
         entity: a user or a team; null: as `wandb login` has set.
         mode: online, or offline: write to the run folder only, for `wandb sync`.
-        tags: of the run.
+        tags: tags of the run.
     """
 
     package = "wandb"

@@ -132,7 +132,7 @@ def test_a_submitted_job_trains_what_was_submitted(project: Path, cluster: Path)
     assert state["position"]["step"] == 10
     config = state["about"]["config"]
     assert (config["model"]["dropout"], config["loss"]["ce"]["label_smoothing"]) == (0.25, 0.25)
-    assert config["dir"] == {"expr_dir": str(run.parent), "data_dir": str(project / "data"), "eval_dir": None}
+    assert config["dir"] == {"runs_dir": str(run.parent), "data_dir": str(project / "data"), "eval_dir": None}
     assert calls_of(cluster, "scontrol") == []
     assert sorted(path.name for path in (project / "experiments").iterdir()) == [".jobs", run.name]
     # Queued again, though it has finished: it does not train.
