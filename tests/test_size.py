@@ -26,7 +26,7 @@ ENGINE = {
     "task": 120,
     "run_context": 182,
     "step": 172,
-    "trainer": 268,
+    "trainer": 259,
 }
 ROOMS = {
     "common": 8375,

@@ -83,6 +83,8 @@ class OptimizerStep:
         # Methods that a task does not override are not called in the loop.
         self.rate = None if type(task).rate is Task.rate else task.rate
         self.count = None if type(task).count is Task.count else task.count
+        self.after_step = None if type(task).after_step is Task.after_step else task.after_step
+        self.cast = strategy.precision.cast_batch if strategy.precision.mode == "fp64" else None
         self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
         buffers = SharedBuffers(task, rank)
         self.declared, self.buffers = buffers.kinds, buffers if buffers.are_shared else None
@@ -93,7 +95,8 @@ class OptimizerStep:
 
     def __call__(self, step: Step, at: Position) -> bool:
         """Take every update of this step, at position `at`. Returns False if one was skipped (see `Precision.step`)."""
-        taken, weights = True, self._weights(step)
+        plan, taken = step.global_batch, True
+        weights = self._counted(step, self.count) if self.count else list(zip(plan.weights, plan.sizes, strict=True))
         if self.buffers is not None:
             self.buffers.begin()
         for name in self.task.updates():
@@ -110,6 +113,8 @@ class OptimizerStep:
                     taken &= self.precision.step(self.optimizer)
         if self.buffers is not None:
             self.buffers.finish(taken=taken)
+        if taken and self.after_step is not None:
+            self.after_step()
         return taken
 
     def gradients(
@@ -122,7 +127,7 @@ class OptimizerStep:
         for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
             # An ordinary step has one batch, and needs none of this.
             with self._part(update, number == last, sizes[number]) if last or not sizes[number] else _NOTHING:
-                batch = self._prepare(batch)
+                batch = self.task.prepare_batch(batch if self.cast is None else self.cast(batch), self.rank.device)
                 with self.precision.autocast():
                     losses = update.forward(update.name, batch)
                 loss = losses["loss"] if "loss" in losses else self._refuse(update)
@@ -146,9 +151,6 @@ class OptimizerStep:
         if self.clip is not None:
             self.grad_norm = self.clip(update.trained)
         return total
-
-    def _prepare(self, batch: Any) -> Any:
-        return self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
 
     def _refuse(self, update: TaskUpdate) -> Tensor:
         kind = type(self.task).__name__
@@ -196,7 +198,7 @@ class OptimizerStep:
         update = self.updates[name] = TaskUpdate(name, model, forward, trained, others)
 
         def loss() -> Tensor:
-            batch = self._prepare(sample())
+            batch = self.task.prepare_batch(self.precision.cast_batch(sample()), self.rank.device)
             with self.precision.autocast():
                 losses = forward(name, batch)
             return losses["loss"] if "loss" in losses else self._refuse(update)
@@ -214,14 +216,11 @@ class OptimizerStep:
                     for parameter in group["params"]:
                         parameter.grad = None
 
-    def _weights(self, step: Step) -> list[tuple[float, int]]:
+    def _counted(self, step: Step, count_of: Callable[[Any], int | None]) -> list[tuple[float, int]]:
         """For every micro-batch: its weight in the step's mean loss, and the number of items that it averages over."""
-        plan = step.global_batch
-        if self.count is None:
-            return list(zip(plan.weights, plan.sizes, strict=True))
         counts = []
-        for batch, weight in zip(step.batches, plan.weights, strict=True):
-            count = self.count(batch)
+        for batch, weight in zip(step.batches, step.global_batch.weights, strict=True):
+            count = count_of(batch)
             if count is None:
                 raise UserError(_NO_COUNT.format(kind=type(self.task).__name__, rank=self.rank.rank))
             counts.append(int(count) if weight else 0)

@@ -38,12 +38,7 @@ from common.task import Parts, Place, Task
 
 
 class Trainer:
-    """Trains one task.
-
-    Attributes:
-        progress: the position and counters of the run.
-        state: everything else that a checkpoint saves.
-    """
+    """Trains one task: `progress` has the position and the counters, `state` all else that a checkpoint contains."""
 
     def __init__(self, config: RunConfig, parts: Parts, run: RunContext) -> None:
         self.config, self.rank, self.paths, self.monitor = config, run.rank, run.paths, run.monitor
@@ -53,8 +48,7 @@ class Trainer:
         self.triggers = Triggers(config.progress, self.stream.samples_per_step, steps_per_epoch)
         self.stop_signals = StopSignals(self.rank)
         self.total_steps = total_steps(config.progress, steps_per_epoch)
-        stages_of = Stages if config.stages else WholeRun
-        self.stages = stages_of(config, self.total_steps, steps_per_epoch)
+        self.stages = (Stages if config.stages else WholeRun)(config, self.total_steps, steps_per_epoch)
         self.task = parts.task
         self.task.clock = self.monitor.clock
         self.strategy = prepare(self.task, self.stages.config.prepare, config.dist, parts.precision, self.rank)
@@ -88,7 +82,7 @@ class Trainer:
         """Set the position of the run, also in the task."""
         self.progress.at = at
         place = Place(at.step, at.epoch, self.total_steps, self.stream.steps_per_epoch)
-        object.__setattr__(self.task, "at", place)  # nn.Module's own takes 2 us, in every step
+        object.__setattr__(self.task.loss, "at", place)  # as `Task.at`; nn.Module's own takes 2 us, in each step
 
     def begin_stage(self) -> None:
         """Rebuild whatever depends on the settings of the current stage."""
@@ -135,7 +129,9 @@ class Trainer:
             self.saver,
             error_context(lambda: whereabouts(self.stream, self.step, self.at)),
         ):
-            self.rehearse()
+            refuse_stale_weights(self.parts.data, self.task)
+            self.evaluator.rehearse(self.val, needs_loss=self.config.best.metric.rpartition(".")[2] == "loss")
+            self.evaluator.rehearse(self.evaluation)
             if self.config.progress.init_eval and self.saver.saved_step is None:  # not on a resume
                 self.evaluate()
             self.run_pending()
@@ -143,11 +139,14 @@ class Trainer:
                 self.next_stage()
                 for step in self.stream.epoch(self.at):
                     self.monitor.batch_ready()
-                    before = self.begin_step(step)
+                    before, after = self.progress.at, step.global_batch.after
+                    self.begin_step(step, before)
                     taken = self.optimizer_step(step, before)  # forward, backward, optimizer: common/step.py
-                    self.end_step(step, taken=taken)
-                    self.monitor.step_done(self.at, step.global_batch.samples)
-                    due = self.triggers.due(before, self.at)
+                    if taken and self.ema.is_active:
+                        self.ema.update(self.task, before)
+                    self.move_to(after)
+                    self.monitor.step_done(after, step.global_batch.samples)
+                    due = self.triggers.due(before, after)
                     if due.log:
                         self.log(step)
                     if due.pictures:
@@ -164,24 +163,14 @@ class Trainer:
                         break
             return self.finish()
 
-    def begin_step(self, step: Step) -> Position:
-        """Enter the next stage if it is due, and set the learning rates. Returns the position before the step."""
+    def begin_step(self, step: Step, before: Position) -> None:
+        """Enter the next stage if it is due, and set the learning rates."""
         if self.step is None and self.triggers.intervals["pictures"]:
             self.log_pictures(step, rehearsal=True)
         self.step = step
         if self.config.stages:
             self.next_stage()
-        before = self.at
         self.schedule.step(before.step - self.stages.start, self.optimizer_step.rate)
-        return before
-
-    def end_step(self, step: Step, *, taken: bool) -> None:
-        """Update what follows the weights (unless the step was skipped), then advance the position."""
-        if taken:
-            self.task.after_step()
-            if self.ema.is_active:
-                self.ema.update(self.task, self.at)
-        self.move_to(step.global_batch.after)
 
     def log(self, step: Step) -> None:
         """Write a log line and its scalars. Only logged steps wait for the device."""
@@ -206,12 +195,6 @@ class Trainer:
         if self.task.draws_pictures and (self.rank.is_main or self.strategy.lockstep_forward):
             pictures = self.evaluator.pictures(step.batches[-1], self.config.progress.max_samples_train)
             self.monitor.pictures("train", self.at, [] if rehearsal else pictures)
-
-    def rehearse(self) -> None:
-        """Try one batch of every evaluation set, and refuse data sets that would compute with stale weights."""
-        refuse_stale_weights(self.parts.data, self.task)
-        self.evaluator.rehearse(self.val, needs_loss=self.config.best.metric.rpartition(".")[2] == "loss")
-        self.evaluator.rehearse(self.evaluation)
 
     def validate(self) -> bool:
         """Evaluate on the validation data. Returns whether the result is the best so far."""

@@ -53,10 +53,11 @@ class KeyedBatches:
         if epoch != self.epoch:
             set_epoch(self.dataset, epoch)
             self.epoch = epoch
-        with loop_streams_unchanged() if self.random else nullcontext():
+        if not self.random:
+            return self.collate(self._items(epoch, indices))
+        with loop_streams_unchanged():
             items = self._items(epoch, indices)
-            if self.random:
-                seed_all(mix(self.seed, epoch, indices[0], _BATCH))
+            seed_all(mix(self.seed, epoch, indices[0], _BATCH))
             return self.collate(items)
 
     def _items(self, epoch: int, indices: list[int]) -> list[Any]:

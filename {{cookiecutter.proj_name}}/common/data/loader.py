@@ -1,8 +1,9 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import islice, tee
+from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -53,14 +54,16 @@ class LoaderConfig:
 class _Keys:
     """The batch sampler: the key of each micro-batch of this process in the rest of an epoch.
 
-    Workers read ahead of the loop, so this is ahead of it too.
+    Workers read ahead of the loop, so this is ahead of it too: `begun` has what the loop has not had yet.
     """
 
     epoch: int
     global_batches: Iterator[GlobalBatch]
+    begun: deque[GlobalBatch]
 
     def __iter__(self) -> Iterator[BatchKey]:
         for global_batch in self.global_batches:
+            self.begun.append(global_batch)
             for indices in global_batch.indices:
                 yield self.epoch, indices
 
@@ -156,11 +159,11 @@ class TrainStream(BatchStream):
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
-        self._keys.epoch = at.epoch
-        self._keys.global_batches, global_batches = tee(self.plan.global_batches(at))
+        self._keys.epoch, self._keys.global_batches = at.epoch, self.plan.global_batches(at)
+        begun = self._keys.begun = deque()
         batches: Iterator[Any] = read(self._loader)
-        # In this order, the loader is read to its end, so that its workers stop at once.
-        for first, global_batch in zip(batches, global_batches, strict=False):
+        for first in batches:  # to the loader's end, so that its workers stop at once
+            global_batch = begun.popleft()
             yield Step([first, *islice(batches, len(global_batch.sizes) - 1)], global_batch)
 
 

@@ -176,8 +176,11 @@ class LossFactory(nn.Module):
         losses: Losses = {}
         total: Tensor | None = None
         for term in self.terms:
-            weight = self.weight(term.name)
-            for name, value in by_part(term.name, term(output, batch)).items():
+            weight, result = self._weights[term.name], term(output, batch)
+            if isinstance(weight, WeightSchedule):
+                weight = self.weight(term.name)
+            parts = by_part(term.name, result) if isinstance(result, dict) else {term.name: result}
+            for name, value in parts.items():
                 weighted = value if weight == 1.0 else value * weight
                 total = weighted if total is None else total + weighted
                 losses[name] = value

@@ -95,10 +95,10 @@ def _console_format(shows_source: bool, rank: int) -> Callable[["Record"], str]:
     source = "<cyan>{extra[at]: <26}</cyan> " if shows_source else ""
 
     def choose(record: "Record") -> str:
-        extra, room = record["extra"], terminal_width() - indent
+        extra = record["extra"]
         text = f"rank {rank}: {record['message']}" if rank else record["message"]
-        is_cut = extra.get("row") and sys.stderr.isatty() and len(text) > room
-        extra["text"] = f"{text[: room - 2]} …" if is_cut else text
+        room = terminal_width() - indent if extra.get("row") and sys.stderr.isatty() else len(text)
+        extra["text"] = f"{text[: room - 2]} …" if len(text) > room else text
         message = "<bold><green>{extra[text]}</green></bold>" if extra.get("best") else "{extra[text]}"
         return f"<green>{{time:HH:mm:ss}}</green> <level>{{level: <8}}</level> {source}{message}\n{{exception}}"
 

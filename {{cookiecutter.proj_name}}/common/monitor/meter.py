@@ -72,19 +72,22 @@ class Meter:
         pending, self._pending = self._pending, []
         if not pending:
             return
-        steps: dict[int, dict[str, _Sum]] = {step: {} for step, _, _ in pending}
+        steps: dict[int, dict[str, _Sum]] = {}
         for (step, _, samples), values in zip(pending, to_floats([losses for _, losses, _ in pending]), strict=True):
+            sums = steps.setdefault(step, {})
             for name, value in values.items():
-                total, count = steps[step].get(name, (0.0, 0))
+                total, count = sums.get(name, (0.0, 0))
                 # The loss of a process without samples must not count, and may be NaN.
-                steps[step][name] = (total + value * samples if samples else total, count + samples)
+                sums[name] = (total + value * samples if samples else total, count + samples)
         self.bad_here = self.bad_here or _first_bad(steps)
-        if self._reduce is not None:
+        if self._reduce is None:
+            self._bad = self.bad_here
+        else:
             table = torch.tensor([sum_ for sums in steps.values() for sum_ in sums.values()], dtype=torch.float64)
             self._reduce(table)
             rows = iter(table.tolist())
             steps = {step: {name: next(rows) for name in sums} for step, sums in steps.items()}
-        self._bad = self._bad or _first_bad(steps)
+            self._bad = self._bad or _first_bad(steps)
         self._recent.extend(steps.values())
 
 

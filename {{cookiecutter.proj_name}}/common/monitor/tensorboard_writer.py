@@ -1,5 +1,6 @@
 """TensorBoard's files."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
 from typing import Any
@@ -27,6 +28,7 @@ class TensorBoardWriter(Writer):
     """
 
     def __init__(self, run: WriterRun) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
@@ -41,17 +43,23 @@ class TensorBoardWriter(Writer):
         }
         _, start, self.hparams_end = hparams(self.settings, {})
         self.has_columns = False
+        self.summary, self.points, self.step, self.measured = Summary, list[Any](), 0, 0.0
         self.board._get_file_writer().add_summary(start)
 
     def scalars(self, event: str, step: int, values: Mapping[str, float]) -> None:
         if event == "val" and not self.has_columns:
             self.add_columns(values)
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         group = _FIRST.get(event, event)
-        points = [Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in values.items()]
-        # One entry for all: each wakes up the thread that writes, which then takes time from the training loop.
-        self.board._get_file_writer().add_summary(Summary(value=points), step)
+        if step != self.step:
+            self.write_points()
+            self.step, self.measured = step, time.time()
+        self.points += [self.summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in values.items()]
+
+    def write_points(self) -> None:
+        """Write the points of a step in one entry: each wakes up the thread that writes, which holds up the loop."""
+        if self.points:
+            self.board._get_file_writer().add_summary(self.summary(value=self.points), self.step, self.measured)
+            self.points = []
 
     def add_columns(self, results: Iterable[str]) -> None:
         """Say what HPARAMS shows: rates and numbers of the model first; the best and last values of these results."""
@@ -82,9 +90,11 @@ class TensorBoardWriter(Writer):
             self.board.add_histogram(tag, finite, step)
 
     def flush(self) -> None:
+        self.write_points()
         self.board.flush()
 
     def close(self, state: str) -> None:
+        self.write_points()
         if state == "finished":
             self.board._get_file_writer().add_summary(self.hparams_end)
         self.board.close()

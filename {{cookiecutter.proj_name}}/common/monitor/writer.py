@@ -15,7 +15,7 @@ from loguru import logger
 from numpy.typing import NDArray
 
 from common.base.files import Appender, atomic_file
-from common.base.text import plain
+from common.base.text import to_json
 from common.config import Problem
 from common.config.registry import WRITER_REGISTRY
 
@@ -166,7 +166,7 @@ class Recorder:
         """Write a line of plain values to `metrics.jsonl`: a checkpoint saved, the end of the run."""
         self._state = fields.get("state", self._state)
         if not self._file.closed:  # once closed, the end is written; an error here would hide the original one
-            self._file.write(json.dumps(plain({"event": event, **fields}), allow_nan=False) + "\n")
+            self._file.write(to_json({"event": event, **fields}) + "\n")
 
     def flush(self) -> None:
         """Flush everything written so far. Call it with every checkpoint."""

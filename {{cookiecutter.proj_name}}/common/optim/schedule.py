@@ -126,7 +126,7 @@ class Schedule:
 
         `rate` returns a further factor for the name of a group; the part of a group without weight decay has its name.
         """
-        factor = self.factor(step)
+        factor = self._factor(step - self._warmup) if step >= self._warmup else self.factor(step)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
             self.set(group, base * factor if rate is None else base * factor * rate(group_name(group)))
         if self.momentum is not None:
