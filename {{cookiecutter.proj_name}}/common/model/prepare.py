@@ -34,9 +34,7 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
     if config.channels_last:
         # A convolution with such a weight also gives its input and output this order.
         task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from the stubs
-    unfreeze = freeze(
-        task, config.freeze
-    )  # before wrapping: DDP waits for a gradient of every parameter that can have one
+    unfreeze = freeze(task, config.freeze)  # before DDP, which waits for a gradient of all that can have one
     recomputed, compiled, blocks = check_patterns(task, config)
     for module in recomputed.values():
         recompute_in_backward(module)
