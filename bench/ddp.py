@@ -77,7 +77,7 @@ def measure(number: int, world: int, port: int, options: argparse.Namespace, fol
         os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     words = [
-        "--name", "bench", "--dir.expr_dir", folder, "--dataset", "{train: {type: ddp.Images}, val: null, eval: null}",
+        "--name", "bench", "--dir.runs_dir", folder, "--dataset", "{train: {type: ddp.Images}, val: null, eval: null}",
         "--progress.max_steps", str((options.segments + 1) * options.steps + 1), "--progress.epoch", "null",
         "--progress.save_progress", "false", "--optim.args", "{fused: true}",
     ]  # fmt: skip

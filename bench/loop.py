@@ -108,7 +108,7 @@ def bare_steps(
 def build(folder: Path, segments: int, steps: int) -> tuple[Config, Resolved[Config], list[str]]:
     """A training config as the command line would give it, with everything that is on by default."""
     words = [
-        "--name", "bench", "--dir.expr_dir", str(folder), "--model", "{type: loop.Mlp}",
+        "--name", "bench", "--dir.runs_dir", str(folder), "--model", "{type: loop.Mlp}",
         "--dataset", "{train: {type: loop.Points}, val: null, eval: null}",
         "--optim.optim_type", "SGD", "--optim.lr", "0.01", "--progress.save_progress", "false",
         "--progress.max_steps", str((segments + 1) * steps + 1), "--progress.epoch", "null",

@@ -52,7 +52,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         loss = ["--loss", "{leave: {type: start.leave}}"]
-        ours = [sys.executable, "train.py", "--config", "configs/default.yaml", "--dir.expr_dir", folder, *loss]
+        ours = [sys.executable, "train.py", "--config", "configs/default.yaml", "--dir.runs_dir", folder, *loss]
         bare = [sys.executable, "-c", BARE]
         seconds(ours), seconds(bare)  # warm the disk cache
         pairs = [(seconds(ours), seconds(bare)) for _ in range(options.runs)]

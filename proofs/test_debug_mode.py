@@ -31,11 +31,11 @@ def busy(tmp_path: Path) -> Path:
 
 def test_one_process_and_nothing_beside_it(runs: Runs, busy: Path) -> None:
     """R-03: one process, on the CPU, no workers, no background saves, whatever the config says."""
-    assert train.main(["--config", str(busy), "--debug", "--dir.expr_dir", str(runs.root)]) == 0
+    assert train.main(["--config", str(busy), "--debug", "--dir.runs_dir", str(runs.root)]) == 0
     folder = runs.root / "debug"
     assert json.loads((folder / "run.json").read_text())["attempts"][0]["world_size"] == 1
     values = yaml.safe_load((folder / "config.yaml").read_text())
-    assert (values["worker"], values["checkpoint"]["background"], values["gpu_ids"]) == (0, False, -1)
+    assert (values["num_workers"], values["checkpoint"]["background"], values["gpu_ids"]) == (0, False, -1)
 
 
 def test_the_command_line_wins(monkeypatch: pytest.MonkeyPatch, busy: Path) -> None:
@@ -63,7 +63,7 @@ SCHEDULES = ["linear", "cosine", "poly", "multistep", "exponential", "onecycle",
 
 def debugged(runs: Runs, config: Path, *words: str) -> Path:
     small = ["--debug.max_samples", "48", "--monitor.writers", "[]"]
-    assert train.main(["--config", str(config), "--debug", "--dir.expr_dir", str(runs.root), *small, *words]) == 0
+    assert train.main(["--config", str(config), "--debug", "--dir.runs_dir", str(runs.root), *small, *words]) == 0
     return runs.root / "debug"
 
 
@@ -88,7 +88,7 @@ def test_lengths_made_for_a_long_run(runs: Runs, tmp_path: Path, schedule: str) 
         f"$BASE: {CONFIG}\nbatch_size: 512\nloader: {{drop_last: true}}\ndist: {{distributed_backend: nccl}}\n"
         f"optim: {{accumulate: 4, lr_scheduler: {{type: {schedule}, warmup: 20, lr_steps: [30, 60]}}}}\n"
         "early_stop: {patience: 1}\n"
-        "progress: {epoch: 100, max_steps: 100000, epoch_val: 0.1epoch, epoch_eval: 1000step, iter_loss: 3epoch}\n"
+        "progress: {epoch: 100, max_steps: 100000, epoch_val: 0.1epoch, epoch_eval: 1000step, log_every: 3epoch}\n"
         "checkpoint: {keep_every: 10epoch}\n"
     )
     folder = debugged(runs, path)
@@ -103,7 +103,7 @@ def test_a_warm_up_that_does_not_fit_is_refused_in_a_real_run(runs: Runs, capsys
     assert runs.fail(*words, "--progress.epoch", "1") == 2
     assert "is reached at step 5, in a warm-up of 20" in capsys.readouterr().err
     words += ["--progress.max_steps", "5"]
-    log = (runs.train(*words, "--progress.iter_loss", "1") / "train.log").read_text()
+    log = (runs.train(*words, "--progress.log_every", "1") / "train.log").read_text()
     assert "the warm-up of 20 steps is shortened, since this run has only 5" in log
     assert [row["values"]["lr"] * 1e3 for row in metrics(runs.root / "run", "train")] == pytest.approx(
         [0.2, 0.4, 0.6, 0.8, 1]

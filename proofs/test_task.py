@@ -86,7 +86,7 @@ class Late(ClassificationTask):
 
 def test_a_group_that_stands_still(runs: Runs) -> None:
     """No decay and no moments; then the rate of the config times the task's."""
-    given = [*of(f"{HERE}.Late"), *PLAIN, "--optim.weight_decay", "0.5", "--progress.iter_loss", "1"]
+    given = [*of(f"{HERE}.Late"), *PLAIN, "--optim.weight_decay", "0.5", "--progress.log_every", "1"]
     start = load(runs.train(*given, "--progress.max_steps", "1", name="one"))["model"]
     still = load(runs.train(*given, "--progress.max_steps", "3", name="three"))
     assert same(start, still["model"]) and still["optimizer"]["state"] == {}

@@ -139,7 +139,7 @@ def test_a_signal_to_all_processes(runs: Runs, number: signal.Signals, code: int
 
     And then they are gone.
     """
-    small = ["--progress.epoch", "100000", "--progress.epoch_val", "-1", "--worker", "2", *words.split()]
+    small = ["--progress.epoch", "100000", "--progress.epoch_val", "-1", "--num_workers", "2", *words.split()]
     child = subprocess.Popen(
         [sys.executable, "train.py", *runs.words(*small)],
         cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -202,7 +202,7 @@ def test_training_in_a_thread(runs: Runs) -> None:
 @pytest.mark.slow
 def test_a_worker_that_is_stuck_does_not_keep_the_program(runs: Runs) -> None:
     """Given up after loader.timeout; it does not listen to anybody any more, and is ended all the same."""
-    words = ["--dataset.train", "{type: proofs.test_train.Stuck}", "--worker", "1", "--loader.timeout", "2"]
+    words = ["--dataset.train", "{type: proofs.test_train.Stuck}", "--num_workers", "1", "--loader.timeout", "2"]
     done = run([sys.executable, "train.py", *runs.words(*words)])
     assert done.returncode == 1
     assert "DataLoader timed out after 2 seconds" in done.stderr

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\S+/\S+\.(?:py|yaml))\n")
 # A few steps are enough.
-SHORT = ["--progress.max_steps", "3", "--batch_size", "8", "--monitor.writers", "[]", "--worker", "1"]
+SHORT = ["--progress.max_steps", "3", "--batch_size", "8", "--monitor.writers", "[]", "--num_workers", "1"]
 # The wheel of torchvision on PyPI is for CUDA; without it, its compiled part is not loaded, and its import fails for
 # the names of two operators, which nothing here calls.
 SHIM = """

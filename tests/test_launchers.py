@@ -212,7 +212,7 @@ def test_torchrun_on_two_hosts(project: Project, hosts: Hosts, start: Start) -> 
     REPORT.append("torchrun, c10d: 2 hosts in network namespaces")
 
 
-LONG = ["--progress.epoch", "100000", "--progress.epoch_val", "-1", "--progress.iter_loss", "1"]
+LONG = ["--progress.epoch", "100000", "--progress.epoch_val", "-1", "--progress.log_every", "1"]
 
 
 def test_a_killed_process_on_another_host(project: Project, hosts: Hosts, start: Start) -> None:

@@ -52,13 +52,28 @@ def everyday(project: Path, *words: str) -> None:
 
 @pytest.mark.slow
 def test_the_samples_may_be_deleted(project: Path) -> None:
-    """Every part of custom/, with its tests and the configs that name it; what is left of custom/ is config.py."""
+    """Every part of custom/ goes with its tests, and the config names others: here those of the tests."""
     for name in ("datasets", "models", "tasks", "loss", "metric"):
         shutil.rmtree(project / "custom" / name)
     shutil.rmtree(project / "tests" / "custom")
-    for file in (project / "configs").glob("*.yaml"):
-        file.unlink()
-    everyday(project, "--deselect", "tests/test_train.py::test_debug_and_the_shipped_configs")
+    edit(
+        project / "custom" / "config.py",
+        ('type="DigitsDataset", shift=1', 'type="tests.samples.Digits"'),
+        (
+            '\n    val: ValSection = default(type="DigitsDataset"',
+            '\n    val: ValSection = default(type="tests.samples.Digits"',
+        ),
+        (
+            '\n    eval: EvalSection = default(type="DigitsDataset"',
+            '\n    eval: EvalSection = default(type="tests.samples.Digits"',
+        ),
+        ("ClassificationTask", "tests.samples.Classification"),
+        ('type="ConvModel", in_channels=1, classes=10, width=32, dropout=0.1', 'type="tests.samples.Convolution"'),
+        ('{"weight": 1.0, "label_smoothing": 0.0}', '{"type": "tests.samples.CrossEntropy"}'),
+        ('{"k": 1}', '{"type": "tests.samples.Share"}'),
+    )
+    run(project, sys.executable, "-m", "tools.schema", "--force")
+    everyday(project)
 
 
 @pytest.mark.slow
@@ -68,7 +83,7 @@ def test_the_loop_and_the_defaults_may_be_edited(project: Path) -> None:
     text = (project / "configs" / "default.yaml").read_text(encoding="utf-8")
     (project / "configs" / "default.yaml").write_text(re.sub(r"(?m)^name: default", "name: mine", text))
     trainer = project / "common" / "trainer.py"
-    found = re.search(r"(?m)^( +)self\.end_step\(.*\n", trainer.read_text(encoding="utf-8"))
+    found = re.search(r"(?m)^( +)self\.monitor\.step_done\(.*\n", trainer.read_text(encoding="utf-8"))
     assert found, "the line of the loop that ends a step"
     lines = ["mine = 0", *(f"mine += {number}" for number in range(6)), "assert mine == 15"]
     edit(trainer, (found[0], found[0] + "".join(f"{found[1]}{line}\n" for line in lines)))

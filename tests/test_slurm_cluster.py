@@ -63,7 +63,7 @@ class HoldLoss:
 '''
 SMALL = [
     "--config", "configs/default.yaml", "--debug.max_samples", "160", "--progress.epoch", "2",
-    "--progress.epoch_eval", "-1", "--progress.iter_loss", "1", "--progress.epoch_save_latest", "1step",
+    "--progress.epoch_eval", "-1", "--progress.log_every", "1", "--progress.epoch_save_latest", "1step",
     "--monitor.writers", "[]", "--loss", "{$REPLACE: true, hold: {type: HoldLoss}}",
 ]  # fmt: skip
 STEPS = 10
@@ -311,7 +311,7 @@ def test_preemption(project: Project, alone: dict[str, Any], hold: Path, partiti
 
     Slurm signals the loader's workers too.
     """
-    job = project.submit(partition, *CONV, "--worker", "1", "--slurm.partition", partition, HOLD=str(hold))
+    job = project.submit(partition, *CONV, "--num_workers", "1", "--slurm.partition", partition, HOLD=str(hold))
     held(project, hold)
     urgent = ["sbatch", "--parsable", "--partition=high", "--exclusive", "--output=/dev/null", "--wrap=sleep 1"]
     other = project.cluster.call(*urgent)

@@ -32,7 +32,7 @@ def leave(output, batch):
 sys.modules["program"] = sys.modules["__main__"]
 import train
 loss = "{leave: {type: program.leave}}"
-train.main(["--config", "configs/default.yaml", "--dir.expr_dir", sys.argv[1], "--worker", "0", "--loss", loss])
+train.main(["--config", "configs/default.yaml", "--dir.runs_dir", sys.argv[1], "--num_workers", "0", "--loss", loss])
 """
 
 

@@ -53,8 +53,9 @@ def watch():
 
 
 sys.modules["program"] = sys.modules["__main__"]
-words = ["--name", "calls", "--dir.expr_dir", sys.argv[1], "--model", "{type: program.Net}", "--gpu_ids", "-1"]
-words += ["--dataset", "{val: null, eval: null}", "--progress.max_steps", "95", "--batch_size", "1", "--worker", "0"]
+words = ["--name", "calls", "--dir.runs_dir", sys.argv[1], "--model", "{type: program.Net}", "--gpu_ids", "-1"]
+words += ["--dataset", "{val: null, eval: null}", "--progress.max_steps", "95"]
+words += ["--batch_size", "1", "--num_workers", "0"]
 resolved = resolve(Config, ["configs/default.yaml"], words)
 with managed_run(resolved.config, resolved, words, Path.cwd()) as run:
     parts = build_parts(resolved.config, run.rank, run.seed)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 SHORT = [
     "--config", "configs/default.yaml", "--model.width", "4", "--progress.epoch", "2", "--progress.epoch_eval", "1",
-    "--progress.iter_loss", "5", "--metric.ConfusionMatrix", "{}",
+    "--progress.log_every", "5", "--metric.ConfusionMatrix", "{}",
 ]  # fmt: skip
 # Reads an offline run of Weights & Biases: records in blocks of 32 KiB, as in a log of LevelDB, after seven bytes.
 READ_WANDB = """
@@ -94,7 +94,7 @@ def recorded(folder: Path, event: str) -> list[tuple[int, float]]:
 def test_mlflow_on_the_disk(render: Render, python: Path, tmp_path: Path) -> None:
     """One run of MLflow with its parameters, curves, pictures and texts; a resume continues it, each point once."""
     root, folder = render(), tmp_path / "runs" / "digits"
-    words = [*SHORT, "--name", "digits", "--dir.expr_dir", str(folder.parent), "--monitor.writers", "[mlflow]"]
+    words = [*SHORT, "--name", "digits", "--dir.runs_dir", str(folder.parent), "--monitor.writers", "[mlflow]"]
     said = call(root, python, "train.py", *words, "--progress.max_steps", "25")
     said += call(root, python, "train.py", *words, "--resume", str(folder / "checkpoints" / "best.pt"))
     assert "cannot be written" not in said
@@ -117,7 +117,7 @@ def test_weights_and_biases_offline(render: Render, python: Path, tmp_path: Path
     """Its offline run has the config, one row per step, and the pictures."""
     root, folder = render(), tmp_path / "runs" / "digits"
     writers = "[{type: wandb, mode: offline, tags: [short]}]"
-    words = [*SHORT, "--name", "digits", "--dir.expr_dir", str(folder.parent), "--monitor.writers", writers]
+    words = [*SHORT, "--name", "digits", "--dir.runs_dir", str(folder.parent), "--monitor.writers", writers]
     said = call(root, python, "train.py", *words, "--monitor.histograms", "1")
     assert "cannot be written" not in said
     (file,) = (folder / "wandb").glob("offline-run-*/run-*.wandb")
@@ -139,7 +139,7 @@ def board(render: Render, tmp_path: Path) -> Iterator[str]:
     """The address of a TensorBoard on the folder of two short runs."""
     root = render()
     for name, rate in (("slow", "1e-3"), ("fast", "1e-2")):
-        words = [*SHORT, "--name", name, "--dir.expr_dir", str(tmp_path / "runs"), "--optim.lr", rate]
+        words = [*SHORT, "--name", name, "--dir.runs_dir", str(tmp_path / "runs"), "--optim.lr", rate]
         call(root, Path(sys.executable), "train.py", *words)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -214,6 +214,6 @@ def test_the_writer_of_the_page(render: Render, tmp_path: Path) -> None:
     (tmp_path / "note_writer.py").write_text(text)
     program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, '.']; import train; train.main(sys.argv[1:])"
     writers = "[{type: note_writer.NoteWriter, file: mine.txt}]"
-    words = [*SHORT, "--name", "noted", "--dir.expr_dir", str(tmp_path), "--monitor.writers", writers]
+    words = [*SHORT, "--name", "noted", "--dir.runs_dir", str(tmp_path), "--monitor.writers", writers]
     call(root, Path(sys.executable), "-c", program, *words)
     assert [line.split()[0] for line in (tmp_path / "noted" / "mine.txt").read_text().splitlines()] == ["19", "38"]

@@ -186,9 +186,9 @@ def test_unreadable_image(error_of: ErrorOf, runs: Runs, tmp_path: Path, worker:
     """The file is named; with on_error: skip it is left out and counted."""
     folder = images(tmp_path / "i", {"cat": 5, "dog": 5})
     (folder / "dog" / "2.png").write_bytes(b"\x89PNG nothing more")
-    text = error_of(*on_images(folder), "--worker", worker)
+    text = error_of(*on_images(folder), "--num_workers", worker)
     assert str(folder / "dog" / "2.png") in text and "on_error: skip" in text
-    run_folder = runs.train(*on_images(folder, on_error="skip"), "--worker", worker)
+    run_folder = runs.train(*on_images(folder, on_error="skip"), "--num_workers", worker)
     assert "skipped 1 of 10 images" in (run_folder / "train.log").read_text()
     assert load(run_folder)["position"]["epoch_size"] == 9
 
@@ -299,7 +299,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(error_of: ErrorOf, runs: Runs
 def test_a_loss_that_is_not_a_number(error_of: ErrorOf, runs: Runs) -> None:
     """QQ-46: stops before a checkpoint is overwritten, names the step and the last good file."""
     loss = "{$REPLACE: true, entropy: {type: tests.parts.NotANumber, after: 7}}"
-    text = error_of("--loss", loss, "--progress.iter_loss", "100")
+    text = error_of("--loss", loss, "--progress.log_every", "100")
     assert "the loss of step 8 is not a finite number" in text
     latest = runs.root / "run" / "checkpoints" / "latest.pt"
     assert f"the last good checkpoint is {latest}" in text
@@ -319,7 +319,7 @@ def test_best_of_something_that_is_not_measured(error_of: ErrorOf) -> None:
 def test_a_run_folder_that_cannot_be_made(error_of: ErrorOf, tmp_path: Path) -> None:
     """B10: said in the first second."""
     (tmp_path / "file").write_text("")
-    assert "file" in error_of("--dir.expr_dir", str(tmp_path / "file"))
+    assert "file" in error_of("--dir.runs_dir", str(tmp_path / "file"))
     assert "name: 'a/b' cannot name a folder" in error_of("--name", "a/b")
     text = error_of("--name", "é" * 150)
     assert "File name too long" in text

@@ -63,14 +63,14 @@ def test_auto_names_no_config(runs: Runs, tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "config.yaml").write_text(f"$BASE: {PROJECT}/configs/default.yaml\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"--config[\s\S]*needs a file; train.py --config"):
-        train.main(["--resume", "auto", "--dir.expr_dir", str(tmp_path), "--progress.max_steps", "1"])
+        train.main(["--resume", "auto", "--dir.runs_dir", str(tmp_path), "--progress.max_steps", "1"])
     assert not list(tmp_path.glob("*/"))
 
 
 def test_the_floor_of_a_schedule_is_below_the_rate(runs: Runs) -> None:
     """D-16: a floor is a share of the rate, so that no rate is ever raised to it; the old name is refused."""
     folder = runs.train(
-        "--optim.lr", "1e-5", "--optim.lr_scheduler", "{type: cosine, min_factor: 0.1}", "--progress.iter_loss", "1"
+        "--optim.lr", "1e-5", "--optim.lr_scheduler", "{type: cosine, min_factor: 0.1}", "--progress.log_every", "1"
     )
     rates = [entry["values"]["lr"] for entry in metrics(folder, "train")]
     assert rates == sorted(rates, reverse=True)

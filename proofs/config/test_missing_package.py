@@ -37,7 +37,7 @@ def test_only_what_needs_the_package_stops(tmp_path: Path) -> None:
     assert code == 0, said
     assert said.count(line) == 1
     assert (project / "experiments" / "default" / "train.log").read_text().count(line) == 1
-    code, said, _ = started("--dataset.train.type", "VideoDataset", "--worker", "-1")
+    code, said, _ = started("--dataset.train.type", "VideoDataset", "--num_workers", "-1")
     assert code == 2 and "2 problems" in said and "there is no dataset called VideoDataset" in said and line in said
     code, said, listing = started("--list", "dataset")
     assert code == 0 and "DigitsDataset" in listing and line in listing

@@ -102,7 +102,7 @@ def test_in_a_file_with_and_without_quotes(tmp_path: Path) -> None:
         (["--model.names", "1,2"], "must be text"),
         (["--batch_size", "64,64"], "must be an integer"),
         (["--optim.lr", "0,5"], "optim.lr = '0,5'"),
-        (["--worker", "1,"], "must be an integer"),
+        (["--num_workers", "1,"], "must be an integer"),
     ],
 )
 def test_refused_elsewhere(words: list[str], piece: str) -> None:

@@ -49,7 +49,7 @@ def use(request: pytest.FixtureRequest, old: Path, tmp_path: Path, capsys: pytes
     """Use the run in one of the ways that read its stored config; what a person reads."""
 
     def call(*more: str) -> str:
-        best, here = str(old / "checkpoints" / "best.pt"), ["--dir.expr_dir", str(old.parent)]
+        best, here = str(old / "checkpoints" / "best.pt"), ["--dir.runs_dir", str(old.parent)]
         shutil.copy("docs/run.svg", tmp_path / "a.png")  # no picture: reading it comes after the config
         mains: dict[str, Any] = {
             "evaluate": lambda: evaluate.main(["--model_pt", best, *more]),
@@ -157,5 +157,5 @@ def test_a_checkpoint_of_the_first_version(old: Path, capsys: pytest.CaptureFixt
     write_checkpoint(state, old / "checkpoints" / "latest.pt", old / "checkpoints" / "best.pt")
     assert inspect.main([str(old)]) == 0
     assert "0 files" in capsys.readouterr().out
-    assert train.main(["--resume", str(old), "--dir.expr_dir", str(old.parent), "--progress.epoch", "2"]) == 0
+    assert train.main(["--resume", str(old), "--dir.runs_dir", str(old.parent), "--progress.epoch", "2"]) == 0
     assert [each["step"] for each in metrics(old, "val")] == [5, 10]

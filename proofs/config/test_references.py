@@ -45,7 +45,11 @@ CASES: list[tuple[str, str, Any]] = [
     ("optim: {lr_scheduler: {lr_steps: '${gpu_ids}'}}\ngpu_ids: 1,2", "optim.lr_scheduler.lr_steps", [1, 2]),
     ("gpu_ids: [3, 4]\nbatch_size: ${gpu_ids[1]}", "batch_size", 4),
     ("optim: {lr_scheduler: {lr_steps: [7, '${progress.epoch}']}}", "optim.lr_scheduler.lr_steps", [7, 40]),
-    ("optim: {ema: {every: '${batch_size}'}}\nbatch_size: ${worker}\nworker: ${model.width}", "optim.ema.every", 32),
+    (
+        "optim: {ema: {every: '${batch_size}'}}\nbatch_size: ${num_workers}\nnum_workers: ${model.width}",
+        "optim.ema.every",
+        32,
+    ),
     ("loss: {torch.nn.L1Loss: {weight: 0.5}}\noptim: {lr: '${loss.torch.nn.L1Loss.weight}'}", "optim.lr", 0.5),
     ("name: $${batch_size}-$HOME", "name", "${batch_size}-$HOME"),
     ("resume: ${init_from.path}", "resume", None),
@@ -71,7 +75,7 @@ def test_references_are_resolved_after_everything_is_merged(tmp_path: Path) -> N
     found = resolve(Config, [top], ["--model.width", "8", "--optim.lr", "0.5"])
     assert (found.config.batch_size, found.config.name) == (8, "run_0.5_8")
     assert resolve(Config, [top], ["--batch_size", "3"]).config.batch_size == 3
-    assert resolve(Config, [top], ["--worker=${model.width}"]).config.num_workers == 16
+    assert resolve(Config, [top], ["--num_workers=${model.width}"]).config.num_workers == 16
     overlay = tmp_path / "debug.yaml"
     overlay.write_text("model: {width: 4}\n")
     assert resolve(Config, [top], overlay=overlay).config.batch_size == 4
@@ -81,15 +85,15 @@ def test_the_places_of_reference_and_target_are_printed(
     runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--print-config shows the value, where the reference is, and where its value comes from."""
-    file = write(tmp_path, "batch_size: ${worker}\nworker: ${optim.accumulate}\noptim:\n  accumulate: 3\n")
+    file = write(tmp_path, "batch_size: ${num_workers}\nnum_workers: ${optim.accumulate}\noptim:\n  accumulate: 3\n")
     with pytest.raises(SystemExit):
-        train.main(["--config", str(file), "--model.width", "${worker}", "--print-config"])
+        train.main(["--config", str(file), "--model.width", "${num_workers}", "--print-config"])
     shown = [line.split("  # ") for line in capsys.readouterr().out.splitlines() if "${" in line]
     last = f"${{optim.accumulate}}: {file}:5"
     assert [[part.strip() for part in line] for line in shown] == [
-        ["batch_size: 3", f"{file}:2, ${{worker}}: {file}:3, {last}"],
-        ["worker: 3", f"{file}:3, {last}"],
-        ["width: 3", f"command line: --model.width ${{worker}}, ${{worker}}: {file}:3, {last}"],
+        ["batch_size: 3", f"{file}:2, ${{num_workers}}: {file}:3, {last}"],
+        ["num_workers: 3", f"{file}:3, {last}"],
+        ["width: 3", f"command line: --model.width ${{num_workers}}, ${{num_workers}}: {file}:3, {last}"],
     ]
 
 
@@ -108,15 +112,19 @@ WRONG: list[tuple[str, list[str]]] = [
     ),
     ("batch_size: ${batch_size}", ["batch_size (", "form a loop; batch_size -> batch_size"]),
     (
-        "worker: ${batch_size}\nbatch_size: ${optim.accumulate}\noptim: {accumulate: '${worker}'}\nname: ${worker}",
-        ["1 problem", "mine.yaml:3", "form a loop; batch_size -> optim.accumulate -> worker -> batch_size"],
+        "num_workers: ${batch_size}\nbatch_size: ${optim.accumulate}\noptim: {accumulate: '${num_workers}'}\n"
+        "name: ${num_workers}",
+        ["1 problem", "mine.yaml:3", "form a loop; batch_size -> optim.accumulate -> num_workers -> batch_size"],
     ),
     ("model: {width: '${model}'}", ["form a loop; model.width -> model.width"]),
     (
         "name: ${init_from.path}_x\ninit_from: {path: '${nam}'}\nplugins: ['${name}']",
         ["1 problem", "init_from.path = '${nam}'", "did you mean name?"],
     ),
-    ("batch_size: ${nope}\nworker: -1\noptim: {lrr: 1}", ["3 problems", "no key nope", "worker = -1", "optim.lrr"]),
+    (
+        "batch_size: ${nope}\nnum_workers: -1\noptim: {lrr: 1}",
+        ["3 problems", "no key nope", "num_workers = -1", "optim.lrr"],
+    ),
     ("model: {width: '${nope}', dropout: 2x}", ["2 problems", "no key nope", "model.dropout = '2x'"]),
     ("$BASE: ${name}.yaml", ["$BASE", "without references"]),
 ]
@@ -147,8 +155,8 @@ def test_a_part_of_a_section_that_is_a_reference(tmp_path: Path, capsys: pytest.
 
 def test_a_run_with_references_can_be_rebuilt_and_changed(runs: Runs, tmp_path: Path) -> None:
     """config.yaml holds values only, so a change on resume does not reach what was written as a reference."""
-    text = "name: lr_${optim.lr}\noptim: {lr: 1e-5, weight_decay: '${optim.lr}'}\nworker: ${env:NO_WORKERS:-0}\n"
-    words = ["--config", str(write(tmp_path, text)), "--dir.expr_dir", str(runs.root), "--debug.max_samples", "96"]
+    text = "name: lr_${optim.lr}\noptim: {lr: 1e-5, weight_decay: '${optim.lr}'}\nnum_workers: ${env:NO_WORKERS:-0}\n"
+    words = ["--config", str(write(tmp_path, text)), "--dir.runs_dir", str(runs.root), "--debug.max_samples", "96"]
     words += ["--monitor.writers", "[]", "--model.width", "4", "--progress.epoch_val", "-1"]
     assert train.main([*words, "--progress.max_steps", "1"]) == 0
     folder = runs.root / "lr_1e-05"
@@ -156,7 +164,7 @@ def test_a_run_with_references_can_be_rebuilt_and_changed(runs: Runs, tmp_path: 
     stored = resolve(Config, [folder / "config.yaml"])
     assert stored.values == first.values == load(folder)["about"]["config"]
     raw = yaml.safe_load((folder / "config.yaml").read_text())
-    assert (raw["optim"]["weight_decay"], raw["name"], raw["worker"]) == (1e-5, "lr_1e-05", 0)
+    assert (raw["optim"]["weight_decay"], raw["name"], raw["num_workers"]) == (1e-5, "lr_1e-05", 0)
     words = ["--optim.lr", "0.5", "--progress.max_steps", "2", "--allow_changes", "true"]
     assert train.main(["--resume", str(folder), *words]) == 0
     optim = load(folder)["about"]["config"]["optim"]

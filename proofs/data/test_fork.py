@@ -52,21 +52,23 @@ class Endless:
 @pytest.mark.parametrize("dataset", ["DigitsOnGpu", "Endless"])
 def test_forked_workers_for_a_data_set_on_the_gpu(runs: Runs, dataset: str) -> None:
     """R-57: ends at the first batch, with the ways out."""
-    assert runs.fail("--dataset.train", f"{{type: proofs.data.test_fork.{dataset}}}", "--worker", "1") == 1
+    assert runs.fail("--dataset.train", f"{{type: proofs.data.test_fork.{dataset}}}", "--num_workers", "1") == 1
     message = (runs.root / "run" / "train.log").read_text()
     assert "cannot use the GPU" in message and "CUDA" in message
-    assert "--loader.start_method forkserver" in message and "--worker 0" in message
+    assert "--loader.start_method forkserver" in message and "--num_workers 0" in message
 
 
 @pytest.mark.slow
 def test_another_error_of_a_worker_keeps_its_words(runs: Runs) -> None:
     data = "{type: proofs.data.test_fork.DigitsOnGpu, text: CUDA out of memory}"
-    assert runs.fail("--dataset.train", data, "--worker", "1") == 1
+    assert runs.fail("--dataset.train", data, "--num_workers", "1") == 1
     assert "CUDA out of memory" in (runs.root / "run" / "train.log").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["--worker", "0"], ["--worker", "1", "--loader.start_method", "forkserver"]])
+@pytest.mark.parametrize(
+    "words", [["--num_workers", "0"], ["--num_workers", "1", "--loader.start_method", "forkserver"]]
+)
 def test_the_ways_out(runs: Runs, words: list[str]) -> None:
     """R-57: both work."""
     data = ["--dataset.train", "{type: proofs.data.test_fork.MovedToGpu}", "--progress.max_steps", "1"]

@@ -203,7 +203,7 @@ def test_each_process_reads_its_share_in_step(runs: Runs) -> None:
 def test_what_is_refused(runs: Runs, name: str, worker: str, plugin: str, told: str) -> None:
     """With the attribute and the remedies; whatever can be known before the first step, before it."""
     try:
-        assert runs.fail(*line(name, "--worker", worker, plugin=plugin)) == 2
+        assert runs.fail(*line(name, "--num_workers", worker, plugin=plugin)) == 2
         log = (runs.root / "run" / "train.log").read_text()
     except UserError as error:
         log = str(error)

@@ -85,10 +85,10 @@ def test_a_stream_with_a_length(runs: Runs) -> None:
 @pytest.mark.parametrize("worker", ["0", "2"])
 def test_a_last_step_that_is_not_full_is_left_out(runs: Runs, worker: str) -> None:
     """loader.drop_last: 100 records in steps of 32."""
-    uncut = final(runs.train(*stream("Rereading", "--loader.drop_last", "true", "--worker", worker), name="uncut"))
+    uncut = final(runs.train(*stream("Rereading", "--loader.drop_last", "true", "--num_workers", worker), name="uncut"))
     assert uncut["latest"]["position"] == {"step": 6, "epoch": 2, "sample": 0, "epoch_size": 0}
-    cut(runs, "plain", 6, *stream("Rereading", "--loader.drop_last", "true", "--worker", worker))
-    more = ["--loader.drop_last", "true", "--worker", worker, "--resume", "auto"]
+    cut(runs, "plain", 6, *stream("Rereading", "--loader.drop_last", "true", "--num_workers", worker))
+    more = ["--loader.drop_last", "true", "--num_workers", worker, "--resume", "auto"]
     assert differing(uncut, final(runs.train(*stream("Rereading", *more), name="cut"))) == []
 
 
@@ -98,8 +98,8 @@ def test_a_stream_with_state_and_workers_is_read_again(runs: Runs, saved: str, r
     """Only the main process knows where it stands; the trial batch of two ranks does not move it on."""
     words = stream("StatefulStream", "--model", "{type: tests.parts.Plain}", "--batch_size", "16")
     several(runs, 2, runs.words(*words, name="uncut"))
-    several(runs, 2, runs.words(*words, "--worker", saved, name="cut"), at=8)  # of which two calls are for nothing
-    several(runs, 2, runs.words(*words, "--worker", resumed, "--resume", "auto", name="cut"))
+    several(runs, 2, runs.words(*words, "--num_workers", saved, name="cut"), at=8)  # of which two calls are for nothing
+    several(runs, 2, runs.words(*words, "--num_workers", resumed, "--resume", "auto", name="cut"))
     assert same(load(runs.root / "uncut")["model"], load(runs.root / "cut")["model"])
     assert "reading 1 steps again" in (runs.root / "cut" / "train.log").read_text()
 
@@ -131,7 +131,7 @@ def test_a_schedule_that_needs_the_length_says_so(runs: Runs) -> None:
 def test_a_data_set_that_shares_by_itself(runs: Runs, world: int, worker: int, steps: int, name: str) -> None:
     """Each reader gets a share of its own, and all that it gives is used."""
     seen = runs.root / "seen"
-    words = stream(name, "--batch_size", "5", "--worker", str(worker), "--progress.epoch", "1")
+    words = stream(name, "--batch_size", "5", "--num_workers", str(worker), "--progress.epoch", "1")
     words += ["--debug.max_samples", "0"]
     ended = start_ranks(runs.root, world, runs.words(*words), environment={"SEEN": str(seen)})
     assert set(ended.codes) == {0}, "\n".join(ended.texts)
@@ -160,7 +160,9 @@ def test_a_share_with_state_resumes_exactly(runs: Runs) -> None:
 def test_shares_that_end_one_after_the_other(runs: Runs, at: int, states: list[int]) -> None:
     """Ranks with 69 and 31 records, 8 each in a step: none is left out, nor after a cut once the shorter has ended."""
     seen = runs.root / "seen"
-    words = stream(f"{__name__}.Uneven", "--model", "{type: tests.parts.Plain}", "--batch_size", "8", "--worker", "0")
+    words = stream(
+        f"{__name__}.Uneven", "--model", "{type: tests.parts.Plain}", "--batch_size", "8", "--num_workers", "0"
+    )
     ended = start_ranks(runs.root, 2, runs.words(*words, name="uncut"), environment={"SEEN": str(seen)})
     assert set(ended.codes) == {0}, "\n".join(ended.texts)
     assert load(runs.root / "uncut")["position"]["step"] == 2 * 9
@@ -219,7 +221,7 @@ def test_a_step_of_uneven_shares_is_the_mean_over_its_samples(monkeypatch: pytes
 
 def test_workers_that_read_other_records(runs: Runs) -> None:
     """Dealing these out would read some twice, and others never."""
-    assert runs.fail(*stream(f"{__name__}.OrderOfItsOwn"), "--worker", "2") == 2
+    assert runs.fail(*stream(f"{__name__}.OrderOfItsOwn"), "--num_workers", "2") == 2
     assert "the workers read different records" in (runs.root / "run" / "train.log").read_text()
 
 

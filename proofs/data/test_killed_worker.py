@@ -36,7 +36,7 @@ def test_an_error_of_the_pipe(
         raise error
 
     monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_get_data", broken)
-    assert runs.fail("--worker", "2") == 1
+    assert runs.fail("--num_workers", "2") == 1
     assert SAYS in capsys.readouterr().err
     assert SAYS in (runs.root / "run" / "train.log").read_text()
 
@@ -51,7 +51,7 @@ def test_an_error_of_the_pipe_while_all_live(
 
     monkeypatch.setattr("common.data.workers._DEATH_WITHIN_S", 0.1)
     monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_get_data", broken)
-    assert runs.fail("--worker", "1") == 1
+    assert runs.fail("--num_workers", "1") == 1
     text = capsys.readouterr().err
     assert "ConnectionResetError" in text and SAYS not in text
 
@@ -73,7 +73,7 @@ def test_killed_at_any_instant(runs: Runs, processes: int) -> None:
     """While its batch is read, unpickled, waited for, or not wanted at all."""
     for at in ("0", "0.0003", "0.001", "0.01") if processes == 1 else ("0", "0.001"):
         plugins = ["--plugins", "[proofs.data.test_killed_worker:kill_one]", "--dist.processes", str(processes)]
-        words = runs.words(*plugins, "--worker", "2", "--progress.epoch", "500", name=f"at{at}")
+        words = runs.words(*plugins, "--num_workers", "2", "--progress.epoch", "500", name=f"at{at}")
         done = run([sys.executable, "train.py", *words], env={**ENVIRONMENT, "KILL_AFTER": at})
         assert done.returncode == 1, done.stderr
         assert SAYS in done.stderr, done.stderr

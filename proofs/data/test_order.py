@@ -108,7 +108,7 @@ def test_weights_of_the_epoch(runs: Runs) -> None:
     """The order sees the data set as it is in that epoch, also if only workers read."""
     data = ["--dataset.train", f"{{type: {HERE}.Curriculum}}", "--loader.order", "{type: weighted, samples: 64}"]
     alone = final(runs.train(*words("plain", *data), name="alone"))
-    shared = final(runs.train(*words("plain", *data, "--worker", "2"), name="shared"))
+    shared = final(runs.train(*words("plain", *data, "--num_workers", "2"), name="shared"))
     assert same(alone["latest"]["model"], shared["latest"]["model"])
     digits = Curriculum(PROJECT / "data", "train")
     weighted = order_of("weighted", digits)

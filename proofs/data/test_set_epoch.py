@@ -69,7 +69,7 @@ def test_workers_know_the_epoch(runs: Runs, name: str) -> None:
     """Workers that live on from epoch to epoch, too; only the training has epochs."""
     alone = final(runs.train(*changing(name), name="alone"))
     for persistent in ("true", "false"):
-        more = ["--worker", "2", "--loader.persistent", persistent]
+        more = ["--num_workers", "2", "--loader.persistent", persistent]
         shared = final(runs.train(*changing(name, *more), name=f"persistent_{persistent}"))
         assert same(alone["latest"]["model"], shared["latest"]["model"])
         assert alone["measured"] == shared["measured"]
@@ -79,7 +79,7 @@ def test_workers_know_the_epoch(runs: Runs, name: str) -> None:
 
 @pytest.mark.parametrize(("name", "worker"), [("Brighter", 0), ("Brighter", 2), ("BrighterWithState", 0)])
 def test_a_resume_inside_a_later_epoch(runs: Runs, name: str, worker: int) -> None:
-    more = ["--worker", str(worker)]
+    more = ["--num_workers", str(worker)]
     same_after_cut(runs, "plain", *changing(name, *more))
 
 
@@ -90,7 +90,7 @@ def test_the_epoch_goes_through_data_sets_around_others(runs: Runs) -> None:
     more = words("plain", "--dataset.train", data, "--loader.order", "{type: balanced, samples: 100}")
     alone = final(runs.train(*more, name="alone"))
     assert alone["latest"]["position"]["step"] == 2 * 4
-    shared = final(runs.train(*more, "--worker", "2", name="shared"))
+    shared = final(runs.train(*more, "--num_workers", "2", name="shared"))
     assert same(alone["latest"]["model"], shared["latest"]["model"])
 
 

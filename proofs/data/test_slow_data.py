@@ -31,10 +31,10 @@ def test_the_number_of_workers_to_try(runs: Runs, monkeypatch: pytest.MonkeyPatc
     """Once per run, and no more workers than cores: here, almost all of the time is spent waiting."""
     monkeypatch.setattr("cli.slow_data.available_cores", lambda: 3)
     data = ["--dataset.train", "{type: proofs.data.test_slow_data.Slow}", "--dataset.val", "null", "--batch_size", "8"]
-    folder = runs.train(*data, "--progress.max_steps", "10", "--progress.iter_loss", "2")
+    folder = runs.train(*data, "--progress.max_steps", "10", "--progress.log_every", "2")
     log = (folder / "train.log").read_text()
     assert log.count("of the time is spent waiting for data") == 1
-    assert "; try --worker 3 (now 0; this process has 3 cores), or data kept in memory" in log
+    assert "; try --num_workers 3 (now 0; this process has 3 cores), or data kept in memory" in log
 
 
 def warnings(*, wait: float, workers: int, work: float = 0.04, count: int = 100, processes: int = 1) -> list[str]:
@@ -53,14 +53,14 @@ def test_waiting_for_data_is_worth_a_warning_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("cli.slow_data.available_cores", lambda: 8)
     (advice,) = warnings(wait=0.06, workers=2)
     assert "60% of the time" in advice
-    assert "--worker 5 (now 2" in advice
+    assert "--num_workers 5 (now 2" in advice
     assert "memory" in str(warnings(wait=0.06, workers=8))
-    assert "--worker 2 (now 0; this process has 8 cores)" in str(warnings(wait=0.06, workers=0))
-    assert "--worker 1 (now 0" in str(warnings(wait=0.03, workers=0))
-    assert "--worker 4 (now 2; this process has 4 cores)" in str(warnings(wait=0.06, workers=2, processes=2))
+    assert "--num_workers 2 (now 0; this process has 8 cores)" in str(warnings(wait=0.06, workers=0))
+    assert "--num_workers 1 (now 0" in str(warnings(wait=0.03, workers=0))
+    assert "--num_workers 4 (now 2; this process has 4 cores)" in str(warnings(wait=0.06, workers=2, processes=2))
     text = str(warnings(wait=0.06, workers=4, processes=2))
     assert (
-        "--worker" not in text
+        "--num_workers" not in text
         and "more workers would not help (now 4; this process has 4 cores): try less work per sample, or" in text
     )
     assert warnings(wait=0.01, workers=2) == []

@@ -160,7 +160,7 @@ def test_no_shard_at_all(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_processes_share_the_shards(runs: Runs, shards: Path) -> None:
     """Two ranks with two workers: each of the four readers takes one shard of 8, and an epoch is 2 steps of 2 x 4."""
-    more = ["--worker", "2", "--batch_size", "4", "--progress.epoch", "1"]
+    more = ["--num_workers", "2", "--batch_size", "4", "--progress.epoch", "1"]
     several(runs, 2, runs.words(*on_shards(shards, "TarStream", *more)))
     assert load(runs.root / "run")["position"]["step"] == 4
 

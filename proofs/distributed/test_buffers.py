@@ -89,7 +89,7 @@ def resumed(runs: Runs, words: list[str], *, calls: int, world: int = 2) -> tupl
     words = [
         "--progress.epoch_save_latest",
         "1step",
-        "--progress.iter_loss",
+        "--progress.log_every",
         "1",
         "--checkpoint.background",
         "false",

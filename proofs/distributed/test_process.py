@@ -24,7 +24,16 @@ from custom.datasets.digits_dataset import DigitsDataset
 def test_ways_to_start_workers(runs: Runs, method: str) -> None:
     """R-57, MM-76: data sets, collate functions and registries survive a start without fork, with the same result."""
     plain = runs.train("--progress.epoch", "1", name="plain")
-    words = ["--worker", "1", "--loader.start_method", method, "--progress.epoch", "1", "--progress.epoch_val", "-1"]
+    words = [
+        "--num_workers",
+        "1",
+        "--loader.start_method",
+        method,
+        "--progress.epoch",
+        "1",
+        "--progress.epoch_val",
+        "-1",
+    ]
     folder = runs.train(*words, name=method)
     assert same(load(plain)["model"], load(folder)["model"])
 
@@ -32,7 +41,7 @@ def test_ways_to_start_workers(runs: Runs, method: str) -> None:
 def test_workers_end_with_the_run(runs: Runs) -> None:
     """MM-76: at once, and not when Python collects what is left of it: that took 5 s for each."""
     before = set(multiprocessing.active_children())
-    folder = runs.train("--worker", "2", "--progress.epoch_eval", "1")
+    folder = runs.train("--num_workers", "2", "--progress.epoch_eval", "1")
     assert evaluate.main(["--model_pt", str(folder / "checkpoints" / "best.pt")]) == 0
     assert set(multiprocessing.active_children()) <= before
 
@@ -50,7 +59,7 @@ class Decoded(DigitsDataset):
 
 def test_programs_of_a_data_set(runs: Runs) -> None:
     """MM-76: that workers do not heed SIGTERM is not handed on to what they start."""
-    runs.train("--worker", "1", "--dataset.train", f"{{type: {__name__}.Decoded}}", "--progress.epoch", "1")
+    runs.train("--num_workers", "1", "--dataset.train", f"{{type: {__name__}.Decoded}}", "--progress.epoch", "1")
 
 
 def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:

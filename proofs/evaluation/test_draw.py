@@ -63,7 +63,7 @@ class Drawn(GatheredMetric):
 
 
 WORDS = ["--metric", f"{{$REPLACE: true, Drawn: {{type: {HERE}.Drawn}}}}", "--best.metric", "Drawn.image"]
-WORDS += ["--debug.max_samples", "40", "--batch_size", "20", "--progress.epoch", "1", "--worker", "0"]
+WORDS += ["--debug.max_samples", "40", "--batch_size", "20", "--progress.epoch", "1", "--num_workers", "0"]
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -88,7 +88,7 @@ def test_a_worker_that_is_late(runs: Runs, capsys: pytest.CaptureFixture[str]) -
     words = [
         "--dataset.train",
         f"{{type: {__name__}.Late}}",
-        "--worker",
+        "--num_workers",
         "1",
         "--loader.timeout",
         "1",

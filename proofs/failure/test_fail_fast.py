@@ -117,7 +117,7 @@ def test_exception_on_rank_0(runs: Runs) -> None:
 @pytest.mark.parametrize("worker", ["0", "1"])
 def test_exception_in_a_loader(runs: Runs, worker: str) -> None:
     """R-14: from a worker too, with the number of the sample and the line of the data set."""
-    words = ["--dataset.train", "{type: tests.parts.OneBadSample, index: 77}", "--worker", worker]
+    words = ["--dataset.train", "{type: tests.parts.OneBadSample, index: 77}", "--num_workers", worker]
     block = last_block(broken(runs, "never 0 train 0", *words).texts[0])
     assert "sample 77 of OneBadSample cannot be read: OSError: no such picture" in block
     assert re.search(r"at +tests/parts.py:\d+, in __getitem__", block)
@@ -490,7 +490,7 @@ def test_where_an_error_happened() -> None:
 @pytest.mark.parametrize(
     ("error", "helps"),
     [
-        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "--worker 0"),
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "--num_workers 0"),
         (RuntimeError("DataLoader timed out after 5 seconds"), "loader.timeout"),
         (RuntimeError("Timed out waiting 600000ms for recv operation to complete"), "dist.timeout"),
         (IndexError("Target 11 is out of bounds."), "number of classes"),

@@ -16,7 +16,7 @@ from tests.ranks import start_ranks
 
 BAD = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NotANumber, after: 5}}"]
 # No log line, no validation and no save after the first step: nothing else looks at the losses.
-UNSEEN = ["--progress.iter_loss", "-1", "--progress.epoch_val", "-1", "--progress.epoch_save_latest", "-1"]
+UNSEEN = ["--progress.log_every", "-1", "--progress.epoch_val", "-1", "--progress.epoch_save_latest", "-1"]
 weights: list[dict[str, torch.Tensor]] = []
 
 

@@ -93,7 +93,7 @@ class WithNumber(ClassificationTask):
 
 def test_an_added_number_keeps_the_log_readable(short: Runs) -> None:
     """One row for each log line, no loss twice, metrics before further losses, one rounding; each epoch has a loss."""
-    words = ["--task.type", f"{__name__}.WithNumber", "--progress.iter_loss", "50"]
+    words = ["--task.type", f"{__name__}.WithNumber", "--progress.log_every", "50"]
     shown = in_terminal(command(short, *words), 120)
     assert shown.code == 0, shown.text
     trained = [line for line in shown.lines if re.search(r"INFO +epoch .* loss ", line)]

@@ -227,7 +227,7 @@ def test_a_name_that_is_no_folder_is_refused(tmp_path, name):
 
 def test_a_folder_that_cannot_be_written_is_refused(project):
     """CT-08: parent missing, a file in the way, no permission; each says which path and what to do."""
-    with pytest.raises(UserError, match=r"No such file or directory: .*gone/experiments.*--dir.expr_dir"):
+    with pytest.raises(UserError, match=r"No such file or directory: .*gone/experiments.*--dir.runs_dir"):
         open_(project / "gone")
     (project / "experiments").mkdir()
     (project / "experiments/digits").write_text("a file")
@@ -236,10 +236,10 @@ def test_a_folder_that_cannot_be_written_is_refused(project):
     (project / "experiments/digits").unlink()
     (project / "experiments").rmdir()
     (project / "experiments").write_text("a file")
-    with pytest.raises(UserError, match=r"--dir.expr_dir"):
+    with pytest.raises(UserError, match=r"--dir.runs_dir"):
         open_(project)
     run = RunPaths.for_run(DirConfig(runs_dir="/proc"), "digits", project)
-    with pytest.raises(UserError, match=r"cannot be written: .*--dir.expr_dir"):
+    with pytest.raises(UserError, match=r"cannot be written: .*--dir.runs_dir"):
         open_run(run, resume=False, resolved_values={}, argv=[], seed=0, rank=Rank(), project=project)
 
 

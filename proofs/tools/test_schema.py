@@ -124,10 +124,11 @@ def test_the_schema_finds_mistakes(text: str, key: str, tmp_path: Path) -> None:
         "loss: {CrossEntropyLoss: {weight: {type: linear, end: 0.5}}}\nmetric: {top2: {type: Accuracy}}",
         "dataset: {train: {type: Concat, sets: [{type: DigitsDataset}, {type: DigitsDataset, shift: 2}]}, eval: null}",
         "dataset: {val: {$REPLACE: true, a: {type: DigitsDataset, eval_batch_size: 8}}}\nbest: {metric: a.loss}",
-        "progress: {epoch_val: 0.5epoch, epoch_save_latest: '2 epochs', iter_loss: 20, epoch_eval: '-1'}",
+        "progress: {epoch_val: 0.5epoch, epoch_save_latest: '2 epochs', log_every: 20, epoch_eval: '-1'}",
         "optim: {lr_scheduler: {type: onecycle, warmup: 1, pct_start: 0.2, args: {div_factor: 5}}}",
         "optim: {momentum_scheduler: {type: onecycle_momentum, pct_start: 0.2}, args: {betas: [0.9, 0.99]}}",
-        "worker: '${optim.accumulate}'\nprogress: {epoch_eval: '${progress.epoch_val}'}\nmodel: {width: '${worker}'}",
+        "num_workers: '${optim.accumulate}'\nprogress: {epoch_eval: '${progress.epoch_val}'}",
+        "worker: 2\nprogress: {iter_loss: 20}\nmodel: {width: '${worker}'}",
     ],
 )
 def test_the_schema_accepts_what_the_program_accepts(text: str, tmp_path: Path) -> None:

@@ -34,15 +34,15 @@ def explain_errors() -> Iterator[None]:
     except Exception as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         notes = getattr(error, "__notes__", [])
-        explanation: Any = None
+        wrong_labels = ""
         with suppress(Exception):  # the error matters more than one in explaining it
-            if text := _wrong_labels(error, frames):
-                explanation = TrainingError(text)
-                explanation.__notes__ = notes
-            else:
-                vars(error)["__notes__"] = [*notes, *_notes(error, frames)]
-        if explanation is not None:
+            wrong_labels = _wrong_labels(error, frames)
+        if wrong_labels:
+            explanation = TrainingError(wrong_labels)
+            explanation.__notes__ = notes
             raise explanation from error
+        with suppress(Exception):
+            vars(error)["__notes__"] = [*notes, *_notes(error, frames)]
         raise
 
 

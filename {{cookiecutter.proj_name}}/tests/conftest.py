@@ -41,7 +41,7 @@ SMALL = {
     "--batch_size": "32",
     "--progress.epoch": "2",
     "--progress.epoch_eval": "-1",
-    "--progress.iter_loss": "2",
+    "--progress.log_every": "2",
     "--monitor.writers": "[]",
 }
 
@@ -83,7 +83,7 @@ class Runs:
         given = {word.split("=")[0] for word in words if word.startswith("--")}
         kept = [
             (option, value)
-            for option, value in {**SMALL, "--name": name, "--dir.expr_dir": str(self.root)}.items()
+            for option, value in {**SMALL, "--name": name, "--dir.runs_dir": str(self.root)}.items()
             if option not in given and not any(option.startswith(f"{other}.") for other in given)
         ]
         return [*(word for pair in kept for word in pair), *words]

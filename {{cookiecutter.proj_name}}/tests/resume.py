@@ -15,7 +15,7 @@ from tests.ranks import several
 STEPS = 10  # 2 epochs of 5 steps
 BASE = [
     "--dataset.train", "{type: tests.parts.NoisyDigits}", "--progress.epoch_save_latest", "1step",
-    "--progress.epoch_val", "0.4epoch", "--progress.iter_loss", "1", "--checkpoint.background", "false",
+    "--progress.epoch_val", "0.4epoch", "--progress.log_every", "1", "--checkpoint.background", "false",
     "--loss", "{$REPLACE: true, ce: {type: tests.parts.Mortal}}",
 ]  # fmt: skip
 # Everything that has a state of its own: dropout (in the model), three kinds of augmentation, and these.
@@ -36,7 +36,7 @@ KINDS = {
     "momentum": ["--optim.optim_type", "SGD", "--optim.args", "{momentum: 0.9}", "--optim.lr", "0.1"],
     # Nothing is better by that much: a best that is far back, and a patience that runs.
     "early-stop": ["--early_stop.patience", "50", "--best.min_delta", "100"],
-    "workers": ["--worker", "2"],
+    "workers": ["--num_workers", "2"],
 }
 
 

@@ -13,7 +13,7 @@ from tests.resume import words as resumable
 from tests.samples import Digits
 
 TOWER = ["--model", "{type: tests.parts.Tower}"]
-EACH_STEP = ["--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "0", "--progress.iter_loss", "1"]
+EACH_STEP = ["--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "0", "--progress.log_every", "1"]
 CE = "{$REPLACE: true, ce: {type: tests.parts.Mortal}, size: {type: tests.test_stages.size, weight: 0.5}}"
 LOSSES = ["--loss", CE]
 
@@ -90,7 +90,7 @@ def test_a_plateau_ends_a_stage(runs: Runs, at: int) -> None:
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_other_training_data_in_a_stage(runs: Runs, workers: str) -> None:
     """R-51: other arguments of the data set from the next epoch on; cut before, at and after that."""
-    data = ["--dataset.train", "{type: tests.test_stages.Scaled}", "--worker", workers]
+    data = ["--dataset.train", "{type: tests.test_stages.Scaled}", "--num_workers", workers]
     given = [*data, "--stages", DATA]
     folder = runs.train(*resumable("plain", *given), name="uncut")
     uncut = final(folder)

@@ -125,11 +125,11 @@ TURNS = [*of("Turns"), "--model", f"{{type: {HERE}.Pair}}", "--metric", "{$REPLA
 
 def test_updates_train_their_own_parts(runs: Runs) -> None:
     """One optimizer: what an update does not train gets no decay and no moments from it."""
-    folder = runs.train(*TURNS, "--progress.max_steps", "1", "--progress.iter_loss", "1", *QUIET)
+    folder = runs.train(*TURNS, "--progress.max_steps", "1", "--progress.log_every", "1", *QUIET)
     first = load(folder)
     names = first["optimizer"]["param_groups"][0]["param_names"]
     assert {names[number] for number in first["optimizer"]["state"]} == {"first.weight", "first.bias"}
-    folder = runs.train(*TURNS, "--progress.max_steps", "2", "--progress.iter_loss", "1", *QUIET, name="two")
+    folder = runs.train(*TURNS, "--progress.max_steps", "2", "--progress.log_every", "1", *QUIET, name="two")
     state = load(folder)["optimizer"]["state"]
     assert {names[number]: int(each["step"]) for number, each in state.items()} == {
         "first.weight": 2, "first.bias": 2, "second.weight": 1, "second.bias": 1

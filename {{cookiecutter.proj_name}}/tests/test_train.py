@@ -19,7 +19,7 @@ Evaluated = Callable[..., dict[str, Any]]
 @pytest.mark.slow
 def test_the_default_config_reads_digits(tmp_path: Path) -> None:
     """The default run, as the README gives it, reaches 97 % on the test part."""
-    done = run([sys.executable, "train.py", "--config", str(CONFIG), "--dir.expr_dir", str(tmp_path)])
+    done = run([sys.executable, "train.py", "--config", str(CONFIG), "--dir.runs_dir", str(tmp_path)])
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "default"
     assert metrics(folder, "eval")[-1]["values"]["Accuracy"] >= 0.97
@@ -58,7 +58,7 @@ def test_no_seed_draws_one_and_records_it(runs: Runs) -> None:
 @pytest.mark.parametrize("worker", ["0", "2"])
 def test_resuming_inside_an_epoch_equals_the_uncut_run(runs: Runs, worker: str) -> None:
     """CT-51, D-05, R-33: dropout, augmentation of three generators, and a stop in the middle of an epoch."""
-    data = ["--dataset.train", "{type: tests.parts.NoisyDigits}", "--worker", worker]
+    data = ["--dataset.train", "{type: tests.parts.NoisyDigits}", "--num_workers", worker]
     uncut = load(runs.train(*data, name="uncut"))
     part = runs.train(*data, "--progress.max_steps", "3", name="cut")
     assert load(part)["position"]["sample"] == 96
@@ -133,7 +133,7 @@ def test_lengths_and_periods_in_steps_and_parts_of_epochs(runs: Runs) -> None:
     """R-63, QQ-25, D-19: max_steps ends a run; "0.4epoch" and "3step" are asked the same way; the last step counts."""
     folder = runs.train(
         "--progress.epoch", "null", "--progress.max_steps", "7",
-        "--progress.epoch_val", "0.4epoch", "--progress.iter_loss", "3step",
+        "--progress.epoch_val", "0.4epoch", "--progress.log_every", "3step",
         "--progress.epoch_save_checkpoint", "4step",
     )  # fmt: skip
     assert [entry["step"] for entry in metrics(folder, "val")] == [2, 4, 6, 7]
@@ -213,11 +213,11 @@ def test_collate_of_ones_own(runs: Runs) -> None:
 
 def test_debug_and_the_shipped_configs(runs: Runs) -> None:
     """R-03: --debug lays configs/debug.yaml over any config; anomaly detection, gradients, every step a line."""
-    code = train.main(["--config", str(CONFIG), "--debug", "--dir.expr_dir", str(runs.root)])
+    code = train.main(["--config", str(CONFIG), "--debug", "--dir.runs_dir", str(runs.root)])
     assert code == 0
     log = (runs.root / "debug" / "train.log").read_text()
     assert log.count("largest |gradient|") == 8 == len(metrics(runs.root / "debug", "train"))
-    assert train.main(["--config", "configs/debug.yaml", "--dir.expr_dir", str(runs.root)]) == 0
+    assert train.main(["--config", "configs/debug.yaml", "--dir.runs_dir", str(runs.root)]) == 0
 
 
 def test_pictures_on_disk(runs: Runs) -> None:

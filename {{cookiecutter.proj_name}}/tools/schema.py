@@ -91,6 +91,8 @@ class _ForEditors(GenerateJsonSchema):
     def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
         found = super().dataclass_schema(schema)
         properties = {**found["properties"], "$REPLACE": _REPLACE}
+        for old, new in getattr(schema["cls"], "__aliases__", {}).items():
+            properties[old] = {**properties[new], "deprecated": True}
         kept = {name: item for name, item in found.items() if name not in ("title", "required")}
         if registry := getattr(schema["cls"], "__arguments__", None):  # other keys are arguments of an entry
             del kept["additionalProperties"]

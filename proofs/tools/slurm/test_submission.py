@@ -86,13 +86,13 @@ def test_folders_in_a_config_keep_their_meaning(tmp_path: Path, monkeypatch: pyt
     """
     values = {
         "name": "x", "resume": "experiments/old/", "gpu_ids": -1, "dist": {"processes": 2},
-        "dir": {"expr_dir": "runs", "data_dir": None, "eval_dir": "out"}, "progress": {"start_epoch": -1},
+        "dir": {"runs_dir": "runs", "data_dir": None, "eval_dir": "out"}, "progress": {"start_epoch": -1},
         "init_from": {"path": "./experiments/old/checkpoints/best.pt"},
     }  # fmt: skip
     monkeypatch.setattr(submit, "PROJECT", tmp_path)
     found = submit.freeze_config(values, RunPaths(tmp_path / "runs" / "x" / "task_3"), 0)
     assert found["dir"] == {
-        "expr_dir": f"{tmp_path}/runs/x", "data_dir": f"{tmp_path}/data", "eval_dir": f"{tmp_path}/out"
+        "runs_dir": f"{tmp_path}/runs/x", "data_dir": f"{tmp_path}/data", "eval_dir": f"{tmp_path}/out"
     }  # fmt: skip
     assert (found["name"], found["dist"]) == ("task_3", {"processes": None, "launcher": "auto"})
     assert found["resume"] == values["resume"]

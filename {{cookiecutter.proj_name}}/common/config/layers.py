@@ -89,7 +89,8 @@ def rename(node: Node, annotation: Any) -> Node:
     for name, each in node.value.items():
         today = aliases.get(name, name)
         if today in entries:
-            each = replace(each, problem=f"is given twice: {name} and {today} are one setting; keep one")
+            old = next(old for old, new in aliases.items() if new == today)
+            each = replace(each, problem=f"is given twice: {old} is the earlier name of {today}; keep one")
         entries[today] = rename(each, child(annotation, today))
     return replace(node, value=entries)
 

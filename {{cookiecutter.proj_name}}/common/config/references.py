@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from common.config.layers import node_of
 from common.config.problem import ABSENT, ConfigError, Problem, join, overlapping, shorten
-from common.config.schema import nearest
+from common.config.schema import nearest, today
 from common.config.source import MOST_COPIED, Node, by_key, fill_in, plain, references_in
 
 _LONGEST = 100_000  # characters of a text, and of the origins of its parts
@@ -19,9 +19,9 @@ class References:
         problems: values that cannot be read or resolved. They are left out.
     """
 
-    def __init__(self, tree: Node) -> None:
+    def __init__(self, tree: Node, schema: type) -> None:
         self.problems: list[Problem] = []
-        self._nodes, self._copied = dict(by_key(tree)), 0
+        self._nodes, self._copied, self._schema = dict(by_key(tree)), 0, schema
         self._done: dict[str, Node | None] = {}
 
     def resolved(self, node: Node, key: str = "", trail: tuple[str, ...] = ()) -> Node | None:
@@ -82,6 +82,7 @@ class References:
 
     def _target(self, name: str, trail: tuple[str, ...]) -> Node | None:
         """The value of the key `name`; None if there is none, or it has a problem."""
+        name = today(name, self._schema)
         for above, node in list(self._nodes.items()):
             if node.refers and name.startswith((f"{above}.", f"{above}[")):  # a key of a section that is a reference
                 made = self.resolved(node, above, trail)

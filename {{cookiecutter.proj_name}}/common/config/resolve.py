@@ -65,7 +65,7 @@ def resolve(
         body.value.pop("$BASE", None)
         tree = complete(merge(tree, rename(body, schema), schema), schema)
     tree = complete(merge(tree, layer_of(keys, schema, tree), schema), schema)
-    references = References(tree)
+    references = References(tree, schema)
     tree = complete(references.resolved(tree) or tree, schema)
     with way_out(records):
         config, origins, warns = check(schema, tree, problems + references.problems)

@@ -102,6 +102,15 @@ def child(annotation: Any, part: str | int) -> Any:
     return Any
 
 
+def today(key: str, annotation: Any) -> str:
+    """A dotted key with the names of today for those that had other ones (`__aliases__` of a section)."""
+    parts = list[str]()
+    for part in key.split("."):
+        parts.append(getattr(section_of(annotation), "__aliases__", {}).get(part, part))
+        annotation = child(annotation, part)
+    return ".".join(parts)
+
+
 def run_checks(annotation: Any, value: Any, key: str) -> Iterator[Problem]:
     """Problems of a plain value, by the rules attached to a type, and to the item type of its list or mapping.
 

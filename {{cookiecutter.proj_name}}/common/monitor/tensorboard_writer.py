@@ -1,5 +1,6 @@
 """TensorBoard's files."""
 
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import indent
@@ -18,6 +19,16 @@ _FIRST = {"train": "Train", "val": "Val"}
 # Sections that say where and how often things are written, which is not what runs are compared by.
 _NO_COLUMNS = ("checkpoint", "dir", "monitor", "slurm")
 _SHOWN = 5  # settings that HPARAMS shows until others are ticked
+_report_error = threading.excepthook
+
+
+def _report_unless_known(error: threading.ExceptHookArgs) -> None:
+    """TensorBoard's own thread ends on a full disk; the next entry raises its error again, and that is logged."""
+    if not (isinstance(error.exc_value, OSError) and type(error.thread).__module__.startswith("tensorboard.")):
+        _report_error(error)
+
+
+threading.excepthook = _report_unless_known
 
 
 @WRITER_REGISTRY.register("tensorboard")

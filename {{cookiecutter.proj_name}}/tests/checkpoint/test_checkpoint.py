@@ -101,11 +101,11 @@ def test_changes_of_the_config(runs: Runs) -> None:
     """R-47, D-69: shown key by key; harmless ones taken, others refused with the flag that overrides."""
     folder = runs.train("--progress.epoch", "1")
     config = ["--resume", str(folder)]
-    assert runs.fail(*config, "--optim.lr", "0.5", "--worker", "1") == 2
+    assert runs.fail(*config, "--optim.lr", "0.5", "--num_workers", "1") == 2
     log = (folder / "train.log").read_text()
     assert "optim.lr: 0.001 in the checkpoint, 0.5 now" in log
     assert "--allow_changes true" in log
-    assert "worker: 0 in" not in log
+    assert "num_workers: 0 in" not in log
     runs.train(*config, "--optim.lr", "0.5", "--allow_changes", "true")
     log = (folder / "train.log").read_text()
     assert "optim.lr: 0.001 in the checkpoint, 0.5 now" in log.split("changed since then")[1]

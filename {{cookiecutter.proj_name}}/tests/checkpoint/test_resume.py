@@ -38,15 +38,15 @@ def test_a_resume_of_a_resume_inside_one_epoch(runs: Runs) -> None:
 def test_workers_do_not_change_the_run(runs: Runs, worker: str) -> None:
     """R-35, D-38: 0 and 2 workers train the same run, and it may be resumed with another number."""
     uncut = final(runs.train(*words("plain"), name="uncut"))
-    cut(runs, "plain", 8, "--worker", worker)
-    folder = runs.train(*words("plain", "--resume", "auto", "--worker", str(2 - int(worker))), name="cut")
+    cut(runs, "plain", 8, "--num_workers", worker)
+    folder = runs.train(*words("plain", "--resume", "auto", "--num_workers", str(2 - int(worker))), name="cut")
     assert differing(uncut, final(folder)) == []
 
 
 @pytest.mark.slow
 def test_killed_for_real(runs: Runs) -> None:
     """R-33, MM-65: the whole program with its loader workers, SIGKILL at random moments, the same command each time."""
-    more = words("ema", "--worker", "2", "--progress.epoch", "8", "--checkpoint.background", "true")
+    more = words("ema", "--num_workers", "2", "--progress.epoch", "8", "--checkpoint.background", "true")
     uncut = final(runs.train(*more, name="uncut"))
     command = [sys.executable, "train.py", *runs.words(*more, "--resume", "auto", name="cut")]
     generator, kills = random.Random(1), 0

@@ -53,7 +53,7 @@ def test_what_a_run_leaves_and_where(runs: Runs, tmp_path: Path, monkeypatch: py
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     relative = os.path.relpath(runs.root, PROJECT)
-    words = ["--config", str(CONFIG), "--dir.expr_dir", relative, "--dir.data_dir", "data"]
+    words = ["--config", str(CONFIG), "--dir.runs_dir", relative, "--dir.data_dir", "data"]
     folder = runs.train(
         *words, "--progress.epoch", "1", "--progress.epoch_eval", "1", "--monitor.writers", "[tensorboard]"
     )

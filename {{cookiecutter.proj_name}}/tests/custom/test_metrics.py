@@ -86,7 +86,7 @@ def test_without_the_packages(tmp_path: Path) -> None:
     assert curves in said("--list", "metric") and curves in said("--metric.AreaUnderCurve", "{}")
     named = said("--metric.ConfusionMatrix", "{}")
     assert "there is no metric called ConfusionMatrix" in named and "needs matplotlib, which is not" in named
-    log = said("--dir.expr_dir", str(tmp_path), "--progress.max_steps", "1", "--debug.max_samples", "64")
+    log = said("--dir.runs_dir", str(tmp_path), "--progress.max_steps", "1", "--debug.max_samples", "64")
     assert "finished" in log and "not installed" not in log
 
 

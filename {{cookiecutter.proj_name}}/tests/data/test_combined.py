@@ -114,7 +114,7 @@ def test_a_run_on_parts_is_a_run_on_the_whole(runs: Runs) -> None:
     halves = ", ".join(f"{{type: Subset, {way}, set: {{type: tests.samples.Digits, shift: 1}}}}" for way in (
         "indices: [0, 1, 2]", f"last: {size - 3}"))  # fmt: skip
     whole = runs.train("--dataset.train", "{type: tests.samples.Digits, shift: 1}", name="whole")
-    parts = runs.train("--dataset.train", f"{{type: Concat, sets: [{halves}]}}", "--worker", "1", name="parts")
+    parts = runs.train("--dataset.train", f"{{type: Concat, sets: [{halves}]}}", "--num_workers", "1", name="parts")
     assert same(load(whole)["model"], load(parts)["model"])
     assert metrics(whole, "val")[-1]["values"] == metrics(parts, "val")[-1]["values"]
     assert "train data Concat" in (parts / "train.log").read_text()

@@ -150,7 +150,7 @@ def test_a_short_run_on_a_stream(runs: Runs, name: str) -> None:
     words = stream(name, "--debug.max_samples", "40", "--batch_size", "8")
     uncut, _ = same_after_cut(runs, "plain", *words, at=(3, 6))
     assert load(uncut)["position"]["step"] == 2 * 5
-    shared = final(runs.train(*words, "--worker", "2", "--progress.epoch", "1", name="shared"))
+    shared = final(runs.train(*words, "--num_workers", "2", "--progress.epoch", "1", name="shared"))
     assert shared["latest"]["position"]["step"] == (5 if name == "GoesOn" else 6)  # shares of 20: 8 + 8 + 4
 
 
@@ -175,7 +175,7 @@ def test_an_iterable_cannot_be_evaluated_on(runs: Runs) -> None:
 def test_workers_read_each_record_once(runs: Runs, name: str) -> None:
     """The batches of one reader, to the last bit: what a worker keeps, the others leave out."""
     alone = final(runs.train(*stream(name), name="alone"))
-    shared = final(runs.train(*stream(name, "--worker", "3"), name="shared"))
+    shared = final(runs.train(*stream(name, "--num_workers", "3"), name="shared"))
     assert same(alone["latest"]["model"], shared["latest"]["model"])
     assert alone["latest"]["position"] == shared["latest"]["position"]
 
@@ -194,7 +194,7 @@ def test_ranks_read_each_record_once(runs: Runs, world: int, worker: int, size: 
     """As one process computes it, also the last records of an epoch, of which two of three ranks have none."""
     same_for_both = ["--model", "{type: tests.parts.Plain}", "--precision.mode", "fp64", "--optim.accumulate", "2"]
     alone = runs.train(*stream(name, *same_for_both, "--batch_size", str(world * size)), name="alone")
-    more = [*same_for_both, "--batch_size", str(size), "--worker", str(worker)]
+    more = [*same_for_both, "--batch_size", str(size), "--num_workers", str(worker)]
     several(runs, world, runs.words(*stream(name, *more), name="shared"))
     first, second = load(alone), load(runs.root / "shared")
     assert first["position"] == second["position"]

@@ -105,7 +105,7 @@ def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs, kind:
     section = f"{{$REPLACE: true, type: {kind}, transforms: [{scale}]}}"  # the data set itself draws nothing
     more = words("plain", "--dataset.train", section)
     alone = final(same_after_cut(runs, "plain", *more, at=5, promised=not kind.endswith("Items"))[0])
-    assert differing(alone, final(runs.train(*more, "--worker", "2", name="workers"))) == []
+    assert differing(alone, final(runs.train(*more, "--num_workers", "2", name="workers"))) == []
     without = final(runs.train(*words("plain", "--dataset.train", f"{{$REPLACE: true, type: {kind}}}"), name="without"))
     assert not same(alone["latest"]["model"], without["latest"]["model"])
 
@@ -147,7 +147,7 @@ def test_shares_of_mixed_images() -> None:
 
 def test_a_run_with_mixed_batches_resumes_and_evaluates_as_before(runs: Runs) -> None:
     """Training only, the same with workers and after a resume, on a data set that draws nothing itself."""
-    losses = "{$REPLACE: true, CrossEntropyLoss: , ce: {type: tests.parts.Mortal}}"
+    losses = "{$REPLACE: true, CrossEntropyLoss: {type: tests.samples.CrossEntropy}, ce: {type: tests.parts.Mortal}}"
     base = words("plain", "--dataset.train", "{type: tests.samples.Digits}", "--loss", losses, "--optim.lr", "1e-99",
  "--model", "{type: tests.parts.Plain}")  # fmt: skip
     mixed = [*base, "--loader.collate", "{type: mixup, alpha: 0.4}"]
@@ -156,7 +156,7 @@ def test_a_run_with_mixed_batches_resumes_and_evaluates_as_before(runs: Runs) ->
     assert same(*values)  # with next to no rate, evaluations of both are alike
     learning = [word if word != "1e-99" else "0.01" for word in mixed]
     first = final(same_after_cut(runs, "plain", *learning, at=5)[0])
-    assert differing(first, final(runs.train(*learning, "--worker", "2", name="second"))) == []
+    assert differing(first, final(runs.train(*learning, "--num_workers", "2", name="second"))) == []
     entries = [[entry["values"] for entry in metrics(runs.root / name, "train")] for name in ("uncut", "plain")]
     assert (
         entries[0][0]["CrossEntropyLoss"] != entries[0][0]["ce"]

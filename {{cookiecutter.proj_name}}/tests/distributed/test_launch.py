@@ -141,7 +141,7 @@ def test_spawn(runs: Runs, alone: Path, world: int) -> None:
 def test_elastic_goes_on_by_itself(runs: Runs) -> None:
     """R-46: torchrun starts all again after a rank has died; the run goes on from its last checkpoint, untold."""
     words = runs.words(
-        "--progress.epoch", "4", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce}}", "--worker", "0",
+        "--progress.epoch", "4", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce}}", "--num_workers", "0",
         "--batch_size", "16",
     )  # fmt: skip
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]

@@ -105,7 +105,7 @@ def numbers(record: dict[str, Any]) -> str:
 def evaluated_on(runs: Runs, model_pt: Path, world: int, worker: int, *more: str) -> dict[str, Any]:
     """Run evaluate.py in `world` processes; its metrics.json."""
     folder = runs.root / f"measured_{world}_{worker}"
-    argv = ["--model_pt", str(model_pt), "--worker", str(worker), "--dir.eval_dir", str(folder), *more]
+    argv = ["--model_pt", str(model_pt), "--num_workers", str(worker), "--dir.eval_dir", str(folder), *more]
     several(runs, world, argv, program="evaluate")
     return json.loads((folder / "metrics.json").read_text())
 
@@ -125,7 +125,7 @@ def test_the_same_number_to_the_last_digit(
     }
     assert [last["values"][f"{name}.order.samples"] for name in SIZES] == list(SIZES.values())
     # The first weights are the same on any number of ranks; later ones are not, since gradients are added otherwise.
-    several(runs, world, runs.words(*exact(runs, "--worker", str(worker)), name="other"))
+    several(runs, world, runs.words(*exact(runs, "--num_workers", str(worker)), name="other"))
     other = metrics(runs.root / "other", "eval")
     assert numbers(other[0]) == numbers(first)
     assert numbers(evaluated(runs.root / "other" / "checkpoints" / "latest.pt")) == numbers(other[-1])

@@ -10,7 +10,7 @@ from tests.ranks import several
 
 def words(runs: Runs, example: str, *more: str, name: str = "run") -> list[str]:
     """The command line for `examples/<example>.yaml`."""
-    fixed = ["--config", f"examples/{example}.yaml", "--name", name, "--dir.expr_dir", str(runs.root)]
+    fixed = ["--config", f"examples/{example}.yaml", "--name", name, "--dir.runs_dir", str(runs.root)]
     return [*fixed, "--monitor.writers", "[]", *more]
 
 

@@ -18,7 +18,7 @@ TEACHER = [
 @pytest.fixture
 def student(runs: Runs) -> list[str]:
     """A trained teacher; the words for a student of it."""
-    assert train.main([*TEACHER, "--dir.expr_dir", str(runs.root)]) == 0
+    assert train.main([*TEACHER, "--dir.runs_dir", str(runs.root)]) == 0
     path = str(runs.root / "teacher" / "checkpoints" / "best.pt")
     return [
         "--task.teacher.width", "8", "--model.width", "8", "--task.weights", path, "--init_from.path", path,

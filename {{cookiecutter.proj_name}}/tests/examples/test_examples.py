@@ -20,7 +20,7 @@ from tests.ranks import start_ranks
 SHORT = ("--debug.max_samples", "160", "--batch_size", "32")
 STEPS, STOPPED, KILLED = 12, 4, 8
 OFTEN = (
-    "--progress.epoch", "null", "--progress.max_steps", str(STEPS), "--progress.iter_loss", "1",
+    "--progress.epoch", "null", "--progress.max_steps", str(STEPS), "--progress.log_every", "1",
     "--progress.epoch_val", "4step", "--progress.epoch_eval", "6step", "--progress.epoch_save_latest", "3step",
     "--checkpoint.background", "false", "--plugins", "[tests.examples.test_examples:interrupted]",
 )  # fmt: skip
@@ -125,7 +125,7 @@ def teacher(runs: Runs, name: str, *more: str) -> tuple[str, ...]:
     """Words for the example that needs the run of configs/default.yaml, which is trained first; none for others."""
     if name != "distillation":
         return ()
-    line = ["--config", str(CONFIG), "--dir.expr_dir", str(runs.root), "--monitor.writers", "[]", *more]
+    line = ["--config", str(CONFIG), "--dir.runs_dir", str(runs.root), "--monitor.writers", "[]", *more]
     assert train.main([*line, "--progress.epoch_eval", "-1", "--name", "default"]) == 0
     path = str(runs.root / "default" / "checkpoints" / "best.pt")
     return ("--task.weights", path, "--init_from.path", path)

@@ -17,7 +17,7 @@ from tests.examples.runs import shown, trained
 
 EXAMPLE = "language_model/config"
 TINY = [
-    "--model", "{width: 16, heads: 2, context: 16}", "--task.length", "40", "--progress.iter_loss", "4",
+    "--model", "{width: 16, heads: 2, context: 16}", "--task.length", "40", "--progress.log_every", "4",
     "--progress.epoch_val", "4step", "--optim.lr_scheduler", "{type: constant}",
 ]  # fmt: skip
 
@@ -57,7 +57,7 @@ def test_samples_change_nothing(runs: Runs) -> None:
     """The text is a function of the step; training is the same, however often one is written."""
     often = trained(runs, EXAMPLE, *tiny(), "--progress.max_steps", "8", "--model.dropout", "0.2", name="often")
     rarely = [*tiny(), "--progress.max_steps", "8", "--model.dropout", "0.2"]
-    rarely[rarely.index("--progress.iter_loss") + 1] = "8"
+    rarely[rarely.index("--progress.log_every") + 1] = "8"
     once = trained(runs, EXAMPLE, *rarely, name="once")
     assert [len(each) for each in (shown(often, "sample"), shown(once, "sample"))] == [2, 1]
     assert shown(often, "sample")[-1] == shown(once, "sample")[-1]

@@ -41,7 +41,7 @@ def test_workers_know_the_epoch(runs: Runs) -> None:
     """The same augmentation with and without workers, also if they live on; another one without `set_epoch`."""
     common = [*SMALL, "--progress.epoch", "4"]
     none = trained(runs, EXAMPLE, *common, name="none")
-    workers = trained(runs, EXAMPLE, *common, "--worker", "2", name="workers")
+    workers = trained(runs, EXAMPLE, *common, "--num_workers", "2", name="workers")
     assert distance(none, workers) == 0.0
     common[common.index("--dataset.train.until_epoch") + 1] = "1"
     assert distance(none, trained(runs, EXAMPLE, *common, name="stronger")) > 1e-4

@@ -43,7 +43,7 @@ class Noted(ForecastTask):
 )
 def test_each_record_once_per_epoch(runs: Runs, tmp_path: Path, processes: int, workers: int) -> None:
     """Whoever reads them; two epochs."""
-    more = ["--task", f"{{type: tests.examples.test_stream.Noted, folder: {tmp_path}}}", "--worker", str(workers)]
+    more = ["--task", f"{{type: tests.examples.test_stream.Noted, folder: {tmp_path}}}", "--num_workers", str(workers)]
     steps = str(24 // processes)
     trained(runs, EXAMPLE, *SMALL, *more, "--progress.max_steps", steps, processes=processes)
     read = Counter(float(line) for file in tmp_path.glob("rank*.txt") for line in file.read_text().split())

@@ -116,7 +116,7 @@ def test_what_the_message_says(
 
 def test_errors_that_a_worker_reports(runs: Runs) -> None:
     """TP-01: samples that a worker could not join; and the message is the last of the output."""
-    words = runs.words(*data("size", "train"), "--worker", "1", "--dataset.eval", "null")
+    words = runs.words(*data("size", "train"), "--num_workers", "1", "--dataset.eval", "null")
     done = run([sys.executable, "train.py", *words])
     assert done.returncode == 1
     assert "give all samples the same size" in done.stderr

@@ -28,7 +28,7 @@ def start(*words: str, build_dir: str, **variables: str) -> subprocess.Completed
 @pytest.mark.slow
 def test_trains_and_evaluates(tmp_path: Path, build_dir: str) -> None:
     """CT-63: the shipped config, whole: at least 97 % of the digits, and a line that says which kernels ran."""
-    done = start("train.py", *CONFIG, "--dir.expr_dir", str(tmp_path), build_dir=build_dir)
+    done = start("train.py", *CONFIG, "--dir.runs_dir", str(tmp_path), build_dir=build_dir)
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "ops" / "train.log").read_text()
     assert log.count("scale_exp: ") == 1

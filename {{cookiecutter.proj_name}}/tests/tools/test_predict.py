@@ -103,7 +103,7 @@ def test_a_folder_is_predicted_as_the_run_would_see_it(
         assert list(row["top"]) == sorted(("cat", "dog"), key=lambda name: -values[("cat", "dog").index(name)])
         assert row["top"]["dog"] == pytest.approx(float(values[1]), abs=1e-5)
     words = ["--model_pt", str(run / "checkpoints" / "best.pt"), "--input", str(tmp_path / "in")]
-    assert predict.main([*words, "--worker", "1", "--pictures", "true"]) == 0
+    assert predict.main([*words, "--num_workers", "1", "--pictures", "true"]) == 0
     assert f"{files[0]}  prediction {rows[0]['prediction']}  class {rows[0]['class']}" in capfd.readouterr().out
     lines = (run / "predict" / "predictions.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == rows
@@ -229,7 +229,7 @@ def test_lines_of_text(
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_bytes("\r\n".join(lines).encode("utf-8-sig"))
     (tmp_path / "in" / "b.md").write_text("no text of ours")
-    command = ["--model_pt", str(folder), "--skip_unreadable", "--worker", "1", "--input"]
+    command = ["--model_pt", str(folder), "--skip_unreadable", "--num_workers", "1", "--input"]
     assert predict.main([*command, str(tmp_path / "in")]) == 0
     rows = [json.loads(line) for line in (folder / "predict" / "predictions.jsonl").read_text().splitlines()]
     assert [(row["file"], row["text"]) for row in rows] == [(f"{tmp_path}/in/a.txt:{n}", lines[n - 1]) for n in (1, 4)]

@@ -9,7 +9,7 @@ from common.base.errors import UserError
 from tests.conftest import CONFIG, Runs, metrics
 from tools import diff, rates
 
-SCHEDULE = ["--optim.lr_scheduler", "{type: cosine, warmup: 3step}", "--progress.iter_loss", "1"]
+SCHEDULE = ["--optim.lr_scheduler", "{type: cosine, warmup: 3step}", "--progress.log_every", "1"]
 STAGED = ["--stages", "[{until: 1, optim: {lr: 0.01}}, {lr_scheduler: {type: linear}}]", "--optim.scale_lr_by", "16"]
 
 

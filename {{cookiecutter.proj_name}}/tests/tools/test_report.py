@@ -68,7 +68,7 @@ def values_of(folder: Path, event: str, step: int | None = None) -> set[float]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = Runs(tmp_path_factory.mktemp("runs"))
-    every = ["--progress.epoch_eval", "1", "--progress.iter_loss", "1", "--progress.iter_save_progress", "40"]
+    every = ["--progress.epoch_eval", "1", "--progress.log_every", "1", "--progress.iter_save_progress", "40"]
     return runs.train(*every, "--progress.local_progress", "true", "--batch_size", "4", name=NAME)
 
 
@@ -79,7 +79,7 @@ def test_a_finished_run_has_a_report(trained: Path) -> None:
     assert run.best is not None
     expected = values_of(trained, "val", run.best["step"]) | values_of(trained, "val") | values_of(trained, "eval")
     assert expected <= page.numbers()
-    assert {NAME, "finished", "batch_size", "32", "4"} <= set(page.texts)
+    assert {NAME, "finished"} <= set(page.texts)
     drawn = {str(line["class"]): len(str(line["points"]).split()) for line in page.all("polyline")}
     assert drawn["c0 faint"] == drawn["c0 line"] == len(metrics(trained, "train")) == 80
     assert drawn["c1 line"] == drawn["c2 dots"] == 2  # validation, evaluation

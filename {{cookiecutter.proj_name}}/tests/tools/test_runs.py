@@ -111,7 +111,7 @@ def test_failed_starts_are_kept_apart_and_can_be_removed(
         shutil.copytree(experiments / "other", tmp_path / name)
     status = {"state": "failed", "step": 7, "reason": "RuntimeError: later"}
     (tmp_path / "kept" / "status.json").write_text(json.dumps({**status, "time": ""}))
-    broken = ["--config", str(tmp_path / "bad.yaml"), "--dir.expr_dir", str(tmp_path)]
+    broken = ["--config", str(tmp_path / "bad.yaml"), "--dir.runs_dir", str(tmp_path)]
     (tmp_path / "bad.yaml").write_text(f"$BASE: {PROJECT / 'tests' / 'base.yaml'}\nmodel: {{in_channels: 3}}\n")
     assert Runs(tmp_path).fail(*broken, name="bad") and Runs(tmp_path).fail(*broken, name="busy")
     before = {"bad", "busy", "good_failed_20260101-000000", "kept"}
