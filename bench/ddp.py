@@ -110,8 +110,8 @@ def agreement_time(rank: Rank, calls: int = 100) -> float:
 
 def report(world: int, stream: Alternating, agreement: float) -> None:
     """Medians, their ratio, and the share of the agreement."""
-    ours, bare = statistics.median(stream.trainer_times), statistics.median(stream.bare_times)
-    pairs = sorted(b / a for a, b in zip(stream.trainer_times, stream.bare_times, strict=True))
+    ours, bare = statistics.median(stream.trainer_times), statistics.median(stream.other_times)
+    pairs = sorted(b / a for a, b in zip(stream.trainer_times, stream.other_times, strict=True))
     print(
         f"{world} rank(s): trainer {ours * 1e3:.3f} ms, bare {bare * 1e3:.3f} ms per step; throughput "
         f"{bare / ours:.3f} of the bare loop's (pairs {pairs[0]:.3f} to {pairs[-1]:.3f}); "
