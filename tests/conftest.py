@@ -11,6 +11,12 @@ from real import NOT_RUN, REPORT
 from support import Render, fresh, hook_text
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Tests of a file share what they start, so one process runs them; those of leaves are long and independent."""
+    if item.path.name != "test_leaves.py":
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what really ran: a stand-in proves little, and a skipped test nothing."""
     for ran in REPORT:
