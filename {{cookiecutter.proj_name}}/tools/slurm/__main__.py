@@ -50,15 +50,10 @@ def main(argv: list[str]) -> int:
     folder, gpu_ids = common_folder(resolved), next(iter(resolved.values())).config.gpu_ids
     jobs = folder.root.parent / ".jobs" / folder.name
     gpus = gpus_per_node(gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
-    names = {task: f"task_{task}" for task in resolved}
-    if options.names:
-        given = json.loads(options.names.read_text())
-        if missing := [task for task in resolved if str(task) not in given]:
-            raise UserError(f"--slurm.names {options.names}: has no name for the tasks {missing}")
-        names = {task: given[str(task)] for task in resolved}
+    names: dict[str, str] = json.loads(options.names.read_text()) if options.names else {}
     values = {}
     for task, each in resolved.items():
-        run = folder if task is None else RunPaths(folder.root / names[task])
+        run = folder if task is None else RunPaths(folder.root / names.get(str(task), f"task_{task}"))
         values[task] = freeze_config(each.values, run, gpus)
     job = unused(jobs / f"{datetime.now():%Y%m%d-%H%M%S}")
     if not options.dry_run:
