@@ -39,12 +39,10 @@ class Row:
         self.run, self.name, self.ranking, self.results = run, name, compare.ranking(run), compare.results(run)
         self.config = {key: run.config[key] for key in keys if key in run.config}
         best = {"best": run.best["value"], "at": run.best["step"]} if run.best else {}
-        remark = " ".join(
-            "; ".join(part for part in (run.reason, *run.problems) if part not in ("", run.state)).split()
-        )
+        remarks = [" ".join(part.split()) for part in (run.reason, *run.problems) if part not in ("", run.state)]
         self.values: dict[str, Any] = {"run": name, "state": run.state, **best, **self.config, **self.results}
         self.values |= {"step": run.step, "epoch": compare.epoch(run), "time": compare.seconds(run)}
-        self.values |= {"remark": remark} if remark else {}
+        self.values |= {"remark": "; ".join(remarks)} if remarks else {}
 
     def record(self) -> dict[str, Any]:
         """The run for --json."""

@@ -106,15 +106,6 @@ def plan(options: argparse.Namespace) -> list[Trial]:
     return trials
 
 
-def resume(folder: SweepFolder, trials: Sequence[Trial]) -> None:
-    """Give the folder these trials, in the state that their runs say they are in."""
-    folder.trials = list(trials)
-    for trial in trials:
-        status = read_status(folder.run(trial)) or {"state": "waiting", "reason": ""}
-        trial.state, trial.reason = status["state"], status["reason"]
-    folder.write()
-
-
 def submit(options: argparse.Namespace, folder: SweepFolder, waiting: Sequence[Trial]) -> int:
     """Queue one array with a task for each waiting trial. Returns the exit code."""
     if not SLURM.exists():
@@ -163,9 +154,13 @@ def main(argv: list[str]) -> int:
             code = folder.show("")
             print(search.best())
             return code
-        resume(folder, trials)
-        waiting = [trial for trial in folder.trials if trial.state != "finished"]
-        print(f"sweep {root}: {len(folder.trials)} runs, {len(folder.trials) - len(waiting)} of them finished")
+        folder.trials = trials
+        for trial in trials:  # in the state that their runs say they are in
+            status = read_status(folder.run(trial)) or {"state": "waiting", "reason": ""}
+            trial.state, trial.reason = status["state"], status["reason"]
+        folder.write()
+        waiting = [trial for trial in trials if trial.state != "finished"]
+        print(f"sweep {root}: {len(trials)} runs, {len(trials) - len(waiting)} of them finished")
         if options.slurm is not None:
             return submit(options, folder, waiting) if waiting else folder.show()
         print(f"follow a run:  tail -f {shlex.quote(str(root))}/RUN/train.log", flush=True)

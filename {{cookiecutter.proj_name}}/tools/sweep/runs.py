@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, run
 from typing import Any
@@ -62,7 +61,7 @@ class SweepFolder:
         self.root, self.command = root, command
         if (root / "run.json").exists():
             raise UserError(f"{root} is the folder of a run; give the sweep another --name")
-        self._about = {"space": json.loads(json.dumps(space)), "config": dict(base)}
+        self._about = {"space": dict(space), "config": dict(base)}
         self.trials: list[Trial] = []
         if (root / FILE).exists():
             stored = json.loads((root / FILE).read_text())
@@ -111,8 +110,7 @@ class SweepFolder:
 
     def show(self, advice: str = "; the same command tries them again") -> int:
         """Print the table of the runs. Returns the exit code: 1 if one did not finish."""
-        if find_spec("tools.runs"):
-            run([sys.executable, "-m", "tools.runs", str(self.root)], cwd=PROJECT, check=False)
+        run([sys.executable, "-m", "tools.runs", str(self.root)], cwd=PROJECT, check=False)
         failed = [trial for trial in self.trials if trial.state in ("failed", "stopped", "running")]
         for trial in failed:
             print(f"{trial.state}: {trial.name}: {trial.reason or 'see ' + str(self.run(trial).root)}")
