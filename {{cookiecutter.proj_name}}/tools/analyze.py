@@ -19,7 +19,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
-from common import distributed
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import output_file, write_text
@@ -35,6 +34,7 @@ from common.task import Place
 from cli.advice import explain_errors
 from cli.command_line import parse
 from cli.stored_config import stored_config
+from cli.trained import find_device
 from custom.config import Config
 
 
@@ -47,8 +47,7 @@ class ProfiledTask:
 
     def __init__(self, config: Config, size: int) -> None:
         first, dist = config.in_stage(0), replace(config.dist, processes=None)
-        gpu_ids = 0 if config.gpu_ids == "all" else config.gpu_ids
-        rank = distributed.find_rank(gpu_ids[0] if isinstance(gpu_ids, list) else gpu_ids, dist)
+        rank = find_device(config.gpu_ids, asked=True)
         set_up_process(dist, rank)
         seed = choose_seed(dist, rank)
         stream = build_stream(replace(config, batch_size=size), rank, seed)

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from common.base.context import error_context
 from common.base.errors import UserError
-from common.base.files import atomic_file
+from common.base.files import atomic_file, output_file
 from common.base.text import plain
 from common.config.problem import place
 from common.data.from_files import build_files, reader_of
@@ -59,11 +59,7 @@ class Predictor:
 
     def __call__(self, inputs: Iterable[str | Path]) -> list[dict[str, Any]]:
         """A row for each file; of a folder for all below it. Raises `UserError` that names all unreadable files."""
-        return [row for batch in self.run(self.find(inputs)) for row in batch.rows]
-
-    def find(self, inputs: Iterable[str | Path]) -> list[str]:
-        """The files that are meant, see `find_files`."""
-        return find_files(inputs, self.trained.section()[1])
+        return [row for batch in self.run(find_files(inputs, self.trained.section()[1])) for row in batch.rows]
 
     def run(self, files: list[str], *, skip: bool = False, pictures: bool = False) -> Iterator[Predicted]:
         """Predict batch by batch. After a file that cannot be read, all others are only read, unless `skip` is set."""
@@ -123,10 +119,8 @@ class Samples:
     def __getitem__(self, index: int) -> Any:
         try:
             return self.dataset[index]
-        except UserError as error:
-            return _Unreadable(str(error))
         except Exception as error:  # noqa: BLE001 - a user's data set can raise anything
-            return _Unreadable(f"{type(error).__name__}: {error}")
+            return _Unreadable(error if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
 
     def collate(self, samples: list[Any]) -> tuple[Any, dict[int, str]]:
         good = [sample for sample in samples if not isinstance(sample, _Unreadable)]
@@ -214,12 +208,20 @@ def brief(row: Mapping[str, Any]) -> str:
 def main(argv: list[str]) -> int:
     """Predict for all files, and write predictions and pictures. Returns the exit code."""
     setup_log()
-    options, settings = command(argv)
+    parser = argparse.ArgumentParser("predict.py", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--model_pt", required=True, help="checkpoint, or the folder of a run: its best one")
+    parser.add_argument("--input", required=True, nargs="+", help="files, folders to search; of texts: lines, or -")
+    parser.add_argument("--out", type=Path, help="folder to write to; by default <run>/predict, or predict_2, ...")
+    parser.add_argument("--format", choices=["jsonl", "csv"], default="jsonl")
+    flag: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": lambda word: word == "true"}
+    parser.add_argument("--pictures", **flag, metavar="true", help="draw a picture for each file")
+    parser.add_argument("--skip_unreadable", **flag, metavar="true", help="leave out files that cannot be read")
+    options, settings = parser.parse_known_args(argv)  # all others are settings, as of evaluate.py
     predictor = Predictor(options.model_pt, *settings)
-    files = predictor.find(options.input)
+    files = find_files(options.input, predictor.trained.section()[1])
     folder = output_folder(RunPaths.of_checkpoint(predictor.trained.path).root, options.out)
     target, skipped, done = folder / f"predictions.{options.format}", list[str](), 0
-    try:
+    with output_file(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(target) as file, tqdm(total=len(files), unit="file", disable=None) as bar:
             for batch in predictor.run(files, skip=options.skip_unreadable, pictures=options.pictures):
@@ -231,8 +233,6 @@ def main(argv: list[str]) -> int:
                 if len(files) <= _PRINTED:
                     print(*map(brief, batch.rows), sep="\n")
                 bar.update(len(batch.rows) + len(batch.unreadable))
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error}; choose another folder with --out") from error
     if skipped:
         text = "{} of {} files cannot be read and are left out: {}"
         logger.warning(text, len(skipped), len(files), in_lines(skipped))
@@ -253,16 +253,3 @@ def output_folder(run: Path, out: Path | None) -> Path:
     for earlier in out.glob("predictions.*"):
         raise UserError(f"--out {out} has {earlier.name} already; name another folder, or delete that file")
     return out
-
-
-def command(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options of this program; and all others, which are settings as of `evaluate.py`."""
-    parser = argparse.ArgumentParser("predict.py", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--model_pt", required=True, help="checkpoint, or the folder of a run: its best one")
-    parser.add_argument("--input", required=True, nargs="+", help="files, folders to search; of texts: lines, or -")
-    parser.add_argument("--out", type=Path, help="folder to write to; by default <run>/predict, or predict_2, ...")
-    parser.add_argument("--format", choices=["jsonl", "csv"], default="jsonl")
-    flag: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": lambda word: word == "true"}
-    parser.add_argument("--pictures", **flag, metavar="true", help="draw a picture for each file")
-    parser.add_argument("--skip_unreadable", **flag, metavar="true", help="leave out files that cannot be read")
-    return parser.parse_known_args(argv)

@@ -117,17 +117,16 @@ def _drop_from_schema(path: Path, name: str) -> None:
     """Remove a registered name from the schema for editors, with the rule for its arguments."""
     rule = {"properties": {"type": {"const": name}}}
 
-    def without(node: Any) -> Any:
-        if isinstance(node, dict):
-            return {key: without(value) for key, value in node.items()}
-        if not isinstance(node, list):
-            return node
-        return [
-            without(item) for item in node if item != name and not (isinstance(item, dict) and item.get("if") == rule)
-        ]
+    def about_it(item: Any) -> bool:
+        return item == name or (isinstance(item, dict) and item.get("if") == rule)
+
+    def without(node: dict[str, Any]) -> dict[str, Any]:
+        lists = {key: value for key, value in node.items() if isinstance(value, list)}
+        return node | {key: [item for item in value if not about_it(item)] for key, value in lists.items()}
 
     if path.is_file():
-        path.write_text(json.dumps(without(json.loads(path.read_text())), indent=2) + "\n", newline="\n")
+        schema = json.loads(path.read_text(), object_hook=without)
+        path.write_text(json.dumps(schema, indent=2) + "\n", newline="\n")
 
 
 def main(words: Sequence[str]) -> int:

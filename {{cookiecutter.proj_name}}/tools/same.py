@@ -31,14 +31,12 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.same", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="folder of a run")
     first, second = parser.parse_args(argv).runs
-    compared, differing = [], []
-    for what, differences in (compare_rows(first, second), compare_checkpoints(first, second)):
-        compared.append(what)
-        differing += differences
+    (rows, differing), (state, more) = compare_rows(first, second), compare_checkpoints(first, second)
+    differing += more
     if not differing:
-        print(f"same: {', '.join(compared)}")
+        print(f"same: {rows}, {state}")
         return 0
-    print(f"different: compared {', '.join(compared)} of A = {first} and B = {second}")
+    print(f"different: compared {rows}, {state} of A = {first} and B = {second}")
     print("\n".join(differing))
     return 1
 

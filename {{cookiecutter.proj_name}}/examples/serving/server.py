@@ -46,7 +46,7 @@ def load(path: Path, about: Mapping[str, Any]) -> Run:
 
         return run_onnx
     if about["format"] != "torch":
-        raise UserError(f"{path}: served are files that tools.export writes with --to onnx, int8 or torch")
+        raise UserError(f"{path}: served are files that tools.export writes with --to onnx or torch")
     program = torch.export.load(path).module()
 
     @torch.no_grad()

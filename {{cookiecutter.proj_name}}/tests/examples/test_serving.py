@@ -83,7 +83,7 @@ def test_what_cannot_be_served(model: Path) -> None:
     file.write_text(json.dumps({**about, "inputs": {"noise": {"key": None}}}))
     with pytest.raises(UserError, match="the task computes noise, so a file alone is not enough"):
         server.describe(model)
-    with pytest.raises(UserError, match=r"served are files that tools.export writes with --to onnx, int8 or torch"):
+    with pytest.raises(UserError, match=r"served are files that tools.export writes with --to onnx or torch"):
         server.load(model, {**about, "format": "aoti"})
     with pytest.raises(UserError, match="the server needs no-such-package, not installed here: python -m pip install"):
         server.need("no-such-package")

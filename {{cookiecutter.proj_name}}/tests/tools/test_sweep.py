@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 
 from common.base.errors import UserError
-from common.config import dump
 from common.run.paths import RunPaths
 from tests.conftest import ENVIRONMENT, PROJECT, SMALL, run
 from tools.sweep import __main__ as sweep
 from tools.sweep.runs import devices
 from tools.sweep.search import Search
-from tools.sweep.space import corners, draw, read_space, read_space_file, run_name, short_names
+from tools.sweep.space import corners, draw, read_space, run_name, short_names
 
 # A plugin: the run with this name fails while there is a file `spoil`; all are slow while there is a file `slow`.
 PLUGIN = """
@@ -61,10 +60,9 @@ MISTAKES = {
     "upside down": (["--random", "optim.lr=log:1:0.1", "--trials", "2"], "the first bound must be the lower"),
     "half a width": (["--random", "model.width=int:1:2.5", "--trials", "2"], "whole numbers"),
     "not a range": (["--random", "optim.lr=log:1", "--trials", "2"], "is not a range; write log:1e-5:1e-1"),
-    "how to draw": (["--random", "optim.lr=1e-5:1e-1", "--trials", "2"], "say how to draw from it: log:1e-5:1e-1, "),
+    "how to draw": (["--random", "optim.lr=1e-5:1e-1", "--trials", "2"], "is not a range; write log:1e-5:1e-1"),
     "one trial": (["--random", "model.width=4", "--trials", "2"], "this space has only one trial;"),
     "too many": (["--random", "model.width=int:4:6", "--trials", "9"], "only 3 different trials"),
-    "no file": (["--space", "missing.yaml"], "there is no such file"),
     "its own array": (["--grid", "optim.lr=1,2", "--slurm", "--slurm.array", "0-3"], "the sweep numbers its runs"),
 }
 
@@ -82,15 +80,12 @@ def test_a_mistake_is_found_before_the_first_run(tmp_path: Path, name: str) -> N
     [
         (["--random", "optim.lr=log:1e-3:1"], "how many random trials"),
         (["--grid", "optim.lr=1,2", "--trials", "3"], "which values"),
-        (["--space", "grid.yaml", "--trials", "3"], "write random: instead of grid:"),
         (["--random", "optim.lrr=log:1e-3:1", "--trials", "3"], "did you mean optim.lr"),
         (["--random", "optim.lr=log:1e-3:1", "--trials", "3", "--dataset.val", "null"], "dataset.val is null"),
         (["--random", "model.type=tests.samples.Convolution,Missing", "--trials", "3"], "model.type = 'Missing'"),
     ],
 )
 def test_a_search_checks_its_command_before_the_first_run(tmp_path: Path, given: list[str], message: str) -> None:
-    (tmp_path / "grid.yaml").write_text("grid: {optim.lr: [1, 2]}\n")
-    given = [str(tmp_path / word) if word == "grid.yaml" else word for word in given]
     with pytest.raises(UserError, match=message):
         sweep.main(words(tmp_path / "experiments", "--optuna", *given))
     assert not (tmp_path / "experiments").exists()
@@ -155,7 +150,7 @@ def test_names_are_short_and_safe() -> None:
     assert len(run_name({"loss": "x" * 300})) < 110
 
 
-def test_lists_are_one_value_and_ranges_are_kept(tmp_path: Path) -> None:
+def test_lists_are_one_value_and_ranges_are_kept() -> None:
     assert read_space(["a.b=[1,2],[3]", 'c={x: 1, y: "1,2"},d'], ranges=False) == {
         "a.b": ["[1,2]", "[3]"], "c": ['{x: 1, y: "1,2"}', "d"],
     }  # fmt: skip
@@ -169,20 +164,6 @@ def test_lists_are_one_value_and_ranges_are_kept(tmp_path: Path) -> None:
     assert all(4 <= int(each["width"]) <= 64 and 0 <= float(each["drop"]) <= 0.5 for each in found)
     assert {each["kind"] for each in found} == {"a", "b"}
     assert {each["lr"] for each in corners(space)} == {"1e-05", "0.1"}
-    file = tmp_path / "space.yaml"
-    file.write_text(
-        "random:\n  lr: log:1e-5:1e-1\n  drop: float:0:0.5\n  width: logint:4:64\n  kind: [a, b]\ntrials: 9\n"
-    )
-    assert read_space_file(file) == ("random", space, {"trials": 9})
-    file.write_text("grid:\n  lr: [1e-2, 0.10]\n  steps: [[1, 2], null]\n  off: [true]\n")
-    assert read_space_file(file)[1] == {
-        "lr": ["1e-2", "0.10"],
-        "steps": ["[1, 2]", "null"],
-        "off": ["true"],
-    }
-    file.write_text("grid: {lr: [1]}\ntrails: 3\n")
-    with pytest.raises(UserError, match="unknown key trails"):
-        read_space_file(file)
 
 
 def test_runs_at_a_time_share_the_gpus_equally() -> None:
@@ -332,14 +313,3 @@ def test_a_stopped_or_killed_sweep_continues(tmp_path: Path, plugin: Path) -> No
     assert "resumed at step" in (folder / first / "train.log").read_text()
     runs = sorted(path.name for path in folder.iterdir() if (path / "run.json").exists())
     assert runs == ["lr=1e-2", "lr=1e-3", "lr=1e-4"]
-
-
-def test_the_example_of_a_space_file_is_read(tmp_path: Path) -> None:
-    """docs/sweep.md."""
-    text = (PROJECT / "docs" / "sweep.md").read_text()
-    for number, block in enumerate(text.split("```yaml\n")[1:]):
-        file = tmp_path / f"{number}.yaml"
-        file.write_text(block.partition("```")[0])
-        kind, space, _ = read_space_file(file)
-        assert dump(corners(space))
-        assert kind in ("grid", "random")

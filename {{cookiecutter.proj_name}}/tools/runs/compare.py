@@ -183,17 +183,8 @@ def differing(runs: Sequence[RunFiles]) -> list[str]:
     """
     usual, readable = defaults(), [run.config for run in runs if run.config]
     keys = dict.fromkeys(key for config in readable for key in config if not _NOT_COMPARED.fullmatch(key))
-    found = {key: [_value(config, key, usual) for config in readable] for key in keys}
+    found = {key: [config.get(key, usual.get(key, ABSENT)) for config in readable] for key in keys}
     return [key for key, values in found.items() if any(value != values[0] for value in values)]
-
-
-def _value(config: dict[str, Any], key: str, usual: dict[str, Any]) -> Any:
-    if key in config:
-        return config[key]
-    above = key.split(".")
-    if any(".".join(above[:length]) in config for length in range(1, len(above))):  # null in place of a section
-        return ABSENT
-    return usual.get(key, ABSENT)
 
 
 def changed(run: RunFiles) -> list[tuple[str, Any, Any]]:

@@ -33,7 +33,6 @@ from tools.slurm.snapshot import snapshot
 from custom.config import Config
 
 _TASK = re.compile(r"(\d+)(?:-(\d+)(?::([1-9]\d*))?)?")
-_TASK_WORD = "%a"  # sbatch's placeholder for the task's number in file names
 
 
 def main(argv: list[str]) -> int:
@@ -46,19 +45,14 @@ def main(argv: list[str]) -> int:
         resolved: dict[int | None, Resolved[Config]] = {None: resolve(words)}
     else:
         tasks = array_tasks(options.array)
-        resolved = {task: resolve([word.replace(_TASK_WORD, str(task)) for word in words]) for task in tasks}
+        resolved = {task: resolve([word.replace("%a", str(task)) for word in words]) for task in tasks}
     folder, gpu_ids = common_folder(resolved), next(iter(resolved.values())).config.gpu_ids
     jobs = folder.root.parent / ".jobs" / folder.name
     gpus = gpus_per_node(gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
-    names = {task: f"task_{task}" for task in resolved}
-    if options.names:
-        given = json.loads(options.names.read_text())
-        if missing := [task for task in resolved if str(task) not in given]:
-            raise UserError(f"--slurm.names {options.names}: has no name for the tasks {missing}")
-        names = {task: given[str(task)] for task in resolved}
+    names: dict[str, str] = json.loads(options.names.read_text()) if options.names else {}
     values = {}
     for task, each in resolved.items():
-        run = folder if task is None else RunPaths(folder.root / names[task])
+        run = folder if task is None else RunPaths(folder.root / names.get(str(task), f"task_{task}"))
         values[task] = freeze_config(each.values, run, gpus)
     job = unused(jobs / f"{datetime.now():%Y%m%d-%H%M%S}")
     if not options.dry_run:
@@ -88,13 +82,10 @@ def resolve(words: Sequence[str]) -> Resolved[Config]:
 
 def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
     """The folder of the run, or of the whole array. Raises `UserError` if the tasks of an array have several."""
-    roots = {RunPaths.for_run(each.config.dir, each.config.name, PROJECT).root: None for each in resolved.values()}
+    roots = {RunPaths.for_run(each.config.dir, each.config.name, PROJECT).root for each in resolved.values()}
     if len(roots) > 1:
-        raise UserError(
-            f"the tasks of an array share a folder with one subfolder each (task_0, ...), but --name or"
-            f" --dir.runs_dir gives {', '.join(map(str, list(roots)[:3]))}; leave %a out of it"
-        )
-    return RunPaths(Path(*roots))
+        raise UserError("--slurm.array: the tasks share one folder; leave %a out of --name and --dir.runs_dir")
+    return RunPaths(roots.pop())
 
 
 def array_tasks(text: str) -> list[int]:

@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from common.base.errors import UserError
 from common.base.files import write_text
@@ -23,7 +22,7 @@ from common.run.status import read_status
 from cli.command_line import parse
 from tools.sweep.runs import SweepFolder, devices, run_trials
 from tools.sweep.search import Search, open_study
-from tools.sweep.space import SPEC, Range, Trial, corners, draw, grid, read_space, read_space_file, run_name
+from tools.sweep.space import SPEC, Range, Trial, corners, draw, grid, read_space, run_name
 from custom.config import Config
 
 SLURM = PROJECT / "scripts" / "slurm.sh"
@@ -39,9 +38,8 @@ def read_command(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--name", help="folder below experiments/; default: the config's name and _sweep (_search)")
     parser.add_argument("--grid", nargs="+", metavar="KEY=VALUES", help="every combination; values: a,b,c")
     parser.add_argument("--random", nargs="+", metavar="KEY=RANGE", help=SPEC)
-    parser.add_argument("--space", type=Path, metavar="FILE", help="a YAML file with grid: or random:, trials, seed")
     parser.add_argument("--trials", type=int, help="number of random trials")
-    parser.add_argument("--seed", type=int, help="of the random trials; default 0")
+    parser.add_argument("--seed", type=int, default=0, help="of the random trials; default 0")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time; GPUs are shared among them")
     parser.add_argument("--slurm", action="store_true", help="one Slurm array; --slurm.gpus 1 and so on: its needs")
     parser.add_argument("--optuna", action="store_true", help="search with Optuna; the same as python -m tools.search")
@@ -50,20 +48,12 @@ def read_command(argv: Sequence[str]) -> argparse.Namespace:
     options, rest = parser.parse_known_args(argv)
     slurm, options.words = split_words(rest, "--slurm.")
     options.slurm = slurm if slurm or options.slurm else None
-    given = [kind for kind in ("grid", "random", "space") if getattr(options, kind)]
-    if len(given) != 1 or (options.optuna and options.grid):
-        choices = "" if options.optuna else "--grid KEY=A,B, "
-        raise UserError(f"which values? Give one of {choices}--random KEY=RANGE, --space FILE. A range is {SPEC}")
-    options.kind, numbers = given[0], dict[str, int]()
-    if options.space:
-        options.kind, options.values, numbers = read_space_file(options.space)
-    else:
-        options.values = read_space(options.grid or options.random, ranges=options.kind == "random")
-    options.trials = numbers.get("trials") if options.trials is None else options.trials
-    options.seed = numbers.get("seed", 0) if options.seed is None else options.seed
-    is_grid = options.kind == "grid"
+    is_grid = bool(options.grid)
+    if is_grid == bool(options.random) or (is_grid and options.optuna):
+        choices = "" if options.optuna else "--grid KEY=A,B, or "
+        raise UserError(f"which values? Give {choices}--random KEY=RANGE. A range is {SPEC}")
+    options.values = read_space(options.grid or options.random, ranges=not is_grid)
     for mistake, text in (
-        (is_grid and options.optuna, f"{options.space}: a search draws its values; write random: instead of grid:"),
         (not is_grid and (options.trials or 0) < 1, "how many random trials? --trials 20"),
         (is_grid and options.trials is not None, "a grid has as many trials as combinations; leave --trials out"),
         (options.jobs < 1, f"--jobs {options.jobs}: must be at least 1"),
@@ -100,7 +90,7 @@ def plan(options: argparse.Namespace) -> list[Trial]:
     if options.optuna:
         values = corners(options.values)
     else:
-        values = grid(options.values) if options.kind == "grid" else draw(options.values, options.trials, options.seed)
+        values = grid(options.values) if options.grid else draw(options.values, options.trials, options.seed)
     for key in options.values:
         if (value := option_value(options.words, f"--{key}")) is not None:
             raise UserError(f"{key} is among the values to try, and also set for all runs (--{key} {value}); keep one")
@@ -114,16 +104,6 @@ def plan(options: argparse.Namespace) -> list[Trial]:
     if problems:
         raise ConfigError(list(problems.values()))
     return trials
-
-
-def resume(folder: SweepFolder, trials: Sequence[Trial]) -> None:
-    """Give the folder these trials, in the state that it or their runs say they are in."""
-    known = {tuple(trial.values.items()): trial for trial in folder.trials}
-    folder.trials = [known.get(tuple(trial.values.items()), trial) for trial in trials]
-    for trial in folder.trials:
-        status = read_status(folder.run(trial)) or {"state": "waiting", "reason": ""}
-        trial.state, trial.reason = status["state"], status["reason"]
-    folder.write()
 
 
 def submit(options: argparse.Namespace, folder: SweepFolder, waiting: Sequence[Trial]) -> int:
@@ -166,18 +146,21 @@ def main(argv: list[str]) -> int:
     words = [f"--config={options.config}", *words]
     with SweepFolder(root, space | more, base.values, shlex.join(["python", "-m", "tools.sweep", *argv])) as folder:
         if options.optuna:
-            search = Search(
-                open_study(folder, config.best_mode, options), folder, options.values, config, options.trials
-            )
+            study = open_study(folder, config.best_mode, options)
+            search = Search(study, folder, options.values, config, options.trials)
             print(f"search {root}: {options.trials} trials, {search.metric} should be {search.mode}imal", flush=True)
             if not run_trials(folder, search.take, slots, words, watch=search.watch, ended=search.ended):
                 return 130
             code = folder.show("")
             print(search.best())
             return code
-        resume(folder, trials)
-        waiting = [trial for trial in folder.trials if trial.state != "finished"]
-        print(f"sweep {root}: {len(folder.trials)} runs, {len(folder.trials) - len(waiting)} of them finished")
+        folder.trials = trials
+        for trial in trials:  # in the state that their runs say they are in
+            status = read_status(folder.run(trial)) or {"state": "waiting", "reason": ""}
+            trial.state, trial.reason = status["state"], status["reason"]
+        folder.write()
+        waiting = [trial for trial in trials if trial.state != "finished"]
+        print(f"sweep {root}: {len(trials)} runs, {len(trials) - len(waiting)} of them finished")
         if options.slurm is not None:
             return submit(options, folder, waiting) if waiting else folder.show()
         print(f"follow a run:  tail -f {shlex.quote(str(root))}/RUN/train.log", flush=True)

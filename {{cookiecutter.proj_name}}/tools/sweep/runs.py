@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT, Popen, run
 from typing import Any
@@ -20,7 +19,7 @@ import torch
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.base.process import available_cores, die_with_parent
-from common.checkpoint.fingerprint import Change, changes
+from common.checkpoint.fingerprint import changes
 from common.run.lock import FolderLock
 from common.run.paths import PROJECT, RunPaths
 from common.run.status import read_status
@@ -62,7 +61,7 @@ class SweepFolder:
         self.root, self.command = root, command
         if (root / "run.json").exists():
             raise UserError(f"{root} is the folder of a run; give the sweep another --name")
-        self._about = {"space": json.loads(json.dumps(space)), "config": dict(base)}
+        self._about = {"space": dict(space), "config": dict(base)}
         self.trials: list[Trial] = []
         if (root / FILE).exists():
             stored = json.loads((root / FILE).read_text())
@@ -78,14 +77,10 @@ class SweepFolder:
         self._lock.release()
 
     def _check_same(self, old: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        new = self._about["space"]
-        swept = dict.fromkeys([*old, *new])
-        found = [
-            Change(key, old.get(key, "absent"), new.get(key, "absent")) for key in swept if old.get(key) != new.get(key)
-        ]
+        swept = {*old, *self._about["space"]}
         free = (*_FREE, *swept, *(f"{key}.*" for key in swept))
-        found += [each for each in changes(config, self._about["config"], Config()) if not each.matches(free)]
-        if found:
+        settings = changes(config, self._about["config"], Config())
+        if found := [*changes(old, self._about["space"]), *(each for each in settings if not each.matches(free))]:
             shown = "\n".join(f"  {each.key}: {each.old} in the folder, {each.new} now" for each in found)
             raise UserError(
                 f"{self.root} holds a sweep of the same name that differs from this one:\n{shown}\n"
@@ -103,8 +98,8 @@ class SweepFolder:
 
     def say(self, trial: Trial, text: str) -> None:
         """Print a line about a trial, with its number."""
-        number = 1 + [each.name for each in self.trials].index(trial.name)
-        print(f"[{number}/{self.total or len(self.trials)}] {trial.name}: {text}".rstrip(), flush=True)
+        number, total = 1 + self.trials.index(trial), self.total or len(self.trials)
+        print(f"[{number}/{total}] {trial.name}: {text}".rstrip(), flush=True)
 
     def clear(self, trial: Trial) -> None:
         """Remove the folder of a run that ended before its first checkpoint: there is nothing to resume."""
@@ -115,8 +110,7 @@ class SweepFolder:
 
     def show(self, advice: str = "; the same command tries them again") -> int:
         """Print the table of the runs. Returns the exit code: 1 if one did not finish."""
-        if find_spec("tools.runs"):
-            run([sys.executable, "-m", "tools.runs", str(self.root)], cwd=PROJECT, check=False)
+        run([sys.executable, "-m", "tools.runs", str(self.root)], cwd=PROJECT, check=False)
         failed = [trial for trial in self.trials if trial.state in ("failed", "stopped", "running")]
         for trial in failed:
             print(f"{trial.state}: {trial.name}: {trial.reason or 'see ' + str(self.run(trial).root)}")

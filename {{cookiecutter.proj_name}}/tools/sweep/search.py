@@ -9,7 +9,6 @@ from typing import Any
 from common.base.errors import UserError
 from common.config.source import scalar
 from common.run.metrics import read_metrics
-from common.run.paths import RunPaths
 from tools.sweep.runs import SweepFolder, Training
 from tools.sweep.space import Range, Space, Trial, run_name
 from custom.config import Config
@@ -32,19 +31,15 @@ class Search:
         # Those that were killed before `sweep.json` was written.
         missing = [each.user_attrs for each in started if each.user_attrs["run"] not in known]
         folder.trials += [Trial(each["run"], each["values"]) for each in missing]
-        self._unfinished = [each for each in study.get_trials() if not each.state.is_finished()]
+        self._unfinished = [each for each in started if not each.state.is_finished()]
         self._count, folder.total = len(started), trials
 
     def take(self) -> Trial | None:
         """The next trial: one that was interrupted, or a new one; None at the end."""
         from optuna.trial import Trial as Attempt
-        from optuna.trial import TrialState
 
-        while self._unfinished:
+        if self._unfinished:
             frozen = self._unfinished.pop(0)
-            if "run" not in frozen.user_attrs:  # killed before its values were chosen
-                self.study.tell(frozen.number, state=TrialState.FAIL)
-                continue
             trial = next(each for each in self.folder.trials if each.name == frozen.user_attrs["run"])
             self._live[trial.name] = Attempt(self.study, frozen._trial_id)
             return trial
@@ -79,7 +74,9 @@ class Search:
         """Report validations that Optuna does not know yet, by their number. Returns the values of all of them."""
         attempt = self._live[trial.name]
         known = self.study.get_trials(deepcopy=False)[attempt.number].intermediate_values
-        found = validations(self.folder.run(trial), self.metric)
+        file, metric = self.folder.run(trial).metrics_file, self.metric
+        rows = read_metrics(file) if file.exists() else []
+        found = [row["values"][metric] for row in rows if row["event"] == "val" and metric in row["values"]]
         for number, value in enumerate(found):
             if number not in known:
                 attempt.report(value, number)
@@ -113,12 +110,6 @@ def suggest(attempt: Any, key: str, values: list[str] | Range) -> str:
         return str(attempt.suggest_categorical(key, values))
     draw, kind = (attempt.suggest_int, int) if values.whole else (attempt.suggest_float, float)
     return repr(draw(key, kind(values.low), kind(values.high), log=values.log))
-
-
-def validations(run: RunPaths, metric: str) -> list[float]:
-    """The values of a metric in the validations so far, in order."""
-    rows = read_metrics(run.metrics_file) if run.metrics_file.exists() else []
-    return [row["values"][metric] for row in rows if row["event"] == "val" and metric in row["values"]]
 
 
 def open_study(folder: SweepFolder, mode: str, options: Namespace) -> Any:

@@ -7,12 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 from common.base.errors import UserError
-from common.config import dump
-from common.config.source import plain, read_file
 
 SPEC = "log:1e-5:1e-1 (logarithmic), float:0:0.5, int:16:64, logint:16:1024, or choices: a,b,c"
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -91,39 +88,13 @@ def read_space(pairs: Sequence[str], *, ranges: bool) -> Space:
             raise UserError(f"{pair!r}: write key=value,value" + (f"; a value is {SPEC}" if ranges else ""))
         if key in space:
             raise UserError(f"{key} is given twice; keep one")
-        if ranges and re.fullmatch(f"{_NUMBER}:{_NUMBER}", text):
-            raise UserError(f"{key}={text}: say how to draw from it: log:{text}, float:{text} or int:{text}")
-        if ranges and re.match("(log|float|int|logint):", text):
+        if ranges and re.match(f"(log|float|int|logint):|{_NUMBER}:{_NUMBER}$", text):
             space[key] = Range.parse(key, text)
             continue
         choices = space[key] = split(text)
         if len(set(choices)) < len(choices) or "" in choices:
-            raise UserError(f"{key}={','.join(choices)}: the values must differ, and none may be empty")
+            raise UserError(f"{key}={text}: the values must differ, and none may be empty")
     return space
-
-
-def read_space_file(path: Path) -> tuple[str, Space, dict[str, int]]:
-    """Kind ("grid" or "random"), space, and `trials` and `seed` where a YAML file has them. Raises `UserError`."""
-    if not path.is_file():
-        raise UserError(f"--space {path}: there is no such file in {Path.cwd()}")
-    nodes = read_file(path).value
-    if problems := [f"{node.origin}: {node.problem}" for node in nodes.values() if node.problem]:
-        raise UserError("\n".join(problems))
-    kinds, unknown = nodes.keys() & {"grid", "random"}, sorted(nodes.keys() - {"grid", "random", "trials", "seed"})
-    kind = min(kinds, default="")
-    if len(kinds) != 1 or unknown or not isinstance(nodes[kind].value, dict):
-        rule = f"unknown key {', '.join(unknown)}; " if unknown else ""
-        raise UserError(f"{path}: {rule}a space has grid: {{key: [values]}} or random: {{key: range}}, trials and seed")
-    words = []
-    for key, node in nodes[kind].value.items():
-        items = node.value if isinstance(node.value, list) else [node]
-        texts = (item.value if isinstance(item.value, str) else dump(plain(item), flow=True) for item in items)
-        words.append(f"{key}=" + ",".join(item.text or text for item, text in zip(items, texts, strict=True)))
-    numbers = {name: nodes[name].value for name in ("trials", "seed") if name in nodes}
-    for name, value in numbers.items():
-        if type(value) is not int:
-            raise UserError(f"{path}: {name} must be a whole number")
-    return kind, read_space(words, ranges=kind == "random"), numbers
 
 
 def split(text: str) -> list[str]:
@@ -172,9 +143,9 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
     names = {}
     for key in keys:
         words = key.split(".")
-        tails = (".".join(words[-count:]) for count in range(1, len(words) + 1))
-        is_free = {tail: sum(f".{other}".endswith(f".{tail}") for other in keys) == 1 for tail in tails}
-        names[key] = next((tail for tail in is_free if is_free[tail]), key)
+        tails = (".".join(words[at:]) for at in reversed(range(len(words))))
+        unlike = (tail for tail in tails if sum(f".{other}".endswith(f".{tail}") for other in keys) == 1)
+        names[key] = next(unlike, key)
     return names
 
 

@@ -98,7 +98,7 @@ def test_an_array_has_a_folder_and_a_config_for_each_task(
     assert (config["dir"]["runs_dir"], config["name"]) == (str(tmp_path / "run"), "task_4")
     with pytest.raises(UserError, match="width"):
         prepared("--array", "0-2", words=["--model.width", "x%a"])
-    with pytest.raises(UserError, match="leave %a out of it"):
+    with pytest.raises(UserError, match="leave %a out of --name"):
         prepared("--array", "0-2", words=["--name", "run_%a"])
 
 
