@@ -19,9 +19,11 @@ from common.base.errors import UserError
 from common.base.process import stop_with_reader
 from common.base.text import number, plain
 from common.config.names import listed
-from common.run.paths import PROJECT
+from common.config.problem import place
+from common.run.lock import FolderLock
+from common.run.paths import PROJECT, RunPaths
 from tools.runs import compare
-from tools.runs.read import RunFiles
+from tools.runs.read import RunFiles, read_run
 
 _WIDEST = 32  # characters of a cell, where lines have a limit
 
@@ -37,33 +39,35 @@ class Row:
 
     def __init__(self, run: RunFiles, name: str, keys: Sequence[str]) -> None:
         self.run, self.name, self.ranking, self.results = run, name, compare.ranking(run), compare.results(run)
+        self.seconds, self.epoch = compare.seconds(run), compare.epoch(run)
         self.config = {key: run.config[key] for key in keys if key in run.config}
         best = {"best": run.best["value"], "at": run.best["step"]} if run.best else {}
         remarks = [" ".join(part.split()) for part in (run.reason, *run.problems) if part not in ("", run.state)]
         self.values: dict[str, Any] = {"run": name, "state": run.state, **best, **self.config, **self.results}
-        self.values |= {"step": run.step, "epoch": compare.epoch(run), "time": compare.seconds(run)}
+        self.values |= {"step": run.step, "epoch": self.epoch, "time": self.seconds}
         self.values |= {"remark": "; ".join(remarks)} if remarks else {}
 
     def record(self) -> dict[str, Any]:
         """The run for --json."""
         about = {name: getattr(self.run, name) for name in ("path", "state", "reason", "step", "best", "problems")}
-        about |= {"path": str(self.run.path), "epoch": self.values["epoch"], "seconds": self.values["time"]}
+        about |= {"path": str(self.run.path), "epoch": self.epoch, "seconds": self.seconds}
         return {"run": self.name, **about, "values": self.results, "config": self.config}
 
 
-def read(folders: Sequence[Path], *, failed: bool = False) -> tuple[list[Row], int]:
-    """The runs in the folders, and how many are left out: those that failed before their first step, unless `failed`.
+def read(folders: Sequence[Path], *, failed: bool = False) -> tuple[list[Row], list[RunFiles]]:
+    """The runs in the folders; and apart from them those that failed before their first step, unless `failed`.
 
     Raises `UserError` if a folder has no run.
     """
     found = {run.path.resolve(): (run, folder) for folder in folders for run in compare.find_runs(folder)}
+    left_out = [] if failed else [run for run, _ in found.values() if compare.is_failed_start(run)]
     named = {}
     for run, folder in found.values():
-        if failed or not compare.is_failed_start(run):
-            below = run.name if run.path == folder else str(run.path.relative_to(folder))
-            named[below if len(folders) == 1 else str(run.path)] = run
+        below = run.name if run.path == folder else str(run.path.relative_to(folder))
+        named[below if len(folders) == 1 else str(run.path)] = run
+    named = {name: run for name, run in named.items() if run not in left_out}
     keys = compare.differing(list(named.values()))
-    return [Row(run, name, keys) for name, run in named.items()], len(found) - len(named)
+    return [Row(run, name, keys) for name, run in named.items()], left_out
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
@@ -133,7 +137,7 @@ def _cell(row: Row, name: str, *, with_metric: bool) -> str:
         return "-"
     if name == "best" or name in row.results:
         return f"{row.ranking[0]} " * (with_metric and name == "best") + number(row.values[name]).strip()
-    return compare.duration(row.values["time"]) if name == "time" else compare.shown(row.values[name])
+    return compare.duration(row.seconds) if name == "time" else compare.shown(row.values[name])
 
 
 def write_csv(rows: Sequence[Row]) -> None:
@@ -145,6 +149,21 @@ def write_csv(rows: Sequence[Row]) -> None:
         writer.writerow({name: json.dumps(each) if isinstance(each, list) else each for name, each in values.items()})
 
 
+def remove(runs: Sequence[RunFiles], *, is_sure: bool) -> None:
+    """List the folders of failed starts, ask, and delete them. One that is in use, or was started again, stays."""
+    print(*(f"{place(run.path)}: {run.reason}" for run in runs), sep="\n")
+    question = f"Delete {'this folder' if len(runs) == 1 else f'these {len(runs)} folders'}? [y/N] "
+    if not is_sure and not (sys.stdin.isatty() and input(question).strip().lower() in ("y", "yes")):
+        print("Nothing was deleted; to delete without a question, add --yes.")
+        return
+    for run in runs:
+        lock = FolderLock.take(RunPaths(run.path).lock_file)
+        if compare.is_failed_start(read_run(run.path)):
+            shutil.rmtree(run.path)
+        lock.release()
+    print("Deleted.")
+
+
 def main(argv: list[str]) -> int:
     """Read the command line and the runs, and print them. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.runs", description=(__doc__ or "").partition("\n\n")[2])
@@ -154,8 +173,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--csv", action="store_true", help="all columns, in full precision")
     parser.add_argument("--json", action="store_true", help="a list of objects")
     parser.add_argument("--failed", action="store_true", help="show starts too that failed before their first step")
+    parser.add_argument("--remove-failed", action="store_true", help="list these, ask, and delete their folders")
+    parser.add_argument("--yes", action="store_true", help="with --remove-failed: do not ask")
     options = parser.parse_args(argv)
     rows, left_out = read(options.folders or [PROJECT / "experiments"], failed=options.failed)
+    if options.remove_failed:
+        remove(left_out, is_sure=options.yes)
+        return 0
     by = options.sort or ("best" if any(row.run.best for row in rows) else "run")
     rows = sort_rows(rows, by, backwards=options.reverse) if rows else []
     if options.json:
@@ -168,7 +192,8 @@ def main(argv: list[str]) -> int:
         lines = [f"{text}\n  {command}" if command else text for text, command in found]
         print(table(rows, width), *(lines or ["No run has a best validation yet."]), sep="\n")
     if left_out:
-        text = f"{left_out} start{'s' * (left_out > 1)} that failed before the first step: see --failed"
+        count = f"{len(left_out)} start{'s' * (len(left_out) > 1)}"
+        text = f"{count} that failed before the first step: see --failed, or delete with --remove-failed"
         print(text, file=sys.stderr if options.json or options.csv else sys.stdout)
     return 0
 

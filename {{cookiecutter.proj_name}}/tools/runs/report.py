@@ -280,6 +280,7 @@ def chart(title: str, curves: Sequence[Curve], best: Point | None = None, *, log
     x = _Axis(0, max(step for curve in curves for step, _ in curve.points), 66, 538)
     y = _Axis(min(values), max(values), 256, 12, is_log=is_log)
     shown = [curve._replace(points=thin(curve.points)) for curve in curves]
+    best = best if best and math.isfinite(best[1]) else None
     return {"title": title, "curves": shown, "best": best, "is_log": is_log, "x": x, "y": y}
 
 
