@@ -37,7 +37,6 @@ from common.optim.gradients import DebugConfig
 from common.optim.precision import PrecisionConfig
 from common.progress import ProgressConfig
 from common.run.paths import DirConfig
-from common.stage import StagedSettings
 from common.stages import StageConfig, stage_layers, stage_problems
 
 TaskSection = Annotated[
@@ -72,7 +71,7 @@ def _devices(value: Any) -> Any:
 
 
 @section
-class RunConfig(StagedSettings):
+class RunConfig:
     """All settings that the engine reads."""
 
     __renamed__: ClassVar[dict[str, str]] = {

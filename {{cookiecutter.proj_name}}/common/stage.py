@@ -1,46 +1,21 @@
 """A run that consists of one stage. `common.stages` has runs of several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch.optim import Optimizer
-from typing_extensions import Self
 
 from common.base.context import error_context
-from common.data.sections import SplitsConfig
-from common.distributed import DistConfig
-from common.evaluation.best import Mode
-from common.model import PrepareConfig
 from common.optim import OptimConfig
-from common.optim.gradients import DebugConfig
 from common.optim.schedule import MomentumSchedule, Schedule, build_schedule
-from common.progress import Position, ProgressConfig
-
-
-class StagedSettings:
-    """Settings of a run that a stage may change, or that stages depend on."""
-
-    stages: Sequence[Any]
-    dist: DistConfig
-    debug: DebugConfig
-    dataset: SplitsConfig
-    loss: dict[str, Any] | None
-    optim: OptimConfig
-    prepare: PrepareConfig
-    progress: ProgressConfig
-
-    @property
-    def best_mode(self) -> Mode:
-        """Whether lower or higher values of `best.metric` are better."""
-        raise NotImplementedError
-
-    def in_stage(self, number: int) -> Self:
-        """Return the settings that hold in a stage, counted from 0."""
-        raise NotImplementedError
+from common.progress import Position
 
 
 class WholeRun:
     """The only stage of a run.
+
+    Args:
+        config: the run's `RunConfig`, which is defined above this floor because it has stages.
 
     Attributes:
         number: number of the stage, from 0.
@@ -48,7 +23,7 @@ class WholeRun:
         config: the settings that hold in the stage.
     """
 
-    def __init__(self, config: StagedSettings, total_steps: int | None, steps_per_epoch: int | None) -> None:
+    def __init__(self, config: Any, total_steps: int | None, steps_per_epoch: int | None) -> None:
         self._run, self._total, self._steps_per_epoch = config, total_steps, steps_per_epoch
         self.number, self.start, self.config = 0, 0, config
 

@@ -11,18 +11,19 @@ from torch.optim import Optimizer
 
 from common.base.context import error_context
 from common.base.errors import UserError
-from common.checkpoint.fingerprint import Change, changes
+from common.checkpoint.fingerprint import changes
 from common.config import ABSENT, ConfigError, Problem, overlaid, section
 from common.evaluation.best import measured_losses
 from common.optim.factors import Plateau
 from common.optim.schedule import Schedule
 from common.progress import Interval, Position
-from common.stage import StagedSettings, WholeRun
+from common.stage import WholeRun
 
 PLATEAU = "plateau"
 # Keys that a stage may change, and those of them that it must not.
 _STAGED = ("optim.*", "loss.*.weight", "loss.*.weight.*", "dataset.train.*", "prepare.freeze")
 _FIXED = ("optim.accumulate", "optim.ema.*")
+_MAY_CHANGE = "a stage may set freeze, lr_scheduler, the weights of losses, dataset.train and most of optim"
 
 
 @section
@@ -41,16 +42,12 @@ class StageConfig:
     loss: Annotated[dict[str, Any] | None, Field(description="weights: {CrossEntropyLoss: {weight: 0.5}}")] = None
     dataset: Annotated[dict[str, Any] | None, Field(description="train: keys of dataset.train")] = None
 
-    @property
-    def all_of_optim(self) -> dict[str, Any]:
-        """The keys of optim, with those of its lr_scheduler."""
-        return {**(self.optim or {}), **({"lr_scheduler": self.lr_scheduler} if self.lr_scheduler else {})}
 
-
-def stage_layers(config: StagedSettings, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def stage_layers(config: Any, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the plain values of the run, and those of a stage that override them."""
     stage = config.stages[number]
-    values, optim = to_jsonable_python(_whole(config)), stage.all_of_optim
+    values = to_jsonable_python(replace(config, stages=[]))
+    optim = {**(stage.optim or {}), **({"lr_scheduler": stage.lr_scheduler} if stage.lr_scheduler else {})}
     below = values["optim"]
     if optim.get("optim_type", below["optim_type"]) != below["optim_type"]:
         below["args"] = {}  # those of another optimizer
@@ -61,11 +58,11 @@ def stage_layers(config: StagedSettings, number: int) -> tuple[dict[str, Any], d
     return values, {name: part for name, part in over.items() if part}
 
 
-def stage_problems(config: StagedSettings) -> Iterator[Problem]:
+def stage_problems(config: Any) -> Iterator[Problem]:
     """Yield the problems of the stages: a wrong end, settings that cannot change during a run, mistakes in settings."""
     if not config.stages:
         return
-    whole = _whole(config)
+    whole = replace(config, stages=[])
     own = {(each.key, each.rule) for each in _mistakes(whole)}
     for number, stage in enumerate(config.stages):
         key = f"stages[{number}]"
@@ -74,18 +71,14 @@ def stage_problems(config: StagedSettings) -> Iterator[Problem]:
         problems = [each for each in _mistakes(config, number) if (each.key, each.rule) not in own]
         if not problems and not own:
             changed = changes(to_jsonable_python(whole), to_jsonable_python(config.in_stage(number)))
-            problems = [_fixed(each) for each in changed if each.matches(_FIXED) or not each.matches(_STAGED)]
+            fixed = [each for each in changed if each.matches(_FIXED) or not each.matches(_STAGED)]
+            problems = [Problem(each.key, each.new, "cannot change during a run", _MAY_CHANGE) for each in fixed]
         for each in problems:
             at = each.key.replace("optim.lr_scheduler", "lr_scheduler") if stage.lr_scheduler else each.key
             yield replace(each, key=f"{key}.{at}", origin=None)
 
 
-def _whole(config: Any) -> Any:
-    """The same settings without stages."""
-    return replace(config, stages=[])
-
-
-def _mistakes(config: StagedSettings, number: int | None = None) -> list[Problem]:
+def _mistakes(config: Any, number: int | None = None) -> list[Problem]:
     """Return the problems of the whole config, or of that of a stage."""
     try:
         overlaid(type(config), *([to_jsonable_python(config)] if number is None else stage_layers(config, number)))
@@ -94,7 +87,7 @@ def _mistakes(config: StagedSettings, number: int | None = None) -> list[Problem
     return []
 
 
-def _own_problems(config: StagedSettings, number: int, stage: StageConfig) -> Iterator[Problem]:
+def _own_problems(config: Any, number: int, stage: StageConfig) -> Iterator[Problem]:
     if rule := _wrong_end(config, stage.until, is_last=number + 1 == len(config.stages)):
         yield Problem("until", stage.until, rule)
     if stage.lr_scheduler and "lr_scheduler" in (stage.optim or {}):
@@ -108,7 +101,7 @@ def _own_problems(config: StagedSettings, number: int, stage: StageConfig) -> It
             yield Problem(f"loss.{name}", ABSENT, "is none of the losses that the run computes", hint)
 
 
-def _wrong_end(config: StagedSettings, until: int | float | str | None, *, is_last: bool) -> str:
+def _wrong_end(config: Any, until: int | float | str | None, *, is_last: bool) -> str:
     """Say what is wrong with the end of a stage; "" if nothing is."""
     if is_last:
         return "" if until is None else "the last stage ends with the run; remove this key"
@@ -121,11 +114,6 @@ def _wrong_end(config: StagedSettings, until: int | float | str | None, *, is_la
         return 'must be plateau, "2000step", or a number of epochs above 0'
 
 
-def _fixed(change: Change) -> Problem:
-    hint = "a stage may set freeze, lr_scheduler, the weights of losses, dataset.train and most of optim"
-    return Problem(change.key, change.new, "cannot change during a run", hint)
-
-
 class Stages(WholeRun):
     """The stage that a run is in.
 
@@ -133,7 +121,7 @@ class Stages(WholeRun):
         UserError: a stage ends before it begins, after the run, or inside an epoch though the training data change.
     """
 
-    def __init__(self, config: StagedSettings, total_steps: int | None, steps_per_epoch: int | None) -> None:
+    def __init__(self, config: Any, total_steps: int | None, steps_per_epoch: int | None) -> None:
         super().__init__(config, total_steps, steps_per_epoch)
         self._ends: list[int | None] = []
         start, last = 0, math.inf if total_steps is None or config.debug.debug_mode else total_steps - 1
