@@ -69,9 +69,7 @@ def test_rows_of_numbers_fit_the_terminal(short: Runs, columns: int, config: str
     trained = [line for line in shown.lines if re.search(r"INFO +epoch .* loss ", line)]
     assert len(trained) == 5 and not any("trainer.py" in line for line in shown.lines)
     assert all("| loss " in line and line.endswith(" …") for line in trained)
-    assert any(
-        re.match(r"epoch 2/2 step +\d+/10 \|.*\| loss \S+ \| val \S+ \S+ \| ETA \d", line) for line in shown.lines
-    )
+    assert any(re.match(r"epoch 2: .* \d+/10 \[.*, loss=\S+, val \S+=\S", line) for line in shown.lines)
     log = (short.root / "run" / "train.log").read_text()
     assert len(re.findall(r"INFO +common/trainer.py:\d+ +epoch +\d/2 step .* mem \d+ MB$", log, re.MULTILINE)) == 5
     best = "\x1b[32mval   "

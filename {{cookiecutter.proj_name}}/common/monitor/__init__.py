@@ -120,14 +120,7 @@ class Monitor:
         self._logged = at
         self._status("running", at.step)
         self.bar = tqdm(
-            total=total_steps,
-            initial=at.step,
-            desc=position(at, self._totals),
-            unit="",
-            bar_format="{desc} |{bar}| {unit}ETA {remaining}" if total_steps else "{desc} | {unit}{elapsed}",
-            dynamic_ncols=True,
-            leave=False,
-            disable=self._hides_bar,
+            total=total_steps, initial=at.step, unit="step", dynamic_ncols=True, leave=False, disable=self._hides_bar
         )
         self.clock.start()
         try:
@@ -141,7 +134,7 @@ class Monitor:
         self.clock.step_done(samples)
         self.step = at.step
         if not self.bar.disable:
-            self.bar.desc = position(at, self._totals)
+            self.bar.desc = f"epoch {current_epoch(at)}: "
             self.bar.update()
         for call in tuple(self.after_step):
             call()
@@ -207,8 +200,8 @@ class Monitor:
 
     def _show_on_bar(self, name: str, value: float | None) -> None:
         if value is not None:
-            self._bar_values[name] = f"{name} {number(value).strip()} | "
-            self.bar.unit = "".join(text for _, text in sorted(self._bar_values.items()))
+            self._bar_values[name] = number(value).strip()
+            self.bar.set_postfix(self._bar_values, refresh=False)
 
     def pictures(self, split: str, at: Position, pictures: Sequence[Picture]) -> None:
         """Write pictures of the `split` (or split/set) data. An index replaces missing, extends repeated names.
