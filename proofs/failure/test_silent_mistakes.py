@@ -181,7 +181,7 @@ def test_a_busy_machine(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--optim", "lr:0.1"], "must be a section; write a blank after the colon"),
         (
             ["--model", f"{{type: {HERE}.ten_classes, num_classes: 3}}"],
-            "model.num_classes: 3, but dataset.train",
+            "model.num_classes is 3, but dataset.train",
         ),
     ],
 )

@@ -49,8 +49,7 @@ def build_parts(config: RunConfig, rank: Rank, seed: int) -> Parts:
     )
     measured = {label(each.split, each.name): each.dataset for each in (*parts.val, *parts.evaluation)}
     data = {"train": parts.stream.dataset, **measured}
-    stages = {f"train of stages[{number}]": each.dataset for number, each in parts.stage_streams.items()}
-    parts.task.classes = check_classes(config.model, data | stages)
+    parts.task.classes = check_classes(config.model, data | parts.deciding_data())
     warn_of_shared_samples(data, rank, config.loader, config.num_workers)
     if rank.is_main and isinstance(stream, TrainStream):
         warn_of_empty_classes(stream.dataset)
@@ -80,8 +79,7 @@ def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool 
 
 def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
     """Build the training data, divided among the ranks, and shuffled unless it can only be read in order."""
-    dataset = seeded_dataset(config, "train", "train", config.dataset.train, seed)
-    check_size(dataset, "train", rank)
+    dataset = seeded_dataset(config, "train", "train", config.dataset.train, rank, seed)
     if not is_map_style(dataset):
         return IterableStream(
             dataset,
@@ -131,30 +129,23 @@ def build_set(
 ) -> EvaluationLoader:
     """Build one data set of a split. The name is "" if it is the only one."""
     with error_context(lambda: f"in building dataset.{label(split, name)}"):
-        dataset = seeded_dataset(config, split, label(split, name), section, seed)
-    check_size(dataset, label(split, name), rank)
+        dataset = seeded_dataset(config, split, label(split, name), section, rank, seed)
+    size, worker = section.get("eval_batch_size", config.batch_size), config.num_workers
     return EvaluationLoader(
-        dataset,
-        config.loader,
-        batch_size=section.get("eval_batch_size", config.batch_size),
-        worker=config.num_workers,
-        rank=rank,
-        seed=seed,
-        split=split,
-        name=name,
+        dataset, config.loader, batch_size=size, worker=worker, rank=rank, seed=seed, split=split, name=name
     )
 
 
-def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[str, Any], seed: int) -> Any:
-    """Build a data set. Its constructor draws the same random numbers on all ranks, seeded by the run and its name."""
+def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int) -> Any:
+    """Build a data set. Its constructor draws the same random numbers on all ranks, seeded by the run and its name.
+
+    Raises `UserError` if its size differs between ranks, such as in an incomplete copy.
+    """
     set_seed(mix(seed, crc32(name.encode())))
-    return build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
-
-
-def check_size(dataset: Any, name: str, rank: Rank) -> None:
-    """Raise `UserError` if the size of a data set differs between ranks, such as in an incomplete copy."""
+    dataset = build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
     size = len(dataset) if is_map_style(dataset) else None
     check_same({f"samples of dataset.{name}": size}, rank, "sees other data than rank 0")
+    return dataset
 
 
 def check_classes(model: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -179,14 +170,10 @@ def check_classes(model: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[st
                 "every split needs the same class folders; some may be empty"
             )
     key = next((key for key in ("classes", "num_classes") if isinstance(model.get(key), int)), None)
-    if not names or key is None:
-        return names
-    if len(names) > model[key]:
+    if names and key is not None and len(names) != model[key]:
         shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise UserError(
-            f"model.{key}: {model[key]}, but dataset.{first} has {len(names)} ({shown}); use --model.{key} {len(names)}"
-        )
-    if len(names) < model[key]:
-        text = "model.{} is {}, but the data have {}; if that is not intended, use --model.{} {}"
-        logger.warning(text, key, model[key], len(names), key, len(names))
+        text = f"model.{key} is {model[key]}, but dataset.{first} has {len(names)} classes ({shown})"
+        if len(names) > model[key]:
+            raise UserError(f"{text}; use --model.{key} {len(names)}")
+        logger.warning("{}; if that is not intended, use --model.{} {}", text, key, len(names))
     return names

@@ -165,9 +165,7 @@ class Evaluator:
 
         `key`: of the set; the seeds of each sample follow from it. None: they are not needed.
         """
-        seeds = (
-            ([mix(*key, index, call) for index in indices] for call in itertools.count()) if key is not None else None
-        )
+        seeds = None if key is None else ([mix(*key, index, call) for index in indices] for call in itertools.count())
         count = self.task.count(batch)
         batch, output, losses = measured = self.measure(batch, seeds)
         seen.losses.add(losses, len(indices), len(indices) if count is None else int(count))

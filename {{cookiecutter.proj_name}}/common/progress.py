@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -109,7 +108,7 @@ class Interval:
         if self.unit == "step":
             return int(self.amount)
         if steps_per_epoch is None:
-            length = f"{float(self.amount):g} epoch{'s' * (self.amount != 1)}"
+            length = f"{float(self.amount):g}epoch"
             raise UserError(f'{length}: the data set has no length; set this in steps, as in "1000step"')
         return max(1, round(self.amount * steps_per_epoch))
 
@@ -272,8 +271,6 @@ class Outcome:
 
     reason: str
     at: Position
-    values: dict[str, float]
-    checkpoint: Path
     exit_code: int = 0
 
 

@@ -86,7 +86,7 @@ class Trainer:
 
     def begin_stage(self) -> None:
         """Rebuild whatever depends on the settings of the current stage."""
-        config = self.stages.config
+        config: RunConfig = self.stages.config
         self.task.zero_grad()
         vars(self).pop("optimizer_step", None)  # frees the wrappers of the previous stage
         self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
@@ -165,8 +165,6 @@ class Trainer:
 
     def begin_step(self, step: Step, before: Position) -> None:
         """Enter the next stage if it is due, and set the learning rates."""
-        if self.step is None and self.triggers.intervals["pictures"]:
-            self.log_pictures(step, rehearsal=True)
         self.step = step
         if self.config.stages:
             self.next_stage()
@@ -190,11 +188,11 @@ class Trainer:
         if bad := max_over_ranks(meter.first_bad_step() or 0, self.rank):
             raise bad_loss_somewhere(bad, meter.bad_here == bad, self.stream, self.saver, self.rank)
 
-    def log_pictures(self, step: Step, *, rehearsal: bool = False) -> None:
-        """Log pictures of the last training batch, with the current output; a rehearsal draws them, but logs none."""
+    def log_pictures(self, step: Step) -> None:
+        """Log pictures of the last training batch, with the current output."""
         if self.task.draws_pictures and (self.rank.is_main or self.strategy.lockstep_forward):
             pictures = self.evaluator.pictures(step.batches[-1], self.config.progress.max_samples_train)
-            self.monitor.pictures("train", self.at, [] if rehearsal else pictures)
+            self.monitor.pictures("train", self.at, pictures)
 
     def validate(self) -> bool:
         """Evaluate on the validation data. Returns whether the result is the best so far."""
@@ -272,7 +270,7 @@ class Trainer:
         for data in self.parts.data:
             data.close()
         reason = signal.Signals(self.progress.signal).name if self.progress.signal else self.progress.stop_reason
-        return Outcome(reason, self.at, self.progress.values, self.saver.folder.latest, exit_code(self.progress.signal))
+        return Outcome(reason, self.at, exit_code(self.progress.signal))
 
     def restore(self, run: RunContext) -> None:
         """Load the checkpoint that the run resumes, or only its weights; does nothing without a checkpoint.

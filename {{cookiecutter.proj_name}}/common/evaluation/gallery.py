@@ -3,20 +3,12 @@
 import math
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 from common.base.errors import UserError
 from common.base.nested import map_tensors
 from common.distributed import Rank, gather_to_main
 from common.monitor.pictures import Picture
-
-
-class DrawsPictures(Protocol):
-    """A task, as far as a gallery needs it."""
-
-    def pictures(self, output: Any, batch: Any, limit: int) -> list[Picture]:
-        """Up to `limit` pictures of a batch after `post_process`."""
-        ...
 
 
 class Gallery:
@@ -25,11 +17,12 @@ class Gallery:
     A task names its class, `Task.gallery`; one that draws other samples derives from it.
 
     Args:
+        task: the `Task`, whose `pictures` draws.
         limit: the most pictures.
         fixed: the same samples are to be shown in every pass, so that progress is seen.
     """
 
-    def __init__(self, task: DrawsPictures, rank: Rank, limit: int, *, fixed: bool = False) -> None:
+    def __init__(self, task: Any, rank: Rank, limit: int, *, fixed: bool = False) -> None:
         self.task, self.rank, self.limit, self.fixed = task, rank, limit, fixed
         self.pictures: list[Picture] = []
 
@@ -51,19 +44,16 @@ class SampleScore(NamedTuple):
     group: Hashable = None
 
 
-class HasErrors(Protocol):
-    """A task whose pictures are chosen here."""
-
-    def sample_errors(self, output: Any, batch: Any) -> Sequence[SampleScore]:
-        """How wrong each sample of a batch is, after `post_process`."""
-
-
 class _Candidate(NamedTuple):
-    """A sample that may be shown: number in the data set, and its part of the output and of the batch; or a picture."""
+    """A sample that may be shown: number in the data set, and row of the batch.
+
+    `sample`: its part of the output and of the batch, or its pictures; None while it is only a row.
+    """
 
     error: SampleScore
     number: int
-    sample: Any
+    row: int
+    sample: Any = None
 
 
 class WorstFirst(Gallery):
@@ -72,24 +62,21 @@ class WorstFirst(Gallery):
     If `fixed`, each group in turn in the order of the data set. No more samples are kept than are shown: one that is
     left out cannot be among the first ones later, since others of its group only push it back.
 
-    The task says how wrong each sample is, see `HasErrors`. Its `pictures` is called with batches of one sample.
+    The task says how wrong each sample of a batch is, after `post_process`, in a method `sample_errors(output, batch)`
+    that returns a `SampleScore` for each. Its `pictures` is called with batches of one sample.
     """
 
     kept: Sequence[_Candidate] = ()
 
     def add(self, output: Any, batch: Any, indices: Sequence[int] | None = None) -> None:
-        errors = cast(HasErrors, self.task).sample_errors(output, batch)
+        errors = self.task.sample_errors(output, batch)
         indices = range(len(errors)) if indices is None else indices
         if len(errors) != len(indices):
             raise UserError(f"sample_errors must give one SampleScore per sample: {len(errors)} for {len(indices)}")
-        places = dict(zip(indices, range(len(indices)), strict=True))
-        news = [_Candidate(error, number, None) for error, number in zip(errors, indices, strict=True)]
-        self.kept = [
-            each._replace(sample=_kept((output, batch), places[each.number], len(indices)))
-            if each.sample is None
-            else each
-            for each in self._first([*self.kept, *news])
-        ]
+        news = [_Candidate(error, number, row) for row, (error, number) in enumerate(zip(errors, indices, strict=True))]
+        whole, size = (output, batch), len(indices)
+        first = self._first([*self.kept, *news])
+        self.kept = [each if each.sample else each._replace(sample=_kept(whole, each.row, size)) for each in first]
 
     def _first(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
         """The first `limit` candidates in the order of showing."""

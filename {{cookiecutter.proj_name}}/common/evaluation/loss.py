@@ -163,14 +163,6 @@ class LossFactory(nn.Module):
             weight = (part or {}).get("weight", 1.0)
             self._weights[name] = overlaid(WeightSchedule, weight) if isinstance(weight, Mapping) else weight
 
-    def weight(self, name: str) -> float:
-        """The weight of a loss at the position of the run."""
-        weight = self._weights[name]
-        if not isinstance(weight, WeightSchedule):
-            return weight
-        with error_context(lambda: f"in loss.{name}.weight"):
-            return weight(self.at)
-
     def forward(self, output: Any, batch: Any) -> Losses:
         """`loss` and its parts; nothing if no loss is configured."""
         losses: Losses = {}
@@ -178,7 +170,8 @@ class LossFactory(nn.Module):
         for term in self.terms:
             weight, result = self._weights[term.name], term(output, batch)
             if isinstance(weight, WeightSchedule):
-                weight = self.weight(term.name)
+                with error_context(lambda name=term.name: f"in loss.{name}.weight"):  # type: ignore[misc]
+                    weight = weight(self.at)
             parts = by_part(term.name, result) if isinstance(result, dict) else {term.name: result}
             for name, value in parts.items():
                 weighted = value if weight == 1.0 else value * weight

@@ -53,11 +53,8 @@ def evaluation_line(split: str, where: str, values: Mapping[str, float], samples
     Args:
         where: from `position`. The name of the split replaces its "epoch", so that losses are below those of training.
     """
-    at, shown = (
-        f"{split:<5}{where.removeprefix('epoch')}",
-        (f"{name} {number(value)}" for name, value in values.items()),
-    )
-    return f"{at} | {'  '.join(shown)} | {samples} samples{' | best so far' * best}"
+    shown = "  ".join(f"{name} {number(value)}" for name, value in values.items())
+    return f"{split:<5}{where.removeprefix('epoch')} | {shown} | {samples} samples{' | best so far' * best}"
 
 
 def position(at: Position, totals: tuple[int | None, int | None]) -> str:
