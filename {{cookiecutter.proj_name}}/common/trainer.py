@@ -165,6 +165,8 @@ class Trainer:
 
     def begin_step(self, step: Step, before: Position) -> None:
         """Enter the next stage if it is due, and set the learning rates."""
+        if self.step is None and self.triggers.intervals["pictures"]:
+            self.log_pictures(step, rehearsal=True)
         self.step = step
         if self.config.stages:
             self.next_stage()
@@ -188,11 +190,11 @@ class Trainer:
         if bad := max_over_ranks(meter.first_bad_step() or 0, self.rank):
             raise bad_loss_somewhere(bad, meter.bad_here == bad, self.stream, self.saver, self.rank)
 
-    def log_pictures(self, step: Step) -> None:
-        """Log pictures of the last training batch, with the current output."""
+    def log_pictures(self, step: Step, *, rehearsal: bool = False) -> None:
+        """Log pictures of the last training batch, with the current output; a rehearsal draws them, but logs none."""
         if self.task.draws_pictures and (self.rank.is_main or self.strategy.lockstep_forward):
             pictures = self.evaluator.pictures(step.batches[-1], self.config.progress.max_samples_train)
-            self.monitor.pictures("train", self.at, pictures)
+            self.monitor.pictures("train", self.at, [] if rehearsal else pictures)
 
     def validate(self) -> bool:
         """Evaluate on the validation data. Returns whether the result is the best so far."""
