@@ -223,7 +223,7 @@ def test_a_named_set_that_inherits_a_type(tmp_path: Path) -> None:
 
 def test_classes_of_each_set_are_checked(runs: Runs, named: str) -> None:
     """QQ-43: as those of a single one."""
-    with pytest.raises(UserError, match=r"model\.classes: 9, but dataset\.train has 10"):
+    with pytest.raises(UserError, match=r"model\.classes is 9, but dataset\.train has 10"):
         runs.train("--config", named, "--model.classes", "9")
     other = f"{{type: {HERE}.Letters}}"
     with pytest.raises(UserError, match=r"dataset\.eval\.letters has the classes a, b"):

@@ -4,7 +4,7 @@ A resume continues both.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -89,11 +89,9 @@ class BestTracker:
         for name, old in self.untrained.items():
             if not self.has_warned and not values[name] - old <= limit * abs(old):
                 self.has_warned = True
-                logger.warning(
-                    "{} is {:.6g} in validation, but was {:.6g} before training: diverging? Try a smaller optim.lr, a "
-                    "warm-up (--optim.lr_scheduler.warmup 1epoch) or optim.clip_gradients",
-                    *(name, values[name], old),
-                )
+                text = "{} is {:.6g} in validation, but was {:.6g} before training: diverging? {}"
+                hint = "Try a smaller optim.lr, a warm-up (--optim.lr_scheduler.warmup 1epoch) or optim.clip_gradients"
+                logger.warning(text, name, values[name], old, hint)
 
     def reason_to_stop(self, value: float | None) -> str | None:
         """Why training should end after this validation; None to continue."""
@@ -155,7 +153,17 @@ def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[s
     Raises:
         ConfigError: the config has no such metric, its direction is unknown and `mode` auto, or `mode` contradicts it.
     """
-    name, says = config.metric, _find(config.metric, better, [each for each in sets if each])
+    name, named = config.metric, [each for each in sets if each]
+    measured = {f"{each}.{value}": says for each in named for value, says in better.items()} if named else better
+    value = max((value for value in measured if f"{name}.".startswith(f"{value}.")), key=len, default=None)
+    if value is None:
+        hint = suggestion(name, list(measured), "there is")
+        if named and name.partition(".")[0] in better:
+            hint = f"dataset.val has sets by name, so name the set too, as in {named[0]}.{name}"
+        rule = "is neither a loss with a weight other than 0 nor a metric of this config"
+        raise ConfigError([Problem("best.metric", name, rule, hint)])
+    found = measured[value]
+    says = found.get(name.removeprefix(f"{value}.")) if isinstance(found, Mapping) else found
     if says is None and config.mode == "auto":
         rule = f"cannot tell whether higher values of {name} are better"
         hint = "set best.mode to min or max, or higher_is_better in the class of the metric"
@@ -164,16 +172,3 @@ def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[s
         rule = f"would keep the worst model, since {'higher' if says else 'lower'} values of {name} are better"
         raise ConfigError([Problem("best.mode", config.mode, rule, "leave best.mode out, or set it to auto")])
     return config.mode if config.mode != "auto" else "max" if says else "min"
-
-
-def _find(metric: str, better: Mapping[str, Better], named: Sequence[str]) -> bool | None:
-    measured = {f"{name}.{value}": says for name in named for value, says in better.items()} if named else better
-    value = max((value for value in measured if f"{metric}.".startswith(f"{value}.")), key=len, default=None)
-    if value is not None:
-        says = measured[value]
-        return says.get(metric.removeprefix(f"{value}.")) if isinstance(says, Mapping) else says
-    hint = suggestion(metric, list(measured), "there is")
-    if named and metric.partition(".")[0] in better:
-        hint = f"dataset.val has sets by name, so name the set too, as in {named[0]}.{metric}"
-    rule = "is neither a loss with a weight other than 0 nor a metric of this config"
-    raise ConfigError([Problem("best.metric", metric, rule, hint)])
