@@ -17,16 +17,8 @@ from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
 from common.data.loader import LoaderConfig
 from common.data.sections import SplitsConfig, sets_of
 from common.distributed import DistConfig
-from common.evaluation.best import (
-    BestConfig,
-    EarlyStopConfig,
-    Mode,
-    check_names,
-    find_mode,
-    measured_losses,
-    metric_directions,
-)
-from common.evaluation.loss import LossSections
+from common.evaluation.best import BestConfig, EarlyStopConfig, Mode, check_names, find_mode, metric_directions
+from common.evaluation.loss import LossSections, measured_losses
 from common.evaluation.metric import MetricSections
 from common.model import PrepareConfig, WeightRules
 from common.monitor import MonitorConfig

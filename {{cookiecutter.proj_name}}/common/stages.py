@@ -13,7 +13,7 @@ from common.base.context import error_context
 from common.base.errors import UserError
 from common.checkpoint.fingerprint import changes
 from common.config import ABSENT, ConfigError, Problem, overlaid, section
-from common.evaluation.best import measured_losses
+from common.evaluation.loss import measured_losses
 from common.optim.factors import Plateau
 from common.optim.schedule import Schedule
 from common.progress import Interval, Position

@@ -117,13 +117,6 @@ class BestTracker:
         self.waited = state["waited"]
 
 
-def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
-    """The sum and the losses that are part of it; losses with the weight 0 are not computed."""
-    sections = sections or {}
-    off = [name for name, part in sections.items() if isinstance(part, Mapping) and part.get("weight") == 0]
-    return ["loss", *(name for name in sections if name not in off)]
-
-
 def check_names(metrics: Iterable[str], losses: Iterable[str]) -> Iterator[Problem]:
     """A problem for each metric with the name of a loss, whose value it would replace in every record."""
     for metric in metrics:

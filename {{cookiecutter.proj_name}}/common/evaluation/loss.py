@@ -141,11 +141,8 @@ class LossFactory(nn.Module):
         self.at = Place()  # set by the trainer
         self.terms: list[Term] = []
         self._weights: dict[str, float | WeightSchedule] = {}
-        sections = sections or {}
-        for name, part in sections.items():
-            part = part or {}
-            if part.get("weight") == 0:
-                continue
+        for name in measured_losses(sections)[1:]:
+            part = (sections or {})[name] or {}
             function = LOSS_REGISTRY.build({"type": name, **part}, ignore=_OWN)
             self.terms.append(Term(name, function, inputs=part.get("inputs")))
             if isinstance(function, nn.Module):
@@ -178,6 +175,13 @@ class LossFactory(nn.Module):
                 total = weighted if total is None else total + weighted
                 losses[name] = value
         return {} if total is None else {"loss": total, **losses}
+
+
+def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
+    """The sum and the losses that are part of it; losses with the weight 0 are not computed."""
+    sections = sections or {}
+    off = [name for name, part in sections.items() if isinstance(part, Mapping) and part.get("weight") == 0]
+    return ["loss", *(name for name in sections if name not in off)]
 
 
 def by_part(name: str, value: Any) -> dict[str, Any]:

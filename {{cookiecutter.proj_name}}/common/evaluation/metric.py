@@ -38,10 +38,12 @@ class Metric(ABC):
     An object starts empty, sees every batch of one process, merges the objects of the other processes, and computes.
     It is sent between processes, so its attributes are numbers, lists and CPU tensors. Count in whole numbers, and keep
     floats in a list that `compute` adds with `math.fsum`: then the value does not depend on the number of processes.
+
+    Attributes:
+        higher_is_better: for `best.mode: auto`: whether higher is better, for the value or for each value by name.
     """
 
     higher_is_better: ClassVar[Better] = None
-    """For `best.mode: auto`: whether higher is better, for the value or for each value by name."""
 
     @abstractmethod
     def update(self, output: Any, batch: Any) -> None:
@@ -65,10 +67,12 @@ class GatheredMetric(ABC):
 
     The object itself keeps nothing. The `results` of each batch are kept on the CPU; at the end they are gathered on
     the main process, each sample once, in the order of the data set, and `compute` runs there, once.
+
+    Attributes:
+        higher_is_better: for `best.mode: auto`: whether higher is better, for the value or for each value by name.
     """
 
     higher_is_better: ClassVar[Better] = None
-    """For `best.mode: auto`: whether higher is better, for the value or for each value by name."""
 
     @abstractmethod
     def results(self, output: Any, batch: Any) -> Results:
