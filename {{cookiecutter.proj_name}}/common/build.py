@@ -110,10 +110,9 @@ def build_stage_streams(config: RunConfig, rank: Rank, seed: int, usual: BatchSt
     for number in [number for number, stage in enumerate(config.stages) if stage.dataset]:
         with error_context(lambda number=number: f"in stages[{number}].dataset"):  # type: ignore[misc]
             streams[number] = build_stream(config.in_stage(number), rank, seed)
-            if streams[number].epoch_size != usual.epoch_size:
+            if (size := streams[number].epoch_size) != usual.epoch_size:
                 raise UserError(
-                    f"dataset.train has {streams[number].epoch_size} samples in a stage, but {usual.epoch_size} for "
-                    "the run, which counts its epochs: every stage needs as many samples"
+                    f"dataset.train has {size} samples, but the run {usual.epoch_size}: a stage needs as many"
                 )
     return streams
 

@@ -182,8 +182,7 @@ class SampleBuffer:
         for name, value in results.items():
             if len(value) != len(indices):
                 raise UserError(
-                    f"metric.{self._metric}: every result must have one entry per sample, but {name} has {len(value)} "
-                    f"for {len(indices)} samples"
+                    f"metric.{self._metric}: {name} has {len(value)} entries, not one for each of {len(indices)} samples"
                 )
         # A copy on the CPU too: a worker's tensor keeps a file of shared memory open, and a view its whole base alive.
         own = map_tensors(results, lambda tensor: tensor.detach().to("cpu", copy=True))
