@@ -111,9 +111,7 @@ def build_stage_streams(config: RunConfig, rank: Rank, seed: int, usual: BatchSt
         with error_context(lambda number=number: f"in stages[{number}].dataset"):  # type: ignore[misc]
             streams[number] = build_stream(config.in_stage(number), rank, seed)
             if (size := streams[number].epoch_size) != usual.epoch_size:
-                raise UserError(
-                    f"dataset.train has {size} samples, but the run {usual.epoch_size}: a stage needs as many"
-                )
+                raise UserError(f"dataset.train has {size} samples, but the run {usual.epoch_size}; make them equal")
     return streams
 
 

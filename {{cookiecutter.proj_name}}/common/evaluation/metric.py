@@ -181,9 +181,8 @@ class SampleBuffer:
         """Keep the metric's results for a batch of the samples `indices` of the data set."""
         for name, value in results.items():
             if len(value) != len(indices):
-                raise UserError(
-                    f"metric.{self._metric}: {name} has {len(value)} entries, not one for each of {len(indices)} samples"
-                )
+                found = f"{name} has {len(value)} for {len(indices)} samples"
+                raise UserError(f"metric.{self._metric}: every result must have one entry per sample, but {found}")
         # A copy on the CPU too: a worker's tensor keeps a file of shared memory open, and a view its whole base alive.
         own = map_tensors(results, lambda tensor: tensor.detach().to("cpu", copy=True))
         self._batches.append((indices[0], own))
