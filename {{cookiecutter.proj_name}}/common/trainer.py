@@ -25,6 +25,7 @@ from common.evaluator import EvaluationInterrupted, Evaluator, write_evaluation
 from common.failure.signals import StopSignals, exit_code
 from common.model import check_trained, prepare
 from common.monitor.result import SetResult, SplitResult
+from common.monitor.show import Show
 from common.optim import Clip, Ema, build_optimizer
 from common.optim.ema import OWN
 from common.optim.gradients import log_gradients
@@ -180,7 +181,7 @@ class Trainer:
         metrics = self.evaluator.metrics(step) if self.config.progress.train_metric else {}
         self.monitor.train(self.at, self.optimizer, self.optimizer_step.grad_norm, metrics)
         if type(self.task).inspect is not Task.inspect:
-            self.evaluator.inspect(self.monitor.show(self.at))
+            self.evaluator.inspect(Show(self.monitor.recorder, self.at.step))
         if self.config.debug.debug_mode:
             log_gradients(self.task, every=self.config.debug.print_all_grad)
 

@@ -22,7 +22,6 @@ from common.monitor.line import current_epoch, evaluation_line, position, train_
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.result import SplitResult
-from common.monitor.show import Show
 from common.monitor.writer import NullRecorder, Recorder, WriterRun, WriterSections, drop_duplicate_loss
 from common.optim.groups import learning_rates
 from common.progress import EpochInterval, Interval, Position
@@ -138,10 +137,6 @@ class Monitor:
             self.bar.update()
         for call in tuple(self.after_step):
             call()
-
-    def show(self, at: Position) -> Show:
-        """Where the task writes what it wants to show at this log line."""
-        return Show(self.recorder, at.step)
 
     def train(
         self,
