@@ -7,16 +7,13 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loguru import logger as logger  # train.py imports it from here: `common` reports missing packages
 from tqdm import tqdm
 
 from common.base.files import Appender
 from common.base.process import terminal_width
-
-if TYPE_CHECKING:
-    from loguru import Record
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _SOURCE_WIDTH = 26
@@ -89,12 +86,12 @@ def _to_console(message: str) -> None:
         sys.stderr.write(message)
 
 
-def _console_format(shows_source: bool, rank: int) -> Callable[["Record"], str]:
+def _console_format(shows_source: bool, rank: int) -> Callable[[Any], str]:
     """The format of a record on the terminal, which cuts rows of numbers to its width."""
     indent = len("00:00:00 WARNING  ") + (_SOURCE_WIDTH + 1) * shows_source
     source = "<cyan>{extra[at]: <26}</cyan> " if shows_source else ""
 
-    def choose(record: "Record") -> str:
+    def choose(record: Any) -> str:
         extra = record["extra"]
         text = f"rank {rank}: {record['message']}" if rank else record["message"]
         room = terminal_width() - indent if extra.get("row") and sys.stderr.isatty() else len(text)
@@ -105,7 +102,7 @@ def _console_format(shows_source: bool, rank: int) -> Callable[["Record"], str]:
     return choose
 
 
-def _add_place(record: "Record") -> None:
+def _add_place(record: Any) -> None:
     record["extra"].setdefault("at", _place(record["file"].path, record["line"]))
 
 
