@@ -80,14 +80,12 @@ class Meter:
                 # The loss of a process without samples must not count, and may be NaN.
                 sums[name] = (total + value * samples if samples else total, count + samples)
         self.bad_here = self.bad_here or _first_bad(steps)
-        if self._reduce is None:
-            self._bad = self.bad_here
-        else:
+        if self._reduce is not None:
             table = torch.tensor([sum_ for sums in steps.values() for sum_ in sums.values()], dtype=torch.float64)
             self._reduce(table)
             rows = iter(table.tolist())
             steps = {step: {name: next(rows) for name in sums} for step, sums in steps.items()}
-            self._bad = self._bad or _first_bad(steps)
+        self._bad = self._bad or _first_bad(steps)
         self._recent.extend(steps.values())
 
 
