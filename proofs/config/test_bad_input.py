@@ -231,7 +231,7 @@ def test_more_classes_than_the_model_has(error_of: ErrorOf, tmp_path: Path) -> N
     """Said before training, with the number that is right."""
     folder = images(tmp_path / "i", {"cat": 2, "dog": 2, "emu": 2})
     text = error_of(*on_images(folder))
-    assert "dataset.train has 3 (cat, dog, emu); use --model.classes 3" in text
+    assert "dataset.train has 3 classes (cat, dog, emu); use --model.classes 3" in text
 
 
 def test_a_checkpoint_runs_no_code(error_of: ErrorOf, tmp_path: Path) -> None:
