@@ -186,10 +186,13 @@ class Trainer:
             log_gradients(self.task, every=self.config.debug.print_all_grad)
 
     def check_losses(self) -> None:
-        """Raise an error if a loss was NaN or infinite, before a save. Every process must call this."""
+        """Raise an error if a loss was NaN or infinite, before a save. Every process must call this.
+
+        The process whose loss it was raises it; that ends the others, which wait for it at the next exchange.
+        """
         meter = self.monitor.meter
-        if bad := max_over_ranks(meter.first_bad_step() or 0, self.rank):
-            raise bad_loss(bad, self.stream, self.saver, self.rank, here=meter.bad_here == bad)
+        if meter.first_bad_step() and meter.bad_here:
+            raise bad_loss(meter.bad_here, self.stream, self.saver, self.rank)
 
     def log_pictures(self, step: Step, *, rehearsal: bool = False) -> None:
         """Log pictures of the last training batch, with the current output; a rehearsal draws them, but logs none."""

@@ -49,12 +49,9 @@ class LossCheck:
                     raise bad_loss(before[0], *self._about)
 
 
-def bad_loss(step: int, stream: BatchStream, saver: Saver, rank: Rank, *, here: bool = True) -> TrainingError:
-    """The error for a loss of `step` that is not finite; if it is another rank's, that one reports it."""
-    where = bad_samples(stream, step, rank) if here else "on another process"
-    error = not_finite(f"the loss of step {step} is not a finite number ({where})", saver)
-    error.elsewhere = not here
-    return error
+def bad_loss(step: int, stream: BatchStream, saver: Saver, rank: Rank) -> TrainingError:
+    """The error for a loss of `step` that is not finite on this rank."""
+    return not_finite(f"the loss of step {step} is not a finite number ({bad_samples(stream, step, rank)})", saver)
 
 
 def not_finite(what: str, saver: Saver) -> TrainingError:

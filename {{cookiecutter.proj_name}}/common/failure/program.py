@@ -19,13 +19,7 @@ _joined = False  # whether this process was one of several
 
 
 class TrainingError(UserError):
-    """Training cannot continue, for a reason that a traceback would only obscure (a NaN loss, ...).
-
-    Attributes:
-        elsewhere: the cause is on another rank, which reports it too; this one waits for that report.
-    """
-
-    elsewhere = False
+    """Training cannot continue, for a reason that a traceback would only obscure (a NaN loss, ...)."""
 
 
 @contextmanager
