@@ -14,7 +14,9 @@ PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 
 import torch  # noqa: E402
-from common.checkpoint import CheckpointConfig, CheckpointFolder, Saver  # noqa: E402
+from common.checkpoint.folder import CheckpointFolder  # noqa: E402
+from common.checkpoint.saver import CheckpointConfig, Saver  # noqa: E402
+from common.distributed import Rank  # noqa: E402
 
 
 def main() -> None:
@@ -28,7 +30,7 @@ def main() -> None:
     state = {"format": 1, "model": model, "position": {"step": 1}}
     plain, blocked, whole = [], [], []
     with tempfile.TemporaryDirectory() as name:
-        saver = Saver(CheckpointFolder(Path(name)), CheckpointConfig())
+        saver = Saver(CheckpointFolder(Path(name)), CheckpointConfig(), Rank())
         for number in range(options.runs + 1):
             start = time.perf_counter()
             torch.save(state, Path(name) / "plain.pt")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.checkpoint import write_checkpoint
+from common.checkpoint.file import write_checkpoint
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.monitor.pictures import Picture

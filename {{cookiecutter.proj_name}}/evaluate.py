@@ -10,7 +10,8 @@ from common import distributed
 from common.base.errors import UserError
 from common.base.text import label, number
 from common.build import build_evaluation, check_classes
-from common.checkpoint import best_in, read_checkpoint
+from common.checkpoint.file import read_checkpoint
+from common.checkpoint.folder import best_in
 from common.config import option_value
 from common.config.problem import place as shown
 from common.config.registry import REGISTRIES

@@ -18,14 +18,10 @@ import torch
 
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.checkpoint import (
-    CheckpointConfig,
-    CheckpointError,
-    CheckpointFolder,
-    Saver,
-    read_checkpoint,
-    write_checkpoint,
-)
+from common.checkpoint.file import CheckpointError, read_checkpoint, write_checkpoint
+from common.checkpoint.folder import CheckpointFolder
+from common.checkpoint.saver import CheckpointConfig, Saver
+from common.distributed import Rank
 from common.progress import Position
 from common.trainer import Trainer
 import train
@@ -276,7 +272,7 @@ def test_nothing_is_lost_while_the_disk_is_full(runs: Runs) -> None:
 
 
 def test_a_run_does_not_end_well_without_its_last_save(tmp_path: Path) -> None:
-    saver = Saver(CheckpointFolder(tmp_path / "missing"), CheckpointConfig())
+    saver = Saver(CheckpointFolder(tmp_path / "missing"), CheckpointConfig(), Rank())
     saver.save(state(1), step=1)
     with pytest.raises(UserError, match="the last checkpoint could not be written"):
         saver.finish()
@@ -285,7 +281,7 @@ def test_a_run_does_not_end_well_without_its_last_save(tmp_path: Path) -> None:
 def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path) -> None:
     """In the background, training changes the weights while they are written; tied weights stay tied."""
     weight = torch.zeros(100_000)
-    saver = Saver(CheckpointFolder(tmp_path), CheckpointConfig())
+    saver = Saver(CheckpointFolder(tmp_path), CheckpointConfig(), Rank())
     for step in (1, 2):
         weight.fill_(step)
         saver.save({"format": 1, "model": {"a": weight, "b": weight}, "position": {"step": step}}, step=step)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Subset
 
-from common.checkpoint import write_checkpoint
+from common.checkpoint.file import write_checkpoint
 from common.data.digest import differences, digest
 from common.data.view import View
 from common.optim.factors import Plateau

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from common.checkpoint import write_checkpoint
+from common.checkpoint.file import write_checkpoint
 from common.config import ConfigError, Conversions, dump, resolve, section
 from common.config.registry import MODEL_REGISTRY
 from common.failure.program import report_errors

@@ -11,7 +11,7 @@ import torch
 
 from common.checkpoint import finite
 from common.trainer import Trainer
-from tests.conftest import Runs
+from tests.conftest import Runs, load
 from tests.ranks import start_ranks
 
 BAD = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NotANumber, after: 5}}"]
@@ -79,6 +79,22 @@ def taken(trainer: Trainer) -> None:
         return step(*arguments)
 
     trainer.optimizer.step = step_done  # type: ignore[method-assign, assignment]
+
+
+def unchecked(trainer: Trainer) -> None:
+    """A plug-in: no batch's own loss is looked at, as for the last one before a save on a GPU."""
+    trainer.optimizer_step.check = None
+
+
+@pytest.mark.slow
+def test_nothing_of_it_is_saved(runs: Runs) -> None:
+    """R-14: before a save, the rank whose loss it was ends the others, which wait to compare their weights."""
+    loss = "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"
+    words = ["--loss", loss, *UNSEEN[:-1], "1step", "--plugins", f"[{__name__}:unchecked]"]
+    ended = start_ranks(runs.root, 2, runs.words(*words))
+    assert all(ended.codes)
+    assert ended.texts[0].count("the loss of step 3 is not a finite number (rank 1, of train samples") == 1
+    assert load(runs.root / "run")["position"]["step"] == 2
 
 
 class OnGpu(torch.Tensor):

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.checkpoint import read_checkpoint
+from common.checkpoint.file import read_checkpoint
 from common.trainer import Trainer
 from tests.conftest import Runs, metrics, same
 from tests.model.test_fsdp import BLOCKS, BUSY, FSDP, PLAIN, assert_near, log, whole

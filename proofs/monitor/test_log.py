@@ -126,12 +126,14 @@ def test_a_bar_is_not_torn(tmp_path):
         "from common.run.paths import RunPaths\n"
         "from pathlib import Path\n"
         "setup_log()\n"
-        f"run = open_run(RunPaths(Path({str(tmp_path)!r})), resume=False, resolved_values={{}}, argv=['train.py'],"
-        f" seed=0, rank=Rank(), project=Path({str(tmp_path)!r}))\n"
+        "from common.run.record import describe_start\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "attempt, patch = describe_start(folder, ['train.py'], 0, Rank())\n"
+        "run = open_run(RunPaths(folder), {}, attempt, patch, resume=False)\n"
         "monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, values={})\n"
         "with monitor.training(Position(), 10):\n"
         "    monitor.step_done(Position(step=1), 4); logger.info('a line')\n"
-        "run.release()"
+        "run.close()"
     )
     shown = in_terminal([sys.executable, "-c", code], 120).raw
     before, _, after = shown.partition("a line")

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from common.monitor.result import SetResult, SplitResult
 from common.progress import Position
 from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths
+from common.run.record import describe_start
 from common.run.status import read_status
 
 pytestmark = pytest.mark.usefixtures("restored_log")
@@ -32,13 +34,13 @@ pytestmark = pytest.mark.usefixtures("restored_log")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[OpenRun]:
-    with open_digits(tmp_path) as run:
+    with closing(open_digits(tmp_path)) as run:
         yield run
 
 
 def open_digits(project: Path, *, resume: bool = False) -> OpenRun:
     folder = RunPaths.for_run(DirConfig(), "digits", project)
-    return open_run(folder, resume=resume, resolved_values={}, argv=["train.py"], seed=0, rank=Rank(), project=project)
+    return open_run(folder, {}, *describe_start(project, ["train.py"], 0, Rank()), resume=resume)
 
 
 def here() -> str:
@@ -152,7 +154,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
     logger.add(lines.append, format="{message}")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
     picture = Picture("", np.zeros((8, 8, 3), np.uint8))
-    with open_digits(project, resume=resume_step is not None) as run:
+    with closing(open_digits(project, resume=resume_step is not None)) as run:
         opened = run if rank is None else None
         monitor = Monitor(
             MonitorConfig(bar="off"), rank or Rank(), opened, resume_step=resume_step, local_pictures=True, values={}

@@ -3,14 +3,12 @@
 import os
 import shutil
 import subprocess
+from contextlib import closing
 
 import pytest
 
-from common.distributed import Rank
 from common.run import git as run_git
-from common.run.folder import open_run
 from common.run.paths import DirConfig, RunPaths
-from cli.job_script import job_script
 from tests.conftest import TRAIN
 from tests.run.test_job_script import git, one_of, open_
 
@@ -27,7 +25,7 @@ def test_git_state_is_recorded_and_can_be_restored(project):
     git(project, "mv", "? old", "n\u00e4w 1.txt")
     (project / "data.bin").write_bytes(bytes(range(255, -1, -1)))
     (project / "loose.py").write_text("")
-    with open_(project) as run:
+    with closing(open_(project)) as run:
         recorded = run.record["git"]
     assert recorded["commit"] == git(project, "rev-parse", "HEAD")
     assert (recorded["branch"], recorded["dirty"], recorded["untracked"]) == ("main", True, ["loose.py"])
@@ -51,7 +49,7 @@ def test_without_git_a_run_starts_all_the_same(project, monkeypatch, trouble):
         fake.chmod(0o755)
         monkeypatch.setenv("PATH", f"{project}:{os.environ['PATH']}")
         monkeypatch.setattr(run_git, "_TIMEOUT_S", 0.05)
-    with open_(project) as run:
+    with closing(open_(project)) as run:
         assert run.record["git"]["commit"] is None
         expected = {"no repository": "repository", "no commit": "HEAD", "no git": "'git'", "hangs": "timed out"}
         assert expected[trouble] in run.record["git"]["note"]
@@ -63,9 +61,7 @@ def test_without_git_a_run_starts_all_the_same(project, monkeypatch, trouble):
 def test_job_script_works_with_runs_outside_the_project(project, tmp_path):
     """CT-10: then the project is named by its whole path."""
     folder = RunPaths.for_run(DirConfig(runs_dir=str(tmp_path)), "far", project)
-    options = {"resume": False, "resolved_values": {}, "argv": ["train.py"], "seed": 0, "rank": Rank()}
-    with open_run(folder, project=project, **options) as run:
-        folder.job_file.write_text(job_script(folder.root, project, run.record))
+    with closing(open_(project, folder=folder)):
         done = subprocess.run(["sh", str(folder.job_file)], cwd="/", capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (project / "called.txt").exists()
@@ -79,5 +75,5 @@ def test_job_script_is_clean(project):
     git(project, "add", ".")
     git(project, "commit", "-qm", "first")
     (project / "train.py").write_text("")
-    with open_(project, rank=one_of(2, per_host=1)) as run:
+    with closing(open_(project, rank=one_of(2, per_host=1))) as run:
         subprocess.run(["shellcheck", "--shell=sh", str(run.folder.job_file)], check=True)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from common.distributed import Rank
 from common.run.folder import OpenRun, open_run
 from common.run.lock import FolderLock
 from common.run.paths import DirConfig, RunPaths, data_dir
-from common.run.record import environment_text
+from common.run.record import describe_start, environment_text
 from common.run.status import read_status, write_status
 from cli.evaluation_folder import eval_dir
 from tests.conftest import PROJECT
@@ -35,8 +36,10 @@ def log() -> Iterator[list[str]]:
 
 
 def open_(project: Path, name: str = "digits", **changes) -> OpenRun:
-    options = {"resume": False, "resolved_values": {"name": name}, "argv": ["train.py"], "seed": 7, "rank": Rank()}
-    return open_run(RunPaths.for_run(DirConfig(), name, project), project=project, **{**options, **changes})
+    folder = changes.pop("folder", None) or RunPaths.for_run(DirConfig(), name, project)
+    values, resume = changes.pop("values", {"name": name}), changes.pop("resume", False)
+    attempt, patch = describe_start(project, **{"argv": ["train.py"], "seed": 7, "rank": Rank(), **changes})
+    return open_run(folder, values, attempt, patch, resume=resume)
 
 
 def test_paths_are_below_the_project_wherever_the_command_is_given(tmp_path, monkeypatch):
@@ -59,7 +62,7 @@ def test_the_record_says_what_ran(project):
     """CT-09, MM-37, XP-03, R-48: command line, seed, versions and complete configuration are kept."""
     rank = Rank(world_size=2, launcher="mpi", local_world=2)
     values = {"name": "digits", "optim": {"lr": 1e-05, "note": "1e-5"}, "list": [1, None]}
-    with open_(project, resolved_values=values, argv=["train.py", "--config", "a b.yaml"], rank=rank) as run:
+    with closing(open_(project, values=values, argv=["train.py", "--config", "a b.yaml"], rank=rank)) as run:
         assert yaml.safe_load(run.folder.config_file.read_text()) == values
         (attempt,) = json.loads(run.folder.record_file.read_text())["attempts"]
     assert attempt["argv"] == ["train.py", "--config", "a b.yaml"]
@@ -72,7 +75,7 @@ def test_the_record_says_what_ran(project):
 def test_the_environment_is_not_recorded(project, monkeypatch):
     """CT-09: variables hold tokens; none of them reaches the folder."""
     monkeypatch.setenv("SECRET_TOKEN", "canary-4711")
-    with open_(project) as run:
+    with closing(open_(project)) as run:
         texts = [path.read_text() for path in run.folder.root.rglob("*") if path.is_file()]
     assert len(texts) == 4
     assert not any("canary-4711" in text for text in texts)
@@ -80,11 +83,11 @@ def test_the_environment_is_not_recorded(project, monkeypatch):
 
 def test_a_second_run_of_the_same_name_moves_the_first(project):
     """CT-08, BS-07: an old run is never overwritten."""
-    with open_(project) as first:
+    with closing(open_(project)) as first:
         (first.folder.checkpoints / "best.pt").write_text("precious")
     start = first.record["time"].partition("+")[0].replace("-", "").replace(":", "").replace("T", "-")
     for _ in range(2):
-        with open_(project) as run:
+        with closing(open_(project)) as run:
             assert run.attempt == 1
             assert list(run.folder.checkpoints.iterdir()) == []
     moved = run.folder.root.with_name(f"digits_{start}")
@@ -98,17 +101,17 @@ def test_a_folder_with_checkpoints_is_moved_too(project):
     stray = project / "experiments/digits/checkpoints/best.pt"
     stray.parent.mkdir(parents=True)
     stray.write_text("mine")
-    with open_(project):
+    with closing(open_(project)):
         (moved,) = (project / "experiments").glob("digits_*")
     assert (moved / "checkpoints/best.pt").read_text() == "mine"
 
 
 def test_a_resume_keeps_everything(project):
     """CT-09, D-58: the first configuration stays; each resume adds its own beside it, and an entry to the record."""
-    with open_(project, resolved_values={"lr": 1}) as first:
+    with closing(open_(project, values={"lr": 1})) as first:
         before = first.folder.config_file.read_text()
     for lr in (2, 3):
-        with open_(project, resume=True, resolved_values={"lr": lr}, seed=8) as run:
+        with closing(open_(project, resume=True, values={"lr": lr}, seed=8)) as run:
             assert (run.attempt, run.id) == (lr, first.id)
     assert run.folder.config_file.read_text() == before
     assert yaml.safe_load((run.folder.root / "config.resume-2.yaml").read_text()) == {"lr": 3}
@@ -122,9 +125,9 @@ def test_a_resume_keeps_everything(project):
 
 def test_a_resume_survives_a_lost_record(project):
     """D-58: even then the first configuration is not overwritten."""
-    with open_(project, resolved_values={"lr": 1}) as first:
+    with closing(open_(project, values={"lr": 1})) as first:
         first.folder.record_file.unlink()
-    with open_(project, resume=True, resolved_values={"lr": 2}):
+    with closing(open_(project, resume=True, values={"lr": 2})):
         assert yaml.safe_load(first.folder.config_file.read_text()) == {"lr": 1}
         assert yaml.safe_load((first.folder.root / "config.resume-1.yaml").read_text()) == {"lr": 2}
 
@@ -155,7 +158,7 @@ def test_two_processes_never_write_one_folder(project, resume):
     finally:
         holder.kill()
         holder.wait()
-    with open_(project, resume=resume) as taken:  # a killed holder holds nothing
+    with closing(open_(project, resume=resume)) as taken:  # a killed holder holds nothing
         assert taken.lock.path.exists()
 
 
@@ -164,7 +167,7 @@ def test_a_killed_holder_holds_nothing(project):
     lock = RunPaths.for_run(DirConfig(), "digits", project).lock_file
     lock.parent.mkdir(parents=True)
     lock.write_text("process 1 on node17 since then, and more than the next holder has to say" * 9)
-    with open_(project, resume=True):
+    with closing(open_(project, resume=True)):
         assert lock.read_text().startswith(f"process {os.getpid()} on {socket.gethostname()}")
         assert "node17" not in lock.read_text()
 
@@ -205,7 +208,7 @@ def test_a_file_system_without_locks(project, log, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    open_(project).release()
+    open_(project).close()
     assert any("no file locks" in line and "Operation not supported" in line for line in log)
 
 
@@ -240,7 +243,7 @@ def test_a_folder_that_cannot_be_written_is_refused(project):
         open_(project)
     run = RunPaths.for_run(DirConfig(runs_dir="/proc"), "digits", project)
     with pytest.raises(UserError, match=r"cannot be written: .*--dir.runs_dir"):
-        open_run(run, resume=False, resolved_values={}, argv=[], seed=0, rank=Rank(), project=project)
+        open_(project, folder=run)
 
 
 def test_a_full_disk_is_reported(project, monkeypatch):
@@ -256,7 +259,7 @@ def test_a_full_disk_is_reported(project, monkeypatch):
 
 def test_status_is_for_other_programs(project):
     """QQ-47: state, step and reason of a run, in one small file."""
-    with open_(project) as run:
+    with closing(open_(project)) as run:
         assert read_status(run.folder) is None
         write_status(run.folder, "stopped", step=12, reason="SIGTERM")
         status = read_status(run.folder)

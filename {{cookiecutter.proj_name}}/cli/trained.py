@@ -8,7 +8,8 @@ from typing import Any
 from common.base.errors import UserError
 from common.base.text import label
 from common.build import build_task
-from common.checkpoint import best_in, read_checkpoint
+from common.checkpoint.file import read_checkpoint
+from common.checkpoint.folder import best_in
 from common.checkpoint.state import load_task as load_state
 from common.config import option_value, resolve
 from common.config.layers import node_of

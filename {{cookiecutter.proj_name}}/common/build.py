@@ -11,7 +11,7 @@ from torch import nn
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.text import label
-from common.checkpoint import init_weights
+from common.checkpoint.weights import init_weights
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY
 from common.data.class_counts import warn_of_empty_classes, warn_of_sorted_classes
 from common.data.iterable import IterableStream

@@ -9,7 +9,8 @@ from typing import Any
 from loguru import logger
 
 from common.base.files import write_text
-from common.checkpoint import CheckpointFolder, LoadedCheckpoint, find_checkpoint, weights_path
+from common.checkpoint.folder import CheckpointFolder, LoadedCheckpoint, find_checkpoint
+from common.checkpoint.weights import weights_path
 from common.config import Resolved
 from common.distributed import Rank, barrier, find_rank, from_main
 from common.distributed.process import set_up_process
@@ -22,7 +23,7 @@ from common.monitor.log import add_to_log, setup_log
 from common.progress import Outcome
 from common.run.folder import OpenRun, is_restart, open_run, refuse_sources_in_moved_run
 from common.run.paths import RunPaths
-from common.run.record import environment_text
+from common.run.record import describe_start, environment_text
 from common.run.status import now, read_status, write_status
 from common.settings import RunConfig
 
@@ -49,7 +50,6 @@ def managed_run(
         for text in resolved.warnings if rank.is_main else ():
             logger.warning("{}", text)
         run = RunContext(config=config, values=resolved.values, argv=argv, project=project, rank=rank, paths=paths)
-        rank.failure_monitor.sink = run.record_failure
         try:
             run.choose_start()
             yield run
@@ -88,13 +88,8 @@ class RunContext:
     folder: OpenRun | None = None
     seed: int = field(init=False)
     monitor: Monitor = field(init=False)
-    _is_continued: bool = False  # from a checkpoint in this run's folder, if that can be read
+    _resumed: LoadedCheckpoint | None = None  # the checkpoint, if it is in this run's folder
     _is_open: bool = False
-
-    @property
-    def _resumed(self) -> LoadedCheckpoint | None:
-        """The checkpoint, if it is in this run's folder."""
-        return self.checkpoint if self._is_continued else None
 
     def choose_start(self) -> None:
         """Find the checkpoint that the run starts from, and its seed."""
@@ -103,9 +98,9 @@ class RunContext:
         restarted = from_main(is_restart(self.paths, rank) and any(self.paths.checkpoints.glob("*.pt")), rank)
         self.only_weights = config.progress.start_epoch == 0 and not restarted
         resume = "auto" if restarted else config.resume
-        self._is_continued = not self.only_weights and self.paths.contains(resume)
         self.checkpoint = find_checkpoint(resume, self.paths.checkpoints, rank)
         continued = None if self.only_weights else self.checkpoint
+        self._resumed = continued if self.paths.contains(resume) else None
         if self._resumed is None:  # an earlier run of this name will be moved, so this run may not need its files
             init, source = weights_path(config.init_from.path, self.project), getattr(self.checkpoint, "path", None)
             refuse_sources_in_moved_run({"init_from.path": init, "resume": source}, self.paths)
@@ -117,38 +112,25 @@ class RunContext:
         config, rank, resumed = self.config, self.rank, self._resumed
         barrier(rank)  # all processes have read the checkpoint and built their parts without error
         if rank.is_main:
-            self.folder = open_run(
-                self.paths,
-                resume=resumed is not None,
-                resolved_values=self.values,
-                argv=self.argv,
-                seed=self.seed,
-                rank=rank,
-                project=self.project,
-            )
+            attempt, patch = describe_start(self.project, self.argv, self.seed, rank)
+            self.folder = open_run(self.paths, self.values, attempt, patch, resume=resumed is not None)
         barrier(rank)  # the folder exists
-        setup_log(
-            config.monitor.log_level,
-            config.monitor.levels,
-            rank=rank.rank,
-            file=self.paths.log_file(rank.rank),
-            banner="started again" if resumed is None else f"resumed at step {resumed.step}",
-        )
+        step = None if resumed is None else resumed.step
+        banner = "started again" if step is None else f"resumed at step {step}"
+        file = self.paths.log_file(rank.rank)
+        setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank, file=file, banner=banner)
         if self.folder is not None:
             logger.info("started\n{}", environment_text(self.folder.record))
             checkpoints = CheckpointFolder(self.paths.checkpoints)
             checkpoints.clean()
             if resumed is not None:
                 checkpoints.rewind_to(resumed)
+        local = config.progress.local_progress
         self.monitor = Monitor(
-            config.monitor,
-            rank,
-            self.folder,
-            resume_step=None if resumed is None else resumed.step,
-            local_pictures=config.progress.local_progress,
-            values=self.values,
+            config.monitor, rank, self.folder, resume_step=step, local_pictures=local, values=self.values
         )
         self._is_open = True
+        rank.failure_monitor.sink = self.record_failure  # not before: the folder may be that of an earlier run
         if config.resume is not None and self.checkpoint is None:
             logger.info("resume {}: nothing was saved yet, so the run starts from the beginning", config.resume)
 
@@ -161,7 +143,7 @@ class RunContext:
         if self._is_open:
             self.monitor.close()
         if self.folder is not None:
-            self.folder.release()
+            self.folder.close()
 
     def fail(self, error: BaseException) -> None:
         """Record `error` and end all processes. Returns only for a single process that has not opened its folder: the
@@ -176,9 +158,6 @@ class RunContext:
 
     def record_failure(self, failure: Failure, to_terminal: bool) -> None:
         """Show the failure that ends the run, of this or another process, and record it in the run's files."""
-        if not self._is_open:  # the folder may be that of an earlier run
-            print_failure(failure, to_terminal)
-            return
         if failure.rank == self.rank.rank:
             keep_error(failure, self.paths)
         self.monitor.fail(failure.reason)

@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from typing_extensions import Self
 
-from common.checkpoint import CheckpointConfig, InitConfig
+from common.checkpoint.saver import CheckpointConfig
+from common.checkpoint.weights import InitConfig
 from common.config import ConfigError, Problem, overlaid, section
 from common.config.registry import MODEL_REGISTRY, TASK_REGISTRY, Registered
 from common.data.loader import LoaderConfig

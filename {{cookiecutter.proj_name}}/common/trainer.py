@@ -10,10 +10,11 @@ from pydantic_core import to_jsonable_python
 
 from common.base.context import error_context
 from common.base.files import warn_on_oserror
-from common.checkpoint import CheckpointFolder, Saver
 from common.checkpoint.fingerprint import changes, fingerprint
-from common.checkpoint.finite import LossCheck, are_finite, bad_loss_somewhere, not_finite
+from common.checkpoint.finite import LossCheck, are_finite, bad_loss, not_finite
+from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.guarantee import accept_changes
+from common.checkpoint.saver import Saver
 from common.checkpoint.state import RunState, load_task
 from common.data.loader import EvaluationLoader, Step
 from common.data.weights import refuse_stale_weights
@@ -186,10 +187,13 @@ class Trainer:
             log_gradients(self.task, every=self.config.debug.print_all_grad)
 
     def check_losses(self) -> None:
-        """Raise an error if a loss was NaN or infinite, before a save. Every process must call this."""
+        """Raise an error if a loss was NaN or infinite, before a save. Every process must call this.
+
+        The process whose loss it was raises it; that ends the others, which wait for it at the next exchange.
+        """
         meter = self.monitor.meter
-        if bad := max_over_ranks(meter.first_bad_step() or 0, self.rank):
-            raise bad_loss_somewhere(bad, meter.bad_here == bad, self.stream, self.saver, self.rank)
+        if meter.first_bad_step() and meter.bad_here:
+            raise bad_loss(meter.bad_here, self.stream, self.saver, self.rank)
 
     def log_pictures(self, step: Step, *, rehearsal: bool = False) -> None:
         """Log pictures of the last training batch, with the current output; a rehearsal draws them, but logs none."""

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from common.base.errors import UserError
-from common.checkpoint import read_checkpoint
-from common.checkpoint.file import step_of
+from common.checkpoint.file import read_checkpoint, step_of
 from common.failure.program import report_errors
 from common.run.metrics import read_metrics
 from common.run.paths import RunPaths

@@ -1,7 +1,6 @@
 """Checksums of tensors and states: whether ranks hold the same, and whether a tensor is what it was."""
 
 import zlib
-from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import shake_128
 from typing import Any
@@ -53,9 +52,3 @@ def state_checksum(state: Any) -> int:
 
     map_leaves(state, add)
     return mix(*found)
-
-
-def find_differences(everyone: Sequence[Mapping[str, int]]) -> list[str]:
-    """The names whose checksum differs between rank 0, the first of `everyone`, and some other rank."""
-    first = everyone[0]
-    return sorted({name for each in everyone for name in {**first, **each} if first.get(name) != each.get(name)})

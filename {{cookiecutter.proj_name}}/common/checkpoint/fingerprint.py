@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ HARMLESS = tuple(  # they compute nothing: configuration, logs, curves, tests, t
         "wandb", "werkzeug",
     )
 )  # fmt: skip
-_ASIDE = ("code", "data", "packages", "data position restored")  # compared in ways of their own
+_WEIGHTS = {"order": ("seed", "samples per epoch"), "breaks": BREAKS_BITS, "harmless": HARMLESS}
+_ASIDE = ("code", "data", "packages", "samples per step", "data position restored")  # compared in ways of their own
 
 
 @dataclass(frozen=True)
@@ -99,33 +100,18 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, datasets: 
     }
 
 
-@dataclass
-class Findings:
-    """The differences of two fingerprints, in words.
-
-    Attributes:
-        order: changes by which other samples are trained on, or in another order.
-        breaks, unsure, harmless: changes by their weight, see `BREAKS_BITS`.
-        code: changed files.
-        compared: what was compared.
-        missing: what was not.
-    """
-
-    order: list[str] = field(default_factory=list)
-    breaks: list[str] = field(default_factory=list)
-    unsure: list[str] = field(default_factory=list)
-    harmless: list[str] = field(default_factory=list)
-    code: list[Change] = field(default_factory=list)
-    compared: list[str] = field(default_factory=lambda: ["config"])
-    missing: list[str] = field(default_factory=list)
-
-
-def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) -> Findings:
+def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) -> tuple[dict[str, list[str]], str]:
     """Compare two fingerprints. What the older one does not record is not compared.
 
     With `other_val`, the config has other validation data, so that they differ is no news.
+
+    Returns:
+        The differences in words, by their weight, and what was compared. The weights: `order`, by which other samples
+        are trained on, or in another order; `code`; `breaks`, `unsure` and `harmless`, see `BREAKS_BITS`. `missing`
+        is what was not compared.
     """
-    found = Findings()
+    found: dict[str, list[str]] = {name: [] for name in ("order", "code", "breaks", "unsure", "harmless", "missing")}
+    compared = ["config"]
     shared = {key: value for key, value in new.items() if key in old and key not in _ASIDE}
     missing = [key for key in new if key not in old]
     if "packages" in old:
@@ -133,33 +119,28 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) 
         shared["packages"] = {name: now.get(name) or installed(name) or "not installed" for name in old["packages"]}
         missing += [name for name in now if name not in old["packages"]]  # imported only now
     for change in changes({key: old[key] for key in shared}, shared):
-        if change.key in ("seed", "samples per epoch"):
-            found.order.append(change.arrow)
-        elif change.key != "samples per step":  # among the changes of the config
-            breaks, harmless = change.matches(BREAKS_BITS), change.matches(HARMLESS)
-            weighed = found.breaks if breaks else found.harmless if harmless else found.unsure
-            weighed.append(change.arrow.removeprefix("packages."))
+        weight = next((name for name, keys in _WEIGHTS.items() if change.matches(keys)), "unsure")
+        found[weight].append(change.arrow.removeprefix("packages."))
     if "code" in old:
-        found.code = list(changes({"code": old["code"]}, {"code": new["code"]}))
-        found.compared.insert(0, f"code ({len(new['code'])} files)")
-    found.compared += [f"{len(old['packages']) + 2} packages" if "packages" in old else "torch", "machine"]
-    data = {name: each for name, each in new["data"].items() if not (other_val and name.startswith("val"))}
-    _compare_data(old.get("data", {}), data, found)
+        for change in sorted(changes(old["code"], new["code"]), key=lambda change: change.key):
+            mark = " (new)" if change.old is None else " (gone)" if change.new is None else ""
+            found["code"].append(f"{change.key}{mark}")
+        compared.insert(0, f"code ({len(new['code'])} files)")
+    compared += [f"{len(old['packages']) + 2} packages" if "packages" in old else "torch", "machine"]
+    before = old.get("data", {})
+    data = {name: each for name, each in new["data"].items() if name in before}
+    data = {name: each for name, each in data.items() if not (other_val and name.startswith("val"))}
+    for name, each in data.items():
+        other, unsure = differences(name, before[name], each)
+        found["breaks" if name.startswith("val") else "order"] += [other] if other else []
+        found["unsure"] += [unsure] if unsure else []
+        found["missing"] += [f"dataset.{name}: {text}" for text in each["unknown"]]
+    if counts := describe_counts(data.values()):
+        compared.append(f"data ({counts})")
     if missing:
-        found.missing.append(f"{', '.join(missing)} (the checkpoint does not record them)")
+        found["missing"].append(f"{', '.join(missing)} (the checkpoint does not record them)")
     if not new["device"].startswith("cpu") and not new["deterministic"]:
-        found.breaks.append("CUDA without dist.deterministic strict")
+        found["breaks"].append("CUDA without dist.deterministic strict")
     if "compiled" in new["model"]:
-        found.missing.append("torch.compile, whose code may depend on the shapes that it saw first")
-    return found
-
-
-def _compare_data(old: Mapping[str, Any], new: Mapping[str, Any], found: Findings) -> None:
-    shared = [name for name in new if name in old]
-    for name in shared:
-        other, unsure = differences(name, old[name], new[name])
-        (found.breaks if name.startswith("val") else found.order).extend([other] if other else [])
-        found.unsure.extend([unsure] if unsure else [])
-        found.missing += [f"dataset.{name}: {text}" for text in new[name]["unknown"]]
-    if counts := describe_counts(new[name] for name in shared):
-        found.compared.append(f"data ({counts})")
+        found["missing"].append("torch.compile, whose code may depend on the shapes that it saw first")
+    return found, ", ".join(compared)

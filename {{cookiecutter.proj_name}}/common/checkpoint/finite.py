@@ -9,7 +9,7 @@ from torch import Tensor
 from common.checkpoint.saver import Saver
 from common.data.loader import BatchStream
 from common.data.whereabouts import bad_samples
-from common.distributed import Rank, gather_objects
+from common.distributed import Rank
 from common.distributed.sharded import local
 from common.failure.program import TrainingError
 
@@ -52,14 +52,6 @@ class LossCheck:
 def bad_loss(step: int, stream: BatchStream, saver: Saver, rank: Rank) -> TrainingError:
     """The error for a loss of `step` that is not finite on this rank."""
     return not_finite(f"the loss of step {step} is not a finite number ({bad_samples(stream, step, rank)})", saver)
-
-
-def bad_loss_somewhere(step: int, here: bool, stream: BatchStream, saver: Saver, rank: Rank) -> TrainingError:
-    """Like `bad_loss`, for a loss that may be on any rank. Every process must call this."""
-    where = filter(None, gather_objects(bad_samples(stream, step, rank) if here else "", rank))
-    error = not_finite(f"the loss of step {step} is not a finite number ({'; '.join(where)})", saver)
-    error.elsewhere = not here
-    return error
 
 
 def not_finite(what: str, saver: Saver) -> TrainingError:

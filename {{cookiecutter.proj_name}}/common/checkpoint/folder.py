@@ -106,8 +106,8 @@ class CheckpointFolder:
         Raises:
             CheckpointError: there are files, and none can be loaded.
         """
-        paths = [self.latest, *sorted(self._older(), key=step_of, reverse=True)]
-        paths = [path for path in paths if path.is_file()]
+        older = sorted(self._older(), key=step_of, reverse=True)
+        paths = [path for path in (self.latest, *older) if path.is_file()]
         for path in paths:
             try:
                 found = LoadedCheckpoint(path, read_checkpoint(path))
@@ -152,10 +152,8 @@ def find_checkpoint(resume: str | None, own: Path, rank: Rank) -> LoadedCheckpoi
 
 
 def _find(resume: str, own: Path) -> LoadedCheckpoint | None:
-    if resume == "auto":
-        return CheckpointFolder(own).newest()
     path = Path(resume).expanduser()
-    for folder in (path / "checkpoints", path) if path.is_dir() else ():
+    for folder in [own] if resume == "auto" else [path / "checkpoints", path]:
         if found := CheckpointFolder(folder).newest():
             return found
-    return LoadedCheckpoint(path, read_checkpoint(path))
+    return None if resume == "auto" else LoadedCheckpoint(path, read_checkpoint(path))

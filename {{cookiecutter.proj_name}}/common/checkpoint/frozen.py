@@ -8,15 +8,14 @@ from common.base.errors import UserError
 from common.checkpoint.checksum import checksum
 from common.checkpoint.saver import whole
 from common.config.names import listed
-from common.distributed import Rank, buffer_kinds, gather_objects
-from common.distributed.sharded import is_sharded, local
+from common.distributed import buffer_kinds
 
 
 def frozen_checksums(task: nn.Module, names: Iterable[str]) -> dict[str, str]:
     """The checksums of these tensors of a task, made whole if they are sharded. Every process must call this."""
     state = task.state_dict()
     tensors = {name: state[name] for name in names if isinstance(state.get(name), Tensor)}
-    return {name: f"{checksum(whole(each) if is_sharded(each) else each):016x}" for name, each in tensors.items()}
+    return {name: f"{checksum(whole(each)):016x}" for name, each in tensors.items()}
 
 
 def check_frozen(task: nn.Module, expected: Mapping[str, str], source: str) -> None:
@@ -46,28 +45,20 @@ class Frozen:
         kept: `checkpoint.frozen`; if true, nothing is left out.
     """
 
-    def __init__(self, task: nn.Module, rank: Rank, *, kept: bool) -> None:
-        self._task, self._rank = task, rank
-        self._checksums: dict[str, str] = {}
-        self._first = {} if kept else self._here()
+    def __init__(self, task: nn.Module, *, kept: bool) -> None:
+        self._task = task
+        self._first = {} if kept else self._now()
 
     def to_leave_out(self) -> dict[str, str]:
         """The checksums of the tensors that neither the optimizer nor the task has ever changed, by name.
 
         What a stage trained or a task moved (a teacher) is not among them. Every process must call this.
         """
-        if not self._first:
-            return {}
-        now = self._here()
-        mine = {name for name, number in self._first.items() if now.get(name) == number}
-        everywhere = set.intersection(*gather_objects(mine, self._rank))  # sharded: each rank checks its own part
-        names = [name for name in self._first if name in everywhere]
-        self._checksums |= frozen_checksums(self._task, [name for name in names if name not in self._checksums])
-        return {name: self._checksums[name] for name in names}
+        now = self._now() if self._first else {}
+        return {name: value for name, value in self._first.items() if now.get(name) == value}
 
-    def _here(self) -> dict[str, int]:
-        """The checksums of what is not trained, of this process' parts."""
+    def _now(self) -> dict[str, str]:
+        """The checksums of what is not trained."""
         changing = {name for name, each in self._task.named_parameters(remove_duplicate=False) if each.requires_grad}
         changing |= buffer_kinds(self._task).keys()
-        tensors = {name: each for name, each in self._task.state_dict().items() if isinstance(each, Tensor)}
-        return {name: checksum(local(each)) for name, each in tensors.items() if name not in changing}
+        return frozen_checksums(self._task, [name for name in self._task.state_dict() if name not in changing])

@@ -66,9 +66,7 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allow
             "--progress.start_epoch 0 --name NEW"
         )
     safe += [Change(key, value, None) for key, value in gone.items()]  # no key has an effect any more: the code differs
-    is_restored = new["data position restored"] and old.get("data position restored", True)
-    is_reread = saved["position"]["sample"] > 0 and not is_restored
-    guarantee = resume_guarantee(old, new, safe, breaking, is_reread, unknowns(run), run.unproven(saved))
+    guarantee = resume_guarantee(saved, run, safe, breaking)
     return "\n".join(["changed since then:", *map(str, safe + breaking), guarantee]) if safe or breaking else guarantee
 
 
@@ -94,32 +92,27 @@ def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def resume_guarantee(
-    old: Mapping[str, Any],
-    new: Mapping[str, Any],
-    safe: list[Change],
-    breaking: list[Change],
-    is_reread: bool,
-    unknown: list[str],
-    unproven: list[str],
-) -> str:
+def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change], breaking: list[Change]) -> str:
     """The guarantee, for the log: bit-exact, sample-exact, or neither, as far as compared, and why.
 
     Args:
-        old, new: fingerprints.
         safe, breaking: changes of the config.
-        is_reread: an epoch is read again up to the place in it, since the data cannot restore their place.
-        unknown: see `unknowns`.
-        unproven: further reasons why it is not bit-exact.
     """
-    found = compare(old, new, other_val=any(change.matches(["dataset.val", "dataset.val.*"]) for change in safe))
-    code = _changed_code(found.code, safe)
-    order = found.order + [change.arrow for change in breaking]
-    if is_reread:
+    old, new = saved["fingerprint"], run.fingerprint
+    other_val = any(change.matches(["dataset.val", "dataset.val.*"]) for change in safe)
+    found, compared = compare(old, new, other_val=other_val)
+    order = found["order"] + [change.arrow for change in breaking]
+    is_restored = new["data position restored"] and old.get("data position restored", True)
+    if saved["position"]["sample"] > 0 and not is_restored:
         order.append("an iterable data set that cannot restore its place is read again from the start of the epoch")
-    reasons = found.breaks + [change.arrow for change in safe if change.matches(_BATCH)] + unproven
-    doubts = [f"cannot tell: {', '.join(found.unsure)}"] if found.unsure else []
-    extent = f"as far as compared: {', '.join(found.compared)}"
+    files = found["code"] + [change.arrow for change in safe if change.key == "plugins"]
+    code = [f"the code changed: {listed(files, 10)}"] if files else []
+    reasons = found["breaks"] + [change.arrow for change in safe if change.matches(_BATCH)]
+    if saved.get("differing") and not run.about["config"]["dist"]["broadcast_buffers"]:
+        names = listed(saved["differing"])
+        reasons.append(f"{names} differed between the processes, and the checkpoint holds rank 0's: see docs/task.md")
+    doubts = [f"cannot tell: {', '.join(found['unsure'])}"] if found["unsure"] else []
+    extent = f"as far as compared: {compared}"
     if order:
         text = "neither bit-exact nor sample-exact: " + "; ".join(order + code + reasons + doubts)
     elif code:
@@ -134,25 +127,11 @@ def resume_guarantee(
             text += "; the random streams of the ranks (dropout) start again"
     else:
         text = f"bit-exact {extent}"
-    lists = {"harmless": found.harmless, "not compared": found.missing, "not checked": unknown}
+    lists = {"harmless": found["harmless"], "not compared": found["missing"], "not checked": unknowns(run)}
     text += "".join(f"; {title}: {', '.join(items)}" for title, items in lists.items() if items)
-    return f"this resume is {text}{_measured_otherwise(safe)}"
-
-
-def _measured_otherwise(safe: list[Change]) -> str:
-    """A sentence about changes of when and what is measured; "" without one."""
-    measuring = ", ".join(change.key for change in safe if change.matches(_MEASURING))
-    return measuring and (
-        f". A run started with the new {measuring} could differ: its length and its validation steps affect "
-        "schedules and early stopping"
-    )
-
-
-def _changed_code(files: list[Change], safe: list[Change]) -> list[str]:
-    """A list of one text that names the changed code (project packages, plug-ins); empty without a change."""
-    names = [
-        change.key.removeprefix("code.") + ("" if change.old and change.new else " (gone)" if change.old else " (new)")
-        for change in sorted(files, key=lambda change: change.key)
-    ]
-    names += [change.arrow for change in safe if change.key == "plugins"]
-    return [f"the code changed: {listed(names, 10)}"] if names else []
+    if measuring := ", ".join(change.key for change in safe if change.matches(_MEASURING)):
+        text += (
+            f". A run started with the new {measuring} could differ: its length and its validation steps affect "
+            "schedules and early stopping"
+        )
+    return f"this resume is {text}"

@@ -19,8 +19,6 @@ from common.distributed import Rank
 from common.distributed.sharded import is_sharded, local
 from common.progress import StepInterval
 
-_ALONE = Rank()
-
 
 @section
 class CheckpointConfig:
@@ -43,7 +41,7 @@ class Saver(AbstractContextManager["Saver"]):
         saved_step: step of the newest checkpoint, written by this process or resumed from; None if there is none.
     """
 
-    def __init__(self, folder: CheckpointFolder, config: CheckpointConfig, rank: Rank = _ALONE) -> None:
+    def __init__(self, folder: CheckpointFolder, config: CheckpointConfig, rank: Rank) -> None:
         self.folder = folder
         self.config = config
         self.rank = rank
@@ -99,21 +97,19 @@ class Saver(AbstractContextManager["Saver"]):
         """Report a save that failed, without waiting. Raises like `save`."""
         if self._pending is None or not self._pending.done():
             return
-        error = self._pending.exception()
-        self._pending = None
+        error, self._pending = self._pending.exception(), None
         if error is None:
             self._failed = 0
             return
         if not isinstance(error, OSError):
             raise error
         self._failed += 1
-        what = f"{error.strerror or error} ({error.filename or self.folder.folder})"
-        kept = self.folder.last_good
+        what = f"{error.strerror or error} ({error.filename or self.folder.folder}); {self.folder.last_good}"
         if self._failed >= self.config.failures:
-            raise UserError(f"no checkpoint could be written, {self._failed} times in a row: {what}; {kept}")
+            raise UserError(f"no checkpoint could be written, {self._failed} times in a row: {what}")
         left = self.config.failures - self._failed
         more = f"{left} more failed save{'s' * (left > 1)}"
-        logger.error("checkpoint not written: {}; {}. Training continues; the run ends after {}", what, kept, more)
+        logger.error("checkpoint not written: {}. Training continues; the run ends after {}", what, more)
 
     def _write(self, state: Mapping[str, Any], step: int, numbered: bool, best: bool) -> None:
         paths = self.folder.save(state, step=step if numbered else None, best=best)
@@ -135,7 +131,7 @@ class Saver(AbstractContextManager["Saver"]):
             # Two names of one tensor (tied weights) stay one tensor in the file.
             part = local(value)
             identity = (part.data_ptr(), part.device, part.dtype, value.shape, value.stride())
-            value = whole(value) if is_sharded(value) else value
+            value = whole(value)
             if not self.rank.is_main:
                 return None
             if value.numel() and identity in seen:
@@ -153,7 +149,8 @@ class Saver(AbstractContextManager["Saver"]):
         return copy
 
 
-def whole(tensor: Any) -> Tensor:
-    """A sharded tensor made whole, on every process: a collective. Parts in host memory are sent via the device."""
-    full: Tensor = tensor.detach().to(tensor.device_mesh.device_type).full_tensor()
-    return full
+def whole(tensor: Any) -> Any:
+    """A sharded tensor made whole, on every process: a collective; any other tensor unchanged."""
+    if not is_sharded(tensor):
+        return tensor
+    return tensor.detach().to(tensor.device_mesh.device_type).full_tensor()  # parts in host memory: via the device

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
-from common.checkpoint.checksum import find_differences, state_checksum
+from common.checkpoint.checksum import state_checksum
 from common.checkpoint.file import FORMAT
 from common.checkpoint.frozen import Frozen, check_frozen
 from common.checkpoint.saver import whole
@@ -20,7 +20,6 @@ from common.config.names import listed
 from common.distributed import Rank, buffer_kinds, gather_objects, gather_to_main
 from common.distributed.buffers import named_buffers
 from common.distributed.seed import mix, random_state, set_random_state, set_seed
-from common.distributed.sharded import is_sharded
 from common.optim import averaged_state_dict
 from common.progress import Position
 
@@ -73,7 +72,7 @@ class RunState:
     user_parts: dict[str, Stateful] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._frozen = Frozen(self.task, self.rank, kept=self.keep_frozen)
+        self._frozen = Frozen(self.task, kept=self.keep_frozen)
         self._warned = False
 
     def register(self, name: str, part: Stateful) -> None:
@@ -116,15 +115,13 @@ class RunState:
 
         Statistics of norms may differ: only rank 0's are ever used. Every process must call this.
         """
-        if self.rank.is_single_process:
-            return []
         kinds = buffer_kinds(self.task)
         own = {
-            name: state_checksum(buffer)
+            name: buffer
             for name, module, _, buffer in named_buffers(self.task)
             if kinds.get(name) != "rank" and not isinstance(module, _NormBase)
         }
-        names = find_differences(gather_objects(own, self.rank)) if own else []
+        names = self._differing(own) if own else []
         if names and not self._warned:
             self._warned = True
             logger.warning(
@@ -134,13 +131,6 @@ class RunState:
                 *(listed(names), type(self.task).__name__),
             )
         return names
-
-    def unproven(self, saved: Mapping[str, Any]) -> list[str]:
-        """List what makes a resume from a saved state inexact although neither code nor config has changed."""
-        names = saved.get("differing", [])
-        if not names or self.about["config"]["dist"]["broadcast_buffers"]:
-            return []
-        return [f"{listed(names)} differed between the processes, and the checkpoint holds rank 0's: see docs/task.md"]
 
     def load_state_dict(self, state: Mapping[str, Any], source: Path) -> tuple[Position, dict[str, float], set[str]]:
         """Restore everything; the random streams last, since nothing may draw from them afterwards.
@@ -182,13 +172,19 @@ class RunState:
         """
         kinds = buffer_kinds(self.task)
         buffers = {name: buffer for name, _, _, buffer in named_buffers(self.task) if kinds.get(name) == "rank"}
-        checksums = {} if self.rank.is_single_process else {name: state_checksum(part) for name, part in user.items()}
-        names = find_differences(gather_objects(checksums, self.rank))
+        names = self._differing(user)
         if not (names or buffers):
             return []
         own = {"buffers": buffers, "user": {name: user[name] for name in names if name in user}}
         # Rank 0's own are not copies: in the file they are the same tensors as in the other parts.
         return [own, *gather_to_main(map_leaves(own, _in_host_memory), self.rank)[1:]]
+
+    def _differing(self, parts: Mapping[str, Any]) -> list[str]:
+        """The names of the parts that are not on every rank what they are on rank 0. Every process must call this."""
+        if self.rank.is_single_process:
+            return []
+        first, *others = gather_objects({name: state_checksum(part) for name, part in parts.items()}, self.rank)
+        return sorted({name for each in others for name in {**first, **each} if first.get(name) != each.get(name)})
 
     def _mine(self, state: Mapping[str, Any], source: Path) -> dict[str, Any]:
         """Return the part of the checkpoint that belongs to this rank only."""
@@ -204,4 +200,4 @@ class RunState:
 
 
 def _in_host_memory(value: Any, path: tuple[Any, ...]) -> Any:
-    return (whole(value) if is_sharded(value) else value.detach()).cpu() if isinstance(value, Tensor) else value
+    return whole(value).detach().cpu() if isinstance(value, Tensor) else value

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from common.base.errors import UserError
 from common.checkpoint.file import CheckpointError, is_checkpoint, load_archive
 from common.config import section
+from common.config.names import listed
 from common.distributed import Rank, main_first
 from common.optim.ema import averaged_state_dict
 
 _ADDRESS = re.compile("https?://")
-_SHOWN = 8  # keys listed per kind in a message
 
 
 @section
@@ -160,10 +160,4 @@ def _misfits(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
             if key in weights and own[key].shape != weights[key].shape
         ],
     }
-    lines = []
-    for title, entries in kinds.items():
-        if entries:
-            lines += [f"  {title} ({len(entries)}):", *(f"    {entry}" for entry in entries[:_SHOWN])]
-        if len(entries) > _SHOWN:
-            lines.append(f"    ... and {len(entries) - _SHOWN} more")
-    return lines
+    return [f"  {title} ({len(names)}): {listed(names)}" for title, names in kinds.items() if names]

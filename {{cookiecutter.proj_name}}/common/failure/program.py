@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,19 +13,13 @@ from common.base.process import die_with_parent, stop_with_reader
 from common.distributed import DistConfig, Rank
 from common.failure.monitor import connect, end, print_failure
 from common.failure.report import describe, report_to_torchrun
-from common.failure.signals import catch_early_signals
+from common.failure.signals import catch_early_signals, is_main_thread
 
 _joined = False  # whether this process was one of several
 
 
 class TrainingError(UserError):
-    """Training cannot continue, for a reason that a traceback would only obscure (a NaN loss, ...).
-
-    Attributes:
-        elsewhere: the cause is on another rank, which reports it too; this one waits for that report.
-    """
-
-    elsewhere = False
+    """Training cannot continue, for a reason that a traceback would only obscure (a NaN loss, ...)."""
 
 
 @contextmanager
@@ -60,7 +53,7 @@ def distributed_run(rank: Rank, config: DistConfig, values: Mapping[str, Any]) -
 @contextmanager
 def report_errors() -> Iterator[None]:
     """Print the reason for an error, and exit with a nonzero code. From here on, Ctrl-C raises KeyboardInterrupt."""
-    if callable(signal.getsignal(signal.SIGINT)) and threading.current_thread() is threading.main_thread():
+    if callable(signal.getsignal(signal.SIGINT)) and is_main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with stop_with_reader():

@@ -96,8 +96,7 @@ def describe(error: BaseException, rank: Rank) -> Failure:
     if isinstance(error, OSError) and error.errno == errno.EROFS:
         error = UserError(f"{error.filename} cannot be written: {error.strerror}; choose a folder that can be written")
     if isinstance(error, UserError):
-        elsewhere = getattr(error, "elsewhere", False)
-        return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, with_notes(error), may_follow=elsewhere)
+        return Failure(rank.rank, rank.world_size, EXIT_USER_ERROR, with_notes(error))
     if isinstance(error, KeyboardInterrupt):
         return Failure(rank.rank, rank.world_size, EXIT_INTERRUPTED, "interrupted; exited immediately without saving")
     code, title, notes = EXIT_ERROR, _title(error), [str(note) for note in getattr(error, "__notes__", ())]

@@ -25,7 +25,7 @@ _early: list[int] = []  # signals that arrived before the loop started
 
 def catch_early_signals() -> None:
     """Hold a requeue signal until the loop starts; by default it would kill a process that is still starting."""
-    for number in _REQUEUE_SIGNALS if _is_main_thread() else ():
+    for number in _REQUEUE_SIGNALS if is_main_thread() else ():
         signal.signal(number, lambda number, frame: _early.append(number))
 
 
@@ -71,7 +71,7 @@ class StopSignals:
         """
         # Under nohup, a lost terminal does not stop the run.
         numbers = [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-        before = {n: signal.signal(n, self._note) for n in numbers} if _is_main_thread() else {}
+        before = {n: signal.signal(n, self._note) for n in numbers} if is_main_thread() else {}
         self.signal = self.signal or max(_early, default=0)
         _early.clear()
         try:
@@ -120,6 +120,6 @@ def _announce(number: int) -> None:
     logger.warning("{}: stopping after this step, then saving{}", signal.Signals(number).name, again)
 
 
-def _is_main_thread() -> bool:
+def is_main_thread() -> bool:
     """Whether this is the main thread, the only one that receives signals and may set their handlers."""
     return threading.current_thread() is threading.main_thread()

@@ -19,7 +19,8 @@ def packages() -> dict[str, str]:
     modules = {module for module in sys.modules if "." not in module} - sys.stdlib_module_names
     # Python 3.10 does not know the modules of some packages; most have the name of their package.
     names = {each for module in modules for each in known.get(module, (module,))}
-    versions = {canonical(name): installed(name) for name in names if name}
+    # In the one spelling that PyPI compares: `typing_extensions` is `typing-extensions`.
+    versions = {re.sub(r"[-_.]+", "-", name).lower(): installed(name) for name in names if name}
     return dict(sorted((name, version) for name, version in versions.items() if version))
 
 
@@ -44,11 +45,6 @@ def installed(name: str) -> str | None:
         return metadata.version(name)
     except (metadata.PackageNotFoundError, ValueError):
         return None
-
-
-def canonical(name: str) -> str:
-    """The name of a package in the one spelling that PyPI compares: `typing_extensions` is `typing-extensions`."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def machine(device: torch.device) -> dict[str, str | int | bool]:

@@ -1,8 +1,7 @@
 """Open a run: lock its folder, move an earlier run away, and record how the run was started."""
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -14,15 +13,14 @@ from common.base.errors import UserError
 from common.base.files import unused, write_text
 from common.config import dump
 from common.distributed import Rank
-from common.run.git import git_state
 from common.run.lock import FolderLock
 from common.run.paths import RunPaths
-from common.run.record import describe, read_attempts
+from common.run.record import read_attempts
 
 
 @dataclass(frozen=True)
-class OpenRun(AbstractContextManager["OpenRun"]):
-    """A run folder that this process may write to until `release`.
+class OpenRun:
+    """A run folder that this process may write to until `close`.
 
     Attributes:
         attempt: 1 for a new run, plus one for every resume.
@@ -45,28 +43,20 @@ class OpenRun(AbstractContextManager["OpenRun"]):
         for file, text in self.before.items():
             write_text(file, text)
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Unlock the folder. Safe to call twice."""
         self.lock.release()
 
-    def __exit__(self, *error: object) -> None:
-        self.release()
 
-
-def open_run(
-    folder: RunPaths,
-    *,
-    resume: bool,
-    resolved_values: Mapping[str, Any],
-    argv: Sequence[str],
-    seed: int,
-    rank: Rank,
-    project: Path,
-) -> OpenRun:
+def open_run(folder: RunPaths, values: Mapping[str, Any], attempt: dict[str, Any], patch: str, resume: bool) -> OpenRun:
     """Lock the folder and record how the run was started. For the main process only.
 
     A new run never overwrites an old one, which is moved to `<name>_<its start>`. With `resume` (from a
     checkpoint of this very folder) everything stays, and the new configuration goes to `config.resume-<n>.yaml`.
+
+    Args:
+        values: the complete configuration.
+        attempt, patch: see `record.describe_start`.
 
     Raises:
         UserError: the folder cannot be written, or is in use by another process.
@@ -81,9 +71,7 @@ def open_run(
             file.unlink(missing_ok=True)
         record = (folder.record_file, folder.status_file)
         before = {file: file.read_text() for file in record if resume and file.is_file()}
-        git = git_state(project)
-        attempt = describe(project, argv, seed, rank, git)
-        _write_record(folder, attempt, resolved_values, git.patch())
+        _write_record(folder, attempt, values, patch)
         run_id = f"{folder.name}_{_first_start(folder)}"
         return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before)
     except OSError as error:

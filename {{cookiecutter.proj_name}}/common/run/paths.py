@@ -37,7 +37,7 @@ class RunPaths:
     Attributes:
         progress: pictures, when `progress.local_progress` is on.
         config_file: the complete configuration, for `--config`.
-        record_file: `{"name": ..., "attempts": [...]}`, one entry per start or resume, see `record.describe`.
+        record_file: `{"name": ..., "attempts": [...]}`, one entry per start or resume, see `record.describe_start`.
         job_file: repeats the run: `sh job.sh`.
     """
 

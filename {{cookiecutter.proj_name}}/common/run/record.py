@@ -15,7 +15,7 @@ import torch
 
 from common.distributed import Rank
 from common.run.environment import machine, packages
-from common.run.git import GitState
+from common.run.git import GitState, git_state
 from common.run.paths import RunPaths
 from common.run.status import now
 
@@ -26,10 +26,10 @@ RESULT_VARIABLES = (
 _REPEATED = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", *RESULT_VARIABLES)  # torch reports the effect of the first two
 
 
-def describe(project: Path, argv: Sequence[str], seed: int, rank: Rank, git: GitState) -> dict[str, Any]:
-    """One attempt's entry in `run.json`; plain values only."""
-    template = project / "common" / "VERSION"
-    return {
+def describe_start(project: Path, argv: Sequence[str], seed: int, rank: Rank) -> tuple[dict[str, Any], str]:
+    """One attempt's entry in `run.json`, of plain values only, and the text of its `git.diff`."""
+    template, git = project / "common" / "VERSION", git_state(project)
+    attempt = {
         "time": now(),
         "command": shlex.join([sys.executable, *argv]),
         "argv": list(argv),
@@ -55,6 +55,7 @@ def describe(project: Path, argv: Sequence[str], seed: int, rank: Rank, git: Git
         "cpu_threads": torch.get_num_threads(),
         "environment": {name: os.environ[name] for name in _REPEATED if name in os.environ},
     }
+    return attempt, git.patch()
 
 
 def read_attempts(folder: RunPaths) -> list[dict[str, Any]]:

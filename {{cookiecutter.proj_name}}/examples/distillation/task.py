@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from common.base.context import error_context
-from common.checkpoint import load_weights, read_checkpoint
+from common.checkpoint.file import read_checkpoint
+from common.checkpoint.weights import load_weights
 from common.config.registry import MODEL_REGISTRY
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory

@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from common.base.errors import UserError
-from common.checkpoint import (
-    CheckpointFolder,
-    read_checkpoint,
-)
+from common.checkpoint.file import read_checkpoint
+from common.checkpoint.folder import CheckpointFolder
 import train
 from tests.conftest import Runs, load, metrics, same
 

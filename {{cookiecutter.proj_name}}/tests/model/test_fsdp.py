@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.checkpoint import read_checkpoint
+from common.checkpoint.file import read_checkpoint
 from tests.conftest import Runs, metrics, same
 from tests.ranks import several
 from tests.resume import words

@@ -2,18 +2,21 @@
 
 import os
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 from common.distributed import Rank
 from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths
+from common.run.record import describe_start
 from cli.job_script import job_script
 from tests.conftest import TRAIN
 
 
-def open_(project: Path, name: str = "digits", **changes) -> OpenRun:
-    options = {"resume": False, "resolved_values": {"name": name}, "argv": ["train.py"], "seed": 7, "rank": Rank()}
-    run = open_run(RunPaths.for_run(DirConfig(), name, project), project=project, **{**options, **changes})
+def open_(project: Path, name: str = "digits", folder: RunPaths | None = None, **changes) -> OpenRun:
+    folder = folder or RunPaths.for_run(DirConfig(), name, project)
+    attempt, patch = describe_start(project, **{"argv": ["train.py"], "seed": 7, "rank": Rank(), **changes})
+    run = open_run(folder, {"name": name}, attempt, patch, resume=False)
     run.folder.job_file.write_text(job_script(run.folder.root, project, run.record))
     return run
 
@@ -47,7 +50,7 @@ def test_job_script_repeats_the_run_from_anywhere(project, tmp_path):
     """CT-10, D-31, R-48: from another folder, under another name, with the run's own config and seed."""
     elsewhere = tmp_path / "else where"
     elsewhere.mkdir()
-    with open_(project, name='it\'s "1"', seed=11) as run:
+    with closing(open_(project, name='it\'s "1"', seed=11)) as run:
         called, said = run_job(run.folder, "--progress.epoch", "a b", cwd=elsewhere)
     config = called[called.index("--config") + 1]
     assert Path(config).samefile(run.folder.config_file)
@@ -58,8 +61,8 @@ def test_job_script_repeats_the_run_from_anywhere(project, tmp_path):
 
 def test_job_script_follows_when_run_or_project_move(project, tmp_path):
     """CT-10, BS-07: an archived run is repeated with its own config, not with that of the run that took its name."""
-    open_(project).release()
-    open_(project).release()
+    open_(project).close()
+    open_(project).close()
     moved = tmp_path / "moved"
     project.rename(moved)
     (archived,) = (moved / "experiments").glob("digits_*")
@@ -73,7 +76,7 @@ def test_job_script_keeps_the_launcher(project, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "canary-4711")
     other = project / "train two.py"
     other.write_text(TRAIN)
-    with open_(project, argv=[str(other)], rank=one_of(4, per_host=4)) as run:
+    with closing(open_(project, argv=[str(other)], rank=one_of(4, per_host=4))) as run:
         script = run.folder.job_file.read_text()
     assert "-m torch.distributed.run --nproc-per-node=4 --standalone 'train two.py'" in script
     assert '"${OMP_NUM_THREADS:=3}"' in script and "canary" not in script
@@ -85,7 +88,7 @@ def test_job_script_warns_when_the_code_is_another(project, tmp_path):
     git(project, "init", "-q")
     git(project, "add", ".")
     git(project, "commit", "-qm", "first")
-    with open_(project) as run:
+    with closing(open_(project)) as run:
         _, said = run_job(run.folder, cwd=tmp_path)
         assert said == ""
         git(project, "commit", "-qm", "second", "--allow-empty")

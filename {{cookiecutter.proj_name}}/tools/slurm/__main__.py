@@ -18,7 +18,7 @@ from typing import Any
 
 from common.base.errors import UserError
 from common.base.files import unused, write_text
-from common.checkpoint import weights_path
+from common.checkpoint.weights import weights_path
 from common.config import Resolved, dump, option_value
 from common.config.registry import REGISTRIES
 from common.distributed.devices import GpuIds
