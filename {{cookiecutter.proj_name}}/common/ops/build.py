@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from common.ops.library import Record, build_folder, find, library_path, record_now
+from common.ops.load import Record, build_folder, find, library_path, record_now
 from common.ops.toolchain import BuildError, Cuda, compile_command, find_compiler, find_cuda, link_command
 
 # Not an error: the kernels are optional, and a script that trains afterwards should continue.
@@ -35,12 +35,12 @@ def build(folder: Path) -> str:
     start = time.monotonic()
     compiler, cuda, found = find_compiler(), find_cuda(), find(folder)
     architectures = cuda.architectures
-    if cuda.nvcc is None and not cuda.refused and not isinstance(found, str):
-        architectures = found[1].architectures  # made for the GPUs of other nodes, which share this folder
+    if cuda.nvcc is None and os.environ.get("FORCE_CUDA") != "0" and found.library is not None:
+        architectures = list(found.architectures)  # made for the GPUs of other nodes, which share this folder
     record = record_now(folder, architectures)
     library = library_path(folder, record)
     done = "up to date"
-    if isinstance(found, str) or found[0] != library:
+    if found.library != library:
         if compiler is None:
             return f"{folder}: nothing is built, since there is no C++ compiler on the PATH.\n{_WITHOUT_COMPILER}"
         _make(folder, record, library, compiler, cuda)

@@ -1,18 +1,19 @@
 """The compilers of this machine, and their command lines."""
 
 import os
-import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.ops.library import FLAGS, torch_folder, torch_version
+import torch
+
+from common.ops.load import FLAGS
 
 ARCHITECTURES = "8.0 9.0+PTX"  # without a GPU here: A100 and H100; newer ones compile the PTX when they load it
-CUDA_SINCE = (2, 13)  # the first PyTorch whose stable ABI gives access to the current stream
+CUDA_SINCE = "2.13"  # the first PyTorch whose stable ABI gives access to the current stream
+TORCH = Path(torch.__file__).parent
 
 
 class BuildError(Exception):
@@ -26,7 +27,6 @@ class Cuda:
     nvcc: Path | None
     architectures: list[str]
     why_not: str = ""
-    refused: bool = False  # by FORCE_CUDA=0
 
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
@@ -36,58 +36,47 @@ def find_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
         BuildError: the compiler in CXX is not found.
     """
     wanted = environment.get("CXX")
-    for name in [wanted] if wanted else ["c++", "g++", "clang++"]:
-        if found := shutil.which(name):
-            return found
-    if wanted:
+    names = [wanted] if wanted else ["c++", "g++", "clang++"]
+    found = next(filter(None, map(shutil.which, names)), None)
+    if wanted and found is None:
         raise BuildError(f"CXX={wanted} is not on the PATH")
-    return None
+    return found
 
 
-def find_cuda(environment: Mapping[str, str] = os.environ) -> Cuda:
+def find_cuda() -> Cuda:
     """Whether to compile CUDA: if nvcc and a GPU are present, or if FORCE_CUDA=1 asks for it.
 
     Raises:
         BuildError: FORCE_CUDA=1 is impossible here.
     """
-    forced, nvcc, gpus = environment.get("FORCE_CUDA"), _find_nvcc(environment), _architectures_here()
-    version = tuple(int(part) for part in torch_version().split(".")[:2])
+    forced, nvcc = os.environ.get("FORCE_CUDA"), _find_nvcc()
+    gpus = {"{}.{}".format(*torch.cuda.get_device_capability(number)) for number in range(torch.cuda.device_count())}
     if forced == "0":
-        return Cuda(None, [], "FORCE_CUDA=0", refused=True)
+        return Cuda(None, [], "FORCE_CUDA=0")
     if nvcc is None:
         why_not = "there is no nvcc; install the CUDA toolkit, or name its folder in CUDA_HOME"
-    elif version < CUDA_SINCE:
-        why_not = f"the kernels need PyTorch {'.'.join(map(str, CUDA_SINCE))} or newer, and this is {torch_version()}"
+    elif torch.__version__ < CUDA_SINCE:
+        why_not = f"the kernels need PyTorch {CUDA_SINCE} or newer, and this is {torch.__version__}"
     elif not gpus and forced != "1":
-        why_not = "this machine has no GPU; FORCE_CUDA=1 compiles for others"
+        why_not = "PyTorch finds no GPU here; FORCE_CUDA=1 compiles for others"
     else:
-        chosen = environment.get("TORCH_CUDA_ARCH_LIST") or " ".join(gpus) or ARCHITECTURES
+        chosen = os.environ.get("TORCH_CUDA_ARCH_LIST") or " ".join(sorted(gpus)) or ARCHITECTURES
         return Cuda(nvcc, chosen.replace(";", " ").split())
     if forced == "1":
         raise BuildError(f"FORCE_CUDA=1, but {why_not}")
     return Cuda(None, [], why_not)
 
 
-def _find_nvcc(environment: Mapping[str, str]) -> Path | None:
-    if home := environment.get("CUDA_HOME") or environment.get("CUDA_PATH"):
+def _find_nvcc() -> Path | None:
+    if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         return nvcc if (nvcc := Path(home, "bin", "nvcc")).is_file() else None
     found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     return Path(found) if found else None
 
 
-def _architectures_here() -> list[str]:
-    """The compute capabilities of the GPUs in this machine, such as 9.0; none without a driver."""
-    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return sorted({line.strip() for line in done.stdout.splitlines() if re.fullmatch(r"\d+\.\d", line.strip())})
-
-
 def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> list[str]:
     """The command that compiles one source, .cpp or .cu."""
-    include_and_files = ["-isystem", str(torch_folder() / "include"), "-c", str(source), "-o", str(target)]
+    include_and_files = ["-isystem", str(TORCH / "include"), "-c", str(source), "-o", str(target)]
     if source.suffix == ".cpp":
         return [compiler, *FLAGS, *include_and_files]
     code = []
@@ -105,7 +94,7 @@ def link_command(objects: list[Path], target: Path, compiler: str, cuda: Cuda) -
     """The command that links the objects into a library. CUDA's runtime is linked statically, so it loads anywhere."""
     command = [compiler] if cuda.nvcc is None else [str(cuda.nvcc), "-nodlink", "-ccbin", compiler]
     command += ["-shared", *map(str, objects), "-o", str(target)]
-    command += [f"-L{torch_folder() / 'lib'}", "-ltorch", "-ltorch_cpu"]
+    command += [f"-L{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu"]
     if sys.platform == "linux":  # a missing symbol is found here, not at the first import
         command += ["-Wl,--no-undefined"] if cuda.nvcc is None else ["-Xlinker", "--no-undefined"]
     return command
