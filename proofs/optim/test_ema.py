@@ -59,7 +59,7 @@ def test_off_is_an_object_with_the_same_methods(build) -> None:
     model = Net()
     ema = build("{}", model)
     own = values(model)
-    ema.update(model, Position())
+    assert not ema.is_active
     with ema.applied(model), ema.applied(model):
         assert same(values(model), own)
     assert ema.state_dict() == {}

@@ -79,7 +79,7 @@ class ProfiledTask:
             between()
             if "loss" not in losses:
                 raise UserError(f"{type(self.task).__name__} has no `loss` in update {name}; see section loss")
-            self.precision.backward(losses["loss"])
+            losses["loss"].backward()
         self.task.zero_grad()
 
     def kept_bytes(self) -> int:

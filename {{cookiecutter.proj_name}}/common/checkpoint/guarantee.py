@@ -73,12 +73,12 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allow
 def unknowns(run: RunState) -> list[str]:
     """What this run relies on and the engine cannot check, for the log. Whatever else is such belongs in this list."""
     parts: Mapping[str, Any] = run.parts
-    optimizer, schedule, dataset = type(parts["optimizer"]), parts["schedule"].kind, parts["data"].dataset
+    optimizer, plateau, dataset = type(parts["optimizer"]), parts["schedule"].plateau, parts["data"].dataset
     found = []
     if not optimizer.__module__.startswith("torch.optim"):
         found.append(f"optimizer {_path(optimizer)} restores its own state")
-    if issubclass(schedule, Plateau) and schedule is not Plateau:  # all others are functions of the step
-        found.append(f"schedule {_path(schedule)} restores its own state")
+    if plateau is not None and type(plateau) is not Plateau:  # all others are functions of the step
+        found.append(f"schedule {_path(type(plateau))} restores its own state")
     if not run.fingerprint["data position restored"]:
         found.append(f"data set {_path(type(innermost(dataset)))} begins each epoch anew")
     elif callable(getattr(dataset, "state_dict", None)):

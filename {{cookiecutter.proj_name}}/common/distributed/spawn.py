@@ -69,14 +69,14 @@ def _interpreter_flags() -> list[str]:
 
 
 def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> int:
-    """Wait for all, and forward signals; when one fails, the others have `_GRACE_S` to end.
+    """Wait for all, and forward signals; when one fails, only `_GRACE_S` longer.
 
     Returns:
         The exit code of the run: that of the process that failed first.
     """
     codes: list[int | None] = [None]
     first, until = 0, float("inf")
-    while None in codes:
+    while None in codes and time.monotonic() < until:
         time.sleep(_POLL_S)
         codes = [child.poll() for child in children]
         if any(codes) and until == float("inf"):
@@ -86,9 +86,6 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> 
             number = arrived.pop(0)
             for child in children:
                 child.send_signal(number)  # does nothing if it has ended
-        if time.monotonic() > until:
-            for child in children:
-                child.kill()
     code = codes[first] or 0
     if code >= 0:
         return code

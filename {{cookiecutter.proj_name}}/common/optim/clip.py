@@ -23,20 +23,18 @@ class ClipConfig:
 
 
 class Clip:
-    """Clips gradients; to be called between the backward pass and the optimizer step."""
+    """Clips gradients; to be called between the backward pass and the optimizer step, if `is_active`."""
 
     def __init__(self, config: ClipConfig) -> None:
         self._by_norm, self._limit = config.clip_type == "norm", config.clip_gradients
         self.is_active = bool(self._limit)
 
-    def __call__(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        """Clip the parameters' gradients in place.
+    def __call__(self, parameters: Sequence[Tensor]) -> Tensor:
+        """Clip the parameters' gradients in place, with a limit above 0.
 
         Returns the 2-norm of all gradients before clipping, a scalar on their device that was not waited for (of
-        sharded gradients, FSDP, the norm over all processes); None if clipping is off.
+        sharded gradients, FSDP, the norm over all processes).
         """
-        if self._limit == 0:
-            return None
         gradients = [p.grad for p in parameters if p.grad is not None]
         parts = [local(gradient) for gradient in gradients]
         norm = nn.utils.get_total_norm(parts)

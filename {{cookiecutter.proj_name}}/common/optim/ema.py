@@ -43,8 +43,7 @@ class Ema:
 
     Frozen parameters are not averaged until they are trained, nor are buffers that are declared in `buffer_kinds`.
     Pass models without wrappers (DDP). Each process averages its own part of sharded weights (FSDP). With `decay` 0
-    there is no average, and every method does nothing.
-    Until `start` the average is the weights.
+    there is no average, and the other methods do nothing. Until `start` the average is the weights.
 
     Attributes:
         is_active: whether there is an average.
@@ -67,30 +66,26 @@ class Ema:
 
     def follow(self, model: nn.Module) -> None:
         """Average from now on what is trained now, too. Call it when a stage begins, which may unfreeze parameters."""
-        if self._config.decay:
+        if self.is_active:
             parameters = model.named_parameters(remove_duplicate=False)
             left_out = self._never | {name for name, parameter in parameters if not parameter.requires_grad}
             self._add({name: value for name, value in model.state_dict().items() if name not in left_out})
 
     def _add(self, tensors: Mapping[str, Any]) -> None:
         for name, value in tensors.items():
-            if (
-                name not in self._shadow
-                and isinstance(value, Tensor)
-                and (value.is_floating_point() or value.is_complex())
-            ):
+            if name in self._shadow or not isinstance(value, Tensor):
+                continue
+            if value.is_floating_point() or value.is_complex():
                 # Half precision is too coarse for the small updates of an average.
                 dtype = torch.promote_types(value.dtype, torch.float32)
                 self._shadow[name] = value.to(self._config.device or value.device, dtype, copy=True)
         self._parts = [local(tensor) for tensor in self._shadow.values()]
 
     def update(self, model: nn.Module, at: Position) -> None:
-        """Update the average with the model's weights. Call it after every optimizer step that was not skipped.
+        """Update the average with the model's weights. Call it after every optimizer step that was not skipped, if `is_active`.
 
         `at` is the position before that step. Before `start`, the weights become the average.
         """
-        if not self._shadow:
-            return
         self._steps += 1
         if self._start and not self._start.passed(at):
             _copy(self._parts, self._weights(model))
@@ -134,14 +129,13 @@ class Ema:
         if not self._shadow:
             return
         if "shadow" not in state:
-            hint = "set it to 0, or start a new run from the weights with progress.start_epoch 0"
             raise UserError(
-                f"optim.ema.decay {self._config.decay}: the checkpoint holds no average of the weights; {hint}"
+                f"optim.ema.decay {self._config.decay}: the checkpoint holds no average of the weights; set it to 0, "
+                "or start a new run from the weights with progress.start_epoch 0"
             )
         saved = state["shadow"]
         # Parts that were frozen since keep their average. Older versions averaged what is frozen, too.
-        device = next(iter(self._parts)).device
-        self._add({name: each.to(device) for name, each in saved.items() if name not in self._never})
+        self._add({name: each.to(self._parts[0].device) for name, each in saved.items() if name not in self._never})
         _copy(self._parts, [local(saved.get(name, each)) for name, each in self._shadow.items()])
         self._steps, self._updates = state["steps"], state["updates"]
 

@@ -161,7 +161,7 @@ def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict
 
 def _without_decay(patterns: str | list[str], model: nn.Module, names: Mapping[str, nn.Parameter]) -> set[nn.Parameter]:
     """The parameters without weight decay."""
-    listed = [pattern for pattern in patterns if pattern != "auto"] if isinstance(patterns, list) else []
+    listed = [] if patterns == "auto" else [pattern for pattern in patterns if pattern != "auto"]
     found = {names[name] for name in matched(listed, list(names), "optim.no_decay")}
     if "auto" not in patterns:
         return found

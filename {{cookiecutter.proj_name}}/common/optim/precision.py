@@ -6,14 +6,13 @@ from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.base.nested import map_tensors
 from common.config import section
 
-Closure = Callable[[], Any]
 _NOTHING = nullcontext()
 
 
@@ -31,9 +30,10 @@ class PrecisionConfig:
 
 
 class Precision:
-    """The number format of a run. Every mode takes the same calls in the same order, on any device.
+    """The number format of a run.
 
-    with precision.autocast(): loss = ...; then backward, unscale, clip, step.
+    Attributes:
+        scaler: scales the loss, and gradients back before they are clipped; None unless the mode needs that.
     """
 
     def __init__(self, mode: str = "fp32", device_type: str = "cpu") -> None:
@@ -48,16 +48,7 @@ class Precision:
         # A new one each time (1 us): the object stores the state it replaced, and so cannot be nested in itself.
         return _NOTHING if self._narrow is None else torch.autocast(self._device_type, self._narrow)
 
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradients of `loss`, a scalar."""
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Restore the gradients' true scale, before they are clipped or inspected. Once per optimizer step."""
-        if self.scaler is not None:
-            self.scaler.unscale_(optimizer)
-
-    def step(self, optimizer: Optimizer, closure: Closure | None = None) -> bool:
+    def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
         """Update the weights. Returns False if the step was skipped (fp16: gradients that are not finite).
 
         With fp16 it waits for the device, and torch rejects an optimizer with a closure (LBFGS).

@@ -92,12 +92,16 @@ class Schedule:
     """Rate of each parameter group = its rate when this was built x factor(step).
 
     During the warm-up it rises linearly to the schedule's first factor; it is above 0 at the first step.
+
+    Attributes:
+        plateau: gives the factors, if they depend on validation results; None if they are a function of the step.
     """
 
     momentum: "Schedule | None" = None
 
     def __init__(self, optimizer: Optimizer, factor: Callable[[int], float], warmup: int, start: float) -> None:
         self._optimizer, self._factor = optimizer, factor
+        self.plateau = factor if isinstance(factor, Plateau) else None
         self._warmup, self._start = warmup, start
         self._base = [self.value(group) for group in optimizer.param_groups]
 
@@ -108,11 +112,6 @@ class Schedule:
     def set(self, group: dict[str, Any], value: float) -> None:
         """Give a group another value."""
         group["lr"] = value
-
-    @property
-    def kind(self) -> type:
-        """The class of what gives the factors; for a function of the step, `partial`."""
-        return type(self._factor)
 
     def factor(self, step: int) -> float:
         """The factor at optimizer step `step`, counted from 0 over the whole run."""
@@ -134,17 +133,17 @@ class Schedule:
 
     def after_validation(self, value: float | None) -> None:
         """Pass on a validation result, the same on every rank, to a schedule that depends on it."""
-        if isinstance(self._factor, Plateau):
-            self._factor.after_validation(value)
+        if self.plateau is not None:
+            self.plateau.after_validation(value)
 
     def state_dict(self) -> dict[str, Any]:
         """Empty for a function of the step."""
-        return dict(self._factor.state) if isinstance(self._factor, Plateau) else {}
+        return dict(self.plateau.state) if self.plateau else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. A function of the step has none, needs none, and can replace any schedule."""
-        if isinstance(self._factor, Plateau) and self._factor.state.keys() <= state.keys():
-            self._factor.state = {key: state[key] for key in self._factor.state}
+        if self.plateau is not None and self.plateau.state.keys() <= state.keys():
+            self.plateau.state = {key: state[key] for key in self.plateau.state}
 
 
 class MomentumSchedule(Schedule):

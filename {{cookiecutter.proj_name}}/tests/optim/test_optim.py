@@ -12,7 +12,7 @@ from torch import nn
 from common.base.errors import UserError
 from common.config import resolve, section
 from common.optim import Clip, OptimConfig, build_optimizer, needs_closure
-from common.optim.precision import PrecisionConfig, build_precision
+from common.optim.precision import Precision, PrecisionConfig, build_precision
 
 CPU = torch.device("cpu")
 TORCH_OPTIMIZERS = sorted(
@@ -48,6 +48,11 @@ def mlp() -> nn.Sequential:
 def loss_of(model: nn.Module) -> torch.Tensor:
     x = torch.randn(32, 4, generator=torch.Generator().manual_seed(1), dtype=next(model.parameters()).dtype)
     return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+def backward(precision: Precision, loss: torch.Tensor) -> None:
+    """As in a step."""
+    (loss if precision.scaler is None else precision.scaler.scale(loss)).backward()
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -136,7 +141,7 @@ def test_norm_clip_scales_all_gradients_by_their_common_norm(configured) -> None
     ],
 )
 def test_one_code_path_serves_every_mode(configured, mode: str, inside: torch.dtype, weights: torch.dtype) -> None:
-    """MM-45, PN-16, D-50: the same six calls; products in the mode's format, weights as they should be."""
+    """MM-45, PN-16, D-50: the same calls; products in the mode's format, weights as they should be."""
     config = configured(precision=f"{{mode: {mode}}}", optim="{lr: 0.02}")
     precision = build_precision(config.precision, CPU)
     model = precision.cast(mlp())
@@ -149,8 +154,7 @@ def test_one_code_path_serves_every_mode(configured, mode: str, inside: torch.dt
         with precision.autocast():
             output = model(batch["x"])
             loss = (output.to(target.dtype) - target).square().mean()
-        precision.backward(loss)
-        precision.unscale(optimizer)
+        backward(precision, loss)
         steps += precision.step(optimizer)
         losses.append(loss.item())
     assert steps == 25 or (mode == "fp16" and steps >= 20)  # the first loss scales may be too large
