@@ -26,7 +26,7 @@ from common.distributed.seed import mix, set_seed
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import check_patterns, fill_weights
-from common.model.names import check_names
+from common.model.strategy import check_names
 from common.optim.precision import build_precision
 from common.run.paths import PROJECT, data_dir
 from common.settings import RunConfig

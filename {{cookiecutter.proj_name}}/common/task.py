@@ -18,7 +18,7 @@ from common.evaluation.gallery import Gallery
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import fixed
-from common.model.names import ModelHolder
+from common.model.strategy import ModelHolder
 from common.monitor.clock import Clock
 from common.monitor.pictures import Picture
 from common.monitor.show import Show

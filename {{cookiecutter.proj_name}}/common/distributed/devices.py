@@ -52,7 +52,7 @@ def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) 
     """The devices of this host's processes, one each.
 
     Args:
-        processes: how many; None: one per CUDA device, or one on the CPU.
+        processes: how many; None: one per GPU, or one on the CPU.
         own_gpu: each process sees only its own GPU.
 
     Raises:
@@ -60,23 +60,17 @@ def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) 
     """
     if gpu_ids in (-1, [-1]):
         return [torch.device("cpu")] * (processes or 1)
-    if gpu_ids == "mps":
-        if not torch.backends.mps.is_available():
-            raise UserError("gpu_ids: mps needs a Mac with an Apple GPU that PyTorch supports; use --gpu_ids -1")
-        if processes not in (None, 1):
-            raise UserError(f"gpu_ids: mps is one device, but {processes} processes were requested; start one")
-        return [torch.device("mps", 0)]
     if own_gpu:
         return [torch.device("cuda", 0)] * (processes or 1)
-    count = torch.cuda.device_count()
+    has_mps = torch.backends.mps.is_available()
+    kind, count = ("mps", int(has_mps)) if gpu_ids == "mps" else ("cuda", torch.cuda.device_count())
     if count == 0:
-        other = ", or mps for the Apple GPU" if torch.backends.mps.is_available() else ""
+        other = ", or mps for the Apple GPU" if has_mps else ""
         raise UserError(
-            f"gpu_ids: {gpu_ids} needs CUDA, but PyTorch finds no CUDA device; use --gpu_ids -1 for the CPU{other}"
+            f"gpu_ids: {gpu_ids}: PyTorch finds no {kind.upper()} device; use --gpu_ids -1 for the CPU{other}"
         )
-    if gpu_ids == "all":
-        gpu_ids = list(range(count))
-    wanted = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
+    listed = gpu_ids if isinstance(gpu_ids, list) else [gpu_ids]
+    wanted = list(range(count)) if isinstance(gpu_ids, str) else listed
     numbers = [number for number in wanted if isinstance(number, int) and number >= 0]
     if not wanted or len(set(numbers)) < len(wanted):
         raise UserError(f'gpu_ids: {gpu_ids} is neither -1 (CPU), "all", "mps", nor a list of different device numbers')
@@ -87,4 +81,4 @@ def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) 
             f"gpu_ids: {gpu_ids} names {len(numbers)} device(s), but the launcher or dist.processes wants {processes} "
             f"process(es) on this host, and each needs one device: start {len(numbers)}, or name {processes} device(s)"
         )
-    return [torch.device("cuda", number) for number in numbers]
+    return [torch.device(kind, number) for number in numbers]

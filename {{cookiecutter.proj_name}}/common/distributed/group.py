@@ -77,9 +77,8 @@ def check_alike(values: Mapping[str, Any], rank: Rank) -> None:
 
 def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
     """Reject a process whose values differ from rank 0's; the error lists them. Every process must call this."""
-    everyone = [flat(own) for own in gather_objects(dict(values), rank)]
-    first = everyone[0]
-    for number, other in enumerate(everyone):
+    first, *others = [flat(own) for own in gather_objects(dict(values), rank)]
+    for number, other in enumerate(others, 1):
         lines = [
             f"  {key}: {first.get(key)!r} on rank 0, {other.get(key)!r} on rank {number}"
             for key in {**first, **other}

@@ -20,8 +20,7 @@ from common.distributed import Rank, share_buffers
 from common.distributed.sharded import is_sharded, local
 from common.model.blocks import norms_with_statistics
 from common.model.config import FsdpConfig
-from common.model.names import ModelHolder
-from common.model.strategy import Strategy
+from common.model.strategy import ModelHolder, Strategy
 from common.optim.precision import Precision
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -12,8 +12,7 @@ from common.distributed import DistConfig, Rank
 from common.model.blocks import recompute_in_backward
 from common.model.config import PrepareConfig
 from common.model.freeze import freeze, parameter_names
-from common.model.names import ModelHolder
-from common.model.strategy import Replicated, Strategy
+from common.model.strategy import ModelHolder, Replicated, Strategy
 from common.optim.precision import Precision
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
+from common.base.files import write_text
 from common.ops.load import Record, build_folder, find, library_path, record_now
 from common.ops.toolchain import BuildError, Cuda, compile_command, find_compiler, find_cuda, link_command
 
@@ -76,10 +77,8 @@ def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda
             list(pool.map(compile_changed, range(len(objects))))
         linked = Path(temporary, library.name)
         _run(link_command(objects, linked, compiler, cuda))
-        written = Path(temporary, "record.json")
-        written.write_text(json.dumps(asdict(record), indent=1))
         linked.replace(library)
-        written.replace(library.with_suffix(".json"))  # last: a library without its record does not count
+    write_text(library.with_suffix(".json"), json.dumps(asdict(record), indent=1))  # without it, no library counts
     for old in [*target.glob(f"{library.name.rpartition('-')[0]}-*"), *objects_folder.iterdir()]:
         if old.stem != library.stem and old not in objects:
             old.unlink(missing_ok=True)
