@@ -26,7 +26,6 @@ def main(argv: list[str]) -> int:
     resolved = parse(
         Config,
         drop_stored_launch_options(argv, stored, only_under_launcher=True),
-        prog="train.py",
         description=__doc__ or "",
         registries=REGISTRIES,
         default=stored,
