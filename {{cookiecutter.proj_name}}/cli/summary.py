@@ -34,11 +34,6 @@ from custom.config import Config
 
 _FILES = ("train.log", "report.html", "metrics.jsonl", "checkpoints", "eval", "progress")
 _MOST_VALUES = 5
-# Functions that are called with the folder of a complete run.
-_AT_END: list[str] = [
-    # "module:function"
-    "tools.runs.report:write_report",
-]
 
 
 def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
@@ -113,8 +108,7 @@ def log_end(trainer: Trainer, outcome: Outcome | None) -> None:
     if not trainer.rank.is_main:
         return
     if outcome is not None and not outcome.exit_code:  # a job that was stopped has no time for it
-        for name in _AT_END:
-            pkgutil.resolve_name(name)(trainer.paths.root)
+        pkgutil.resolve_name("tools.runs.report:write_report")(trainer.paths.root)
     logger.info("{}", summary(trainer, outcome))
 
 
