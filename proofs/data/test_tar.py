@@ -1,6 +1,7 @@
 """Data sets in tar files, and the tool that packs them."""
 
 import io
+import json
 import multiprocessing
 import os
 import shutil
@@ -121,7 +122,8 @@ def read_only(path: Path, text: str) -> None:
 
 
 def _build_index(folder: str, results: Any) -> None:
-    results.put([read_index(path)[0] for path in sorted(Path(folder).glob("*.tar"))])
+    found = [read_index(path) for path in sorted(Path(folder).glob("*.tar"))]
+    results.put(json.loads(json.dumps(found)))  # tuples and lists alike
 
 
 def test_processes_that_build_the_index_at_once(shards: Path) -> None:

@@ -1,6 +1,7 @@
 """What is set in each process, and in the processes that read data."""
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.data.workers import WorkerStart
+from common.data.workers import set_up_worker
 from common.distributed import DistConfig, Rank, find_rank
 from common.distributed.process import cores, raise_file_limit, set_up_process
 import evaluate
@@ -112,5 +113,5 @@ def test_opencv_gets_no_threads_in_workers(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("common.data.workers.die_with_parent", lambda: None)
     for name in ("signal", "siginterrupt", "pthread_sigmask"):
         monkeypatch.setattr(f"common.data.workers.signal.{name}", lambda *_: None)
-    WorkerStart()(0)
+    set_up_worker(os.getpid(), 0)
     assert seen == [0]

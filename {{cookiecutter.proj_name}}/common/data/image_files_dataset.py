@@ -15,17 +15,11 @@ from common.config.registry import DATASET_REGISTRY
 
 # No other of Pillow's formats is opened, whatever the file's name: some start programs (EPS: Ghostscript).
 # Written out, since Pillow would import all its formats to list them.
-_SUFFIXES = {
-    "BMP": ".bmp",
-    "GIF": ".gif",
-    "JPEG": ".jfif .jpe .jpg .jpeg",
-    "JPEG2000": ".jp2 .j2k .jpc .jpf .jpx .j2c",
-    "PNG": ".png .apng",
-    "PPM": ".pbm .pgm .ppm .pnm .pfm",
-    "TIFF": ".tif .tiff",
-    "WEBP": ".webp",
-}
-FORMATS, SUFFIXES = tuple(_SUFFIXES), frozenset(" ".join(_SUFFIXES.values()).split())
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+_SUFFIXES = (
+    ".bmp .gif .jfif .jpe .jpg .jpeg .jp2 .j2k .jpc .jpf .jpx .j2c .png .apng .pbm .pgm .ppm .pnm .pfm .tif .tiff .webp"
+)
+SUFFIXES = frozenset(_SUFFIXES.split())
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)  # what Pillow raises
 
@@ -55,19 +49,17 @@ class ImageFiles:
         channels: Literal[1, 3, 4] = 3,
     ) -> None:
         found = sorted(path for path in (data_dir / folder).rglob("*") if path.suffix.lower() in self.suffixes)
-        self._set(found, size, channels)
-        if not self.files:
+        self.files: Sequence[Any] = found
+        self.size, self.channels = size, channels
+        if not found:
             raise UserError(f"dataset.{mode}: there are no images below {data_dir / folder}")
 
     @classmethod
     def from_files(cls, files: Sequence[Any], size: list[int] | None, channels: Literal[1, 3, 4], **_: Any) -> Self:
         """A data set of these files; each is a path, or an open file in binary mode. Other arguments are ignored."""
         self = cls.__new__(cls)
-        self._set(files, size, channels)
-        return self
-
-    def _set(self, files: Sequence[Any], size: list[int] | None, channels: Literal[1, 3, 4]) -> None:
         self.files, self.size, self.channels = files, size, channels
+        return self
 
     def __len__(self) -> int:
         return len(self.files)

@@ -1,9 +1,10 @@
 """From a data set to batches: the loaders of training and evaluation."""
 
-from collections import deque
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import islice
+from functools import partial
+from itertools import islice, tee
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from common.config.registry import COLLATE_REGISTRY, ORDER_REGISTRY, Registered
 from common.data.keyed import BatchKey, KeyedBatches, SizedDataset, find_collate
 from common.data.move import Loaded
 from common.data.plan import EpochPlan, GlobalBatch, evaluation_keys
-from common.data.workers import WorkerStart, end_workers, read
+from common.data.workers import end_workers, read, set_up_worker
 from common.distributed import Rank
 from common.progress import Position
 
@@ -52,18 +53,13 @@ class LoaderConfig:
 
 
 class _Keys:
-    """The batch sampler: the key of each micro-batch of this process in the rest of an epoch.
-
-    Workers read ahead of the loop, so this is ahead of it too: `begun` has what the loop has not had yet.
-    """
+    """The batch sampler: the key of each micro-batch of this process in the rest of an epoch."""
 
     epoch: int
     global_batches: Iterator[GlobalBatch]
-    begun: deque[GlobalBatch]
 
     def __iter__(self) -> Iterator[BatchKey]:
         for global_batch in self.global_batches:
-            self.begun.append(global_batch)
             for indices in global_batch.indices:
                 yield self.epoch, indices
 
@@ -159,11 +155,11 @@ class TrainStream(BatchStream):
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """The steps from `at` to the end of its epoch. Skipped samples are not read."""
-        self._keys.epoch, self._keys.global_batches = at.epoch, self.plan.global_batches(at)
-        begun = self._keys.begun = deque()
+        # Workers read ahead of the loop, so the keys are ahead of it too.
+        self._keys.epoch, (self._keys.global_batches, global_batches) = at.epoch, tee(self.plan.global_batches(at))
         batches: Iterator[Any] = read(self._loader)
         for first in batches:  # to the loader's end, so that its workers stop at once
-            global_batch = begun.popleft()
+            global_batch = next(global_batches)
             yield Step([first, *islice(batches, len(global_batch.sizes) - 1)], global_batch)
 
 
@@ -221,7 +217,7 @@ def make_loader(
         prefetch_factor=config.prefetch if worker else None,
         persistent_workers=config.persistent and worker > 0 and "batch_sampler" in sampling,
         timeout=config.timeout if worker else 0,
-        worker_init_fn=WorkerStart(),
+        worker_init_fn=partial(set_up_worker, os.getpid()),
         multiprocessing_context=config.start_method if worker else None,
         # Creating an iterator draws a number; from the global stream, that would shift the dropout of a resumed run.
         generator=torch.Generator().manual_seed(seed),

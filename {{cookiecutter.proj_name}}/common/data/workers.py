@@ -87,25 +87,20 @@ def end_workers(loader: DataLoader[Any]) -> None:
         iterator._shutdown_workers()
 
 
-class WorkerStart:
-    """Sets up a worker process. Create it in the process that will read from the worker."""
-
-    def __init__(self) -> None:
-        self.owner = os.getpid()
-
-    def __call__(self, _: int) -> None:
-        # Workers ignore signals; the trainer decides when to stop.
-        for number in _TRAINER_SIGNALS - {signal.SIGTERM}:
-            signal.signal(number, signal.SIG_IGN)
-        # A handler, because an ignored or blocked signal would stay so in programs that a data set starts.
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        signal.siginterrupt(signal.SIGTERM, False)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        torch.set_num_threads(1)
-        if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
-            sys.modules["cv2"].setNumThreads(0)
-        if os.getppid() == self.owner:  # not with forkserver, where the parent is the server
-            die_with_parent()
+def set_up_worker(owner: int, _: int) -> None:
+    """Set up a worker process; `owner` is the id of the process that reads from it."""
+    # Workers ignore signals; the trainer decides when to stop.
+    for number in _TRAINER_SIGNALS - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
+    # A handler, because an ignored or blocked signal would stay so in programs that a data set starts.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.siginterrupt(signal.SIGTERM, False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    torch.set_num_threads(1)
+    if "cv2" in sys.modules:  # OpenCV would start a thread per core in each worker
+        sys.modules["cv2"].setNumThreads(0)
+    if os.getppid() == owner:  # not with forkserver, where the parent is the server
+        die_with_parent()
 
 
 @atexit.register  # runs before multiprocessing's own handler, which would send SIGTERM and wait

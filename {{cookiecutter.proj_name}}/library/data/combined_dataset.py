@@ -1,6 +1,5 @@
 """Data sets made of other data sets: Concat, Repeat and Subset. Their sections nest in the config."""
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -12,6 +11,7 @@ import torch
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
 from common.data.from_files import build_files
+from common.data.keyed import set_epoch
 from common.data.sections import SetSection, build_set
 from common.data.view import is_map_style
 
@@ -19,11 +19,15 @@ Section = Annotated[dict[str, Any], SetSection()]
 _PER_SAMPLE = ("sample_ids", "targets", "labels", "weights")  # they have one value per sample
 
 
-class _Combined(ABC):
-    """Samples of several data sets, in an order of its own. Subclasses define `__len__` and `locate`."""
+class _Combined:
+    """Samples of several data sets: `indices` numbers them through all sets, and from the start again after the last.
 
-    def __init__(self, sets: list[Any]) -> None:
-        self.sets = sets
+    Without `indices`, each sample once.
+    """
+
+    def __init__(self, sets: list[Any], indices: Any = None) -> None:
+        self.sets, self.ends = sets, list(accumulate(map(len, sets)))
+        self.indices = range(self.ends[-1]) if indices is None else indices
         self.random = any(getattr(each, "random", True) for each in sets)
 
     @classmethod
@@ -31,15 +35,17 @@ class _Combined(ABC):
         """Read files as the first data set does, for predictions."""
         return build_files((sets or [set])[0], "eval", files)
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.indices)
 
-    @abstractmethod
     def locate(self, index: int) -> tuple[int, int]:
         """Return the number of the data set that holds a sample, and the index in it."""
+        index = int(self.indices[index]) % self.ends[-1]
+        number = bisect_right(self.ends, index)
+        return number, index - (self.ends[number - 1] if number else 0)
 
     def __getitem__(self, index: int) -> Any:
-        number, inner = self.locate(range(len(self))[index])
+        number, inner = self.locate(index)
         return self.sets[number][inner]
 
     def __getattr__(self, name: str) -> Any:
@@ -62,8 +68,7 @@ class _Combined(ABC):
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch to the data sets that have `set_epoch`."""
         for each in self.sets:
-            if callable(tell := getattr(each, "set_epoch", None)):
-                tell(epoch)
+            set_epoch(each, epoch)
 
 
 def _build(section: dict[str, Any], mode: str, data_dir: Path, key: str) -> Any:
@@ -87,20 +92,12 @@ class Concat(_Combined):
         if not sets:
             raise UserError(f"dataset.{mode}.sets: is empty; list the sections of one or more data sets")
         super().__init__([_build(each, mode, data_dir, f"sets[{at}]") for at, each in enumerate(sets)])
-        self.ends = list(accumulate(map(len, self.sets)))
         named = [(at, tuple(names)) for at, each in enumerate(self.sets) if (names := getattr(each, "classes", None))]
         for at, names in named:
             if names != named[0][1]:
                 first = f"sets[{named[0][0]}] has {', '.join(map(str, named[0][1]))}"
                 said = f"sets[{at}] has the classes {', '.join(map(str, names))}, but {first}"
                 raise UserError(f"dataset.{mode}: {said}; a label must mean the same in all of them")
-
-    def __len__(self) -> int:
-        return self.ends[-1]
-
-    def locate(self, index: int) -> tuple[int, int]:
-        number = bisect_right(self.ends, index)
-        return number, index - (self.ends[number - 1] if number else 0)
 
 
 @DATASET_REGISTRY.register()
@@ -118,14 +115,8 @@ class Repeat(_Combined):
     def __init__(self, data_dir: Path, mode: str, set: Section, times: int) -> None:
         if times < 1:
             raise UserError(f"dataset.{mode}.times: is {times}, must be at least 1")
-        super().__init__([_build(set, mode, data_dir, "set")])
-        self.times = times
-
-    def __len__(self) -> int:
-        return len(self.sets[0]) * self.times
-
-    def locate(self, index: int) -> tuple[int, int]:
-        return 0, index % len(self.sets[0])
+        dataset = _build(set, mode, data_dir, "set")
+        super().__init__([dataset], range(len(dataset) * times))
 
 
 @DATASET_REGISTRY.register()
@@ -153,29 +144,24 @@ class Subset(_Combined):
         fraction: float | list[float] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__([_build(set, mode, data_dir, "set")])
         ways = {"indices": indices, "first": first, "last": last, "fraction": fraction}
         given = [name for name, value in ways.items() if value is not None]
         if len(given) != 1:
             said = " and ".join(given) or "none"
             raise UserError(f"dataset.{mode}: Subset needs one of {', '.join(ways)}; there is {said}")
-        size = len(self.sets[0])
+        dataset = _build(set, mode, data_dir, "set")
+        size = len(dataset)
         if fraction is not None:
-            self.indices = _share(fraction, size, seed, mode)
+            chosen = _share(fraction, size, seed, mode)
         elif indices is not None:
-            self.indices = torch.tensor(indices, dtype=torch.int64)
+            chosen = torch.tensor(indices, dtype=torch.int64)
         else:
             begin, end = (0, first) if first is not None else (size - (last or 0), size)
-            self.indices = torch.arange(begin, max(begin, end or 0))
-        bad = self.indices[(self.indices < 0) | (self.indices >= size)]
+            chosen = torch.arange(begin, max(begin, end or 0))
+        bad = chosen[(chosen < 0) | (chosen >= size)]
         if len(bad):
             raise UserError(f"dataset.{mode}.{given[0]}: there is no sample {int(bad[0])}; the data set has {size}")
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def locate(self, index: int) -> tuple[int, int]:
-        return 0, int(self.indices[index])
+        super().__init__([dataset], chosen)
 
 
 def _share(fraction: float | list[float], size: int, seed: int, mode: str) -> torch.Tensor:

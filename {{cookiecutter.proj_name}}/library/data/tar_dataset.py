@@ -6,22 +6,19 @@ file `.jpg`, or `.png` if there is none. Images are read as (C, H, W), float in 
 """
 
 import json
-from array import array
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from loguru import logger
 
 from common.base.errors import UserError
 from common.config.registry import DATASET_REGISTRY
-from common.data.image_files_dataset import ImageFiles
+from common.data.image_files_dataset import UNREADABLE, ImageFiles
+from common.data.shared_list import SharedList
 from common.distributed.seed import mix
-from library.data.tar_shards import DamagedShard, Sample, find_shards, read_bytes, read_field, read_index, scan
+from library.data.tar_shards import Sample, decode, find_shards, read_bytes, read_index, scan
 
 FIELDS = {"image": "jpg jpeg png webp", "label": "cls"}
 
@@ -66,9 +63,15 @@ class _Tar:
         raise UserError(f"{shard}: sample {sample.key} has no file for {name}: {said}")
 
     def read(self, shard: Path, sample: Sample) -> dict[str, Any]:
-        """Read the fields of a sample."""
-        kinds = {name: self.kind(shard, sample, name) for name in self.fields}
-        return {name: read_field(shard, sample, kind, self.size, self.channels) for name, kind in kinds.items()}
+        """Read the fields of a sample. Raises `UserError` if one is missing or cannot be decoded."""
+        values = {}
+        for name in self.fields:
+            kind = self.kind(shard, sample, name)
+            try:
+                values[name] = decode(kind, read_bytes(shard, *sample.files[kind]), self.size, self.channels)
+            except UNREADABLE as error:
+                raise UserError(f"cannot read {sample.key}.{kind} in {shard}: {error}") from error
+        return values
 
 
 @DATASET_REGISTRY.register()
@@ -88,47 +91,37 @@ class TarDataset(_Tar):
     """
 
     def prepare(self) -> None:
-        self.kinds = sorted({kind for kinds in self.fields.values() for kind in kinds})
-        numbers, self.ends = array("q"), [0]
-        for shard in self.shards:
-            samples, damage = read_index(shard)
-            if damage and not self.skip:
-                raise UserError(damage)
-            if damage:
-                logger.warning(damage)
-            for sample in samples:
-                for kind in (self.kind(shard, sample, name) for name in self.fields):
-                    numbers.extend((self.kinds.index(kind), *sample.files[kind]))
-            self.ends.append(self.ends[-1] + len(samples))
-        # Kind, offset and size of each field, shape (samples, fields, 3): a tensor, which all workers share.
-        self.places = torch.from_numpy(np.array(numbers, dtype=np.int64)).view(-1, len(self.fields), 3)
+        self.samples = SharedList(self._index())
+
+    def _index(self) -> Iterator[tuple[int, str, dict[str, Sequence[int]]]]:
+        """Yield the number of its shard, the name and the files of every sample."""
+        for number, shard in enumerate(self.shards):
+            for sample in read_index(shard, self.skip):
+                kinds = [self.kind(shard, sample, name) for name in self.fields]
+                yield number, sample.key, {kind: sample.files[kind] for kind in kinds}
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.samples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Read a sample: a dict of the `fields`."""
-        index = range(len(self))[index]
-        number = bisect_right(self.ends, index) - 1
-        files = {self.kinds[kind]: (offset, size) for kind, offset, size in self.places[index].tolist()}
-        shard, index = self.shards[number], index - self.ends[number]
-        try:
-            return self.read(shard, Sample("", files))
-        except UserError:  # again, for a message that names the sample
-            return self.read(shard, read_index(shard)[0][index])
+        number, key, files = self.samples[index]
+        return self.read(self.shards[number], Sample(key, files))
 
     def targets(self) -> list[int]:
         """Read the class of every sample; for `loader.order: {type: balanced}`."""
-        column = list(self.fields).index("label")
-        shards = [
-            shard for shard, n, m in zip(self.shards, self.ends, self.ends[1:], strict=False) for _ in range(m - n)
-        ]
-        places = self.places[:, column, 1:].tolist()
-        return [int(read_bytes(shard, *place)) for shard, place in zip(shards, places, strict=True)]
+        kinds = self.fields["label"]
+        places = [(number, next(files[kind] for kind in kinds if kind in files)) for number, _, files in self.samples]
+        return [int(read_bytes(self.shards[number], *place)) for number, place in places]
 
     def sample_ids(self) -> list[str]:
         """Return shard and name of every sample; train, val and eval should have none in common."""
-        return [f"{shard.resolve()}:{sample.key}" for shard in self.shards for sample in read_index(shard)[0]]
+        shards = [shard.resolve() for shard in self.shards]
+        return [f"{shards[number]}:{key}" for number, key, _ in self.samples]
+
+    def digest(self) -> list[Path]:
+        """Return the shards, which a resume compares."""
+        return self.shards
 
 
 @DATASET_REGISTRY.register()
@@ -192,20 +185,12 @@ class TarStream(_Tar):
 
     def _samples(self, number: int) -> Iterator[Sample]:
         """Yield the samples of a shard in reading order."""
-        samples = self._scan(self.shards[number])
+        samples = scan(self.shards[number], self.skip)
         for turn in count():
             block = list(islice(samples, max(1, self.shuffle)))
             if not block:
                 return
             yield from (block[at] for at in self._permuted(len(block), number, turn))
-
-    def _scan(self, shard: Path) -> Iterator[Sample]:
-        try:
-            yield from scan(shard)
-        except DamagedShard as error:
-            if not self.skip:
-                raise
-            logger.warning(error)
 
     def _permuted(self, size: int, *key: int) -> list[int]:
         """Shuffle the numbers below `size`; the order depends on seed, epoch and `key`."""

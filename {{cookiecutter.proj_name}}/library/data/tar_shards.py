@@ -8,7 +8,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from loguru import logger
 
 from common.base.errors import UserError
 from common.base.files import write_text
-from common.data.image_files_dataset import UNREADABLE, read_image
+from common.data.image_files_dataset import read_image
 
 _INTEGERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _TEXTS = ("txt", "text", "transcript")
@@ -30,11 +30,7 @@ class Sample(NamedTuple):
     """A sample: its name in the shard, and offset and size in bytes of its files by kind."""
 
     key: str
-    files: dict[str, tuple[int, int]]
-
-
-class DamagedShard(UserError):
-    """The end of a shard is missing, or the file is no tar file."""
+    files: dict[str, Sequence[int]]
 
 
 def find_shards(data_dir: Path, pattern: str | list[str], where: str) -> list[Path]:
@@ -48,11 +44,15 @@ def find_shards(data_dir: Path, pattern: str | list[str], where: str) -> list[Pa
     return shards
 
 
-def scan(shard: Path) -> Iterator[Sample]:
-    """Yield the samples of a shard, reading only its headers. Raises `DamagedShard` after the last whole sample."""
+def scan(shard: Path, skip: bool = False) -> Iterator[Sample]:
+    """Yield the samples of a shard, reading only its headers.
+
+    If the end is missing, or the file is no tar file: raises `UserError` after the last whole sample; with `skip`, this
+    is a warning.
+    """
     size, number = shard.stat().st_size, 0
     key, problem = "", ""
-    files: dict[str, tuple[int, int]] = {}
+    files: dict[str, Sequence[int]] = {}
     kinds: set[str] = set()
     with shard.open("rb") as file:
         try:
@@ -79,42 +79,38 @@ def scan(shard: Path) -> Iterator[Sample]:
         yield Sample(key, files)
         number += 1
     if problem:
-        raise DamagedShard(
-            f"{shard} is damaged after {number} whole samples: {problem}; copy or pack it again, or set on_error: skip "
-            "to use those samples"
-        )
+        said = f"{shard} is damaged after {number} whole samples: {problem}"
+        if not skip:
+            raise UserError(f"{said}; copy or pack it again, or set on_error: skip to use those samples")
+        logger.warning(said)
 
 
-def read_index(shard: Path) -> tuple[list[Sample], str]:
-    """Return all samples of a shard, and the message of `DamagedShard` if it is damaged.
+def read_index(shard: Path, skip: bool = False) -> list[Sample]:
+    """Return all samples of a shard; `skip` is that of `scan`.
 
-    The samples are read from `<shard>.index`, which is written first if it is missing or the shard has changed
-    since. Several processes may do that at once: each replaces the whole file by the same one.
+    The samples of a whole shard are read from `<shard>.index`, which is written first if it is missing or the shard has
+    changed since. Several processes may do that at once: each replaces the whole file by the same one.
     """
     index = shard.with_name(f"{shard.name}.index")
     about = shard.stat()
     stamp = [about.st_size, about.st_mtime_ns]
     try:
         stored = json.loads(index.read_bytes())
-        if stored["shard"] == stamp:
-            read = [
-                Sample(key, {kind: (at, size) for kind, (at, size) in files.items()})
-                for key, files in stored["samples"]
-            ]
-            return read, stored["damage"]
+        if stored["shard"] == stamp and not stored["damage"]:
+            return [Sample(*each) for each in stored["samples"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # missing, or not written by this function
-    samples: list[Sample] = []
-    damage = ""
     try:
-        samples.extend(scan(shard))  # those before the damage are kept
-    except DamagedShard as error:
-        damage = str(error)
+        samples = list(scan(shard))
+    except UserError:
+        if skip:
+            return list(scan(shard, skip))
+        raise
     try:
-        write_text(index, json.dumps({"shard": stamp, "damage": damage, "samples": samples}))
+        write_text(index, json.dumps({"shard": stamp, "damage": "", "samples": samples}))
     except OSError as error:
         logger.warning("{} cannot be written, so every run reads all headers of its shard again: {}", index, error)
-    return samples, damage
+    return samples
 
 
 class _OpenFile:
@@ -139,7 +135,7 @@ def read_bytes(shard: Path, offset: int, size: int) -> bytes:
 
 
 def decode(kind: str, data: bytes, size: list[int] | None, channels: int) -> Any:
-    """Decode a file of this kind; bytes if the kind is unknown. Raises an error of `UNREADABLE`.
+    """Decode a file of this kind; bytes if the kind is unknown. Raises an error of `image_files_dataset.UNREADABLE`.
 
     An image becomes (C, H, W), float in 0..1; `size`: resized to (height, width).
     """
@@ -153,11 +149,3 @@ def decode(kind: str, data: bytes, size: list[int] | None, channels: int) -> Any
     if last == "json":
         return json.loads(data)
     return torch.from_numpy(np.load(io.BytesIO(data))) if last == "npy" else data
-
-
-def read_field(shard: Path, sample: Sample, kind: str, size: list[int] | None, channels: int) -> Any:
-    """Read the value of one file of a sample. Raises `UserError` if it cannot be decoded."""
-    try:
-        return decode(kind, read_bytes(shard, *sample.files[kind]), size, channels)
-    except UNREADABLE as error:
-        raise UserError(f"cannot read {sample.key}.{kind} in {shard}: {error}") from error

@@ -42,12 +42,9 @@ class ConfusionMatrix(Metric):
         self.counts = self.counts + other.counts
 
     def compute(self) -> dict[str, float]:
-        right = self.counts.diagonal().tolist()
-        labelled, predicted = self.counts.sum(dim=1).tolist(), self.counts.sum(dim=0).tolist()
-        recall = [_share(hits, count) for hits, count in zip(right, labelled, strict=True)]
-        precision = [_share(hits, count) for hits, count in zip(right, predicted, strict=True)]
-        f1 = [_share(2 * hits, a + b) for hits, a, b in zip(right, labelled, predicted, strict=True)]
-        values = {"balanced_accuracy": _mean(recall), "macro_f1": _mean(f1)}
+        right, labelled, predicted = self.counts.diagonal().double(), self.counts.sum(dim=1), self.counts.sum(dim=0)
+        recall, precision = (right / labelled).tolist(), (right / predicted).tolist()  # NaN where nothing was counted
+        values = {"balanced_accuracy": _mean(recall), "macro_f1": _mean((2 * right / (labelled + predicted)).tolist())}
         if self.per_class:
             values |= {f"recall_{number}": value for number, value in enumerate(recall)}
             values |= {f"precision_{number}": value for number, value in enumerate(precision)}
@@ -56,10 +53,6 @@ class ConfusionMatrix(Metric):
     def figure(self, classes: Sequence[str]) -> NDArray[np.uint8]:
         """Draw the counts as a table; a cell is as dark as its share of the label."""
         return draw_matrix(self.counts.tolist(), classes, "label", "prediction")
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else math.nan
 
 
 def _mean(values: list[float]) -> float:
