@@ -82,7 +82,7 @@ class Ema:
         self._parts = [local(tensor) for tensor in self._shadow.values()]
 
     def update(self, model: nn.Module, at: Position) -> None:
-        """Update the average with the model's weights. Call it after every optimizer step that was not skipped, if `is_active`.
+        """Update the average with the model's weights: after every optimizer step that was not skipped, if `is_active`.
 
         `at` is the position before that step. Before `start`, the weights become the average.
         """
