@@ -210,7 +210,7 @@ def test_a_full_disk(runs: Runs, background: str) -> None:
     assert done.returncode == 2, done.stderr
     assert "checkpoint not written: File too large" in done.stderr
     assert "the run ends after 2 more failed saves" in done.stderr
-    assert "no checkpoint could be written, 3 times in a row" in done.stderr
+    assert "saving a checkpoint failed 3 times in a row" in done.stderr
     assert "Traceback" not in done.stderr
     assert same(before["model"], load(folder)["model"])
     assert not list((folder / "checkpoints").glob(".*"))

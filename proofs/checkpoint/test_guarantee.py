@@ -26,9 +26,7 @@ COUNTED = r"code \(\d+ files\), config, \d+ packages, machine, data"
 
 def guarantee(folder: Path) -> str:
     """The line of the log that says how exact the last resume was, without what it says of the new length."""
-    return re.findall(r"(this resume .*?)(?:\. A run started with the new .*)?\n", (folder / "train.log").read_text())[
-        -1
-    ]
+    return re.findall(r"(this resume .*?)(?:\. A new run with this .*)?\n", (folder / "train.log").read_text())[-1]
 
 
 def resumed(runs: Runs, *words: str) -> str:

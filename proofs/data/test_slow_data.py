@@ -34,7 +34,7 @@ def test_the_number_of_workers_to_try(runs: Runs, monkeypatch: pytest.MonkeyPatc
     folder = runs.train(*data, "--progress.max_steps", "10", "--progress.log_every", "2")
     log = (folder / "train.log").read_text()
     assert log.count("of the time is spent waiting for data") == 1
-    assert "; try --num_workers 3 (now 0; this process has 3 cores), or data kept in memory" in log
+    assert "; try --num_workers 3 (now 0; this process has 3 cores), or keep it in memory" in log
 
 
 def warnings(*, wait: float, workers: int, work: float = 0.04, count: int = 100, processes: int = 1) -> list[str]:

@@ -187,7 +187,7 @@ def test_a_full_disk(runs: Runs) -> None:
     argv = runs.words("--model", "{type: tests.parts.Plain, width: 256}", *FSDP, *steps)
     told = refused(runs, 2, argv, full_disk)
     assert "checkpoint not written: File too large" in told
-    assert "no checkpoint could be written, 2 times in a row: File too large" in told
+    assert "saving a checkpoint failed 2 times in a row: File too large" in told
     assert list((runs.root / "run" / "checkpoints").iterdir()) == []
 
 

@@ -96,7 +96,7 @@ def test_every_parameter_is_in_exactly_one_group(runs: Runs) -> None:
     listed = [name for names, _, _ in found.values() for name in names]
     assert sorted(listed) == sorted(name for name, _ in Tower().named_parameters())
     log = (uncut / "train.log").read_text()
-    assert "10 groups of parameters:" in log
+    assert "10 parameter groups:" in log
     assert re.search(r"\n  head +1 +120  2\.00e-03 +0\.2\n", log)
     assert "| lr 1.25e-04..2.00e-03 (8 groups) |" in log
     rates = {name for name in metrics(uncut, "train")[-1]["values"] if name.startswith("lr")}
@@ -390,7 +390,7 @@ def test_a_task_gives_groups_of_its_own(optim, logged: list[str]) -> None:
         "tail": (1, 10.0, 0.1),
         "tail.no_decay": (1, 10.0, 0.0),
     }
-    assert logged[-1].startswith("6 groups of parameters:\n")
+    assert logged[-1].startswith("6 parameter groups:\n")
     schedule = build_schedule(config.lr_scheduler, optimizer, 10, 5)
     asked: list[str] = []
     schedule.step(3, lambda name: asked.append(name) or {"tail": 0.0}.get(name, 2.0))  # type: ignore[func-returns-value]

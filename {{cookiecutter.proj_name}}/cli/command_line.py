@@ -3,9 +3,9 @@
 import inspect
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from common.base.errors import UserError
 from common.config import ABSENT, ConfigError, Problem, Resolved, resolve
@@ -62,11 +62,19 @@ def table(registry: Registry) -> str:
     """List all entries: name, file:line, signature. Raises `ConfigError` if a file cannot be imported."""
     if broken := registry.import_files():
         raise ConfigError(broken)
-    rows = [(name, file_of(entry), str(inspect.signature(entry))) for name, entry in registry.entries().items()]
+    rows = [(name, file_of(entry), _signature(entry)) for name, entry in registry.entries().items()]
     widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
     lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
     left_out = [f"  {each}" for each in registry.left_out]
     return "\n".join([f"{registry.kind}:", *(lines or ["  nothing is registered"]), *left_out])
+
+
+def _signature(entry: Callable[..., Any]) -> str:
+    """The arguments of a class or function, without the rules that are attached to their types."""
+    function = getattr(entry, "__init__") if isinstance(entry, type) else entry  # noqa: B009 - for the type checker
+    types, found = get_type_hints(function), inspect.signature(entry)
+    arguments = [each.replace(annotation=types.get(name, Any)) for name, each in found.parameters.items()]
+    return str(found.replace(parameters=arguments, return_annotation=found.empty))
 
 
 def _print_and_stop(text: str) -> NoReturn:

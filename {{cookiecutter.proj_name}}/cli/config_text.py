@@ -38,7 +38,7 @@ def help_text(
     width = min(shutil.get_terminal_size().columns, WIDTH)
     options = {
         "--config FILE": f"the configuration{f' (default {default})' * bool(default)}; also --configs FILE, -c FILE",
-        "--print-config": "print every value with the place it came from, and stop",
+        "--print-config": "print every value and its origin, and exit",
         "--list [KIND]": f"print what is registered, with file:line and arguments, and stop; KIND: {', '.join(kinds)}",
         "--debug": "apply the debug settings on top of the configuration",
         "--help, -h": "print this, and stop",
@@ -62,11 +62,12 @@ def help_text(
 
 
 def describe(annotation: Any) -> str:
-    """Return the first paragraph of a section's docstring, or the description of any other field."""
-    if section := section_of(annotation):
-        return " ".join((section.__doc__ or "").partition("\n\n")[0].split())
+    """Return the description of a field, or the first paragraph of a section's docstring."""
     described = (item.description for item in metadata(annotation) if isinstance(item, FieldInfo))
-    return " ".join(" ".join(filter(None, described)).split())
+    text = " ".join(filter(None, described))
+    if not text and (section := section_of(annotation)):
+        text = (section.__doc__ or "").partition("\n\n")[0]
+    return " ".join(text.split())
 
 
 def _choices(annotation: Any) -> list[str]:

@@ -106,7 +106,7 @@ class FirstBatch:
             return
         name = next((each for each in wrong if each != "loss"), "loss")
         logger.warning(
-            "{} is not a mean over samples: {:.6g} for {} samples of {}, but {:.6g} from their parts, so it "
+            "{} is not a mean over samples: {:.6g} for {} samples of {}, but {:.6g} over their pairs, so it "
             "depends on eval_batch_size, and training on optim.accumulate. {}",
             *(name, whole[name], size, label(loader.split, loader.name), joined[name], _MEAN),
         )

@@ -50,7 +50,7 @@ def advice(timing: Timing, workers: int, processes: int = 1) -> str:
     remedy = f"try --num_workers {wanted} (now {workers}; this process has {has})"
     if wanted <= workers:
         remedy = f"more workers would not help (now {workers}; this process has {has}): try less work per sample"
-    return f"{timing.data:.0%} of the time is spent waiting for data; {remedy}, or data kept in memory"
+    return f"{timing.data:.0%} of the time is spent waiting for data; {remedy}, or keep it in memory"
 
 
 def warn_of_busy_machine(rank: Rank) -> None:

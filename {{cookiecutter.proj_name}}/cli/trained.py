@@ -112,5 +112,5 @@ def find_device(gpu_ids: int | list[int] | str, *, asked: bool) -> Rank:
     except UserError:
         if asked:
             raise
-        logger.warning("gpu_ids: {} of the run is not here, so this is computed on the CPU", gpu_ids)
+        logger.warning("gpu_ids: this machine has no device {}, so the CPU is used", gpu_ids)
         return Rank()

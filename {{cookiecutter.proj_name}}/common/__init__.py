@@ -1,4 +1,4 @@
-"""The engine. Imported before everything else, so that what is missing is said here, in one line."""
+"""The engine. Imported first, so that missing packages are reported here, in one line."""
 
 import importlib.util
 import os
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C while the imports run, which take seconds; an exception there might be caught inside a library."""
+    """Exit on Ctrl-C during the imports, which take seconds: a library might catch an exception."""
     os.write(2, b"interrupted before the start\n")
     os._exit(130)
 

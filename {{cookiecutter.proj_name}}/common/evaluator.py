@@ -152,7 +152,7 @@ class Evaluator:
                     module.training = training
 
     def measure(self, batch: Any, seeds: Iterator[list[int]] | None = None) -> tuple[Any, Any, Losses]:
-        """A loaded batch on the device, with its output and losses. `seeds`: as of `Task`."""
+        """Run the model on a loaded batch. Returns it on the device, its output, losses."""
         self.task.seeds = seeds
         batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
         with self.precision.autocast():

@@ -31,7 +31,7 @@ class Position(NamedTuple):
 
 
 class Place(NamedTuple):
-    """The position as a task knows it: optimizer steps done, epochs completed; of the run and of an epoch, the steps.
+    """The position that a task sees: optimizer steps and epochs done, and the steps of the run and of an epoch.
 
     `total` and `steps_per_epoch` are None where unknown.
     """
@@ -46,7 +46,7 @@ def resumed_position(at: Position, epoch_size: int) -> Position:
     """The position for data of `epoch_size` samples. Raises `UserError` inside an epoch of another size."""
     if at.sample and at.epoch_size != epoch_size:
         raise UserError(
-            f"the checkpoint stopped inside epoch {at.epoch}, after {at.sample} of {at.epoch_size} samples, but the "
+            f"the checkpoint stopped in epoch {at.epoch + 1}, after {at.sample} of {at.epoch_size} samples, but the "
             f"training data has {epoch_size} now; use the same data, or take only the weights: --progress.start_epoch 0"
         )
     return at._replace(epoch_size=epoch_size)

@@ -161,7 +161,7 @@ class OptimizerStep:
 
     @contextmanager
     def _part(self, update: TaskUpdate, is_last: bool, size: int) -> Iterator[None]:
-        """Around a micro-batch: processes exchange gradients with the last one; borrowed samples leave no trace."""
+        """Sync gradients in the last micro-batch only; undo changes of buffers by a batch of size 0."""
         unchanged = _NOTHING if size else buffers_unchanged(self.task, self.declared)
         with self.strategy.gradient_sync(update.model, is_last), unchanged:
             yield

@@ -40,7 +40,7 @@ from common.task import Parts, Place, Task
 
 
 class Trainer:
-    """Trains one task: `progress` has the position and the counters, `state` all else that a checkpoint contains."""
+    """Trains one task. `progress` holds position and counters, `state` everything else that a checkpoint holds."""
 
     def __init__(self, config: RunConfig, parts: Parts, run: RunContext) -> None:
         self.config, self.rank, self.paths, self.monitor = config, run.rank, run.paths, run.monitor
@@ -301,7 +301,7 @@ class Trainer:
         self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), path))
         self.move_to(at := resumed_position(self.at, self.stream.epoch_size))
         self.saver.saved_step = at.step
-        logger.info("resuming {} at epoch {}, sample {}, step {}", path, at.epoch, at.sample, at.step)
+        logger.info("resuming {} after epoch {}, sample {}, step {}", path, at.epoch, at.sample, at.step)
         logger.info("{}", report)
         if self.triggers.is_over(at):
             self.progress.stop_reason = "finished"

@@ -103,7 +103,7 @@ class ProfiledTask:
         return max(sums)
 
     def costs(self) -> dict[str, Any]:
-        """The numbers of the batch; of each time, in seconds, the median and the range of the middle half."""
+        """Measure the batch; times, in seconds, as median and interquartile range."""
         result: dict[str, Any] = {"batch": self.size, "bytes_kept": self.kept_bytes(), "bytes_peak": None}
         for name, call in (("forward", self.forward), ("train", self.train)):
             timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
@@ -196,7 +196,7 @@ def main(argv: list[str]) -> int:
     result = analyze(config, [int(size) for size in sizes], options.depth)
     print("{task} with {model} in {precision} on {device} with {threads} threads, torch {torch}\n".format(**result))
     print_table(result["modules"])
-    print("\nbatches; of the times, the median and half the range of the middle half")
+    print("\nbatches; times are the median ± half the interquartile range")
     print_table(result["batches"])
     if options.json:
         with output_file(options.json):

@@ -94,7 +94,7 @@ def read_model(trained: Trained) -> tuple[Model, dict[str, str | None]]:
         raise UserError(f"the task never calls the whole {kind}, so there is nothing that could be exported as one")
     inputs: Tensors = inspect.signature(model.forward).bind(*calls[0][0], **calls[0][1]).arguments
     if other := [name for name, value in inputs.items() if not isinstance(value, Tensor)]:
-        raise UserError(f"{kind} is called with {', '.join(other)}, which are no tensors; only tensors can be exported")
+        raise UserError(f"{kind} is called with {', '.join(other)}, but only tensors can be exported")
     parts = batch.items() if isinstance(batch, Mapping) else ()
     keys = {name: next((key for key, part in parts if _is_same(part, value)), None) for name, value in inputs.items()}
     return Model(model, inputs), keys

@@ -133,7 +133,7 @@ class _Unreadable(str):
 
 
 def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list[str]:
-    """The files that are meant: those named, and in each folder those that the data set of the section can read.
+    """List the files to predict: those named, and in each folder those that the section's data set can read.
 
     Files of a folder are in the order of their names; hidden ones are left out. For a data set with `lines = True`, it
     is all lines of these files that are not blank, and `-` is the standard input.

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 
 def compare_rows(first: Path, second: Path) -> tuple[str, list[str]]:
-    """What was compared of metrics.jsonl, and the first row that differs. Raises `UserError` if a run has no rows."""
+    """Compare metrics.jsonl. Returns what was compared, and how the first different row differs."""
     a, b = measurements(first), measurements(second)
     ends = max(a)[0], max(b)[0]
     end = min(ends)

@@ -170,7 +170,7 @@ def test_a_refused_job_moves_no_earlier_run(project: Path, cluster: Path) -> Non
     assert [path.name for path in run.iterdir()] == ["checkpoints"]  # until there is something to put in its place
     done = run_job(job_of(run) / "job.sh")
     (moved,) = run.parent.glob("default_*")
-    assert done.returncode == 0 and f"an earlier run named default is now {moved}" in done.stderr
+    assert done.returncode == 0 and f"moved an earlier run default to {moved}" in done.stderr
     assert (moved / "checkpoints" / "latest.pt").read_text() == "mine"
 
 

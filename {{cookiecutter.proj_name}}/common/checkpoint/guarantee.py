@@ -104,7 +104,7 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
     order = found["order"] + [change.arrow for change in breaking]
     is_restored = new["data position restored"] and old.get("data position restored", True)
     if saved["position"]["sample"] > 0 and not is_restored:
-        order.append("an iterable data set that cannot restore its place is read again from the start of the epoch")
+        order.append("the data set cannot restore its position, so the epoch is read again from its start")
     files = found["code"] + [change.arrow for change in safe if change.key == "plugins"]
     code = [f"the code changed: {listed(files, 10)}"] if files else []
     reasons = found["breaks"] + [change.arrow for change in safe if change.matches(_BATCH)]
@@ -131,7 +131,7 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
     text += "".join(f"; {title}: {', '.join(items)}" for title, items in lists.items() if items)
     if measuring := ", ".join(change.key for change in safe if change.matches(_MEASURING)):
         text += (
-            f". A run started with the new {measuring} could differ: its length and its validation steps affect "
+            f". A new run with this {measuring} could differ: its length and its validation steps affect "
             "schedules and early stopping"
         )
     return f"this resume is {text}"

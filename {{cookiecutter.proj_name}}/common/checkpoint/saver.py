@@ -106,7 +106,7 @@ class Saver(AbstractContextManager["Saver"]):
         self._failed += 1
         what = f"{error.strerror or error} ({error.filename or self.folder.folder}); {self.folder.last_good}"
         if self._failed >= self.config.failures:
-            raise UserError(f"no checkpoint could be written, {self._failed} times in a row: {what}")
+            raise UserError(f"saving a checkpoint failed {self._failed} times in a row: {what}")
         left = self.config.failures - self._failed
         more = f"{left} more failed save{'s' * (left > 1)}"
         logger.error("checkpoint not written: {}. Training continues; the run ends after {}", what, more)

@@ -30,13 +30,13 @@ class InitConfig:
     """Weights that a new run starts from. Not a resume: everything else starts from its beginning."""
 
     path: Annotated[str | None, Field(description="checkpoint, file of weights, or web address; null: none")] = None
-    sha256: Annotated[str | None, Field(pattern="^[0-9a-fA-F]{64}$", description="that of the file; null: any")] = None
+    sha256: Annotated[str | None, Field(pattern="^[0-9a-fA-F]{64}$", description="of the file; null: any")] = None
     prefix: Annotated[str, Field(description='take only keys with this prefix, as in "backbone.", without it')] = ""
     rename: Annotated[
         list[list[str]],
         Field(description="[pattern, replacement] pairs (regular expressions), applied to keys in order"),
     ] = field(default_factory=list)
-    exclude: Annotated[list[str], Field(description='keys to keep, as in "head.*"')] = field(default_factory=list)
+    exclude: Annotated[list[str], Field(description='keys to skip, as in "head.*"')] = field(default_factory=list)
     strict: Annotated[bool, Field(description="keys that do not match are an error; false: load what fits")] = True
 
 

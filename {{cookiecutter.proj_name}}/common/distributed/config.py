@@ -39,6 +39,6 @@ class DistConfig:
         bool, Field(description="DDP: gradients are views of the buckets, which saves a copy")
     ] = True
     broadcast_buffers: Annotated[
-        bool, Field(description="train with rank 0's buffers (batch norm statistics), but those in buffer_kinds")
+        bool, Field(description="train with rank 0's buffers (batch norm statistics), except buffer_kinds")
     ] = True
     sync_bn: Annotated[bool, Field(description="batch norm statistics over all processes (CUDA only)")] = False

@@ -97,7 +97,7 @@ class BestTracker:
         """Why training should end after this validation; None to continue."""
         early, name = self.early, self.config.metric
         if early.patience and self.waited >= early.patience:
-            return f"{name} has not become better for {self.waited} validations (early_stop.patience)"
+            return f"{name} has not improved for {self.waited} validations (early_stop.patience)"
         if value is not None and early.lower_bound is not None and value < early.lower_bound:
             return f"{name} {value:.6g} is below early_stop.lower_bound {early.lower_bound:g}"
         if value is not None and early.upper_bound is not None and value > early.upper_bound:
@@ -111,7 +111,7 @@ class BestTracker:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; a best value of another metric or mode is discarded."""
         if (state["metric"], state["mode"]) != (self.config.metric, self.mode):
-            logger.warning("best was {metric} ({mode}) in the checkpoint; tracking starts anew", **state)
+            logger.warning("the checkpoint tracks {metric} ({mode}); tracking starts over", **state)
             return
         self.best = None if state["best"] is None else Best(*state["best"])
         self.waited = state["waited"]

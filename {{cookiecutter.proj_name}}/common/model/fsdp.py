@@ -66,7 +66,7 @@ class Sharded(Strategy):
         if broadcast and any(True for _ in task.buffers()):
             task.register_forward_pre_hook(self._share_buffers_in_training)
         mine = sum(local(parameter).numel() for parameter in task.parameters())
-        logger.info("fsdp: model {} and the rest, {:,} of its numbers on each rank", self.about, mine)
+        logger.info("fsdp: model {} and the rest, {:,} parameters on each rank", self.about, mine)
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
         for module in self._sharded_modules():

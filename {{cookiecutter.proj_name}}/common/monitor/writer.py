@@ -112,7 +112,7 @@ class _Channel:
         except Exception as error:  # noqa: BLE001 - a user's class and a server can raise anything
             self._failures, self._rests, self.writer = self._failures + 1, True, None
             if not self._has_warned:
-                said = f"{self._section['type']} cannot be written: {type(error).__name__}: {error}"
+                said = f"writer {self._section['type']} failed: {type(error).__name__}: {error}"
                 logger.warning("{}; metrics.jsonl will have the numbers", said)
             self._has_warned = True
 

@@ -36,7 +36,7 @@ class OptimConfig(ClipConfig, OptimizerConfig):
     ] = None
     scale_lr_by: Annotated[
         int | None,
-        Field(ge=1, description="lr is meant for this many samples per step, and is scaled to those of the run"),
+        Field(ge=1, description="samples per step that lr is meant for; lr is scaled to those of the run"),
     ] = None
     ema: EmaConfig = field(default_factory=EmaConfig)
 

@@ -94,12 +94,12 @@ def parameter_groups(config: "OptimizerConfig", task: nn.Module, own: Iterable[G
 def log_groups(groups: Sequence[Mapping[str, Any]]) -> None:
     """Log a table of an optimizer's groups."""
     width = max(len(group["name"]) for group in groups)
-    rows = [f"  {'':<{width}}  parameters        numbers        lr  weight decay"]
+    rows = [f"  {'':<{width}}     tensors     parameters        lr  weight decay"]
     for group in groups:
         count, numbers = len(group["params"]), sum(parameter.numel() for parameter in group["params"])
         decay = group.get("weight_decay", 0.0)
         rows.append(f"  {group['name']:<{width}}  {count:>10,}  {numbers:>13,}  {group['lr']:.2e}  {decay:>12g}")
-    logger.info("{} groups of parameters:\n{}", len(groups), "\n".join(rows))
+    logger.info("{} parameter groups:\n{}", len(groups), "\n".join(rows))
 
 
 def group_name(group: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ class LrSchedulerConfig:
     patience: Annotated[int, Field(ge=0, description="plateau: validations without progress before a drop")] = 10
     threshold: Annotated[float, Field(ge=0.0, description="plateau: relative change that counts as progress")] = 1e-4
     mode: Annotated[Literal["min", "max"], Field(description="plateau: whether lower or higher is better")] = "min"
-    args: Annotated[dict[str, Any], Field(description="of the schedule; may be written beside these keys")] = field(
+    args: Annotated[dict[str, Any], Field(description="its further arguments; may be written inline, too")] = field(
         default_factory=dict
     )
 

@@ -110,7 +110,7 @@ def _move_away(folder: RunPaths) -> None:
     folder.root.rename(target)
     lock.path = target / lock.path.name
     lock.release()
-    logger.info("an earlier run named {} is now {}", folder.name, target)
+    logger.info("moved an earlier run {} to {}", folder.name, target)
 
 
 def _first_start(folder: RunPaths) -> str:

@@ -74,7 +74,7 @@ def environment_text(attempt: dict[str, Any]) -> str:
         f"machine   {attempt['host']}, {versions['system']}\n"
         f"versions  {known}\n"
         f"code      {GitState(**attempt['git'])}\n"
-        f"run       {attempt['world_size']} process{'es' * (attempt['world_size'] > 1)} by {attempt['launcher']}, "
+        f"run       {attempt['world_size']} process{'es' * (attempt['world_size'] > 1)} via {attempt['launcher']}, "
         f"seed {attempt['seed']}, {attempt['cpu_threads']} CPU thread{'s' * (attempt['cpu_threads'] > 1)} each\n"
         f"command   {attempt['command']}"
     )

@@ -78,7 +78,7 @@ def test_a_writer_that_fails_does_not_end_the_training(runs: Runs) -> None:
     folder = runs.train("--monitor.writers", writers, "--progress.epoch", "5")
     log = (folder / "train.log").read_text()
     assert log.count("no route to host") == 1
-    assert f"{HERE}.Broken cannot be written: ConnectionError: no route to host; metrics.jsonl will have" in log
+    assert f"writer {HERE}.Broken failed: ConnectionError: no route to host; metrics.jsonl will have" in log
     assert len(rows(folder, "val")) == 5
     diary = (folder / "diary.txt").read_text()
     assert (diary.count("x run 4 None"), diary.count("run/config")) == (3, 1)
