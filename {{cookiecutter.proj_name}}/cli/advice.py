@@ -19,7 +19,7 @@ from common.config.names import listed
 from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task
-from cli.advice_texts import ADVICE, BROADCAST, MACHINE
+from cli.advice_texts import ADVICE, BROADCAST, MACHINE, WITHOUT_TASK
 
 
 @contextmanager
@@ -59,11 +59,14 @@ def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
     # The message of a worker's error is a traceback, whose last line has type and message.
     text = lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {error}"
     at = f"{text} at {traceback.extract_tb(error.__traceback__)[-1].line}"
-    known = MACHINE if task is None else ADVICE | MACHINE
-    hints = [advice for pattern, advice in known.items() if re.search(pattern, at)]
-    if hints:
-        model = getattr(task, "model", None)
-        yield HINT + hints[0].format(forward=_where(model, "forward"), output=_where(task, "output"))
+    for pattern, advice in ADVICE.items():
+        if re.search(pattern, at) and (task is not None or pattern in WITHOUT_TASK):
+            model = None if task is None else task.model
+            yield HINT + advice.format(forward=_where(model, "forward"), output=_where(task, "output"))
+            return
+    yield from [
+        HINT + advice for pattern, advice in MACHINE.items() if re.search(pattern, f"{text}\n{error}", re.IGNORECASE)
+    ][:1]
 
 
 def describe(value: Any) -> str:

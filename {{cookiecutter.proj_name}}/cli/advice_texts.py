@@ -1,5 +1,6 @@
 """Advice by patterns of errors. Add your own: `cli/advice.py` shows the first one that matches."""
 
+UNEQUAL = "equal size|not resizable"  # torch's errors in joining samples, in the main process and in a worker
 # torch's warning for a target (B,) and a prediction (B, 1), or the other way round; not for a single sample.
 BROADCAST = (
     r"Using a target size \(torch\.Size\(\[(?!1\b)(\d+)(?:, 1)?\]\)\) that is different to the input size "
@@ -41,6 +42,10 @@ ADVICE = {
         "model.in_channels, or what the data set returns"
     ),
     r"index out of range in self": "a number of the batch is too large for an embedding: see its size in the model",
+    UNEQUAL: "give all samples the same size (dataset.*.transforms can resize), or write a loader.collate",
+    r"default_collate": (
+        "a batch is made of tensors, arrays and numbers: does the data set's __getitem__ return a sample?"
+    ),
     r"does not require grad": (
         "the result of {forward} or of the loss is cut off from the weights by .detach(), .item(), .data, .numpy(), "
         "torch.no_grad(), argmax, rounding, or torch.tensor(...) of a tensor"
@@ -50,20 +55,16 @@ ADVICE = {
         "x = x + y; --debug shows which"
     ),
 }
-# Patterns and advice, as above, for errors of the machine, and in reading a batch.
+WITHOUT_TASK = (UNEQUAL, "default_collate")  # in reading a batch
+# Patterns and advice, as above, for errors of the machine and of the workers.
 MACHINE = {
-    # torch's errors in joining samples, in the main process and in a worker
-    "equal size|not resizable": (
-        "give all samples the same size (dataset.*.transforms can resize), or write a loader.collate"
-    ),
-    "default_collate": "a batch is made of tensors and numbers: does the data set's __getitem__ return a sample?",
     "Cannot re-initialize CUDA in forked|CUDA error: initialization error": (
         "a worker process that was forked cannot use the GPU: keep the data set on the CPU, or start workers with "
         "--loader.start_method forkserver, or use none (--num_workers 0)"
     ),
     "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --num_workers",
     "out of memory|can't allocate memory": "smaller batch_size (raise optim.accumulate), or model; precision.mode bf16",
-    "worker.*(killed|exited unexpectedly)|[Bb]us error": (
+    "worker.*(killed|exited unexpectedly)|bus error": (
         "a worker was killed, probably out of memory (see dmesg; in a container, also /dev/shm): use fewer "
         "--num_workers, a smaller loader.prefetch or batch_size; --num_workers 0 shows an error of its own"
     ),
