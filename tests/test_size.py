@@ -11,39 +11,39 @@ from support import TEMPLATE
 # docs/design.md, and ask first what the new lines could replace.
 ENGINE = {
     "base": 182,
-    "config": 1095,
-    "distributed": 650,
-    "progress": 177,
-    "failure": 385,
-    "run": 400,
-    "data": 1315,
-    "optim": 722,
-    "checkpoint": 931,
-    "monitor": 831,
-    "model": 460,
-    "evaluation": 470,
-    "ops": 275,
+    "config": 1107,
+    "distributed": 639,
+    "progress": 174,
+    "failure": 381,
+    "run": 392,
+    "data": 1302,
+    "optim": 707,
+    "checkpoint": 859,
+    "monitor": 820,
+    "model": 453,
+    "evaluation": 447,
+    "ops": 252,
     "task": 117,
-    "stage": 49,
-    "stages": 145,
-    "settings": 134,
-    "evaluator": 140,
+    "stage": 29,
+    "stages": 140,
+    "settings": 126,
+    "evaluator": 138,
     "step": 172,
-    "build": 147,
-    "run_context": 153,
-    "trainer": 261,
+    "build": 131,
+    "run_context": 134,
+    "trainer": 262,
 }
 ROOMS = {
-    "common": 9240,
+    "common": 9000,
     "custom": 330,
-    "library": 920,
-    "cli": 786,
-    "tools": 2650,
-    "programs": 158,
+    "library": 880,
+    "cli": 790,
+    "tools": 2460,
+    "programs": 160,
     "examples": 1295,
     "tests": 7000,
 }
-OWNED = 14_075  # all but examples and tests
+OWNED = 13_610  # all but examples and tests
 YOURS = 500, 10  # custom/ without operators: source lines, files
 
 
@@ -83,7 +83,7 @@ def test_files_and_functions_are_short() -> None:
     """CT-01: a file of the engine fits a few screens, and a function one."""
     for file in (TEMPLATE / "common").rglob("*.py"):
         source = file.read_text(encoding="utf-8")
-        assert len(source.splitlines()) <= 305, file
+        assert len(source.splitlines()) <= 310, file
         assert longest(source) <= 45, file
 
 

@@ -187,13 +187,9 @@ class Trainer:
             log_gradients(self.task, every=self.config.debug.print_all_grad)
 
     def check_losses(self) -> None:
-        """Raise an error if a loss was NaN or infinite, before a save. Every process must call this.
-
-        The process whose loss it was raises it; that ends the others, which wait for it at the next exchange.
-        """
-        meter = self.monitor.meter
-        if meter.first_bad_step() and meter.bad_here:
-            raise bad_loss(meter.bad_here, self.stream, self.saver, self.rank)
+        """Raise an error if a loss of this process was NaN or infinite; this ends all. Every process must call this."""
+        if self.monitor.meter.first_bad_step() and (bad := self.monitor.meter.bad_here):
+            raise bad_loss(bad, self.stream, self.saver, self.rank)
 
     def log_pictures(self, step: Step, *, rehearsal: bool = False) -> None:
         """Log pictures of the last training batch, with the current output; a rehearsal draws them, but logs none."""
