@@ -164,7 +164,7 @@ def terminal(y: float, lines: Sequence[str]) -> tuple[float, list[str]]:
 def of_report(y: float, page: str) -> tuple[float, list[str]]:
     """The main numbers and the first two charts of a report.html, from `y` on; the lower end, and the elements."""
     cards = re.findall(r"<li[^>]*><span>([^<]*)</span><b><data[^>]*>([^<]*)</data></b><span>([^<]*)</span></li>", page)
-    figures = re.findall(r"<figcaption>([^<]*)(.*?)<ul[^>]*>(.*?)</ul>(<svg.*?</svg>)", page, re.DOTALL)[:2]
+    figures = re.findall(r"<figcaption>([^<]*)(.*?)<ul[^>]*>(.*?)</ul>\s*(<svg.*?</svg>)", page, re.DOTALL)[:2]
     width, across = (WIDTH - 2 * PAD - 14 * (len(cards) - 1)) / len(cards), (WIDTH - 2 * PAD - 14) / 2
     chart_height = across * 300 / 560
     parts = [f'<rect class="card" x=".5" y="{y}" width="{WIDTH - 1}" height="{170 + chart_height:.0f}" rx="8"/>']

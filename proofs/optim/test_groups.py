@@ -79,7 +79,7 @@ def grouped(optimizer: torch.optim.Optimizer) -> dict[str, tuple[Any, ...]]:
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
     """An optimizer step with gradients that depend on the names of the parameters only."""
     for name, parameter in sorted(model.named_parameters()):
-        generator = torch.Generator().manual_seed(seed + len(name))
+        generator = torch.Generator().manual_seed(100 * seed + sum(name.encode()))
         parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
     optimizer.step()
 

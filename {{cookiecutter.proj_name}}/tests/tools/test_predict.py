@@ -182,10 +182,12 @@ def test_any_task_predicts(runs: Runs, tmp_path: Path) -> None:
     words += [word for split in ("train", "val", "eval") for word in (f"--dataset.{split}", data)]
     folder = runs.train(*words)
     (tmp_path / "a.txt").write_text("1 2 3")
-    row, *_ = Predictor(folder)([tmp_path / "a.txt"])
+    (tmp_path / "b.txt").write_text("3 2 1")
+    rows = list(Predictor(folder)([tmp_path / "a.txt", tmp_path / "b.txt"]))
     model = load(folder, "best")["model"]
-    assert row.keys() == {"file", "sum"}
-    assert row["sum"] == pytest.approx(float(model["weight"] @ torch.tensor([1.0, 2.0, 3.0]) + model["bias"]))
+    for row, numbers in zip(rows, ([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]), strict=True):
+        assert row.keys() == {"file", "sum"}
+        assert row["sum"] == pytest.approx(float(model["weight"] @ torch.tensor(numbers) + model["bias"]))
     with pytest.raises(UserError, match=r"WideTask needs a method describe\(output, batch\)"):
         Predictor(folder, "--task", f"{{type: {here}.WideTask}}")([tmp_path / "a.txt"])
 
