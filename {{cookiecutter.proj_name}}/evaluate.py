@@ -13,7 +13,7 @@ from common.build import build_evaluation, check_classes
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
 from common.config import option_value
-from common.config.problem import place as shown
+from common.config.problem import shown_path as shown
 from common.config.registry import REGISTRIES
 from common.distributed import Rank
 from common.distributed.process import set_up_process
@@ -47,11 +47,11 @@ def main(argv: list[str]) -> int:
     code = distributed.spawn(config.gpu_ids, config.dist, [__file__, *argv])
     if code is not None:  # this process only started the ones that evaluate
         return code
-    place = distributed.find_rank(config.gpu_ids, config.dist)
-    set_up_process(config.dist, place)
+    rank = distributed.find_rank(config.gpu_ids, config.dist)
+    set_up_process(config.dist, rank)
     path = best_in(Path(config.model_pt or which_checkpoint()).expanduser())
     folder = eval_dir(config.dir, path, config.split, PROJECT)
-    with distributed_run(place, config.dist, resolved.values) as rank, error_files(rank, folder), explain_errors():
+    with distributed_run(rank, config.dist, resolved.values) as rank, error_files(rank, folder), explain_errors():
         for text in resolved.warnings if rank.is_main else ():
             logger.warning("{}", text)
         evaluate(config, path, folder, rank)

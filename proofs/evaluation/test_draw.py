@@ -99,7 +99,7 @@ def test_in_training_draw_is_the_function_itself(runs: Runs) -> None:
 
 
 def test_rows_that_are_no_samples(runs: Runs) -> None:
-    """Refused in the rehearsal."""
+    """Refused in the sanity check."""
     assert runs.fail(*WORDS, "--task", f"{{type: {HERE}.TwoRows}}") == 2
     assert "TwoRows.draw: x has 80 rows, but the batch has 40 samples" in (runs.root / "run" / "train.log").read_text()
 

@@ -53,7 +53,7 @@ def test_a_metric_finds_what_has_another_name(runs: Runs) -> None:
 
 
 def test_mistakes_in_inputs(error_of: ErrorOf) -> None:
-    """Before anything is built, and at the rehearsal."""
+    """Before anything is built, and at the sanity check."""
     for text, said in (
         ("{label: label}", "must be output.<name> or batch.<name>"),
         ("[label]", "metric.Accuracy.inputs"),

@@ -15,7 +15,7 @@ from torch import Tensor
 from common.base.errors import UserError
 from common.base.files import PROJECT
 from common.base.text import label
-from common.config.names import listed
+from common.config.names import join_names
 from common.failure.program import TrainingError
 from common.failure.report import HINT
 from common.task import Task
@@ -112,6 +112,6 @@ def _wrong_labels(error: Exception, frames: Sequence[FrameType]) -> str:
     if not wrong:
         return ""
     return (
-        f"label {listed(wrong, 5)} of dataset.{name}: the model gives {classes} classes, so labels must be 0 "
+        f"label {join_names(wrong, 5)} of dataset.{name}: the model gives {classes} classes, so labels must be 0 "
         f"to {classes - 1}; correct the labels, or give the model more classes (model.classes or num_classes)"
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.base.nested import map_tensors
 from common.base.text import label
-from common.config.names import listed
+from common.config.names import join_names
 from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
 from common.data.some_samples import look_at, spread
@@ -168,6 +168,6 @@ def warn_of_nan(name: str, indices: Sequence[int], batch: Any, values: Mapping[s
             rows_ = (~value.isfinite()).flatten(1).any(1) if value.ndim > 1 else ~value.isfinite()
             numbers = [str(indices[row]) for row in rows_.nonzero().flatten().tolist()]
             if numbers:
-                causes.append(f"`{key}` is not finite in sample {listed(numbers, 3)}")
+                causes.append(f"`{key}` is not finite in sample {join_names(numbers, 3)}")
     cause = "; ".join(causes) or "its data are finite, so look at the model and the loss"
     logger.warning("{}: {} of the first batch is {} before training: {}", name, bad[-1], values[bad[-1]], cause)

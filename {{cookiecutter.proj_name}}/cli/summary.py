@@ -12,7 +12,7 @@ from loguru import logger
 
 from common.base.files import PROJECT
 from common.base.text import label, number
-from common.config.problem import place
+from common.config.problem import shown_path
 from common.config.registry import (
     DATASET_REGISTRY,
     LOSS_REGISTRY,
@@ -51,7 +51,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     )
     trainer.monitor.after_log.append(SlowDataAdvice(config.num_workers, run.rank, trainer.at))
     if run.rank.is_main:
-        trainer.evaluator.after_rehearsal.append(FirstBatch(config, trainer))
+        trainer.evaluator.after_sanity_check.append(FirstBatch(config, trainer))
         warn_of_busy_machine(run.rank)
     log_data("train", config.dataset.train, trainer.stream.dataset)
     for each in (*trainer.val, *trainer.evaluation):
@@ -130,7 +130,7 @@ def summary(trainer: Trainer, outcome: Outcome | None) -> str:
         rows.append(("evaluate", command("evaluate.py", "--model_pt", shown)))
     if (trainer.paths.root / "event").exists() or any(trainer.paths.root.glob("events.out.tfevents.*")):
         rows.append(("curves", command("-m tensorboard.main", "--logdir", trainer.paths.root.parent)))
-    head = f"{place(trainer.paths.root)}, trained for {time}"
+    head = f"{shown_path(trainer.paths.root)}, trained for {time}"
     return "\n".join([head, *(f"  {name:<8} {text}" for name, text in rows)])
 
 
@@ -144,5 +144,5 @@ def values(found: Mapping[str, float], trainer: Trainer) -> str:
 
 def command(program: str, option: str, path: Path) -> str:
     """Write a command to copy, relative to the working directory."""
-    name = program if program.startswith("-") else shlex.quote(place(PROJECT / program))
-    return f"python {name} {option} {shlex.quote(place(path))}"
+    name = program if program.startswith("-") else shlex.quote(shown_path(PROJECT / program))
+    return f"python {name} {option} {shlex.quote(shown_path(path))}"

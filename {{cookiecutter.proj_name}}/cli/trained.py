@@ -19,7 +19,7 @@ from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.monitor.log import logger
 from common.optim.precision import Precision, build_precision
-from common.task import Place, Task
+from common.task import Task, TaskPosition
 from custom.config import Config
 
 
@@ -95,7 +95,7 @@ def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) 
     task = build_task(config, seed, rank, first_weights=bool(state.get("frozen")))
     precision.cast(task).to(rank.device)
     load_state(task, state, path)
-    task.at = Place(state["position"]["step"], state["position"]["epoch"], *about["lengths"])
+    task.at = TaskPosition(state["position"]["step"], state["position"]["epoch"], *about["lengths"])
     stage = state.get("stages", {}).get("number", 0)
     if stage and stage >= len(config.stages):
         raise UserError(f"the checkpoint is in stage {stage + 1}, but the config has {len(config.stages)} stages")

@@ -48,8 +48,8 @@ class Evaluator:
         stop_signal: the number of the stop signal that this process received, 0 for none. An evaluation may take longer
             than the grace period after a signal, so this is checked between batches; with `lockstep_forward` only after
             the last one.
-        after_rehearsal: functions to call with each set's first batch: its loader, the batch on the device, the output,
-            the losses. Add your own.
+        after_sanity_check: functions to call with each set's first batch: its loader, the batch on the device, the
+            output, the losses. Add your own.
     """
 
     task: Task
@@ -57,7 +57,7 @@ class Evaluator:
     precision: Precision
     lockstep_forward: bool = False
     stop_signal: Callable[[], int] = lambda: 0
-    after_rehearsal: list[Callable[[EvaluationLoader, Any, Any, Losses], object]] = field(default_factory=list)
+    after_sanity_check: list[Callable[[EvaluationLoader, Any, Any, Losses], object]] = field(default_factory=list)
 
     def run(self, loaders: Sequence[EvaluationLoader], *, max_pictures: int = 0, fixed: bool = False) -> SplitResult:
         """Evaluate on the sets of a split, one after the other. Every process must call this.
@@ -93,7 +93,7 @@ class Evaluator:
             pictures = seen.gallery.finish() if max_pictures else []
             return SetResult(total | metrics | losses, samples, pictures, seen.metrics.figures)
 
-    def rehearse(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
+    def sanity_check(self, loaders: Sequence[EvaluationLoader], *, needs_loss: bool = False) -> None:
         """Evaluate one batch of every set, so that mistakes in evaluation show before training, not an epoch later.
 
         Raises:
@@ -109,7 +109,7 @@ class Evaluator:
                     seen.gallery.finish()
                     if needs_loss and "loss" not in losses:
                         raise UserError("best.metric is loss, but the task gives no loss in validation; name a metric")
-                    for call in self.after_rehearsal:
+                    for call in self.after_sanity_check:
                         call(loader, batch, output, losses)
                 elif self.lockstep_forward:
                     self.measure(loader.sample_batch())

@@ -30,7 +30,7 @@ class Position(NamedTuple):
     epoch_size: int = 0
 
 
-class Place(NamedTuple):
+class TaskPosition(NamedTuple):
     """The position that a task sees: optimizer steps and epochs done, and the steps of the run and of an epoch.
 
     `total` and `steps_per_epoch` are None where unknown.

@@ -43,10 +43,10 @@ def managed_run(
         UserError: the checkpoint does not exist, or the processes do not match.
         SystemExit: an error that was already reported.
     """
-    place = find_rank(config.gpu_ids, config.dist)
-    set_up_process(config.dist, place)
+    rank = find_rank(config.gpu_ids, config.dist)
+    set_up_process(config.dist, rank)
     paths = RunPaths.for_run(config.dir, config.name, project)
-    with distributed_run(place, config.dist, resolved.values) as rank:
+    with distributed_run(rank, config.dist, resolved.values) as rank:
         for text in resolved.warnings if rank.is_main else ():
             logger.warning("{}", text)
         run = RunContext(config=config, values=resolved.values, argv=argv, project=project, rank=rank, paths=paths)

@@ -24,9 +24,9 @@ from common.monitor.pictures import Picture
 from common.monitor.show import Show
 from common.optim.groups import Group
 from common.optim.precision import Precision
-from common.progress import Place
+from common.progress import TaskPosition
 
-__all__ = ["Group", "Parts", "Place", "Task", "fixed"]
+__all__ = ["Group", "Parts", "Task", "TaskPosition", "fixed"]
 
 
 class Task(ModelHolder, ABC):
@@ -63,13 +63,13 @@ class Task(ModelHolder, ABC):
         self.metric = metric
 
     @property
-    def at(self) -> Place:
+    def at(self) -> TaskPosition:
         """The optimizer steps and epochs done so far; the weights of losses may depend on them."""
         return self.loss.at
 
     @at.setter
-    def at(self, place: Place) -> None:
-        object.__setattr__(self.loss, "at", place)
+    def at(self, at: TaskPosition) -> None:
+        object.__setattr__(self.loss, "at", at)
 
     def draw(self, function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
         """`function(x, *arguments)`, such as `self.draw(torch.randn_like, x)`, for the samples of a batch `x` (B, ...).

@@ -36,7 +36,7 @@ from common.settings import RunConfig
 from common.stage import WholeRun
 from common.stages import Stages
 from common.step import OptimizerStep
-from common.task import Parts, Place, Task
+from common.task import Parts, Task, TaskPosition
 
 
 class Trainer:
@@ -83,8 +83,8 @@ class Trainer:
     def move_to(self, at: Position) -> None:
         """Set the position of the run, also in the task."""
         self.progress.at = at
-        place = Place(at.step, at.epoch, self.total_steps, self.stream.steps_per_epoch)
-        object.__setattr__(self.task.loss, "at", place)  # as `Task.at`; nn.Module's own takes 2 us, in each step
+        position = TaskPosition(at.step, at.epoch, self.total_steps, self.stream.steps_per_epoch)
+        object.__setattr__(self.task.loss, "at", position)  # as `Task.at`; nn.Module's own takes 2 us, in each step
 
     def begin_stage(self) -> None:
         """Rebuild whatever depends on the settings of the current stage."""
@@ -97,7 +97,7 @@ class Trainer:
         self.strategy.freeze(config.prepare.freeze)
         self.ema.follow(self.task)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
-        optim = config.optim.scaled(self.stream.samples_per_step)
+        optim = config.optim.scale_lr(self.stream.samples_per_step)
         self.optimizer = build_optimizer(optim, self.task, self.task.groups(), getattr(self, "optimizer", None))
         self.schedule = self.stages.schedule(self.optimizer)
         self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
@@ -132,8 +132,8 @@ class Trainer:
             error_context(lambda: whereabouts(self.stream, self.step, self.at)),
         ):
             refuse_stale_weights(self.parts.data, self.task)
-            self.evaluator.rehearse(self.val, needs_loss=self.config.best.metric.rpartition(".")[2] == "loss")
-            self.evaluator.rehearse(self.evaluation)
+            self.evaluator.sanity_check(self.val, needs_loss=self.config.best.metric.rpartition(".")[2] == "loss")
+            self.evaluator.sanity_check(self.evaluation)
             if self.config.progress.init_eval and self.saver.saved_step is None:  # not on a resume
                 self.evaluate()
             self.run_pending()
@@ -168,7 +168,7 @@ class Trainer:
     def begin_step(self, step: Step, before: Position) -> None:
         """Enter the next stage if it is due, and set the learning rates."""
         if self.step is None and self.triggers.intervals["pictures"]:
-            self.log_pictures(step, rehearsal=True)
+            self.log_pictures(step, sanity_check=True)
         self.step = step
         if self.config.stages:
             self.next_stage()
@@ -191,11 +191,11 @@ class Trainer:
         if self.monitor.meter.first_bad_step() and (bad := self.monitor.meter.bad_here):
             raise bad_loss(bad, self.stream, self.saver, self.rank)
 
-    def log_pictures(self, step: Step, *, rehearsal: bool = False) -> None:
-        """Log pictures of the last training batch, with the current output; a rehearsal draws them, but logs none."""
+    def log_pictures(self, step: Step, *, sanity_check: bool = False) -> None:
+        """Log pictures of the last training batch, with the current output; a sanity check only draws them."""
         if self.task.draws_pictures and (self.rank.is_main or self.strategy.lockstep_forward):
             pictures = self.evaluator.pictures(step.batches[-1], self.config.progress.max_samples_train)
-            self.monitor.pictures("train", self.at, [] if rehearsal else pictures)
+            self.monitor.pictures("train", self.at, [] if sanity_check else pictures)
 
     def validate(self) -> bool:
         """Evaluate on the validation data. Returns whether the result is the best so far."""

@@ -30,7 +30,7 @@ from common.failure.program import exit_process, report_errors
 from common.model import prepare
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
-from common.task import Place
+from common.task import TaskPosition
 from cli.advice import explain_errors
 from cli.command_line import parse
 from cli.stored_config import stored_config
@@ -60,7 +60,7 @@ class ProfiledTask:
         # Compiled kernels cannot be assigned to modules.
         eager = replace(first.prepare, compile=replace(first.prepare.compile, enabled=False))
         prepare(self.task, eager, dist, self.precision, rank)
-        self.task.at = Place(0, 0, None, stream.steps_per_epoch)
+        self.task.at = TaskPosition(0, 0, None, stream.steps_per_epoch)
         self.task.loss.set_weights(first.loss)
         self.batch = self.task.prepare_batch(self.precision.cast_batch(batch), rank.device)
 

@@ -12,7 +12,7 @@ from common.base.files import atomic_file, output_file
 from common.checkpoint.file import read_checkpoint, write_checkpoint
 from common.checkpoint.folder import best_in
 from common.config import dump
-from common.config.names import listed
+from common.config.names import join_names
 from common.failure.program import report_errors
 from common.optim.ema import averaged_state_dict
 
@@ -57,7 +57,7 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
         f"run {config['name']}, model {config['model']['type']} (--config shows all)",
         *(line.format(*each) for each in tensors),
         f"  {sum(value.numel() for value in weights.values()):,} numbers",
-        *([f"{len(frozen)} frozen tensors are left out: {listed(frozen)}"] if frozen else []),
+        *([f"{len(frozen)} frozen tensors are left out: {join_names(frozen)}"] if frozen else []),
     ]
     return "\n".join(lines)
 

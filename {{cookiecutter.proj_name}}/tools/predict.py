@@ -19,7 +19,7 @@ from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import atomic_file, output_file
 from common.base.text import plain
-from common.config.problem import place
+from common.config.problem import shown_path
 from common.data.from_files import build_files, reader_of
 from common.data.keyed import find_collate
 from common.data.loader import EvaluationLoader
@@ -237,7 +237,7 @@ def main(argv: list[str]) -> int:
         text = "{} of {} files cannot be read and are left out: {}"
         logger.warning(text, len(skipped), len(files), in_lines(skipped))
     many = "s" * (done != 1)
-    logger.info("{} prediction{} of {}: {}", done, many, place(predictor.trained.path), place(target))
+    logger.info("{} prediction{} of {}: {}", done, many, shown_path(predictor.trained.path), shown_path(target))
     return 0
 
 

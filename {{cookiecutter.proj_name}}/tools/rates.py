@@ -48,7 +48,7 @@ def plan_rates(config: Config) -> Iterator[tuple[int, int | None, float, float |
         epoch = step // per_epoch if per_epoch else None
         if stages.advance(Position(step, epoch or 0)) or optimizer is None:
             optim = replace(stages.config.optim, groups=[], layer_decay=LayerDecayConfig(), no_decay=[])
-            optimizer = build_optimizer(optim.scaled(size), nn.Linear(1, 1, bias=False))
+            optimizer = build_optimizer(optim.scale_lr(size), nn.Linear(1, 1, bias=False))
             schedule = stages.schedule(optimizer)
         schedule.step(step - stages.start)
         group = optimizer.param_groups[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from common.base.errors import UserError
 from common.base.files import output_file, write_text
-from common.config.problem import place
+from common.config.problem import shown_path
 from tools.runs import compare
 from tools.runs.report import FILE, report
 
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     page = report(runs)
     with output_file(out):
         write_text(out, page)
-    print(f"{place(out)}: {', '.join(run.name for run in runs)}")
+    print(f"{shown_path(out)}: {', '.join(run.name for run in runs)}")
     return 0
 
 

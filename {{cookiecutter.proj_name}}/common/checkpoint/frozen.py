@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from common.base.errors import UserError
 from common.checkpoint.checksum import checksum
 from common.checkpoint.saver import whole
-from common.config.names import listed
+from common.config.names import join_names
 from common.distributed import buffer_kinds
 
 
@@ -32,7 +32,7 @@ def check_frozen(task: nn.Module, expected: Mapping[str, str], source: str) -> N
     if wrong := [name for name in expected if found.get(name) != expected[name]]:
         raise UserError(
             f"{source} leaves out {len(expected)} frozen tensors (checkpoint.frozen: false), and {len(wrong)} of them "
-            f"are not what they were in training: {listed(wrong)}.\n  They come from where the run took them: "
+            f"are not what they were in training: {join_names(wrong)}.\n  They come from where the run took them: "
             "init_from, or what the constructors of model and task draw or load. Is that source the same file as then?"
         )
 

@@ -6,7 +6,7 @@ from typing import Any
 from common.base.errors import UserError
 from common.checkpoint.fingerprint import Change, changes, compare
 from common.checkpoint.state import RunState
-from common.config.names import listed
+from common.config.names import join_names
 from common.config.record import config_of_today
 from common.data.view import innermost
 from common.distributed import Rank
@@ -106,10 +106,10 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
     if saved["position"]["sample"] > 0 and not is_restored:
         order.append("the data set cannot restore its position, so the epoch is read again from its start")
     files = found["code"] + [change.arrow for change in safe if change.key == "plugins"]
-    code = [f"the code changed: {listed(files, 10)}"] if files else []
+    code = [f"the code changed: {join_names(files, 10)}"] if files else []
     reasons = found["breaks"] + [change.arrow for change in safe if change.matches(_BATCH)]
     if saved.get("differing") and not run.about["config"]["dist"]["broadcast_buffers"]:
-        names = listed(saved["differing"])
+        names = join_names(saved["differing"])
         reasons.append(f"{names} differed between the processes, and the checkpoint holds rank 0's: see docs/task.md")
     doubts = [f"cannot tell: {', '.join(found['unsure'])}"] if found["unsure"] else []
     extent = f"as far as compared: {compared}"

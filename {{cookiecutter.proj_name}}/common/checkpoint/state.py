@@ -16,7 +16,7 @@ from common.checkpoint.file import FORMAT
 from common.checkpoint.frozen import Frozen, check_frozen
 from common.checkpoint.saver import whole
 from common.checkpoint.weights import load_weights
-from common.config.names import listed
+from common.config.names import join_names
 from common.distributed import Rank, buffer_kinds, gather_objects, gather_to_main
 from common.distributed.buffers import named_buffers
 from common.distributed.seed import mix, random_state, set_random_state, set_seed
@@ -128,7 +128,7 @@ class RunState:
                 "buffers that differ between the processes: {}. Checkpoints and evaluations take rank 0's, and so does "
                 "each step, unless dist.broadcast_buffers is false: what the other processes added is lost. Declare "
                 "them in {}.buffer_kinds as sum, gather or rank; see docs/task.md",
-                *(listed(names), type(self.task).__name__),
+                *(join_names(names), type(self.task).__name__),
             )
         return names
 
@@ -192,8 +192,8 @@ class RunState:
         if ranks and len(ranks) != self.rank.world_size:
             names = sorted({name for each in ranks for part in each.values() for name in part})
             raise UserError(
-                f"{source} holds a state of its own for each of {len(ranks)} processes ({listed(names)}), but this run "
-                f"has {self.rank.world_size}: use {len(ranks)} processes, or start a new run from the weights: "
+                f"{source} holds a state of its own for each of {len(ranks)} processes ({join_names(names)}), but this "
+                f"run has {self.rank.world_size}: use {len(ranks)} processes, or start a new run from the weights: "
                 "--progress.start_epoch 0 --name NEW"
             )
         return ranks[self.rank.rank] if ranks else {"buffers": {}, "user": {}}

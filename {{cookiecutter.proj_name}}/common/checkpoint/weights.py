@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from common.base.errors import UserError
 from common.checkpoint.file import CheckpointError, is_checkpoint, load_archive
 from common.config import section
-from common.config.names import listed
+from common.config.names import join_names
 from common.distributed import Rank, main_first
 from common.optim.ema import averaged_state_dict
 
@@ -160,4 +160,4 @@ def _misfits(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
             if key in weights and own[key].shape != weights[key].shape
         ],
     }
-    return [f"  {title} ({len(names)}): {listed(names)}" for title, names in kinds.items() if names]
+    return [f"  {title} ({len(names)}): {join_names(names)}" for title, names in kinds.items() if names]

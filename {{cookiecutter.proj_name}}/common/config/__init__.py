@@ -7,7 +7,7 @@
 """
 
 from common.config.overrides import option_value
-from common.config.problem import ABSENT, ConfigError, Problem, place
+from common.config.problem import ABSENT, ConfigError, Problem, shown_path
 from common.config.resolve import Resolved, overlaid, resolve
 from common.config.schema import Conversions, nearest, section
 from common.config.show import dump
@@ -22,7 +22,7 @@ __all__ = [
     "nearest",
     "option_value",
     "overlaid",
-    "place",
     "resolve",
     "section",
+    "shown_path",
 ]

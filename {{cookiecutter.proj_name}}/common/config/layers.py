@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, place, shorten
+from common.config.problem import ABSENT, DEFAULT, ConfigError, Problem, shorten, shown_path
 from common.config.schema import child, keys_of, metadata, nearest, only_text, section_of
 from common.config.source import Node, list_items, plain, read_file, scalar_node
 
@@ -52,7 +52,9 @@ def find_file(key: str, name: str, folder: Path, origin: str | None = None) -> P
     rule = "this file is a folder" if os.path.isdir(found) else "this file does not exist"
     hint = f"the working directory is {Path.cwd()}" if folder == Path() else f"looked for {found}"
     if near:
-        hint += f"; did you mean {place(others[near]) if folder == Path() else os.path.relpath(others[near], folder)}?"
+        hint += (
+            f"; did you mean {shown_path(others[near]) if folder == Path() else os.path.relpath(others[near], folder)}?"
+        )
     raise ConfigError([Problem(key, name, rule, hint, origin)])
 
 

@@ -8,7 +8,7 @@ from common.base.errors import UserError
 from common.config.schema import nearest
 
 
-def matched(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str]:
+def match_names(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str]:
     """The names that any of `patterns` matches, in their order.
 
     Args:
@@ -20,7 +20,7 @@ def matched(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = nearest(pattern, [*names, *(f"{above}.*" for above in parents(names))])
-            hint = f"did you mean {near}?" if near else "available: " + listed(names)
+            hint = f"did you mean {near}?" if near else "available: " + join_names(names)
             raise UserError(f"{key}: {pattern} matches none of the model's {len(names)} names; {hint}")
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
@@ -30,7 +30,7 @@ def parents(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(above for name in names for above in accumulate(name.split(".")[:-1], "{}.{}".format)))
 
 
-def listed(names: Sequence[str], limit: int = 8) -> str:
+def join_names(names: Sequence[str], limit: int = 8) -> str:
     """The first names, and how many more there are."""
     more = [f"and {len(names) - limit} more"] if len(names) > limit else []
     return ", ".join([*names[:limit], *more])

@@ -102,7 +102,7 @@ def _is_within(key: str, above: str) -> bool:
     return key == above or key.startswith((f"{above}.", f"{above}["))
 
 
-def place(path: str | Path) -> str:
+def shown_path(path: str | Path) -> str:
     """`path` as a person would type it: relative to the working directory when below it."""
     full = Path(os.path.abspath(path))  # `resolve` would follow links and show a name that was not typed
     return str(full.relative_to(Path.cwd())) if full.is_relative_to(Path.cwd()) else str(full)

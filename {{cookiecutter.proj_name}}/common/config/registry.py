@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from common.base.errors import UserError
 from common.config.arguments import check_arguments, fit_arguments, is_foreign, parameter_names, parameters
-from common.config.problem import ABSENT, Problem, place
+from common.config.problem import ABSENT, Problem, shown_path
 from common.config.schema import EditorRule, nearest, suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,7 +51,7 @@ class Registry:
         """
         # The caller's line distinguishes two classes of one file, and is the same on a second import (`python -m`).
         caller = sys._getframe(1)
-        origin = f"{place(caller.f_code.co_filename)}:{caller.f_lineno}"
+        origin = f"{shown_path(caller.f_code.co_filename)}:{caller.f_lineno}"
 
         def enter(target: F) -> F:
             key = name or target.__name__
@@ -91,18 +91,18 @@ class Registry:
     def _fail(self, file: Path, error: Exception) -> None:
         """Note that `file` cannot be imported, and drop what it registered before."""
         lines = [f":{step.lineno}" for step in traceback.extract_tb(error.__traceback__) if Path(step.filename) == file]
-        origin = place(file) + "".join(lines[-1:])
+        origin = shown_path(file) + "".join(lines[-1:])
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing and importlib.util.find_spec(missing) is None:  # not a module missing in an installed package
             self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is left out")
         else:
             if isinstance(error, SyntaxError) and error.filename:
-                origin = f"{place(error.filename)}:{error.lineno}"
+                origin = f"{shown_path(error.filename)}:{error.lineno}"
             said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._broken.append(
                 Problem("", ABSENT, f"cannot be imported: {said}", "correct or remove the file", origin)
             )
-        within = f"{place(file)}:"
+        within = f"{shown_path(file)}:"
         self._entries = {key: it for key, it in self._entries.items() if not self._origins[key].startswith(within)}
 
     def get(self, name: str) -> Callable[..., Any]:
@@ -218,7 +218,7 @@ def file_of(target: Any) -> str:
     """Where a class or function is defined, "custom/models/conv_model.py:6"; its module if it has no source."""
     try:
         file, (_, line) = inspect.getsourcefile(target), inspect.getsourcelines(target)
-        return f"{place(file or '?').rpartition('/site-packages/')[2]}:{line}"
+        return f"{shown_path(file or '?').rpartition('/site-packages/')[2]}:{line}"
     except (OSError, TypeError):
         return f"module {getattr(target, '__module__', '?')}"
 

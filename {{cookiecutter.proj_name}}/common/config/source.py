@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from common.config.problem import ABSENT, ConfigError, Problem, join, place
+from common.config.problem import ABSENT, ConfigError, Problem, join, shown_path
 from common.config.schema import admits
 
 
@@ -176,7 +176,7 @@ _Loader.yaml_constructors = {  # any other tag is an error
 
 def read_file(path: Path) -> Node:
     """Read one YAML file, without its bases. Raises `ConfigError` if it is not a readable YAML mapping."""
-    name = place(path)
+    name = shown_path(path)
 
     def origin_at(line: int) -> str:
         return f"{name}:{line + 1}"

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.config.names import matched
+from common.config.names import match_names
 from common.distributed.collectives import gather_objects
 from common.distributed.rank import Rank
 
@@ -36,7 +36,7 @@ def buffer_kinds(model: nn.Module) -> dict[str, str]:
             key = f"{type(module).__name__}.buffer_kinds"
             if kind not in _KINDS:
                 raise UserError(f"{key}: {pattern}: {kind!r} must be one of {', '.join(_KINDS)}")
-            found |= {f"{above}.{name}".removeprefix("."): kind for name in matched([pattern], names, key)}
+            found |= {f"{above}.{name}".removeprefix("."): kind for name in match_names([pattern], names, key)}
     return found
 
 

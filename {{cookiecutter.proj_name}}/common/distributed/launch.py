@@ -24,8 +24,8 @@ def is_launched(launcher: str | None, environment: Environment = os.environ) -> 
 
     Raises the same as `read_launch`.
     """
-    place = read_launch(environment, launcher or "auto")
-    return place is not None and place.launcher != "spawn"
+    rank = read_launch(environment, launcher or "auto")
+    return rank is not None and rank.launcher != "spawn"
 
 
 def read_launch(environment: Environment, launcher: str = "auto") -> Rank | None:
@@ -40,19 +40,19 @@ def read_launch(environment: Environment, launcher: str = "auto") -> Rank | None
     if launcher == "none":
         return None
     if launcher in _READERS:
-        place = _READERS[launcher](environment)
-        if place is None and launcher != "spawn":
+        rank = _READERS[launcher](environment)
+        if rank is None and launcher != "spawn":
             raise UserError(f"dist.launcher: {launcher}, but its variables are not set: it did not start this process")
-        return place
+        return rank
     # Under Slurm, srun may start one torchrun or mpirun helper per node, whose variables then take precedence.
-    place, slurm = _from_torchrun(environment) or _from_mpi(environment), _from_slurm(environment)
-    if place and slurm and place.parent is None and (place.rank, place.world_size) != (slurm.rank, slurm.world_size):
+    rank, slurm = _from_torchrun(environment) or _from_mpi(environment), _from_slurm(environment)
+    if rank and slurm and rank.parent is None and (rank.rank, rank.world_size) != (slurm.rank, slurm.world_size):
         raise UserError(
-            f"RANK={place.rank} and WORLD_SIZE={place.world_size} contradict SLURM_PROCID={slurm.rank} of "
+            f"RANK={rank.rank} and WORLD_SIZE={rank.world_size} contradict SLURM_PROCID={slurm.rank} of "
             f"{slurm.world_size} tasks; unset the former, or choose: --dist.launcher torchrun, or --dist.launcher slurm"
         )
-    place = place or slurm
-    return None if place is None or (place.is_single_process and place.launcher != "torchrun") else place
+    rank = rank or slurm
+    return None if rank is None or (rank.is_single_process and rank.launcher != "torchrun") else rank
 
 
 def _from_torchrun(environment: Environment) -> Rank | None:
@@ -60,12 +60,12 @@ def _from_torchrun(environment: Environment) -> Rank | None:
     if environment.keys().isdisjoint({"RANK", "WORLD_SIZE", "LOCAL_RANK"}):
         return None
     local_world = _number(environment, "LOCAL_WORLD_SIZE", _number(environment, "WORLD_SIZE"))
-    place = _place(environment, "torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK"), local_world)
+    rank = _place(environment, "torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK"), local_world)
     if SPAWNED in environment:
-        return replace(place, launcher="spawn", launcher_hosts_store=True, parent=_number(environment, SPAWNED))
+        return replace(rank, launcher="spawn", launcher_hosts_store=True, parent=_number(environment, SPAWNED))
     if "TORCHELASTIC_RUN_ID" not in environment:  # set by hand, in a shell that may end before the run does
-        return replace(place, parent=None)
-    return replace(place, launcher_hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+        return replace(rank, parent=None)
+    return replace(rank, launcher_hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
 
 
 def _from_slurm(environment: Environment) -> Rank | None:

@@ -19,7 +19,7 @@ from common.config.schema import EditorRule
 from common.distributed import Rank, gather_objects
 from common.monitor.meter import to_floats
 from common.optim.factors import cosine, linear
-from common.progress import EpochInterval, Interval, Place
+from common.progress import EpochInterval, Interval, TaskPosition
 
 # Keys of a loss section that are read here; all others are arguments of the loss.
 _OWN = ("weight", "inputs")
@@ -53,7 +53,7 @@ class WeightSchedule:
         if self.until is not None and (not until or (until.unit == after.unit and until.amount <= after.amount)):
             yield Problem("until", self.until, f"must be later than after, {self.after}")
 
-    def __call__(self, at: Place) -> float:
+    def __call__(self, at: TaskPosition) -> float:
         """The weight at a position. Raises `UserError` if `until` is not known in steps."""
         after = Interval.parse(self.after, "epoch").in_steps(at.steps_per_epoch)
         until = Interval.parse(self.until, "epoch").in_steps(at.steps_per_epoch) or at.total
@@ -138,7 +138,7 @@ class LossFactory(nn.Module):
 
     def __init__(self, sections: Mapping[str, Any] | None) -> None:
         super().__init__()
-        self.at = Place()  # set by the trainer
+        self.at = TaskPosition()  # set by the trainer
         self.terms: list[Term] = []
         self._weights: dict[str, float | WeightSchedule] = {}
         for name in measured_losses(sections)[1:]:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from common.base.errors import UserError
-from common.config.names import listed, matched
+from common.config.names import join_names, match_names
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -31,7 +31,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Callable[[], None]:
         UserError: a pattern matches nothing.
     """
     names = parameter_names(model)
-    chosen = matched(patterns, names, "prepare.freeze")
+    chosen = match_names(patterns, names, "prepare.freeze")
     frozen = set(chosen)
     named = model.named_parameters(remove_duplicate=False)
     trained = [parameter for name, parameter in named if name in frozen and parameter.requires_grad]
@@ -46,7 +46,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Callable[[], None]:
         _keep_in_evaluation(norm)
     if chosen:
         text = "frozen: {} of {} parameters, {} norms in evaluation mode: {}"
-        logger.info(text, len(frozen), len(names), len(norms), listed(chosen))
+        logger.info(text, len(frozen), len(names), len(norms), join_names(chosen))
 
     def unfreeze() -> None:
         for parameter in trained:
@@ -82,7 +82,7 @@ def warn_of_unused(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
             "{} parameters got no gradient in the first step, although they should be trained: {}. Do the model's "
             "forward and the loss use them? If that is intended, name them in prepare.freeze"
         )
-        logger.warning(text, len(unused), listed(unused))
+        logger.warning(text, len(unused), join_names(unused))
 
 
 def without_gradient(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from common.base.errors import UserError
 from common.config import ABSENT, Problem
-from common.config.names import matched
+from common.config.names import match_names
 from common.config.registry import INIT_REGISTRY
 
 for _name in [name for name in vars(nn.init) if name.endswith("_") and name[0] != "_"]:
@@ -35,7 +35,7 @@ def fill_weights(model: nn.Module, rules: Sequence[Mapping[str, Any]]) -> None:
     parameters = dict(model.named_parameters())
     for number, rule in enumerate(rules):
         where, patterns = f"init_weights[{number}]", rule["match"]
-        names = matched([patterns] if isinstance(patterns, str) else patterns, list(parameters), f"{where}.match")
+        names = match_names([patterns] if isinstance(patterns, str) else patterns, list(parameters), f"{where}.match")
         for name in names:
             try:
                 with torch.no_grad():

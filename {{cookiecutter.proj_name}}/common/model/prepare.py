@@ -7,7 +7,7 @@ from loguru import logger
 from torch import nn
 
 from common.base.errors import UserError
-from common.config.names import matched
+from common.config.names import match_names
 from common.distributed import DistConfig, Rank
 from common.model.blocks import recompute_in_backward
 from common.model.config import PrepareConfig
@@ -64,7 +64,7 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
 
 def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[dict[str, nn.Module], ...]:
     """The modules to recompute, to compile and to gather, by name. Raises `UserError` for a pattern without a match."""
-    matched(config.freeze, parameter_names(task), "prepare.freeze")
+    match_names(config.freeze, parameter_names(task), "prepare.freeze")
     return (
         _match_modules(task, config.activation_checkpointing, "prepare.activation_checkpointing"),
         _match_modules(task, config.compile.blocks, "prepare.compile.blocks"),
@@ -80,7 +80,7 @@ def _match_modules(task: nn.Module, patterns: Sequence[str], key: str) -> dict[s
     """
     modules = {name: module for name, module in task.named_modules() if name}  # task and model have the name ""
     chosen: dict[str, nn.Module] = {}
-    for name in matched(patterns, list(modules), key):
+    for name in match_names(patterns, list(modules), key):
         if any(name.startswith(f"{above}.") for above in chosen):
             continue
         if type(modules[name]).forward is nn.Module.forward:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.base.errors import UserError
-from common.config.names import listed
+from common.config.names import join_names
 from common.distributed import Rank, gather_objects
 from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import random_state_unchanged
@@ -42,6 +42,6 @@ def _refuse_unused(model: nn.Module, trained: Sequence[nn.Parameter], rank: Rank
     if names:
         raise UserError(
             f"{len(names)} parameters get no gradient in a first step{where}, and DDP would wait for it: "
-            f"{listed(names)}.\n  Use them in the model's forward and in the loss, or freeze them (prepare.freeze); if "
-            "which are used changes from batch to batch: --dist.find_unused_parameters true"
+            f"{join_names(names)}.\n  Use them in the model's forward and in the loss, or freeze them (prepare.freeze); "
+            "if which are used changes from batch to batch: --dist.find_unused_parameters true"
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from loguru import logger
 
-from common.config import place
+from common.config import shown_path
 
 CPP, CUDA = {".cpp", ".h"}, {".cu", ".cuh"}
 # -fno-math-errno: a function that sets errno cannot be vectorized.
@@ -44,7 +44,7 @@ class Implementation:
         if self.library is None:
             return f"Python reference ({self.reason}; {HOW_TO_BUILD} builds the C++ and CUDA kernels)"
         gpu = f"CUDA for {', '.join(self.architectures)}" if self.architectures else "Python reference"
-        return f"C++ on the CPU, {gpu} on a GPU ({place(self.library)})"
+        return f"C++ on the CPU, {gpu} on a GPU ({shown_path(self.library)})"
 
 
 def record_now(folder: Path, architectures: Sequence[str]) -> Record:
@@ -92,10 +92,12 @@ def load(folder: Path) -> Implementation:
             torch.ops.load_library(found.library)
         except OSError as error:
             text = "{}: {} cannot be loaded; the Python reference runs: {}"
-            logger.warning(text, place(folder), found.library.name, error)
+            logger.warning(text, shown_path(folder), found.library.name, error)
             return Implementation(reason="the built library cannot be loaded")
     elif found.reason != NOTHING:
-        logger.warning("{}: {}; the Python reference runs. To build: {}", place(folder), found.reason, HOW_TO_BUILD)
+        logger.warning(
+            "{}: {}; the Python reference runs. To build: {}", shown_path(folder), found.reason, HOW_TO_BUILD
+        )
     return found
 
 

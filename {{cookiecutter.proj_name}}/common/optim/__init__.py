@@ -65,7 +65,7 @@ class OptimConfig(ClipConfig, OptimizerConfig):
                 rule = f"optim_type {self.optim_type} has no momentum"
                 yield Problem("momentum_scheduler", ABSENT, rule, "set args.momentum, if it takes it")
 
-    def scaled(self, samples_per_step: int) -> "OptimConfig":
+    def scale_lr(self, samples_per_step: int) -> "OptimConfig":
         """These settings with the rate for steps of so many samples, over all processes; see `scale_lr_by`."""
         if self.scale_lr_by is None:
             return self

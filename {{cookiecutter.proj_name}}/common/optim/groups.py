@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.config import section
-from common.config.names import matched, parents
+from common.config.names import match_names, parents
 
 if TYPE_CHECKING:
     from common.optim.optimizer import OptimizerConfig
@@ -136,7 +136,7 @@ def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) 
     for at, entry in enumerate(entries):
         patterns = [entry.match] if isinstance(entry.match, str) else entry.match
         label = entry.name or "+".join(pattern.strip("*.") for pattern in patterns) or "matched"
-        inside = [names[name] for name in matched(patterns, list(names), f"optim.groups[{at}].match")]
+        inside = [names[name] for name in match_names(patterns, list(names), f"optim.groups[{at}].match")]
         yield Group(label, inside, entry.lr_mult, entry.weight_decay)
 
 
@@ -145,7 +145,7 @@ def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict
     if config.factor == 1:
         return {}
     blocks: list[str] = []  # with a dot at the end
-    for name in matched(config.blocks, parents(names), "optim.layer_decay.blocks"):
+    for name in match_names(config.blocks, parents(names), "optim.layer_decay.blocks"):
         if not name.startswith(tuple(blocks)):
             blocks.append(f"{name}.")
     if len(blocks) < 2:
@@ -162,7 +162,7 @@ def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict
 def _without_decay(patterns: str | list[str], model: nn.Module, names: Mapping[str, nn.Parameter]) -> set[nn.Parameter]:
     """The parameters without weight decay."""
     listed = [] if patterns == "auto" else [pattern for pattern in patterns if pattern != "auto"]
-    found = {names[name] for name in matched(listed, list(names), "optim.no_decay")}
+    found = {names[name] for name in match_names(listed, list(names), "optim.no_decay")}
     if "auto" not in patterns:
         return found
     found |= {parameter for parameter in names.values() if parameter.dim() < 2}
@@ -170,7 +170,7 @@ def _without_decay(patterns: str | list[str], model: nn.Module, names: Mapping[s
         inside = dict(module.named_parameters(remove_duplicate=False))
         declared = getattr(module, "no_decay", None)
         chosen = list(inside) if isinstance(module, _NORMS) else list(declared()) if callable(declared) else []
-        found |= {inside[name] for name in matched(chosen, list(inside), f"{type(module).__name__}.no_decay()")}
+        found |= {inside[name] for name in match_names(chosen, list(inside), f"{type(module).__name__}.no_decay()")}
         if callable(timm := getattr(module, "no_weight_decay", None)):  # not all that these models list exists
             found |= {inside[name] for name in timm() if name in inside}
     return found

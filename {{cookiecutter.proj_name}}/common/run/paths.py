@@ -10,7 +10,7 @@ from pydantic import Field
 from common.base.errors import UserError
 from common.base.files import PROJECT as PROJECT
 from common.config import section
-from common.config.problem import place
+from common.config.problem import shown_path
 
 
 @section
@@ -83,7 +83,7 @@ class RunPaths:
     def resume_command(self, program: str) -> str:
         """How to continue the run; empty if it has saved nothing."""
         saved = any(self.checkpoints.glob("*.pt"))
-        return shlex.join(["python", place(program), "--resume", place(self.root)]) if saved else ""
+        return shlex.join(["python", shown_path(program), "--resume", shown_path(self.root)]) if saved else ""
 
     def log_file(self, rank: int = 0) -> Path:
         return self.root / ("train.log" if rank == 0 else f"train.rank{rank}.log")

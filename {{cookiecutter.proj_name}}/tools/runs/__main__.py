@@ -18,8 +18,8 @@ from typing import Any
 from common.base.errors import UserError
 from common.base.process import stop_with_reader
 from common.base.text import number, plain
-from common.config.names import listed
-from common.config.problem import place
+from common.config.names import join_names
+from common.config.problem import shown_path
 from common.run.lock import FolderLock
 from common.run.paths import PROJECT, RunPaths
 from tools.runs import compare
@@ -128,7 +128,7 @@ def table(rows: Sequence[Row], width: int | None = None) -> str:
         texts.append([f"{cell:{'>' if is_number else '<'}{max(map(len, cells))}}" for cell in cells])
     count = sum(width is None or end - 2 <= width for end in accumulate(len(cells[0]) + 2 for cells in texts))
     lines = ["  ".join(cells).rstrip() for cells in zip(*texts[:count], strict=True)]
-    more = [f"not shown: {listed(names[count:])}; widen the terminal, or use --csv"] if names[count:] else []
+    more = [f"not shown: {join_names(names[count:])}; widen the terminal, or use --csv"] if names[count:] else []
     return "\n".join([*lines, *more])
 
 
@@ -151,7 +151,7 @@ def write_csv(rows: Sequence[Row]) -> None:
 
 def remove(runs: Sequence[RunFiles], *, is_sure: bool) -> None:
     """List the folders of failed starts, ask, and delete them. One that is in use, or was started again, stays."""
-    print(*(f"{place(run.path)}: {run.reason}" for run in runs), sep="\n")
+    print(*(f"{shown_path(run.path)}: {run.reason}" for run in runs), sep="\n")
     question = f"Delete {'this folder' if len(runs) == 1 else f'these {len(runs)} folders'}? [y/N] "
     if not is_sure and not (sys.stdin.isatty() and input(question).strip().lower() in ("y", "yes")):
         print("Nothing was deleted; to delete without a question, add --yes.")

@@ -16,7 +16,7 @@ from typing import Any
 from common.base.errors import UserError
 from common.base.text import number
 from common.config import nearest
-from common.config.problem import ABSENT, place
+from common.config.problem import ABSENT, shown_path
 from common.config.source import read_file
 from common.run.paths import PROJECT, RunPaths
 from tools.runs.read import RunFiles, leaves, read_run
@@ -156,7 +156,7 @@ def conclusion(runs: Sequence[RunFiles], names: Sequence[str]) -> list[tuple[str
         by = f"{metric} on {data}" if len({each[1] for each in groups}) > 1 else metric
         name = names[[each is run for each in runs].index(True)]
         text = f"best by {by}: {name}, {number(best['value']).strip()} at step {best['step']}"
-        command = f"python evaluate.py --model_pt {shlex.quote(place(file))}" if file.is_file() else ""
+        command = f"python evaluate.py --model_pt {shlex.quote(shown_path(file))}" if file.is_file() else ""
         lines.append((text if command else f"{text}; its best.pt is gone", command))
     if len(lines) > 1:
         lines.insert(0, ("Only runs with the same best.metric and the same validation data are ranked together.", ""))
