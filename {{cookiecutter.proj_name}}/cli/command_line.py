@@ -4,6 +4,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
@@ -72,8 +73,10 @@ def table(registry: Registry) -> str:
 def _signature(entry: Callable[..., Any]) -> str:
     """The arguments of a class or function, without the rules that are attached to their types."""
     function = getattr(entry, "__init__") if isinstance(entry, type) else entry  # noqa: B009 - for the type checker
-    types, found = get_type_hints(function), inspect.signature(entry)
-    arguments = [each.replace(annotation=types.get(name, Any)) for name, each in found.parameters.items()]
+    types, found = {}, inspect.signature(entry)
+    with suppress(NameError):  # a type that is only imported for the type checker
+        types = get_type_hints(function)
+    arguments = [each.replace(annotation=types.get(name, each.annotation)) for name, each in found.parameters.items()]
     return str(found.replace(parameters=arguments, return_annotation=found.empty))
 
 

@@ -42,6 +42,6 @@ def _refuse_unused(model: nn.Module, trained: Sequence[nn.Parameter], rank: Rank
     if names:
         raise UserError(
             f"{len(names)} parameters get no gradient in a first step{where}, and DDP would wait for it: "
-            f"{join_names(names)}.\n  Use them in the model's forward and in the loss, or freeze them (prepare.freeze); "
+            f"{join_names(names)}.\n  Use them in the model's forward and in the loss, or freeze (prepare.freeze); "
             "if which are used changes from batch to batch: --dist.find_unused_parameters true"
         )
