@@ -74,19 +74,19 @@ def test_figures(dtype: torch.dtype) -> None:
 @pytest.mark.slow
 def test_without_the_packages(tmp_path: Path) -> None:
     """All else works; who names such a metric reads which package is missing, and where."""
-    hidden = "import sys\nsys.modules['matplotlib'] = sys.modules['sklearn'] = None\n"
-    (tmp_path / "sitecustomize.py").write_text(hidden)
-    environment = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
 
-    def said(*words: str) -> str:
+    def said(missing: str, *words: str) -> str:
+        (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules['{missing}'] = None\n")
+        environment = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
         done = run([sys.executable, "train.py", "--config", str(CONFIG), *words], env=environment)
         return " ".join((done.stdout + done.stderr).split())
 
     curves = f"curve_metric.py:{line_of('sklearn')} needs sklearn, which is not installed"
-    assert curves in said("--list", "metric") and curves in said("--metric.AreaUnderCurve", "{}")
-    named = said("--metric.ConfusionMatrix", "{}")
+    assert curves in said("sklearn", "--list", "metric") and curves in said("sklearn", "--metric.AreaUnderCurve", "{}")
+    named = said("matplotlib", "--metric.ConfusionMatrix", "{}")
     assert "there is no metric called ConfusionMatrix" in named and "needs matplotlib, which is not" in named
-    log = said("--dir.runs_dir", str(tmp_path), "--progress.max_steps", "1", "--debug.max_samples", "64")
+    few = ["--dir.runs_dir", str(tmp_path), "--progress.max_steps", "1", "--debug.max_samples", "64"]
+    log = said("matplotlib", *few)
     assert "finished" in log and "not installed" not in log
 
 
