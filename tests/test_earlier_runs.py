@@ -48,7 +48,7 @@ def test_a_run_of_an_earlier_version(project: Path, tmp_path: Path, commit: str)
     best = str(RUN / "checkpoints" / "best.pt")
     before = measured(KEPT / commit / "metrics.jsonl", "val")[20]
     assert "old  finished" in call(project, "-m", "tools.runs")
-    assert "step 20, epoch 2" in call(project, "-m", "common.checkpoint", str(RUN))
+    assert "step 20, epoch 2" in call(project, "-m", "tools.checkpoint", str(RUN))
     assert "left out" not in call(project, "evaluate.py", "--model_pt", best, "--split", "val")
     evaluated = json.loads((project / RUN / "eval" / "best_val" / "metrics.json").read_text())
     assert evaluated["values"] == pytest.approx(before, rel=1e-5)

@@ -58,7 +58,7 @@ def test_what_a_run_leaves_and_where(runs: Runs, tmp_path: Path, monkeypatch: py
         *words, "--progress.epoch", "1", "--progress.epoch_eval", "1", "--monitor.writers", "[tensorboard]"
     )
     assert {path.name for path in folder.iterdir()} >= {
-        "config.yaml", "run.json", "git.diff", "job.sh", "train.log", "metrics.jsonl", "status.json",
+        "config.yaml", "run.json", "git.diff", "train.log", "metrics.jsonl", "status.json",
         "checkpoints", "eval",
     }  # fmt: skip
     assert list(folder.glob("event/events.*"))
@@ -71,10 +71,10 @@ def test_the_record_of_a_run(runs: Runs) -> None:
     words = ["--dist.random_seed", "null", "--batch_size", "40"]
     folder = runs.train(*words, "--progress.epoch", "1")
     resolved = resolve(RunConfig, [CONFIG], runs.words(*words, "--progress.epoch", "1")[2:])
-    first, script = (folder / "config.yaml").read_bytes(), (folder / "job.sh").read_bytes()
+    first = (folder / "config.yaml").read_bytes()
     assert yaml.safe_load(first) == resolved.values  # the seed that was drawn is no part of it
     runs.train(*words, "--resume", "auto")
-    assert ((folder / "config.yaml").read_bytes(), (folder / "job.sh").read_bytes()) == (first, script)
+    assert (folder / "config.yaml").read_bytes() == first
     assert yaml.safe_load((folder / "config.resume-1.yaml").read_text())["progress"]["epoch"] == 2
     attempts = json.loads((folder / "run.json").read_text())["attempts"]
     assert [attempt["config"] for attempt in attempts] == ["config.yaml", "config.resume-1.yaml"]

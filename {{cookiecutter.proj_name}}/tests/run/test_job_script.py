@@ -10,7 +10,7 @@ from common.run.folder import OpenRun, open_run
 from common.run.paths import DirConfig, RunPaths
 from common.run.record import describe_start
 from cli.job_script import job_script
-from tests.conftest import TRAIN
+from tests.conftest import TRAIN, Runs
 
 
 def open_(project: Path, name: str = "digits", folder: RunPaths | None = None, **changes) -> OpenRun:
@@ -95,3 +95,11 @@ def test_job_script_warns_when_the_code_is_another(project, tmp_path):
         _, said = run_job(run.folder, cwd=tmp_path)
     assert git(project, "rev-parse", "HEAD~") in said
     assert git(project, "rev-parse", "HEAD") in said
+
+
+def test_a_resume_leaves_it(runs: Runs) -> None:
+    """CT-09: it repeats the run as it was started."""
+    folder = runs.train("--progress.epoch", "1")
+    script = (folder / "job.sh").read_bytes()
+    runs.train("--progress.epoch", "2", "--resume", "auto")
+    assert (folder / "job.sh").read_bytes() == script
