@@ -102,6 +102,7 @@ def test_every_config_of_the_pages_trains(tmp_path: Path) -> None:
     project = fresh(tmp_path, settings(tmp_path))
     shown = {path: text for page in PAGES if page != "docs/data_tools.md" for text, path in blocks(project / page)}
     for path, text in shown.items():
+        (project / path).parent.mkdir(exist_ok=True)
         (project / path).write_text(text, encoding="utf-8")
     for number, label in enumerate(("cat", "dog", "horse") * 8):
         image = project / "data" / "photos" / label / f"{number}.png"
