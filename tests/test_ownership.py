@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support import TEMPLATE, Render
+from support import NON_DEFAULT, TEMPLATE, Render
+from test_leaves import COMBINATIONS
 from test_project import JOBS, edit, follow_the_readme, run
 
 # Of the parts that a project has at first. The rooms of tests about these parts go with them.
@@ -40,19 +41,18 @@ def imported(text: str) -> set[str]:
     return found
 
 
-@pytest.fixture
-def project(render: Render, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(render(ops="no"), tmp_path / "project"))
-
-
-def everyday(project: Path, *words: str) -> None:
-    pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS, "-m", "not slow"]
-    run(project, *pytest_, *words)
+def everyday(project: Path) -> None:
+    run(project, "make", "test", f"PYTHON={sys.executable}", f"JOBS={JOBS}")
 
 
 @pytest.mark.slow
-def test_the_samples_may_be_deleted(project: Path) -> None:
-    """Every part of custom/ goes with its tests, and the config names others: here those of the tests."""
+def test_the_samples_may_be_deleted(render: Render, tmp_path: Path) -> None:
+    """Every part of custom/ goes with its tests, and the config names others: here those of the tests.
+
+    Of a project with some of its leaves, whose everyday tests are run by this, too.
+    """
+    answers = {**COMBINATIONS["subset 0"], "parts": f"{COMBINATIONS['subset 0']['parts']} schema"}
+    project = Path(shutil.copytree(render(**answers), tmp_path / "project"))
     for name in ("datasets", "models", "tasks", "loss", "metric"):
         shutil.rmtree(project / "custom" / name)
     shutil.rmtree(project / "tests" / "custom")
@@ -77,9 +77,11 @@ def test_the_samples_may_be_deleted(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_loop_and_the_defaults_may_be_edited(project: Path) -> None:
-    """Eight lines in the loop, another name, batch size and rate in default.yaml, and every recipe of the README."""
-    follow_the_readme(project, project / "custom")
+def test_the_loop_and_the_defaults_may_be_edited(render: Render, tmp_path: Path) -> None:
+    """D-09, D-10: eight lines in the loop, another name, length and rate in default.yaml, and every recipe of the
+    README; in a project whose package has another name. The slow tests run where the template lies."""
+    project = Path(shutil.copytree(render(**NON_DEFAULT), tmp_path / "project"))
+    follow_the_readme(project, project / NON_DEFAULT["custom_name"])
     text = (project / "configs" / "default.yaml").read_text(encoding="utf-8")
     (project / "configs" / "default.yaml").write_text(re.sub(r"(?m)^name: default", "name: mine", text))
     trainer = project / "common" / "trainer.py"

@@ -65,12 +65,6 @@ def test_types(copy: Render) -> None:
 
 
 @pytest.mark.slow
-def test_own_tests(copy: Render) -> None:
-    """D-09, D-10: the project's everyday tests pass under its own name. The slow ones run where the template lies."""
-    run(copy(**NON_DEFAULT), "make", "test", f"PYTHON={sys.executable}", f"JOBS={JOBS}")
-
-
-@pytest.mark.slow
 def test_operators_under_another_name(copy: Render) -> None:
     """CT-69, D-09: they are found, built and loaded where `custom/` is called otherwise; style and types are clean."""
     project = copy(custom_name="spinlab")
@@ -80,13 +74,6 @@ def test_operators_under_another_name(copy: Render) -> None:
     run(project, sys.executable, "-m", "spinlab.ops.compare", "add_matrix", "64", "64")
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS]
     run(project, *pytest_, "tests/ops", "-k", "not without")
-
-
-@pytest.mark.slow
-def test_own_tests_with_default_answers(copy: Render) -> None:
-    """D-09: a sample. All of them ran where the template lies, whose files are these, byte by byte."""
-    files = ["tests/config", "tests/test_scripts.py", "tests/test_train.py"]
-    run(copy(), sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", JOBS, *files)
 
 
 def test_own_tests_start_from_the_shipped_defaults(render: Render) -> None:

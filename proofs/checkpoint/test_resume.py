@@ -179,7 +179,7 @@ def test_changed_code(runs: Runs) -> None:
     for name in ("common/evaluation/loss.py", "custom/tasks/classification_task.py"):
         with (copy / name).open("a") as file:
             file.write("# edited\n")
-    (copy / "custom" / "metric" / "curve_metric.py").unlink()
+    (copy / "library" / "metrics" / "curve_metric.py").unlink()
     assert run([*command, *runs.words("--resume", "auto")], cwd=copy, env=environment).returncode == 0
     told = guarantee(runs.root / "run")
     changed = re.findall(r"not guaranteed to be bit-exact or sample-exact, since the code changed: (.*); state", told)

@@ -98,9 +98,11 @@ def test_a_key_of_ones_own(tmp_path: Path) -> None:
         '    """Blending of pairs of images."""\n\n'
         '    alpha: Annotated[float, Field(ge=0, description="how strongly; 0: off")] = 0.0\n\n\n'
     )
-    text = text.replace("@section\nclass Config(EngineConfig):", section + "@section\nclass Config:", 1)
-    last = "    monitor: MonitorConfig = field(default_factory=MonitorConfig)\n"
-    assert last in text
+    head = "from dataclasses import field\n"
+    text = text.replace(head, f"{head}from typing import Annotated\n\nfrom pydantic import Field\n", 1)
+    text = text.replace("@section\nclass Config(RunConfig):", section + "@section\nclass Config(RunConfig):", 1)
+    last = "    dataset: Data = field(default_factory=Data)\n"
+    assert last in text and section in text
     config.write_text(text.replace(last, f"{last}    mix: MixConfig = field(default_factory=MixConfig)\n"))
     (project / "mine.yaml").write_text("$BASE: configs/default.yaml\nmix: {alpha: 0.5}\n")
 

@@ -50,7 +50,10 @@ def test_writing_the_files_keeps_edits(tmp_path: Path) -> None:
     engine.write_text(re.sub(r"(min_delta: .*\] = )[\d.]+", r"\g<1>0.25", engine.read_text()))
     assert written().returncode == 0
     assert "min_delta: 0.25 " in default.read_text()
-    for text in (re.sub(r"\nworker: \d+ ", "\nworker: 3 ", default.read_text()), default.read_text() + "# mine\n"):
+    for text in (
+        re.sub(r"\nnum_workers: \d+ ", "\nnum_workers: 3 ", default.read_text()),
+        default.read_text() + "# mine\n",
+    ):
         default.write_text(text)
         engine.write_text(re.sub(r"(min_delta: .*\] = )[\d.]+", r"\g<1>0.75", engine.read_text()))
         refused = written()
