@@ -48,8 +48,8 @@ FEW_SAMPLES = ["--debug.max_samples", "64", *SHORT[2:]]  # for stages, which end
 SCHEMA_CHECK = """
 import sys
 from pathlib import Path
-from common.config.source import read_file
-from tests.config.test_reference import SCHEMA, broken, plain
+from common.config.source import plain, read_file
+from tests.tools.test_schema import SCHEMA, broken
 for name in sys.argv[1:]:
     wrong = broken(plain(read_file(Path(name))), SCHEMA)
     assert not wrong, f"{name}: {wrong}"
