@@ -9,7 +9,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from common.config import ConfigError
 from common.monitor.writer import WriterRun
 from tests.conftest import Runs
-from tests.monitor.test_writers import rows
+from tests.monitor.test_trackers import rows
 
 HERE = "proofs.monitor.test_writers"
 
