@@ -30,6 +30,8 @@ COMBINATIONS = {
     "all": {"examples": "all"},
     **{f"subset {number}": {"parts": " ".join(names), "ops": "no"} for number, names in enumerate(SUBSETS)},
 }
+# Each is a whole training. These are tried before each submission, the others before a release (`make test-full`).
+TRIED_OFTEN = ("core", "all", "subset 1")
 UNCUT: dict[str, str] = {}  # the weights of the default run, by the first combination that a process trains
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -166,7 +168,9 @@ def test_what_the_answer_refuses(tmp_path: Path, settings: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMBINATIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in TRIED_OFTEN else pytest.mark.full) for name in COMBINATIONS]
+)
 def test_each_combination_works(render: Render, tmp_path: Path, name: str) -> None:
     """CT-64: style, types (of the tests too); trained, killed, resumed to the same weights, evaluated."""
     project = tmp_path / "project"
