@@ -14,6 +14,9 @@ JOBS ?= 2
 # Which tests: "not slow", "slow and not full", "full", or all.
 SLOW ?=
 
+# Packages whose tested version does not install on Python 3.10, which takes the newest that does.
+NEWER_PYTHON := annotated-doc|contourpy|filelock|fonttools|Markdown|matplotlib|networkx|numpy|pillow|platformdirs|pre_commit|python-dateutil|scikit-learn|scipy|typer
+
 BIN := $(abspath $(VENV))/bin
 PIP := "$(BIN)/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
@@ -70,7 +73,8 @@ test-template: setup  ## answers, hooks, and the tests of rendered projects
 
 constraints: setup  ## write the versions that are installed now to constraints.txt
 	@{ sed -n '/^#/p' constraints.txt; "$(BIN)/python" -m pip freeze --disable-pip-version-check \
-		| sed -n 's/^\([A-Za-z0-9._-]*==[0-9.a-z]*\).*/\1/p'; } > .constraints.new
+		| sed -n 's/^\([A-Za-z0-9._-]*==[0-9.a-z]*\).*/\1/p' \
+		| sed -E 's/^($(NEWER_PYTHON))==.*/&; python_version >= "3.11"/'; } > .constraints.new
 	@mv .constraints.new constraints.txt
 
 $(VENV)/.done: constraints.txt $(REQUIREMENTS)

@@ -4,12 +4,14 @@ Rendered and run by cookiecutter in the new project. Safe to run again: the upda
 and `cookiecutter -f` in a folder that is in use. No prompt, no network, no git.
 """
 
+import filecmp
 import importlib.util
 import json
 import os
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 # Raw and triple-quoted, so that no answer can end the string: JSON never holds three quotes in a row.
@@ -19,6 +21,8 @@ ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 # Never ours to touch when a project is rendered over one that is in use.
 PRIVATE = CACHES | {".git", ".venv", "venv", "experiments"}
+
+SHIPPED_DATA = {"data/README.md", "data/digits.npz"}
 
 TEXT_SUFFIXES = {"", ".cfg", ".ini", ".json", ".md", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
 TEXT_SUFFIXES |= {".py", ".cpp", ".cu", ".cuh", ".h"}
@@ -76,6 +80,24 @@ def drop_empty(*folders):
             folder.rmdir()
 
 
+def template_files(answers):
+    """Returns the template's folder and the paths of its files; twice None if cookiecutter does not say where it is."""
+    folder = Path(answers.get("_repo_dir") or "/nowhere", "{" + "{cookiecutter.proj_name}" + "}")
+    if not folder.is_dir():
+        return None, None
+    return folder, {file.relative_to(folder) for file in folder.rglob("*") if file.is_file()}
+
+
+def drop_left_behind(root, answers):
+    """Deletes copies of runs and data that training in the template's own folder has left there."""
+    folder, paths = template_files(answers)
+    for path in sorted(paths or (), reverse=True):
+        is_left = path.parts[0] == "experiments" or (path.parts[0] == "data" and path.as_posix() not in SHIPPED_DATA)
+        if is_left and (root / path).is_file() and filecmp.cmp(root / path, folder / path, shallow=False):
+            (root / path).unlink()
+            drop_empty(*(root / parent for parent in path.parents[:-1]))
+
+
 def drop_caches(root):
     for folder, names, _ in os.walk(root):
         for name in CACHES & set(names):
@@ -83,15 +105,24 @@ def drop_caches(root):
         names[:] = [name for name in names if name not in PRIVATE]
 
 
-def rename_custom(root, name):
-    """Renames the folder `custom` to `name`, and every mention of it as a package or a path."""
+def rename_custom(root, answers):
+    """Renames the folder `custom`, and in the template's files every mention of it as a package or a path."""
+    name = answers["custom_name"]
     if name == "custom":
         return
+    _, rendered = template_files(answers)
     move_into(root / "custom", root / name)
     for folder, names, files in os.walk(root):
         names[:] = [each for each in names if each not in PRIVATE]
         for file in files:
-            rewrite(Path(folder, file), name)
+            path = Path(folder, file)
+            if rendered is None or original(path.relative_to(root), name) in rendered:
+                rewrite(path, name, answers)
+
+
+def original(path, name):
+    """Returns the path that a file has in the template."""
+    return Path("custom", *path.parts[1:]) if path.parts[0] == name else path
 
 
 def move_into(source, target):
@@ -106,20 +137,32 @@ def move_into(source, target):
     shutil.rmtree(source)
 
 
-def rewrite(path, name):
-    """Bytes in, bytes out: the line endings and everything else stay as they are."""
+def rewrite(path, name, answers):
+    """Bytes in, bytes out: line endings, lines with answers, and everything else stay as they are."""
     if path.suffix not in TEXT_SUFFIXES or path.is_symlink():
         return
     try:
         old = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:
         return  # not a text, so it names no package
-    new = CUSTOM.sub(name, old)
+    if path.name == "LICENSE":
+        return
+    new = "".join(
+        line if is_answer(line, answers) else CUSTOM.sub(name, line) for line in old.splitlines(keepends=True)
+    )
     if new != old:
         path.write_bytes(new.encode("utf-8"))
 
 
+def is_answer(line, answers):
+    """Whether a line of README.md or pyproject.toml holds an answer, which may name the package by chance."""
+    texts = (answers.get("description"), answers["proj_name"])
+    return line.startswith(("name = ", "authors = ", "description = ")) or line.strip("#> \n") in texts
+
+
 def print_next_steps(answers):
+    if "_commit" in answers and Path.cwd().is_relative_to(tempfile.gettempdir()):
+        return  # the update tool renders twice, to compare
     print(f"""
 {answers["proj_name"]} is ready. Next:
 
@@ -138,7 +181,8 @@ def main():
     root = Path.cwd()
     drop_unwanted(root, ANSWERS)
     drop_caches(root)
-    rename_custom(root, ANSWERS["custom_name"])
+    drop_left_behind(root, ANSWERS)
+    rename_custom(root, ANSWERS)
     print_next_steps(ANSWERS)
 
 

@@ -43,6 +43,7 @@ def hook_text(name: str, answers: dict[str, str]) -> str:
     """A hook as cookiecutter would run it with these answers."""
     text = (REPO / "hooks" / f"{name}.py").read_text(encoding="utf-8")
     assert text.count("{{ cookiecutter | tojson }}") == 1
+    text = text.replace("{{ (_cookiecutter | default({})) | tojson }}", "{}")
     return text.replace("{{ cookiecutter | tojson }}", json.dumps(answers))
 
 

@@ -1,13 +1,20 @@
 """The hook that drops and renames: exactly what it should, and again without harm."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from cookiecutter.main import cookiecutter
 
-from support import NON_DEFAULT, files, fresh, hook_text
+from support import NON_DEFAULT, REPO, TEMPLATE, files, fresh, hook_text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 RENAMED = [
     ("from custom.models import x", "from spinlab.models import x"),
@@ -99,6 +106,48 @@ def test_a_users_own_files_are_left_alone(tmp_path: Path, settings: Path) -> Non
     assert {path: (project / path).read_text() for path in mine} == mine
     assert (project / "spinlab/models/new_model.py").read_text() == "from spinlab.models import x\n"
     assert not (project / "custom").exists()
+
+
+def test_rendered_over_a_project_in_use(tmp_path: Path, settings: Path) -> None:
+    """`cookiecutter -f`: texts of one's own that name the package keep it, and so do lines that hold answers."""
+    answers = {**NON_DEFAULT, "proj_name": "custom", "author_name": "custom", "description": "Our 'custom' trainer"}
+    project = fresh(tmp_path, settings, **answers)
+    mine = {
+        "notes/a.py": "import custom.models\n",
+        "data/photos/list.txt": "custom/labels.txt\n",
+        "notes/thesis": "custom/x",
+    }
+    for path, text in mine.items():
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text(text)
+    words = [f"{key}={value}" for key, value in answers.items()]
+    command = [sys.executable, "-m", "cookiecutter", "-f", "--no-input", "--config-file", str(settings)]
+    subprocess.run([*command, "-o", str(tmp_path), str(REPO), *words], check=True, capture_output=True)
+    assert {path: (project / path).read_text() for path in mine} == mine
+    assert "Our 'custom' trainer" in (project / "README.md").read_text()
+    table = tomllib.loads((project / "pyproject.toml").read_text())
+    assert table["project"]["name"] == "custom"
+    assert table["project"]["authors"] == [{"name": "custom"}]
+    assert "spinlab.*" in table["tool"]["setuptools"]["packages"]["find"]["include"]
+
+
+def test_runs_in_the_templates_folder_stay_there(tmp_path: Path, settings: Path) -> None:
+    """Where somebody trained in the template itself, a project gets neither the runs nor the data."""
+    template = tmp_path / "template"
+    shutil.copytree(REPO, template, ignore=shutil.ignore_patterns(".git", ".venv", "*_cache", "__pycache__"))
+    inside = template / TEMPLATE.name
+    left = {
+        "experiments/default/train.log": "{{ 7*7 }} {% raw %}",
+        "experiments/default/config.yaml": "a: 1",
+        "data/a.csv": "1",
+    }
+    for path, text in left.items():
+        (inside / path).parent.mkdir(parents=True, exist_ok=True)
+        (inside / path).write_text(text)
+    arguments = {"no_input": True, "output_dir": str(tmp_path), "config_file": str(settings)}
+    project = Path(cookiecutter(str(template), **arguments))
+    assert sorted(path.name for path in (project / "data").iterdir()) == ["README.md", "digits.npz"]
+    assert not (project / "experiments").exists()
 
 
 def test_examples_of_ones_own_are_left_alone(tmp_path: Path, settings: Path) -> None:

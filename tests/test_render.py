@@ -3,13 +3,14 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from support import NON_DEFAULT, RENDERED, REPO, TEMPLATE, Render, files
+from support import NON_DEFAULT, RENDERED, REPO, TEMPLATE, Render, files, fresh
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -161,6 +162,37 @@ def test_package_metadata_is_valid(render: Render) -> None:
     meta = pyproject(render(**NON_DEFAULT))
     assert meta["project"]["name"] == "spin-lab"
     assert "spinlab" in json.dumps(meta["tool"]["setuptools"])
+
+
+def test_only_an_editable_installation_is_possible(render: Render, tmp_path: Path) -> None:
+    """Anything else would leave configs and data behind, and its `common` could be that of another project."""
+    project = Path(shutil.copytree(render(), tmp_path / "project"))
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "--target",
+        str(tmp_path / "site"),
+    ]
+    refused = subprocess.run([*pip, "."], cwd=project, capture_output=True, text=True, check=False)
+    assert refused.returncode
+    assert "python -m pip install -e ." in refused.stdout + refused.stderr
+    subprocess.run([*pip, "-e", "."], cwd=project, capture_output=True, check=True)
+    code = "import site, sys; site.addsitedir(sys.argv[1]); import common.trainer, custom.config"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "site")], cwd=tmp_path, check=True)
+
+
+def test_git_takes_every_file(tmp_path: Path, settings: Path) -> None:
+    """None of them is ignored, under any name of the package: here one that many .gitignore files know."""
+    project = fresh(tmp_path, settings, custom_name="target", examples="all")
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    ignored = subprocess.run(
+        ["git", "check-ignore", "--stdin"], cwd=project, input="\n".join(files(project)), text=True, capture_output=True
+    )
+    assert [name for name in ignored.stdout.splitlines() if not name.startswith(".git/")] == []
 
 
 def test_version_is_the_same_everywhere(render: Render) -> None:

@@ -39,11 +39,11 @@ ROOMS = {
     "library": 880,
     "cli": 795,
     "tools": 2460,
-    "programs": 160,
+    "programs": 168,
     "examples": 1295,
     "tests": 7000,
 }
-OWNED = 13_610  # all but examples and tests
+OWNED = 13_620  # all but examples and tests
 YOURS = 500, 10  # custom/ without operators: source lines, files
 
 

@@ -39,7 +39,7 @@ def explain_errors() -> Iterator[None]:
             wrong_labels = _wrong_labels(error, frames)
         if wrong_labels:
             explanation = TrainingError(wrong_labels)
-            explanation.__notes__ = notes
+            vars(explanation)["__notes__"] = notes
             raise explanation from error
         with suppress(Exception):
             vars(error)["__notes__"] = [*notes, *_notes(error, frames)]

@@ -10,7 +10,7 @@ def error_context(describe: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.__notes__ = [*getattr(error, "__notes__", []), describe()]  # as `add_note` of Python 3.11
+        vars(error)["__notes__"] = [*getattr(error, "__notes__", []), describe()]  # as `add_note` of Python 3.11
         raise
 
 
