@@ -47,8 +47,10 @@ def need_gpus(count: int) -> None:
 
 
 def need_nvcc() -> str:
-    """The version of CUDA's compiler, or skip the test with the reason. It is not to be had everywhere, so REQUIRE_REAL
-    does not ask for it either."""
+    """Return the version of CUDA's compiler, or skip the test with the reason.
+
+    Few machines have it, so REQUIRE_REAL does not ask for it either.
+    """
     version = nvcc_version()
     if version is None:
         _not_run("no nvcc")
@@ -56,7 +58,7 @@ def need_nvcc() -> str:
 
 
 def nvcc_version() -> str | None:
-    """The version of CUDA's compiler, such as 13.0.88; None where there is none."""
+    """Return the version of CUDA's compiler, such as 13.0.88; None where there is none."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     folders = [f"{home}/bin"] if home else [os.environ["PATH"], "/usr/local/cuda/bin"]
     nvcc = shutil.which("nvcc", path=os.pathsep.join(folders))

@@ -160,7 +160,7 @@ class Cluster:
         return daemon
 
     def idle(self) -> set[str]:
-        """The nodes that are up and have nothing to do."""
+        """Return the nodes that are up and have nothing to do."""
         done = self._run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N")
         return set(done.stdout.split())
 
@@ -182,7 +182,7 @@ class Cluster:
             time.sleep(0.1)
 
     def report(self) -> str:
-        """The queue and the ends of the logs, for a failure message."""
+        """Return the queue and the ends of the logs, for a failure message."""
         logs = [f"{path.name}:\n{path.read_text(errors='replace')[-1500:]}" for path in self.root.glob("log/*.log")]
         return "\n".join([self._run("squeue", "-t", "all").stdout, *logs])
 
@@ -192,7 +192,7 @@ class Cluster:
         return found[1] if found else ""
 
     def field(self, job: str, name: str) -> str:
-        """One `Name=value` of `scontrol show job`."""
+        """Return one `Name=value` of `scontrol show job`."""
         found = re.search(rf"\b{name}=(\S*)", self.call("scontrol", "-o", "show", "job", job))
         return found[1] if found else ""
 
@@ -249,7 +249,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _host_of(pid: int) -> str | None:
-    """What tells the processes of one node from those of another: each node has a host name of its own."""
+    """Return what tells the processes of one node from those of another: each node has a host name of its own."""
     try:
         return os.readlink(f"/proc/{pid}/ns/uts")
     except OSError:

@@ -184,7 +184,7 @@ def start(hosts: Hosts, project: Project) -> Iterator[Start]:
 
 
 def by_hand(host: int, hosts: Hosts) -> dict[str, str]:
-    """What a launcher without a keeper sets: nobody but ourselves notices that a process has died."""
+    """Return what a launcher without a keeper sets: nobody but ourselves notices that a process has died."""
     place = {"RANK": str(host), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     return {**place, "MASTER_ADDR": hosts.names[0], "MASTER_PORT": "29511"}
 

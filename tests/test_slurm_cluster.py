@@ -126,7 +126,7 @@ class Project:
         return found
 
     def log(self, name: str) -> str:
-        """What the job wrote, all its starts."""
+        """Return what the job wrote, all its starts."""
         files = (self.root / "experiments" / ".jobs" / name).glob("*/*.out")
         return "".join(file.read_text() for file in sorted(files))
 
@@ -142,7 +142,10 @@ class Project:
         assert seen[-1] == state, self.log(name)
 
     def _hurried(self, job: str) -> str:
-        """The job's state. One that is in the queue again need not wait the two minutes that Slurm has it wait."""
+        """Return the job's state.
+
+        One that is in the queue again need not wait the two minutes that Slurm has it wait.
+        """
         state = self.cluster.state(job)
         if state == "PENDING" and self.cluster.field(job, "Restarts") != "0":
             time.sleep(1.5)  # at once, Slurm would revoke the job's credential
@@ -155,7 +158,7 @@ class Project:
         self.cluster.wait(f"{name} in the queue", lambda: self.cluster.field(job, "Restarts") != "0", patience=120)
 
     def final(self, name: str) -> dict[str, Any]:
-        """The last checkpoint: everything but how the run was started."""
+        """Return the last checkpoint: everything but how the run was started."""
         state: dict[str, Any] = torch.load(self.run(name) / "checkpoints" / "latest.pt", weights_only=True)
         assert state["position"]["step"] == STEPS, self.log(name)
         del state["about"]
@@ -213,7 +216,7 @@ def pair(project: Project) -> dict[str, Any]:
 
 
 def stops(project: Project, name: str) -> list[str]:
-    """The signals that stopped the run; it went on each time where it had stopped."""
+    """Return the signals that stopped the run; it went on each time where it had stopped."""
     log = (project.run(name) / "train.log").read_text()
     found = re.findall(r"stopped at epoch \d+, step (\d+): (\w+)", log)
     assert re.findall(r"= resumed at step (\d+) =", log) == [step for step, _ in found]
@@ -221,7 +224,7 @@ def stops(project: Project, name: str) -> list[str]:
 
 
 def differing(first: Any, second: Any, at: str = "") -> list[str]:
-    """Where two nested values are not equal to the last bit."""
+    """Return where two nested values are not equal to the last bit."""
     if isinstance(first, torch.Tensor):
         return [] if isinstance(second, torch.Tensor) and torch.equal(first, second) else [at]
     if isinstance(first, dict) and isinstance(second, dict):

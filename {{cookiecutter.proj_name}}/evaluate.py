@@ -108,7 +108,7 @@ def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, po
 
 
 def table(result: SetResult) -> str:
-    """The values, one line each, as in the log; `metrics.json` has all digits."""
+    """Return the values, one line each, as in the log; `metrics.json` has all digits."""
     values = drop_duplicate_loss(result.values)
     rows = {"samples": f"{result.samples}"} | {name: number(value).strip() for name, value in values.items()}
     width = max(map(len, rows))

@@ -25,7 +25,7 @@ COUNTED = r"code \(\d+ files\), config, \d+ packages, machine, data"
 
 
 def guarantee(folder: Path) -> str:
-    """The line of the log that says how exact the last resume was, without what it says of the new length."""
+    """Return the line of the log that says how exact the last resume was, without what it says of the new length."""
     return re.findall(r"(this resume .*?)(?:\. A new run with this .*)?\n", (folder / "train.log").read_text())[-1]
 
 

@@ -164,7 +164,7 @@ def test_without(runs: Runs, ingredient: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def guarantee(folder: Path) -> str:
-    """The line of the log that says how exact the last resume was."""
+    """Return the line of the log that says how exact the last resume was."""
     return re.findall(r"this resume .*", (folder / "train.log").read_text())[-1]
 
 

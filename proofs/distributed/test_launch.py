@@ -327,7 +327,7 @@ def test_processes_that_nobody_would_start(runs: Runs) -> None:
 
 
 def unready() -> Plain:
-    """A model that ends its process once, before there is a run."""
+    """Return a model that ends its process once, before there is a run."""
     marker = Path(os.environ["DIES_ONCE"])
     if os.environ["RANK"] == "0" and not marker.exists():
         marker.touch()

@@ -50,7 +50,7 @@ def launched(runs: Runs, command: list[str], how: str) -> subprocess.CompletedPr
 
 
 def last_block(text: str) -> str:
-    """The summary, which must be the last thing that is shown, but for the command that resumes the run."""
+    """Return the summary, which must be the last thing that is shown, but for the command that resumes the run."""
     text = re.sub(r"\nto resume:  \S.*\s*$", "", text)
     assert text.rstrip().endswith("=" * 100), text
     return text[text.rindex("==== rank ") :] if "==== rank " in text else text[text.rindex("==== failed") :]
@@ -560,7 +560,7 @@ def tell_pid(trainer: Trainer) -> None:
 
 
 def alive(process: int) -> bool:
-    """Whether it runs: one that has ended may be in the table until somebody asks for its code."""
+    """Return whether it runs: a process that has ended may be in the table until its code is read."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

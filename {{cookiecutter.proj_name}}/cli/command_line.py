@@ -71,7 +71,7 @@ def table(registry: Registry) -> str:
 
 
 def _signature(entry: Callable[..., Any]) -> str:
-    """The arguments of a class or function, without the rules that are attached to their types."""
+    """Return the arguments of a class or function, without the rules that are attached to their types."""
     function = getattr(entry, "__init__") if isinstance(entry, type) else entry  # noqa: B009 - for the type checker
     types, found = {}, inspect.signature(entry)
     with suppress(NameError):  # a type that is only imported for the type checker

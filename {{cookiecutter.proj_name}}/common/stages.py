@@ -186,5 +186,5 @@ class Stages(WholeRun):
         return self._plateau(0) < 1.0 if end is None else at.step >= end
 
     def _changes_data(self, number: int) -> bool:
-        """Whether the training data change at the end of a stage."""
+        """Return whether the training data change at the end of a stage."""
         return any(stage.dataset for stage in self._run.stages[number : number + 2])

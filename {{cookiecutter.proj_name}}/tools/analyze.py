@@ -65,7 +65,7 @@ class ProfiledTask:
         self.batch = self.task.prepare_batch(self.precision.cast_batch(batch), rank.device)
 
     def forward(self) -> None:
-        """A forward pass, as in evaluation."""
+        """Run a forward pass, as in evaluation."""
         self.task.eval()
         with torch.no_grad(), self.precision.autocast():
             self.task(self.task.output, self.batch)
@@ -140,7 +140,7 @@ def count_flops(call: Callable[[], None]) -> Counter[str]:
 
 
 def analyze(config: Config, sizes: Sequence[int], depth: int) -> dict[str, Any]:
-    """What a batch of each size costs, and for the first of them what each module computes."""
+    """Return what a batch of each size costs, and for the first of them what each module computes."""
     subjects = (ProfiledTask(config, size) for size in sizes)
     batches, modules = [], list[dict[str, Any]]()
     for subject in subjects:
@@ -164,7 +164,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def in_words(name: str, value: Any) -> str:
-    """A value of a table: 1.23 M of operations or bytes; of a time in seconds, the median and the range around it."""
+    """Format a value of a table: 1.23 M of operations or bytes; of a time in seconds, the median and the range."""
     if isinstance(value, list):
         return f"{1e3 * value[0]:.2f} ± {1e3 * value[1] / 2:.2f} ms"
     if not name.startswith(("flops", "bytes")) or value is None:

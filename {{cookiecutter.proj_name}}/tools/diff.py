@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
 
 
 def read(path: str) -> Resolved[Config]:
-    """The whole config of a file or of a run's last start. Raises `UserError`."""
+    """Read the whole config of a file or of a run's last start. Raises `UserError`."""
     is_config = Path(path).suffix in (".yaml", ".yml")
     file = Path(path) if is_config else stored_config(["--resume", path], "--resume")
     if file is None:

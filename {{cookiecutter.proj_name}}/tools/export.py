@@ -58,12 +58,15 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def outputs(self, inputs: Tensors) -> Tensors:
-        """What the model itself computes."""
+        """Return what the model itself computes."""
         return flat(self.model(**inputs))
 
 
 def flat(output: Any) -> Tensors:
-    """The tensors that a model returned, by name. Raises `UserError` for anything but one, a tuple or a mapping."""
+    """Return the tensors that a model returned, by name.
+
+    Raises `UserError` for anything but one, a tuple or a mapping.
+    """
     if isinstance(output, Tensor):
         return {"output": output}
     named = output if isinstance(output, Mapping) else {f"output_{at}": each for at, each in enumerate(output)}
@@ -73,7 +76,7 @@ def flat(output: Any) -> Tensors:
 
 
 def read_model(trained: Trained) -> tuple[Model, dict[str, str | None]]:
-    """The model, with what the task gives it for eight samples of the run's own data.
+    """Read the model, with what the task gives it for eight samples of the run's own data.
 
     Returns also the key of a sample that each input is; None if the task computes it.
 
@@ -122,7 +125,7 @@ def write(model: Model, form: str, path: Path) -> None:
 
 
 def read(model: Model, form: str, path: Path) -> Run:
-    """A function that runs what was written: inputs by name -> outputs by name."""
+    """Return a function that runs the written model: inputs by name -> outputs by name."""
     names = list(model.outputs(model.inputs))
     if form == "onnx":
         import onnxruntime
@@ -144,7 +147,7 @@ def read(model: Model, form: str, path: Path) -> Run:
 
 
 def compare(model: Model, run: Run, tolerance: float) -> float:
-    """The largest difference between the outputs of a program and of the model, for several numbers of samples.
+    """Return the largest difference between the outputs of a program and of the model, for several numbers of samples.
 
     It is in proportion to the largest value of the output, if that is above 1.
 
@@ -176,7 +179,7 @@ def shapes(named: Tensors) -> dict[str, Any]:
 
 
 def description(trained: Trained, model: Model, keys: Mapping[str, str | None], form: str) -> dict[str, Any]:
-    """What a user of the exported file must know, as plain values."""
+    """Return what a user of the exported file must know, as plain values."""
     config, section = trained.config, dict(trained.section()[1])
     scales = [each for each in section.get("transforms") or () if each["type"] == "Normalize"] or [{}]
     return {

@@ -45,7 +45,7 @@ _IMPORT_PATH = {"type": "string", "pattern": r"[.:]|\$\{"}  # or a reference to 
 
 
 def files() -> dict[str, str]:
-    """The text of each generated file, by its path in the project."""
+    """Return the text of each generated file, by its path in the project."""
     reference = commented_yaml(Config, Config(), _HEADER)
     return {
         "configs/default.yaml": f"{reference}\n{_CHECKSUM}{_checksum(reference)}\n",
@@ -55,7 +55,7 @@ def files() -> dict[str, str]:
 
 
 def is_edited(text: str) -> bool:
-    """Whether a default.yaml was edited after it was written."""
+    """Return whether a default.yaml was edited after it was written."""
     reference, _, checksum = text.rpartition(f"\n{_CHECKSUM}")
     return checksum.strip() != _checksum(reference)
 
@@ -101,7 +101,7 @@ class _ForEditors(GenerateJsonSchema):
 
 
 def json_schema(schema: type) -> Rule:
-    """A JSON schema for editors. A section with the `type` of a registered class has the arguments of that class.
+    """Return a JSON schema for editors. A section with the `type` of a registered class has that class's arguments.
 
     Without a `type`, which its base may set, it has those of any registered class. An import path allows any key.
     """
@@ -132,7 +132,7 @@ def _linked(node: Any, own: dict[Registry, Rule]) -> Any:
 
 
 def _or_reference(rule: Rule) -> Rule:
-    """The rule of a key; where no text fits, it also accepts a reference to another key, `${optim.lr}`."""
+    """Return the rule of a key; where no text fits, it also accepts a reference to another key, `${optim.lr}`."""
     kinds = rule.get("anyOf", [rule])
     if "array" in rule.values() or any(_takes_text(kind) for kind in kinds):
         return rule
@@ -153,7 +153,7 @@ def _arguments(registry: Registry, target: Callable[..., Any]) -> Rule:
 
 
 def _argument(parameter: inspect.Parameter) -> Rule:
-    """What fits an argument; types that pydantic does not know accept anything, as when the program checks them."""
+    """Return the rule of an argument; types that pydantic does not know accept anything, as in the program's check."""
     try:
         rule = TypeAdapter(parameter.annotation).json_schema(schema_generator=_ForEditors)
     except Exception:  # noqa: BLE001 - annotations can be anything
@@ -163,7 +163,7 @@ def _argument(parameter: inspect.Parameter) -> Rule:
 
 
 def _section(entries: Mapping[str, Rule], own: Rule) -> Rule:
-    """A name; or a section with a name as its `type`, and arguments."""
+    """Return a name; or a section with a name as its `type`, and arguments."""
     own = {"type": {}, "$REPLACE": {"type": "boolean"}, **own}
     closed = {name: {**rule, "properties": {**own, **rule["properties"]}} for name, rule in entries.items()}
     name = {"anyOf": [{"enum": list(entries)}, _IMPORT_PATH]}

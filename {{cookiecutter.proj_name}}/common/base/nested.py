@@ -54,7 +54,7 @@ def map_leaves(value: Any, function: Callable[[Any, tuple[Any, ...]], Any], path
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested config as one dict with dotted keys: `{"optim.lr": 0.001}`. Lists stay as they are."""
+    """Return a nested config as one dict with dotted keys: `{"optim.lr": 0.001}`. Lists stay as they are."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}

@@ -39,7 +39,7 @@ def _factors(device: torch.device) -> Tensor:
 
 
 def state_checksum(state: Any) -> int:
-    """The checksum of nested dicts, lists and tuples of tensors and plain values.
+    """Return the checksum of nested dicts, lists and tuples of tensors and plain values.
 
     Sharded tensors, of which each rank holds another part, do not count.
     """

@@ -97,7 +97,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def completed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint of any version in the layout of today: parts that it lacks are given what they meant then."""
+    """Return a checkpoint of any version in the layout of today: parts that it lacks are given what they meant then."""
     if "about" not in state:  # not of a run: nothing is known about it
         return dict(state)
     about = {"seed": None, "lengths": (), "classes": (), **state["about"]}
@@ -110,12 +110,12 @@ def completed(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_checkpoint(state: Any) -> bool:
-    """Whether a loaded object is a checkpoint, not weights alone."""
+    """Return whether a loaded object is a checkpoint, not weights alone."""
     return isinstance(state, dict) and "model" in state and "format" in state
 
 
 def load_archive(path: Path) -> Any:
-    """The object that torch saved to `path`, its checksums verified.
+    """Load the object that torch saved to `path`, its checksums verified.
 
     The tensors are mapped from the file, not read: processes on one machine share that memory, and each reads the parts
     it needs. The file must not be changed in place while they are used; replacing it is safe.
@@ -147,7 +147,7 @@ def load_archive(path: Path) -> Any:
 
 
 def step_of(path: Path) -> int:
-    """The optimizer step of a checkpoint, read without its tensors; -1 if it cannot be read."""
+    """Return the optimizer step of a checkpoint, read without its tensors; -1 if it cannot be read."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return int(state["position"]["step"])

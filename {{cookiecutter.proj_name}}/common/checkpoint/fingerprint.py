@@ -44,7 +44,7 @@ class Change:
     new: Any
 
     def matches(self, patterns: Iterable[str]) -> bool:
-        """Whether the key matches one of `patterns`."""
+        """Return whether the key matches one of `patterns`."""
         return any(fnmatchcase(self.key, pattern) for pattern in patterns)
 
     @property
@@ -56,7 +56,7 @@ class Change:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], defaults: Any = None, prefix: str = "") -> Iterator[Change]:
-    """The leaves that differ between two resolved configs. `resume` is not compared.
+    """Yield the leaves that differ between two resolved configs. `resume` is not compared.
 
     A key of a section class that the old config lacks, because the project was older, had the effect of its default in
     `defaults`, an object of the class. Any other missing key counts as null.

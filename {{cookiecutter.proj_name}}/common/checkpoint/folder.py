@@ -99,7 +99,7 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
 
     def newest(self) -> LoadedCheckpoint | None:
-        """The newest checkpoint that can be loaded; damaged ones are skipped with a warning.
+        """Return the newest checkpoint that can be loaded; damaged ones are skipped with a warning.
 
         None when there is no file at all.
 
@@ -126,13 +126,13 @@ class CheckpointFolder:
 
 
 def best_in(path: Path) -> Path:
-    """The best checkpoint of a run's folder, or of its checkpoint folder; the latest without one; a file as it is."""
+    """Return a run's best checkpoint, given its folder or checkpoint folder; the latest without one; a file as is."""
     names = [folder / name for name in ("best.pt", "latest.pt") for folder in (path / "checkpoints", path)]
     return next((name for name in names if name.is_file()), path)
 
 
 def find_checkpoint(resume: str | None, own: Path, rank: Rank) -> LoadedCheckpoint | None:
-    """The checkpoint that the config's `resume` names. Every process must call this: the main one chooses, all load.
+    """Load the checkpoint that the config's `resume` names. Every process must call this: the main one chooses.
 
     Args:
         resume: None; a file; a folder (of a run, or its checkpoints): the newest in it; "auto": the newest in `own`.

@@ -12,7 +12,7 @@ from common.distributed import buffer_kinds
 
 
 def frozen_checksums(task: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """The checksums of these tensors of a task, made whole if they are sharded. Every process must call this."""
+    """Return the checksums of these tensors of a task, made whole if they are sharded. Every process must call this."""
     state = task.state_dict()
     tensors = {name: state[name] for name in names if isinstance(state.get(name), Tensor)}
     return {name: f"{checksum(whole(each)):016x}" for name, each in tensors.items()}
@@ -50,7 +50,7 @@ class Frozen:
         self._first = {} if kept else self._now()
 
     def to_leave_out(self) -> dict[str, str]:
-        """The checksums of the tensors that neither the optimizer nor the task has ever changed, by name.
+        """Return the checksums of the tensors that neither the optimizer nor the task has ever changed, by name.
 
         What a stage trained or a task moved (a teacher) is not among them. Every process must call this.
         """
@@ -58,7 +58,7 @@ class Frozen:
         return {name: value for name, value in self._first.items() if now.get(name) == value}
 
     def _now(self) -> dict[str, str]:
-        """The checksums of what is not trained."""
+        """Return the checksums of what is not trained."""
         changing = {name for name, each in self._task.named_parameters(remove_duplicate=False) if each.requires_grad}
         changing |= buffer_kinds(self._task).keys()
         return frozen_checksums(self._task, [name for name in self._task.state_dict() if name not in changing])

@@ -71,7 +71,10 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allow
 
 
 def unknowns(run: RunState) -> list[str]:
-    """What this run relies on and the engine cannot check, for the log. Whatever else is such belongs in this list."""
+    """Return what this run relies on and the engine cannot check, for the log.
+
+    Add here what else the engine cannot check.
+    """
     parts: Mapping[str, Any] = run.parts
     optimizer, plateau, dataset = type(parts["optimizer"]), parts["schedule"].plateau, parts["data"].dataset
     found = []
@@ -93,7 +96,7 @@ def _path(cls: type) -> str:
 
 
 def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change], breaking: list[Change]) -> str:
-    """The guarantee, for the log: bit-exact, sample-exact, or neither, as far as compared, and why.
+    """Return the guarantee, for the log: bit-exact, sample-exact, or neither, as far as compared, and why.
 
     Args:
         safe, breaking: changes of the config.

@@ -70,7 +70,7 @@ class Saver(AbstractContextManager["Saver"]):
             self.wait()
 
     def is_overdue(self, seconds: float | None) -> bool:
-        """Whether the last save is more than `seconds` ago; never for None, 0 and less."""
+        """Return whether the last save is more than `seconds` ago; never for None, 0 and less."""
         return seconds is not None and 0 < seconds < time.monotonic() - self._saved_at
 
     def wait(self) -> None:
@@ -150,7 +150,7 @@ class Saver(AbstractContextManager["Saver"]):
 
 
 def whole(tensor: Any) -> Any:
-    """A sharded tensor made whole, on every process: a collective; any other tensor unchanged."""
+    """Return a sharded tensor made whole, on every process: a collective; any other tensor unchanged."""
     if not is_sharded(tensor):
         return tensor
     return tensor.detach().to(tensor.device_mesh.device_type).full_tensor()  # parts in host memory: via the device

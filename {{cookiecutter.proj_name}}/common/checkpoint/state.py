@@ -82,7 +82,7 @@ class RunState:
         self.user_parts[name] = part
 
     def state_dict(self, at: Position, values: Mapping[str, float], pending: Collection[str] = ()) -> dict[str, Any]:
-        """The state of a run at position `at` that measured `values` last. Every process must call this.
+        """Return the state of a run at position `at` that measured `values` last. Every process must call this.
 
         Args:
             pending: the splits whose evaluation at `at` was interrupted by a signal.
@@ -111,7 +111,7 @@ class RunState:
         return state
 
     def differing_buffers(self) -> list[str]:
-        """The names of buffers that differ between ranks though they are not declared so; warns of them once.
+        """Return the names of buffers that differ between ranks though they are not declared so; warns of them once.
 
         Statistics of norms may differ: only rank 0's are ever used. Every process must call this.
         """
@@ -180,7 +180,10 @@ class RunState:
         return [own, *gather_to_main(map_leaves(own, _in_host_memory), self.rank)[1:]]
 
     def _differing(self, parts: Mapping[str, Any]) -> list[str]:
-        """The names of the parts that are not on every rank what they are on rank 0. Every process must call this."""
+        """Return the names of the parts that are not on every rank what they are on rank 0.
+
+        Every process must call this.
+        """
         if self.rank.is_single_process:
             return []
         first, *others = gather_objects({name: state_checksum(part) for name, part in parts.items()}, self.rank)

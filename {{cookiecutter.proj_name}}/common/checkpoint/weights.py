@@ -88,7 +88,7 @@ def weights_path(path: str | None, project: Path) -> str | None:
 
 
 def _fetch(config: InitConfig, project: Path, rank: Rank) -> Path:
-    """The file of weights, downloaded if need be, with the right checksum."""
+    """Fetch the file of weights, downloaded if need be, with the right checksum."""
     given, expected = str(config.path), (config.sha256 or "").lower()
     path = Path(weights_path(given, project) or "")
     if _ADDRESS.match(given):  # two addresses may end in the same file name

@@ -67,13 +67,13 @@ def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[
 
 
 def is_foreign(target: Callable[..., Any]) -> bool:
-    """Whether `target` is defined outside the project: in an installed package, or in none."""
+    """Return whether `target` is defined outside the project: in an installed package, or in none."""
     file = getattr(sys.modules.get(getattr(target, "__module__", None) or ""), "__file__", None) or "/"
     return "site-packages" in file or not Path(file).resolve().is_relative_to(_PROJECT)
 
 
 def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the parameters that can be given by name, in order; () if Python cannot inspect `target`."""
+    """Return names of the parameters that can be given by name, in order; () if Python cannot inspect `target`."""
     return tuple(parameters(target)[0])
 
 
@@ -130,7 +130,7 @@ def _fit(parameter: inspect.Parameter, value: Any) -> Any:
 
 
 def _dtype(text: str) -> Any:
-    """The number format that a text like "torch.float32" names; None if it names none."""
+    """Return the number format that a text like "torch.float32" names; None if it names none."""
     import torch  # only here: programs that show runs read configs without it
 
     found = getattr(torch, text.removeprefix("torch."), None)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict[str, str], list[Problem]]:
-    """The configuration, where each of its keys was written, and warnings. Raises `ConfigError` with every problem.
+    """Return the configuration, where each key of it was written, and warnings. Raises `ConfigError` with all problems.
 
     `problems`: those found earlier. Further problems of the same keys follow from them, and are left out.
     """
@@ -56,7 +56,7 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
 
 
 def _path(loc: Sequence[str | int], values: Any) -> list[str | int]:
-    """The keys and indices in the data that lead to an error; other parts of its `loc` name alternatives of unions."""
+    """Return the keys and indices in the data that lead to an error; other parts of its `loc` name union members."""
     path = []
     for part in loc:
         if part in (values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()):

@@ -42,7 +42,10 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
 
 
 def find_file(key: str, name: str, folder: Path, origin: str | None = None) -> Path:
-    """The file `name`, which `key` gives relative to `folder`. Raises `ConfigError`, with a similar name if any."""
+    """Find the file `name`, which `key` gives relative to `folder`.
+
+    Raises `ConfigError`, with a similar name if any.
+    """
     found = folder / os.path.expanduser(name)
     if os.path.isfile(found):  # `os.path`, since methods of `Path` raise on some odd names
         return found
@@ -127,7 +130,7 @@ def _gather_arguments(entries: dict[str, Node], schema: type) -> dict[str, Node]
 
 
 def node_of(value: Any, origin: str) -> Node:
-    """Plain data as nodes, all with the same origin; nodes get it too."""
+    """Return plain data as nodes, all with the same origin; nodes get it too."""
     if isinstance(value, Node):
         inner = node_of(value.value, origin)
         return replace(inner, text=value.text, problem=value.problem)

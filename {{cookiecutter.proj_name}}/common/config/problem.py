@@ -88,7 +88,7 @@ def shorten(value: Any, width: int = 60) -> str:
 
 
 def join(key: str, part: str | int) -> str:
-    """The dotted key of the item at a key or index of the value at `key`."""
+    """Return the dotted key of the item at a key or index of the value at `key`."""
     return f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}".removeprefix(".")
 
 

@@ -20,12 +20,12 @@ from common.config.source import Node, plain
 
 
 def is_record(file: Path) -> bool:
-    """Whether a YAML file lies in the folder of a run, so that the program wrote it, not a person."""
+    """Return whether a YAML file lies in the folder of a run, so that the program wrote it, not a person."""
     return file.with_name("run.json").is_file()
 
 
 def read_record(tree: Node, schema: type) -> tuple[Node, list[Problem]]:
-    """A stored config in the keys of today, completed with defaults.
+    """Read a stored config in the keys of today, completed with defaults.
 
     Returns:
         The config, and the keys that nothing of today stands for, which it lacks.
@@ -60,7 +60,7 @@ def way_out(records: Sequence[Node]) -> Iterator[None]:
 
 
 def config_of_today(values: Mapping[str, Any], schema: type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The config in a checkpoint in the keys of today, as plain data; and the values left out, by dotted key."""
+    """Return the config in a checkpoint in the keys of today, as plain data; and the values left out, by dotted key."""
     tree, dropped = read_record(node_of(dict(values), ""), schema)
     found = plain(tree)
     with suppress(ConfigError):  # as the config of a run is stored today
@@ -77,7 +77,7 @@ def _of_earlier_versions(tree: Node, schema: type) -> list[Problem]:
 
 
 def _changed(node: Node, key: str, gone: Collection[str], today: Mapping[str, Node]) -> Node:
-    """The tree without the keys in `gone`, and with those in `today` unless the record itself gives them."""
+    """Return the tree without the keys in `gone`, and with those in `today` unless the record itself gives them."""
     if isinstance(node.value, list):
         return replace(node, value=[_changed(each, join(key, at), gone, today) for at, each in enumerate(node.value)])
     if not isinstance(node.value, dict):

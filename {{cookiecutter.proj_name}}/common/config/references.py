@@ -25,7 +25,7 @@ class References:
         self._done: dict[str, Node | None] = {}
 
     def resolved(self, node: Node, key: str = "", trail: tuple[str, ...] = ()) -> Node | None:
-        """The node at `key` with the values of all references in it; None if it has a problem.
+        """Return the node at `key` with the values of all references in it; None if it has a problem.
 
         `trail`: keys of the references that led here.
         """
@@ -45,7 +45,7 @@ class References:
         return node
 
     def _follow(self, node: Node, key: str, trail: tuple[str, ...]) -> Node:
-        """The value of a text with references: that of the target if there is no other text, else text.
+        """Return the value of a text with references: that of the target if there is no other text, else text.
 
         Raises `ConfigError`, without a problem if one of a target is reported by itself.
         """
@@ -81,7 +81,7 @@ class References:
         return Node(fill_in(node.value, texts.__getitem__), ", ".join(places))
 
     def _target(self, name: str, trail: tuple[str, ...]) -> Node | None:
-        """The value of the key `name`; None if there is none, or it has a problem."""
+        """Return the value of the key `name`; None if there is none, or it has a problem."""
         name = today(name, self._schema)
         for above, node in list(self._nodes.items()):
             if node.refers and name.startswith((f"{above}.", f"{above}[")):  # a key of a section that is a reference

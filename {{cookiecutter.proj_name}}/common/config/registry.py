@@ -106,7 +106,7 @@ class Registry:
         self._entries = {key: it for key, it in self._entries.items() if not self._origins[key].startswith(within)}
 
     def get(self, name: str) -> Callable[..., Any]:
-        """The entry registered as `name`, or the object at an import path, "pkg.module.Class" or "pkg.module:Class"."""
+        """Return the entry registered as `name`, or the object at an import path: "pkg.Class" or "pkg.mod:Class"."""
         self.import_files()
         if name in self._entries:
             return self._entries[name]
@@ -159,12 +159,12 @@ class Registry:
         yield from check_arguments(target, given, key, lambda: label(file_of(target)), provided, ignore, strict=strict)
 
     def entries(self) -> dict[str, Callable[..., Any]]:
-        """Every entry by its name, in alphabetical order."""
+        """Return every entry by its name, in alphabetical order."""
         self.import_files()
         return dict(sorted(self._entries.items()))
 
     def wrong_name(self, name: str, key: str) -> Problem | None:
-        """The problem of `name` at `key`, if there is no such entry."""
+        """Return the problem of `name` at `key`, if there is no such entry."""
         try:
             self.get(name)
         except UserError as error:
@@ -173,7 +173,10 @@ class Registry:
         return None
 
     def supplied_to(self, target: Callable[..., Any], given: Names = (), mapped: Names = ()) -> tuple[str, ...]:
-        """The arguments that do not come from the config, which gives the arguments `given`. `mapped`: see `check`."""
+        """Return the arguments that do not come from the config, which gives the arguments `given`.
+
+        `mapped`: see `check`.
+        """
         if self.call is not None and not isinstance(target, type):
             return tuple(mapped) or parameter_names(target)[: len(self.call)]
         if target in self._entries.values():
@@ -215,7 +218,7 @@ class Registered(EditorRule):
 
 
 def file_of(target: Any) -> str:
-    """Where a class or function is defined, "custom/models/conv_model.py:6"; its module if it has no source."""
+    """Return where a class or function is defined, "custom/models/conv_model.py:6"; its module if it has no source."""
     try:
         file, (_, line) = inspect.getsourcefile(target), inspect.getsourcelines(target)
         return f"{shown_path(file or '?').rpartition('/site-packages/')[2]}:{line}"
@@ -224,7 +227,10 @@ def file_of(target: Any) -> str:
 
 
 def import_path(name: str) -> Callable[..., Any]:
-    """The object at "pkg.module.Class" or "pkg.module:Class". Raises `UserError` if there is none, or not callable."""
+    """Import the object at "pkg.module.Class" or "pkg.module:Class".
+
+    Raises `UserError` if there is none, or not callable.
+    """
     try:
         found = pkgutil.resolve_name(name if ":" in name else ":".join(name.rsplit(".", 1)))
     except Exception as error:

@@ -75,7 +75,7 @@ def resolve(
 
 
 def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:
-    """A section from layers of plain values, each laid over the last. Raises `ConfigError`."""
+    """Return a section from layers of plain values, each laid over the last. Raises `ConfigError`."""
     tree = Node({}, DEFAULT)
     for layer in layers:
         tree = merge(tree, node_of(dict(layer), DEFAULT), schema)

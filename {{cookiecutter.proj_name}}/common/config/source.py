@@ -39,7 +39,7 @@ class Node:
 
 
 def by_key(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:
-    """A node and all that it contains, by dotted key."""
+    """Yield a node and all that it contains, by dotted key."""
     yield key, node
     if isinstance(node.value, (dict, list)):
         for part, inner in node.value.items() if isinstance(node.value, dict) else enumerate(node.value):
@@ -47,7 +47,7 @@ def by_key(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def plain(node: Node) -> Any:
-    """A node as plain data."""
+    """Return a node as plain data."""
     if isinstance(node.value, dict):
         return {name: plain(each) for name, each in node.value.items()}
     return [plain(each) for each in node.value] if isinstance(node.value, list) else node.value
@@ -65,7 +65,7 @@ _VARIABLE = re.compile(r"\$(?:(\$)|\{env:([A-Za-z_]\w*)(?::-([^}]*))?\}|\{([^\s$
 
 
 def scalar(text: str) -> Any:
-    """The value of an unquoted word."""
+    """Return the value of an unquoted word."""
     if text in _NAMED:
         return _NAMED[text]
     if not _NUMBER.fullmatch(text):
@@ -74,7 +74,10 @@ def scalar(text: str) -> Any:
 
 
 def list_items(text: str, annotation: Any, quoted: bool = True) -> list[str]:
-    """The items of text like `0,1,2` where a list is expected and no text; else none. Of quoted text, only numbers."""
+    """Return the items of text like `0,1,2` where a list is expected and no text; else none.
+
+    Of quoted text, only numbers.
+    """
     if "," not in text or not admits(annotation, list) or admits(annotation, str, Any):
         return []
     items = [item.strip() for item in text.removesuffix(",").split(",")]
@@ -82,7 +85,7 @@ def list_items(text: str, annotation: Any, quoted: bool = True) -> list[str]:
 
 
 def scalar_node(text: str, quoted: bool, origin: str) -> Node:
-    """A scalar from its text: `${env:NAME}` expanded, then read as a number or word unless it was quoted.
+    """Return a scalar from its text: `${env:NAME}` expanded, then read as a number or word unless it was quoted.
 
     Text with references is kept as it is, for `references`.
     """
@@ -97,7 +100,7 @@ def scalar_node(text: str, quoted: bool, origin: str) -> Node:
 
 
 def references_in(text: str) -> list[str]:
-    """The keys that `text` refers to, as in `${model.width}`."""
+    """Return the keys that `text` refers to, as in `${model.width}`."""
     return [match[4] for match in _VARIABLE.finditer(text) if match[4]]
 
 
@@ -107,7 +110,7 @@ def fill_in(text: str, value_of: Callable[[str], str]) -> str:
 
 
 def _expand(match: re.Match[str]) -> str:
-    """The value of an environment variable, its dollars doubled; other matches unchanged."""
+    """Expand the value of an environment variable, its dollars doubled; other matches unchanged."""
     dollar, name, default, key = match.groups()
     if dollar or key:
         return match[0]
@@ -214,7 +217,7 @@ def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
 
 
 def _count(node: yaml.Node | None, counts: dict[int, int], origin_at: Callable[[int], str]) -> int:
-    """The values that a node stands for, if those of each alias are counted again. `counts`: those of earlier nodes.
+    """Count the values that a node stands for, each alias anew. `counts`: the numbers of earlier nodes.
 
     Raises `ConfigError` if aliases add too many: thirty lines can stand for 10^9 values, which would take minutes.
     """

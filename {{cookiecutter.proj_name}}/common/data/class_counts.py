@@ -16,7 +16,7 @@ _READ = 32  # samples whose labels are read
 
 
 def labels_of(dataset: Any) -> np.ndarray | None:
-    """The class of each sample, shape (samples,): the data set's attribute `targets` or `labels`; None without one.
+    """Return each sample's class, (samples,), from the data set's attribute `targets` or `labels`; None without one.
 
     Not their methods, which may read every file.
     """

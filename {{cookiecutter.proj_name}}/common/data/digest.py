@@ -28,7 +28,7 @@ _File = tuple[str, int, int]  # path, size in bytes, time of the last change in 
 
 
 def digest(dataset: Any) -> dict[str, Any]:
-    """A short description of a data set that differs if the data do; plain values.
+    """Return a short description of a data set that differs if the data do; plain values.
 
     It is made of what the data set's own `digest()` returns; without one, of its attributes and the data sets inside
     it: names, sizes and times of files, the beginnings of a few, and checksums of arrays, tensors and lists. A million
@@ -59,7 +59,7 @@ def digest(dataset: Any) -> dict[str, Any]:
 
 
 def differences(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
-    """How data differ from those of an earlier start: what is surely another, and what may be; "" for nothing."""
+    """Return how data differ from an earlier start's: what surely changed, and what may have; "" for nothing."""
     if any(old[key] != new[key] for key in ("files", "names", "contents")):
         before, after = describe_counts([old]), describe_counts([new])
         return f"dataset.{name}: other data ({after if before == after else f'{before} -> {after}'})", ""
@@ -69,7 +69,7 @@ def differences(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tu
 
 
 def describe_counts(digests: Iterable[Mapping[str, Any]]) -> str:
-    """How much the digests describe, in words: `240 files, 2 arrays`."""
+    """Return how much the digests describe, in words: `240 files, 2 arrays`."""
     digests = list(digests)
     sums = {name: sum(each[name] for each in digests) for name in ("files", "arrays", "values", "digests")}
     return ", ".join(f"{n} {name if n > 1 else name[:-1]}" for name, n in sums.items() if n)
@@ -179,14 +179,17 @@ class _Search:
 
 
 def _files(names: Sequence[str], folders: Sequence[str]) -> dict[str, _File]:
-    """The files among `names`, by name, many at a time."""
+    """Return the files among `names`, by name, many at a time."""
     chunks = [names[first : first + _CHUNK] for first in range(0, len(names), _CHUNK)]
     with ThreadPoolExecutor(_THREADS) as pool:
         return {name: file for found in pool.map(_stats, chunks, repeat(folders)) for name, file in found.items()}
 
 
 def _stats(names: Sequence[str], folders: Sequence[str]) -> dict[str, _File]:
-    """The files among `names`, by name. Relative ones are in `folders`, or if they name a folder, where we are."""
+    """Return the files among `names`, by name.
+
+    Relative ones are in `folders`, or if they name a folder, where we are.
+    """
     found = {}
     for name in names:
         if name.startswith(os.sep):

@@ -107,7 +107,7 @@ class _Batches(IterableDataset[Any]):
                 yield _MicroBatch(batch, len(own), len(records), mark)
 
     def _begin(self, reader: int) -> Iterator[Any]:
-        """The records of the next pass. An order that `__iter__` draws at once is the same for all readers."""
+        """Return the records of the next pass. An order that `__iter__` draws at once is the same for all readers."""
         with loop_streams_unchanged():
             seed_all(mix(self.seed, _STREAM, self.epoch, -1, reader))
             set_epoch(self.dataset, self.epoch)
@@ -117,7 +117,7 @@ class _Batches(IterableDataset[Any]):
 
 
 def _mark(record: Any) -> int:
-    """A checksum of a record, the same for equal records in any process."""
+    """Return a checksum of a record, the same for equal records in any process."""
     return zlib.crc32(re.sub(r" at 0x\w+", "", repr(record)).encode())
 
 
@@ -196,7 +196,10 @@ class IterableStream(BatchStream):
         return {"dataset": deepcopy(self.dataset.state_dict())} if self.is_exactly_resumable else {}
 
     def sample_batch(self, *, full: bool) -> Any:
-        """A copy of the first batch, always a full one, to try a model on. The first epoch continues after it."""
+        """Return a copy of the first batch, always a full one, to try a model on.
+
+        The first epoch continues after it.
+        """
         if self._first is None:
             set_epoch(self.dataset, 0)  # before that, a data set may have no state
             self._start = self._start or self._dataset_state()
@@ -213,7 +216,7 @@ class IterableStream(BatchStream):
         )
 
     def epoch(self, at: Position) -> Iterator[Step]:
-        """The steps from `at` to the end of the epoch. Raises `UserError` when there are none."""
+        """Yield the steps from `at` to the end of the epoch. Raises `UserError` when there are none."""
         again, before = (at.sample - self._start.get("sample", 0)) // self.samples_per_step, at
         if again:
             logger.warning("the data set cannot restore its position: reading {} steps again to reach it", again)
@@ -235,7 +238,7 @@ class IterableStream(BatchStream):
             raise self._no_samples(at.epoch)
 
     def _steps(self, at: Position) -> Iterator[_Read]:
-        """The data of each step from `at` to the end of the epoch, and of a last one that has none."""
+        """Yield the data of each step from `at` to the end of the epoch, and of a last one that has none."""
         batches, marks, total = self._pass(at), set(), 1
         while total:
             found = list(islice(batches, self.accumulate))
@@ -274,7 +277,7 @@ class IterableStream(BatchStream):
         return read(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """The data set's state after the last step; one per rank if it has `share`."""
+        """Return the data set's state after the last step; one per rank if it has `share`."""
         return {"states": gather_objects(self._state, self.rank) if self._batches.shares else [self._state]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -99,7 +99,7 @@ def set_epoch(dataset: Any, epoch: int) -> None:
 
 
 def find_collate(dataset: SizedDataset, spec: str | Mapping[str, Any] | None, *, training: bool = False) -> Collate:
-    """The collate function that `loader.collate` names, else the data set's `collate`, else PyTorch's default.
+    """Find the collate function that `loader.collate` names, else the data set's `collate`, else PyTorch's default.
 
     A class is built, with the data set as its argument `dataset`. One whose attribute `training_only` is true (mixup)
     is used in training alone.

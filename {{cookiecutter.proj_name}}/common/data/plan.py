@@ -68,7 +68,7 @@ class EpochPlan:
         return (self.order.size + not_full) // self.samples_per_step
 
     def global_batches(self, at: Position) -> Iterator[GlobalBatch]:
-        """The global batches from `at` to the end of its epoch."""
+        """Yield the global batches from `at` to the end of its epoch."""
         order = self.order(at.epoch)
         batch_size, per_step, stop = self.batch_size, self.samples_per_step, self.order.size
         if self.drop_last:

@@ -25,19 +25,19 @@ Sections = dict[str, Mapping[str, Any]]
 
 
 def sets_of(part: Mapping[str, Any] | None) -> Sections:
-    """The sets of a split by name; a single one is called "". Empty if the split is null."""
+    """Return the sets of a split by name; a single one is called "". Empty if the split is null."""
     if part is None:
         return {}
     return _named(part) or {"": part}
 
 
 def _named(part: Mapping[str, Any]) -> Sections:
-    """The sections in `part`; empty if it is itself the section of a data set, which has a `type`."""
+    """Return the sections in `part`; empty if it is itself the section of a data set, which has a `type`."""
     return {} if "type" in part else {name: item for name, item in part.items() if isinstance(item, Mapping)}
 
 
 def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:
-    """The data set of one split.
+    """Build the data set of one split.
 
     Raises:
         UserError: it is empty, cannot be indexed (except for training), or raises one itself (a missing folder, ...).
@@ -53,7 +53,7 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
 
 
 def build_set(section: Mapping[str, Any], mode: str, data_dir: Path) -> Any:
-    """The data set of a section, with its transforms. Raises `UserError` if one of them does."""
+    """Build the data set of a section, with its transforms. Raises `UserError` if one of them does."""
     dataset = DATASET_REGISTRY.build(section, ignore=(*OWN, "transforms"), data_dir=data_dir, mode=mode)
     return apply_transforms(dataset, section, mode)
 
@@ -69,7 +69,7 @@ def apply_transforms(dataset: Any, section: Mapping[str, Any], mode: str) -> Any
 
 
 def build_transform(section: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """The transform of a section, after those in its arguments: `{type: RandomApply, transforms: [{type: ...}]}`."""
+    """Build a section's transform, after those in its arguments: `{type: RandomApply, transforms: [{type: ...}]}`."""
 
     def built(value: Any) -> Any:
         if isinstance(value, list):
@@ -91,7 +91,7 @@ def _is_section(value: Any) -> bool:
 
 
 def _sections_in(value: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The sections of transforms in an argument, and their keys."""
+    """Yield the sections of transforms in an argument, and their keys."""
     if _is_section(value):
         yield key, value
     for number, each in enumerate(value if isinstance(value, list) else ()):
@@ -151,7 +151,7 @@ class SetSection(EditorRule):
     ignore: tuple[str, ...] = ()
 
     def editor_rule(self) -> dict[str, Any]:
-        """The section of a data set."""
+        """Return the section of a data set."""
         transforms = {"items": TRANSFORM_REGISTRY.editor_rule(key={"type": ["string", "null"]})}
         return DATASET_REGISTRY.editor_rule(transforms=transforms, **{name: {} for name in self.ignore})
 
@@ -190,7 +190,7 @@ class EvaluationSection(DatasetSection):
     """
 
     def editor_rule(self) -> dict[str, Any]:
-        """One section with a type, or several by name."""
+        """Return one section with a type, or several by name."""
         one, has_type = super().editor_rule(), {"required": ["type"]}
         each = {"if": {"type": "object", **has_type}, "then": one}
         return {"if": has_type, "then": one, "else": {"additionalProperties": each}}

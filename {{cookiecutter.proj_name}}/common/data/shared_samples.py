@@ -58,7 +58,7 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank, config: LoaderCo
 
 
 def _find_copies(one: Collection[Any], other: Collection[Any]) -> list[str]:
-    """The paths in `other` with the same path below their common folder, and the same content, as one in `one`."""
+    """Find the paths in `other` with the same path below their common folder, and the same content, as one in `one`."""
     with suppress(OSError, ValueError, TypeError):  # they are no paths
         known, given = _by_name(one), _by_name(other)
         same = spread(sorted(known.keys() & given.keys() - {""}), _FILES)
@@ -73,7 +73,7 @@ def _by_name(paths: Collection[Any]) -> dict[str, str]:
 
 
 def _equal_samples(train: Any, other: Any, config: LoaderConfig, worker: int) -> int:
-    """How many samples of `other`, of a few, are in the training data: at the same index from the start or the end.
+    """Count which of a few samples of `other` are in the training data: at the same index from the start or end.
 
     Transforms of the config are left out. 0 if it is less than half of them, or if all samples are alike.
     """

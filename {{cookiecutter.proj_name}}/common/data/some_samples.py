@@ -44,12 +44,12 @@ class _Samples:
 
 
 def digest(sample: Any) -> str:
-    """A checksum of a sample: the same for equal values, however tensors in it lie in memory."""
+    """Return a checksum of a sample: the same for equal values, however tensors in it lie in memory."""
     values = map_tensors(sample, lambda tensor: np.ascontiguousarray(tensor.detach()))
     return blake2b(pickle.dumps(values), digest_size=16).hexdigest()
 
 
 def label_of(sample: Any) -> int | None:
-    """The class of a sample: its `label`; None if it has none."""
+    """Return the class of a sample: its `label`; None if it has none."""
     label = sample.get("label") if isinstance(sample, Mapping) else None
     return None if label is None or np.asarray(label).size != 1 else int(label)

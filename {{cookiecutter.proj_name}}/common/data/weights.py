@@ -29,7 +29,7 @@ def refuse_stale_weights(sources: Iterable[BatchStream | EvaluationLoader], task
 
 
 def _contents(value: Any) -> Iterator[Any]:
-    """A value, or the items of a list, dictionary or partial; of modules and of their methods, the weights."""
+    """Yield a value, or the items of a list, dictionary or partial; of modules and of their methods, the weights."""
     if isinstance(value, partial):
         value = [value.func, *value.args, *value.keywords.values()]
     elif isinstance(value, dict):

@@ -23,7 +23,7 @@ def named_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tenso
 
 
 def buffer_kinds(model: nn.Module) -> dict[str, str]:
-    """The kinds of the buffers that modules of `model` declare in `buffer_kinds`, by full name; see docs/task.md.
+    """Return the kinds of the buffers that `model`'s modules declare in `buffer_kinds`, by full name; see docs/task.md.
 
     Raises:
         UserError: a kind does not exist, or a name or pattern, relative to its module, matches no buffer.
@@ -115,7 +115,7 @@ def share_buffers(model: nn.Module, rank: Rank) -> None:
 
 
 def _gather_rows(rows: Tensor, rank: Rank) -> Tensor:
-    """The rows of all ranks, (N, ...) of each: the first row of each, then the second of each, as samples are dealt."""
+    """Gather the rows of all ranks, (N, ...): the first row of each, then the second of each, as samples are dealt."""
     parts = gather_objects(rows.cpu(), rank)
     turns = torch.cat([torch.arange(len(part)) for part in parts])
     return torch.cat(parts)[turns.argsort(stable=True)].to(rows.device)

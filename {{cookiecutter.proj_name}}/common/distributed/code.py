@@ -8,7 +8,7 @@ from common.base.files import PROJECT
 
 
 def code_of(project: Path = PROJECT) -> dict[str, str]:
-    """A checksum of each of the project's Python files, by path: those next to train.py, and in packages there.
+    """Return a checksum of each of the project's Python files, by path: those next to train.py, and in packages there.
 
     Tests are left out. Takes 5 ms for the hundred files of a new project.
     """

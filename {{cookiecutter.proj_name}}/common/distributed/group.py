@@ -132,7 +132,10 @@ def _open_round(store: Store, own: Rank, timeout: int) -> int:
 
 
 def _join_round(store: Store, rank: Rank, timeout: int) -> int:
-    """The other ranks' part of `_open_round`: check in, and wait for the end of the round. Returns its number."""
+    """Do the other ranks' part of `_open_round`: check in, and wait for the end of the round.
+
+    Returns its number.
+    """
     until = time.monotonic() + timeout + _GRACE_S  # rank 0 must give up first, since it reports which ranks are missing
     number = ""
     try:

@@ -118,7 +118,7 @@ class BestTracker:
 
 
 def check_names(metrics: Iterable[str], losses: Iterable[str]) -> Iterator[Problem]:
-    """A problem for each metric with the name of a loss, whose value it would replace in every record."""
+    """Yield a problem for each metric with the name of a loss, whose value it would replace in every record."""
     for metric in metrics:
         if metric in ("loss", *losses):
             rule = "is the name of a loss too, and only one of the two values could be kept"
@@ -137,7 +137,7 @@ def metric_directions(sections: Mapping[str, Any]) -> dict[str, Better]:
 
 
 def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[str]) -> Mode:
-    """Whether lower or higher values of the metric are better.
+    """Return whether lower or higher values of the metric are better.
 
     Args:
         better: whether higher is better, for each loss and metric by name; each may have parts, `name.part`.

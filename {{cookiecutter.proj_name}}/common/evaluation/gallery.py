@@ -32,7 +32,7 @@ class Gallery:
             self.pictures += self.task.pictures(output, batch, self.limit - len(self.pictures))
 
     def finish(self) -> list[Picture]:
-        """The pictures, on the main process. Every process of `rank` must call this."""
+        """Return the pictures, on the main process. Every process of `rank` must call this."""
         return self.pictures
 
 
@@ -79,7 +79,7 @@ class WorstFirst(Gallery):
         self.kept = [each if each.sample else each._replace(sample=_kept(whole, each.row, size)) for each in first]
 
     def _first(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
-        """The first `limit` candidates in the order of showing."""
+        """Return the first `limit` candidates in the order of showing."""
         turns: Counter[Hashable] = Counter()
         ordered: list[tuple[bool, int, int, _Candidate]] = []
         for each in sorted(candidates, key=lambda each: (0 if self.fixed else -_number(each.error.loss), each.number)):
@@ -100,7 +100,7 @@ def _number(loss: float) -> float:
 
 
 def _kept(values: Any, number: int, size: int) -> Any:
-    """One sample of a batch of `size`, as a batch of one on the CPU."""
+    """Return one sample of a batch of `size`, as a batch of one on the CPU."""
     return map_tensors(rows(values, slice(number, number + 1), size), lambda each: each.detach().to("cpu", copy=True))
 
 

@@ -54,7 +54,7 @@ class WeightSchedule:
             yield Problem("until", self.until, f"must be later than after, {self.after}")
 
     def __call__(self, at: TaskPosition) -> float:
-        """The weight at a position. Raises `UserError` if `until` is not known in steps."""
+        """Return the weight at a position. Raises `UserError` if `until` is not known in steps."""
         after = Interval.parse(self.after, "epoch").in_steps(at.steps_per_epoch)
         until = Interval.parse(self.until, "epoch").in_steps(at.steps_per_epoch) or at.total
         if until is None:
@@ -68,7 +68,7 @@ class LossSections(EditorRule):
     """Checks a section that maps names to losses: `{CrossEntropyLoss: {weight: 1.0, label_smoothing: 0.1}}`."""
 
     def editor_rule(self) -> dict[str, Any]:
-        """A section for each name."""
+        """Return a section for each name."""
         weight, inputs = {"type": ["number", "object"]}, {"type": ["object", "null"]}
         return {"additionalProperties": LOSS_REGISTRY.editor_rule(weight=weight, inputs=inputs)}
 
@@ -110,7 +110,10 @@ class Term:
 
 
 def look_up(inputs: Inputs, output: Any, batch: Any, key: str) -> dict[str, Any]:
-    """The values of `inputs` by name. `key`: of the config, for the message of the `UserError` if there is none."""
+    """Return the values of `inputs` by name.
+
+    `key`: of the config, for the message of the `UserError` if there is none.
+    """
     source = {"output": output, "batch": batch}
     return {name: _find(path, source, key) for name, path in inputs.items()}
 
@@ -178,19 +181,19 @@ class LossFactory(nn.Module):
 
 
 def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
-    """The sum and the losses that are part of it; losses with the weight 0 are not computed."""
+    """Return the sum and the losses that are part of it; losses with the weight 0 are not computed."""
     sections = sections or {}
     off = [name for name, part in sections.items() if isinstance(part, Mapping) and part.get("weight") == 0]
     return ["loss", *(name for name in sections if name not in off)]
 
 
 def by_part(name: str, value: Any) -> dict[str, Any]:
-    """A single value by `name`; a dict of several by `name.part`."""
+    """Return a single value by `name`; a dict of several by `name.part`."""
     return {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
 
 
 def _has_weights(function: Any) -> bool:
-    """Whether an object that is no module has a weight, or a module with weights, as an attribute."""
+    """Return whether an object that is no module has a weight, or a module with weights, as an attribute."""
     held = getattr(function, "__dict__", {}).values()
     modules = nn.ModuleList(each for each in held if isinstance(each, nn.Module))
     return bool(list(modules.parameters())) or any(isinstance(each, nn.Parameter) for each in held)

@@ -55,10 +55,10 @@ class Metric(ABC):
 
     @abstractmethod
     def compute(self) -> Value:
-        """The value(s) over everything seen, at least one sample."""
+        """Return the value(s) over everything seen, at least one sample."""
 
     def figure(self, classes: Sequence[str]) -> ArrayLike | None:
-        """A picture of everything seen, as in `to_rgb`, or None. `classes`: their names, empty if unknown."""
+        """Return a picture of everything seen, as in `to_rgb`, or None. `classes`: their names, empty if unknown."""
         return None
 
 
@@ -81,10 +81,10 @@ class GatheredMetric(ABC):
 
     @abstractmethod
     def compute(self, results: Results) -> Value:
-        """The value(s) from the results of all samples."""
+        """Return the value(s) from the results of all samples."""
 
     def figure(self, results: Results, classes: Sequence[str]) -> ArrayLike | None:
-        """A picture of the results, as in `to_rgb`, or None. `classes`: their names, empty if unknown."""
+        """Return a picture of the results, as in `to_rgb`, or None. `classes`: their names, empty if unknown."""
         return None
 
 
@@ -92,7 +92,7 @@ class MetricSections(EditorRule):
     """Checks a section that maps names to metrics: `{Accuracy: null, top3: {type: Accuracy, k: 3}}`."""
 
     def editor_rule(self) -> dict[str, Any]:
-        """A section for each name."""
+        """Return a section for each name."""
         return {"additionalProperties": METRIC_REGISTRY.editor_rule(inputs={"type": ["object", "null"]})}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
@@ -188,7 +188,7 @@ class SampleBuffer:
         self._batches.append((indices[0], own))
 
     def gather(self, rank: Rank) -> Results:
-        """The results of all processes, in the order of the data set, on the main process; nothing on the others."""
+        """Gather the results of all processes on the main one, in the order of the data set; nothing on the others."""
         gathered = chain.from_iterable(gather_to_main(self._batches, rank))
         batches = [results for _, results in sorted(gathered, key=lambda batch: batch[0])]
         return {name: _joined([results[name] for results in batches]) for name in batches[0]} if batches else {}

@@ -59,7 +59,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Callable[[], None]:
 
 
 def parameter_names(model: nn.Module) -> list[str]:
-    """All parameter names, including further names of shared parameters."""
+    """Return all parameter names, including further names of shared parameters."""
     return [name for name, _ in model.named_parameters(remove_duplicate=False)]
 
 
@@ -86,13 +86,13 @@ def warn_of_unused(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
 
 
 def without_gradient(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
-    """Names in `model` of those of the `trained` parameters that got no gradient in the last backward pass."""
+    """Return names in `model` of those of the `trained` parameters that got no gradient in the last backward pass."""
     unused = {parameter for parameter in trained if parameter.requires_grad and parameter.grad is None}
     return [name for name, parameter in model.named_parameters() if parameter in unused]
 
 
 def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -> bool:
-    """Whether all parameters of `norm` are frozen; if it has none, whether all of its parent module are."""
+    """Return whether all parameters of `norm` are frozen; if it has none, whether all of its parent module are."""
     prefix = f"{name}." if any(True for _ in norm.parameters()) else name.removesuffix(name.rpartition(".")[2])
     inside = [each for each in names if each.startswith(prefix)]
     return bool(inside) and frozen.issuperset(inside)

@@ -103,7 +103,7 @@ class Sharded(Strategy):
 
 
 def _policy(config: FsdpConfig, precision: Precision, model: nn.Module) -> MixedPrecisionPolicy:
-    """The formats to compute in. Raises `UserError` for formats that do not go together."""
+    """Return the formats to compute in. Raises `UserError` for formats that do not go together."""
     has_norms = bool(norms_with_statistics(model))
     narrow = config.param_dtype == "bf16"
     if narrow and (has_norms or precision.mode in ("fp16", "fp64")):

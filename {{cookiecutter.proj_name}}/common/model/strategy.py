@@ -74,11 +74,11 @@ class Strategy:
         return self.task
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
-        """A context in which backward passes of a wrapped task average gradients over processes only if `enabled`."""
+        """Return a context in which backward passes of a wrapped task average gradients over ranks if `enabled`."""
         return _NOTHING
 
     def shard_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The state of a checkpoint, with its tensors as this strategy holds them."""
+        """Return the state of a checkpoint, with its tensors as this strategy holds them."""
         return state
 
 

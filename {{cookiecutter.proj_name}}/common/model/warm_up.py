@@ -14,7 +14,7 @@ from common.model.freeze import without_gradient
 
 
 def warm_up_ddp(model: nn.Module, trained: Sequence[nn.Parameter], loss: Callable[[], Tensor], rank: Rank) -> None:
-    """One backward pass whose result is discarded: weights, buffers and random streams stay as they are.
+    """Run one backward pass and discard its result: weights, buffers and random streams stay as they are.
 
     DDP exchanges gradients in one order in its first backward and in another from the second on. A resumed run would
     use the first order again and, with three ranks or more, add up in another order than the uninterrupted run.

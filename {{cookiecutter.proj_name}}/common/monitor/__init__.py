@@ -129,7 +129,7 @@ class Monitor:
             self.recorder.flush()
 
     def step_done(self, at: Position, samples: int) -> None:
-        """An optimizer step on `samples` samples, of all processes, is done."""
+        """Count an optimizer step on `samples` samples, of all processes."""
         self.clock.step_done(samples)
         self.step = at.step
         if not self.bar.disable:

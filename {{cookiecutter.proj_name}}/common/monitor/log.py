@@ -87,7 +87,7 @@ def _to_console(message: str) -> None:
 
 
 def _console_format(shows_source: bool, rank: int) -> Callable[[Any], str]:
-    """The format of a record on the terminal, which cuts rows of numbers to its width."""
+    """Return the format of a record on the terminal, which cuts rows of numbers to its width."""
     indent = len("00:00:00 WARNING  ") + (_SOURCE_WIDTH + 1) * shows_source
     source = "<cyan>{extra[at]: <26}</cyan> " if shows_source else ""
 
@@ -107,7 +107,7 @@ def _add_place(record: Any) -> None:
 
 
 def _place(path: str, line: int) -> str:
-    """A source location: the path from the project's root, for libraries from site-packages, and the line."""
+    """Return a source location: the path from the project's root, for libraries from site-packages, and the line."""
     return f"{path.rpartition('/site-packages/')[2].removeprefix(f'{_PROJECT}/')}:{line}"
 
 

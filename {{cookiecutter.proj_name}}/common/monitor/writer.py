@@ -62,14 +62,14 @@ class Writer(ABC):
 
     @abstractmethod
     def text(self, step: int, tag: str, text: str) -> None:
-        """A text, to be shown as it is: lines and spaces have a meaning."""
+        """Write a text, to be shown as it is: lines and spaces have a meaning."""
 
     @abstractmethod
     def close(self, state: str) -> None:
         """Write everything and close. `state`: finished, stopped or failed; running if the run was cut off."""
 
     def histogram(self, step: int, tag: str, values: NDArray[Any]) -> None:  # noqa: B027 - optional
-        """The distribution of numbers, an array of any shape. By default, nothing is written."""
+        """Write the distribution of numbers, an array of any shape. By default, nothing is written."""
 
     def flush(self) -> None:  # noqa: B027 - optional
         """Bring everything written so far to its place; called before each checkpoint."""

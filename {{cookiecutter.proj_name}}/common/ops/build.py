@@ -85,7 +85,7 @@ def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda
 
 
 def _object_name(source: Path, record: Record, compiler: str, cuda: Cuda) -> str:
-    """The file name of a compiled source: it changes with all that the result depends on, but other sources."""
+    """Return the file name of a compiled source: it changes with all that the result depends on, but other sources."""
     headers = {name: sum_ for name, sum_ in record.sources.items() if name.endswith((".h", ".cuh"))}
     command = compile_command(source, Path(), compiler, cuda)
     parts = [record.torch, record.sources[source.name], headers, command, os.environ.get("NVCC_APPEND_FLAGS")]

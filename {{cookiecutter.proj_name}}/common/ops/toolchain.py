@@ -30,7 +30,7 @@ class Cuda:
 
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The C++ compiler: the one in CXX, else the first one found; None if there is none.
+    """Find the C++ compiler: the one in CXX, else the first one found; None if there is none.
 
     Raises:
         BuildError: the compiler in CXX is not found.
@@ -44,7 +44,7 @@ def find_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def find_cuda() -> Cuda:
-    """Whether to compile CUDA: if nvcc and a GPU are present, or if FORCE_CUDA=1 asks for it.
+    """Return whether to compile CUDA: if nvcc and a GPU are present, or if FORCE_CUDA=1 asks for it.
 
     Raises:
         BuildError: FORCE_CUDA=1 is impossible here.
@@ -75,7 +75,7 @@ def _find_nvcc() -> Path | None:
 
 
 def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> list[str]:
-    """The command that compiles one source, .cpp or .cu."""
+    """Return the command that compiles one source, .cpp or .cu."""
     include_and_files = ["-isystem", str(TORCH / "include"), "-c", str(source), "-o", str(target)]
     if source.suffix == ".cpp":
         return [compiler, *FLAGS, *include_and_files]
@@ -91,7 +91,10 @@ def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> li
 
 
 def link_command(objects: list[Path], target: Path, compiler: str, cuda: Cuda) -> list[str]:
-    """The command that links the objects into a library. CUDA's runtime is linked statically, so it loads anywhere."""
+    """Return the command that links the objects into a library.
+
+    CUDA's runtime is linked statically, so it loads anywhere.
+    """
     command = [compiler] if cuda.nvcc is None else [str(cuda.nvcc), "-nodlink", "-ccbin", compiler]
     command += ["-shared", *map(str, objects), "-o", str(target)]
     command += [f"-L{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu"]

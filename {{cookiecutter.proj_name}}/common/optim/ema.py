@@ -120,7 +120,7 @@ class Ema:
         _copy(self._parts, self._weights(model))
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages (not copies) and the numbers of steps and updates; empty if turned off."""
+        """Return the averages (not copies) and the numbers of steps and updates; empty if turned off."""
         counts = {"steps": self._steps, "updates": self._updates, "is_used": self._is_used}
         return {"shadow": self._shadow, **counts} if self._shadow else {}
 
@@ -140,7 +140,10 @@ class Ema:
         self._steps, self._updates = state["steps"], state["updates"]
 
     def _weights(self, model: nn.Module) -> list[Tensor]:
-        """The model's tensors in the order of `_parts`. Looked up each time, since a module may replace a buffer."""
+        """Return the model's tensors in the order of `_parts`.
+
+        Looked up each time, since a module may replace a buffer.
+        """
         state = model.state_dict()
         return [local(state[name]) for name in self._shadow]
 

@@ -58,7 +58,7 @@ class LayerDecayConfig:
 
 
 def parameter_groups(config: "OptimizerConfig", task: nn.Module, own: Iterable[Group] = ()) -> list[dict[str, Any]]:
-    """The trainable parameters in named groups: those of `own` as given there, all others as configured.
+    """Return the trainable parameters in named groups: those of `own` as given there, all others as configured.
 
     A group is {"name", "params": [(name, parameter), ...], "lr", "weight_decay"}. Each parameter is in exactly one.
 
@@ -103,17 +103,17 @@ def log_groups(groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def group_name(group: Mapping[str, Any]) -> str:
-    """The name of an optimizer's group, for the learning rate: parts with and without weight decay share one."""
+    """Return the name of an optimizer's group, for the learning rate: parts with and without weight decay share one."""
     return str(group.get("name", "all")).removesuffix(_NO_DECAY)
 
 
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:
-    """The current learning rates by the group's name; in the course of a run the names stay the same."""
+    """Return the current learning rates by the group's name; in the course of a run the names stay the same."""
     return {group_name(group): float(group["lr"]) for group in optimizer.param_groups}
 
 
 def _assigned(groups: Iterable[Group], names: Mapping[str, nn.Parameter], where: str) -> dict[nn.Parameter, Group]:
-    """The group of each parameter: where several have it, the one that lies within all others."""
+    """Return the group of each parameter: where several have it, the one that lies within all others."""
     sets = sorted(((set(group.parameters), group) for group in groups), key=lambda each: len(each[0]))
     for inside, group in sets:
         for parameter in inside.difference(names.values()):
@@ -141,7 +141,7 @@ def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) 
 
 
 def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:
-    """The block of each of the model's parameters that is in one or before the first one."""
+    """Return the block of each of the model's parameters that is in one or before the first one."""
     if config.factor == 1:
         return {}
     blocks: list[str] = []  # with a dot at the end
@@ -160,7 +160,7 @@ def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict
 
 
 def _without_decay(patterns: str | list[str], model: nn.Module, names: Mapping[str, nn.Parameter]) -> set[nn.Parameter]:
-    """The parameters without weight decay."""
+    """Return the parameters without weight decay."""
     listed = [] if patterns == "auto" else [pattern for pattern in patterns if pattern != "auto"]
     found = {names[name] for name in match_names(listed, list(names), "optim.no_decay")}
     if "auto" not in patterns:

@@ -68,7 +68,7 @@ class OptimizerConfig:
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
-    """The class of torch.optim called `name`, in any case, or the one at an import path.
+    """Return the class of torch.optim called `name`, in any case, or the one at an import path.
 
     Raises `UserError` when there is none, or when it is no optimizer.
     """
@@ -83,7 +83,7 @@ def optimizer_class(name: str) -> type[Optimizer]:
 def build_optimizer(
     config: OptimizerConfig, model: nn.Module, own: Iterable[Group] = (), before: Optimizer | None = None
 ) -> Optimizer:
-    """The configured optimizer over `model`'s trainable parameters, in named groups: first those of `own`.
+    """Build the configured optimizer over `model`'s trainable parameters, in named groups: first those of `own`.
 
     It takes over the state of the optimizer `before` it if that is the same but for rate and decay.
     Raises `UserError` when nothing is trainable, or when the optimizer cannot train these parameters.
@@ -113,7 +113,7 @@ def build_optimizer(
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether `step` must be given a function that computes the loss again and returns it (LBFGS)."""
+    """Return whether `step` must be given a function that computes the loss again and returns it (LBFGS)."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 

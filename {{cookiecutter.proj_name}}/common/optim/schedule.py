@@ -84,7 +84,7 @@ class LrSchedulerConfig:
 
 
 def _all_arguments() -> set[str]:
-    """The names of the arguments of all schedules."""
+    """Return the names of the arguments of all schedules."""
     return {name for each in SCHEDULE_REGISTRY.entries().values() for name in parameter_names(each)}
 
 
@@ -106,7 +106,7 @@ class Schedule:
         self._base = [self.value(group) for group in optimizer.param_groups]
 
     def value(self, group: Mapping[str, Any]) -> float:
-        """The value that a group has now."""
+        """Return the value that a group has now."""
         return float(group["lr"])
 
     def set(self, group: dict[str, Any], value: float) -> None:
@@ -114,7 +114,7 @@ class Schedule:
         group["lr"] = value
 
     def factor(self, step: int) -> float:
-        """The factor at optimizer step `step`, counted from 0 over the whole run."""
+        """Return the factor at optimizer step `step`, counted from 0 over the whole run."""
         if step >= self._warmup:
             return self._factor(step - self._warmup)
         rise = self._start + (1.0 - self._start) * (step + 1) / (self._warmup + 1)
@@ -165,7 +165,7 @@ def build_schedule(
     cut: bool = False,
     kind: type[Schedule] = Schedule,
 ) -> Schedule:
-    """The configured schedule over a run of `total_steps` optimizer steps; None for a run without a set end.
+    """Build the configured schedule over a run of `total_steps` optimizer steps; None for a run without a set end.
 
     `steps_per_epoch` is None for data without length. `debug`: the run is cut short for debugging, so a warm-up that
     does not fit into it is shortened; `cut`: by progress.max_steps, which shortens one that the schedule would refuse.

@@ -14,7 +14,7 @@ import torch
 
 
 def packages() -> dict[str, str]:
-    """The version of each installed package of which this process has imported a module, by its name on PyPI."""
+    """Return the version of each installed package of which this process has imported a module, by its name on PyPI."""
     known = _packages_of(tuple(sys.path))
     modules = {module for module in sys.modules if "." not in module} - sys.stdlib_module_names
     # Python 3.10 does not know the modules of some packages; most have the name of their package.
@@ -26,7 +26,7 @@ def packages() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def _packages_of(path: tuple[str, ...]) -> Mapping[str, set[str]]:
-    """The packages that provide each top-level module on `path`, which is `sys.path`.
+    """Return the packages that provide each top-level module on `path`, which is `sys.path`.
 
     `metadata.packages_distributions` parses every list of files, which takes as long as a tenth of a start.
     """
@@ -40,7 +40,7 @@ def _packages_of(path: tuple[str, ...]) -> Mapping[str, set[str]]:
 
 
 def installed(name: str) -> str | None:
-    """The version of a package; None if it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return metadata.version(name)
     except (metadata.PackageNotFoundError, ValueError):

@@ -79,7 +79,7 @@ def open_run(folder: RunPaths, values: Mapping[str, Any], attempt: dict[str, Any
 
 
 def is_restart(folder: RunPaths, rank: Rank) -> bool:
-    """Whether the launcher has restarted this process, and an earlier start of its launch has opened the run."""
+    """Return whether the launcher has restarted this process, and an earlier start of its launch has opened the run."""
     attempts = read_attempts(folder) if rank.restarted else []
     return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(rank.launched_as)
 

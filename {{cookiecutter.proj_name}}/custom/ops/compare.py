@@ -14,7 +14,7 @@ Operator = Callable[..., Tensor]
 
 
 def compare(operator: Operator, reference: Operator, inputs: Sequence[Tensor], **settings: Any) -> str:
-    """A table of differences and times: `operator(*inputs, *settings)` against `reference(*inputs, *settings)`.
+    """Return a table of differences and times: `operator(*inputs, *settings)` against `reference(*inputs, *settings)`.
 
     Differences are the largest over all elements; gradients are computed for a random upstream gradient. Times
     are medians, with as many threads as PyTorch uses. `gradcheck` compares a corner of the inputs with finite
@@ -50,7 +50,7 @@ def median_ms(measure: Callable[[Operator], Any], function: Operator) -> float:
 
 
 def largest_difference(first: Tensor, second: Tensor) -> float:
-    """The largest absolute difference of two tensors; 0 where there are no elements."""
+    """Return the largest absolute difference of two tensors; 0 where there are no elements."""
     return (first.double() - second.double()).abs().max().item() if first.numel() else 0.0
 
 

@@ -50,7 +50,7 @@ class Scenes:
 
     @staticmethod
     def collate(items: list[dict[str, Tensor]]) -> dict[str, Any]:
-        """A batch: the images stacked; boxes and labels in lists, as their number differs from scene to scene."""
+        """Make a batch: the images stacked; boxes and labels in lists, as their number differs from scene to scene."""
         lists = {name: [item[name] for item in items] for name in ("boxes", "label")}
         return {"image": torch.stack([item["image"] for item in items]), **lists}
 

@@ -37,7 +37,7 @@ class AveragePrecision(GatheredMetric):
         return float(torch.stack(areas).mean())
 
     def right(self, found: Tensor, boxes: Tensor, label: Tensor) -> Tensor:
-        """Which of the boxes found in one image (most, 6), the most probable first, are right (most,)."""
+        """Return which of the boxes found in one image (most, 6), the most probable first, are right (most,)."""
         overlaps = _overlaps(found[:, :4], boxes.float()) * (found[:, 5:] == label)
         right = torch.zeros(len(found), dtype=torch.bool)
         for number, row in enumerate(overlaps):

@@ -66,7 +66,7 @@ class PolicyTask(Task):
         return len(self.moves(batch["seed"]).right) if self.training else len(batch["seed"])
 
     def update(self, name: str, batch: dict[str, Tensor]) -> Losses:
-        """The clipped surrogate of the gain, the error of the value, and the entropy of the policy."""
+        """Return the clipped surrogate of the gain, the error of the value, and the entropy of the policy."""
         moves = self.moves(batch["seed"])
         chances, value = self.model(moves.state)
         ratio = (chances.gather(1, moves.right[:, None])[:, 0] - moves.chance).exp()
@@ -86,7 +86,7 @@ class PolicyTask(Task):
         return {}
 
     def moves(self, seed: Tensor) -> Moves:
-        """The moves of a batch's episodes, played with the weights at the beginning of the step: once in each step."""
+        """Play a batch's episodes with the weights at the step's beginning, once in each step; return the moves."""
         key = (self.at.step, *seed.tolist())
         if key not in self.played:
             self.played = {each: moves for each, moves in self.played.items() if each[0] == self.at.step}
@@ -116,7 +116,7 @@ class PolicyTask(Task):
 
     @torch.no_grad()
     def judge(self, states: Tensor, moves: Tensor, made: Tensor) -> Moves:
-        """What the moves of `play` have led to."""
+        """Return what the moves of `play` have led to."""
         chances, value = self.model(states)
         stands = ~has_fallen(states[1:].flatten(0, 1)).view_as(made)
         surprise = made * (1 + self.discount * stands * value[1:] - value[:-1])

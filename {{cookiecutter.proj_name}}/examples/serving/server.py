@@ -33,7 +33,7 @@ MAX_BYTES, MAX_PIXELS = 10_000_000, 25_000_000  # of a request, and of an image 
 
 
 def load(path: Path, about: Mapping[str, Any]) -> Run:
-    """A function that runs the model: inputs by name -> outputs by name. Several threads may call it at once."""
+    """Return a function that runs the model: inputs by name -> outputs by name. Several threads may call it at once."""
     if path.suffix == ".onnx":
         need("onnxruntime")
         import onnxruntime
@@ -58,7 +58,7 @@ def load(path: Path, about: Mapping[str, Any]) -> Run:
 
 
 def answer(run: Run, about: Mapping[str, Any], data: bytes) -> dict[str, Any]:
-    """The prediction for the bytes of a file. Raises `UserError` if they cannot be read."""
+    """Return the prediction for the bytes of a file. Raises `UserError` if they cannot be read."""
     sample = build_files(about["dataset"], "eval", [io.BytesIO(data)])[0]
     outputs = run({name: sample[each["key"]][None] for name, each in about["inputs"].items()})
     first, classes = next(iter(outputs.values())), about["classes"]
@@ -80,7 +80,7 @@ def limit_images(pixels: int) -> None:
 
 
 def build_app(path: Path, limit: int) -> Any:
-    """The web application. `limit`: the largest body of a request, bytes."""
+    """Build the web application. `limit`: the largest body of a request, bytes."""
     from anyio import CapacityLimiter, to_thread  # FastAPI is built on it
     from fastapi import FastAPI, HTTPException, Request
     from fastapi.responses import JSONResponse
@@ -130,7 +130,7 @@ def build_app(path: Path, limit: int) -> Any:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What `tools.export` wrote beside the model. Raises `UserError` if it cannot be served."""
+    """Return what `tools.export` wrote beside the model. Raises `UserError` if it cannot be served."""
     file = path.with_name(f"{path.name}.json")
     if not path.is_file() or not file.is_file():
         missing = file if path.is_file() else path

@@ -89,7 +89,7 @@ drawing = Drawing()
 
 
 def plugin(trainer: Trainer) -> None:
-    """What a config names in `plugins`."""
+    """Install what a config names in `plugins`."""
     drawing.count = 0
     trainer.register_state("drawing", drawing)
 

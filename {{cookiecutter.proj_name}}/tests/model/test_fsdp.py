@@ -26,7 +26,7 @@ PLAIN = ["--model", "{type: tests.parts.Plain}"]
 
 
 def whole(folder: Path, name: str = "latest") -> dict[str, Any]:
-    """A checkpoint of a run, without what differs between any two runs."""
+    """Return a checkpoint of a run, without what differs between any two runs."""
     state = read_checkpoint(folder / "checkpoints" / f"{name}.pt")
     return {key: part for key, part in state.items() if key not in ("about", "fingerprint", "random")}
 

@@ -53,7 +53,7 @@ class Net(nn.Module):
 
 
 def moved(model: nn.Module, step: int) -> None:
-    """One pretended training step: every weight and buffer changes."""
+    """Pretend a training step: every weight and buffer changes."""
     generator = torch.Generator().manual_seed(step)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -40,7 +40,7 @@ def begin(trainer):
 
 
 def words(folder: Path, *more: str) -> list[str]:
-    """A small sweep in `folder`, named tried."""
+    """Return a small sweep in `folder`, named tried."""
     settings = {**SMALL, "--dir.runs_dir": str(folder), "--name": "tried"}
     del settings["--model.width"]
     return [*(f"{key}={value}" for key, value in settings.items()), *more]
@@ -218,7 +218,7 @@ def command(tmp_path: Path, plugin: Path, *more: str) -> tuple[list[str], dict[s
 
 
 def states(folder: Path) -> dict[str, str]:
-    """The state of each trial by its name, as the sweep recorded it."""
+    """Return the state of each trial by its name, as the sweep recorded it."""
     return {each["name"]: each["state"] for each in json.loads((folder / "sweep.json").read_text())["trials"]}
 
 

@@ -48,14 +48,14 @@ class Row:
         self.values |= {"remark": "; ".join(remarks)} if remarks else {}
 
     def record(self) -> dict[str, Any]:
-        """The run for --json."""
+        """Return the run for --json."""
         about = {name: getattr(self.run, name) for name in ("path", "state", "reason", "step", "best", "problems")}
         about |= {"path": str(self.run.path), "epoch": self.epoch, "seconds": self.seconds}
         return {"run": self.name, **about, "values": self.results, "config": self.config}
 
 
 def read(folders: Sequence[Path], *, failed: bool = False) -> tuple[list[Row], list[RunFiles]]:
-    """The runs in the folders; and apart from them those that failed before their first step, unless `failed`.
+    """Read the runs in the folders; and apart from them those that failed before their first step, unless `failed`.
 
     Raises `UserError` if a folder has no run.
     """
@@ -71,8 +71,10 @@ def read(folders: Sequence[Path], *, failed: bool = False) -> tuple[list[Row], l
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
-    """The columns that the rows have, the most important first: best, a metric, time, learning rates, the model; last
-    what and where a run was made on."""
+    """Return the columns that the rows have, the most important first: best, a metric, time, learning rates, the model.
+
+    The last ones say on what data and machine a run was made.
+    """
     names = dict.fromkeys(name for row in rows for name in row.results)
     results = sorted(names, key=lambda name: (name.lower().endswith("loss"), name.startswith("eval.")))
     metric = max(results, key=lambda name: sum(name in row.results for row in rows), default="")
@@ -85,7 +87,7 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 
 def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Row]:
-    """The rows sorted by a column: results with the best one first, all else rising; rows without a value last.
+    """Return the rows sorted by a column: results with the best one first, all else rising; rows without a value last.
 
     With `best`, only runs with the same metric and the same validation data are compared.
 
@@ -112,7 +114,7 @@ def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[
 
 
 def table(rows: Sequence[Row], width: int | None = None) -> str:
-    """The rows as text, in lines of at most `width` characters; None for any length."""
+    """Return the rows as text, in lines of at most `width` characters; None for any length."""
     metrics = {row.ranking[0] for row in rows if row.run.best}
     best = " ".join(["best", *metrics]) if len(metrics) == 1 else "best"
     repeated = {f"{split}.{name}" for name in compare.twins([row.run for row in rows]) for split in ("val", "eval")}
@@ -141,7 +143,7 @@ def _cell(row: Row, name: str, *, with_metric: bool) -> str:
 
 
 def write_csv(rows: Sequence[Row]) -> None:
-    """All columns in full precision, to the standard output."""
+    """Write all columns in full precision to the standard output."""
     writer = csv.DictWriter(sys.stdout, [*columns(rows), "metric"], lineterminator="\n")
     writer.writeheader()
     for row in rows:

@@ -31,7 +31,7 @@ _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", re.MULTILINE)
 
 
 def find_runs(folder: Path) -> list[RunFiles]:
-    """The run in a folder, or the runs anywhere below it, in the order of their paths. Raises `UserError`."""
+    """Find the run in a folder, or the runs anywhere below it, in the order of their paths. Raises `UserError`."""
     if not folder.is_dir():
         near = nearest(folder.name, [each.name for each in folder.parent.glob("*") if each.is_dir()])
         raise UserError(f"there is no folder {folder}{f'; did you mean {folder.with_name(near)}?' if near else ''}")
@@ -61,14 +61,14 @@ def results(run: RunFiles) -> dict[str, float]:
 
 
 def twins(runs: Sequence[RunFiles]) -> set[str]:
-    """The losses that are equal to the sum, in each run that has measured anything: those of runs with one loss."""
+    """Return the losses equal to the sum in each run that has measured anything, as in runs with a single loss."""
     last = [run.last.get("val", run.last.get("train", {})) for run in runs if run.last]
     equal = [{name for name, value in each.items() if name != "loss" and value == each.get("loss")} for each in last]
     return set.intersection(*equal) if equal else set()
 
 
 def evaluations(run: RunFiles) -> dict[str, dict[str, float]]:
-    """The values that evaluate.py has written to the run's eval folder, by the name of the checkpoint and split."""
+    """Return the values that evaluate.py has written to the run's eval folder, by name of the checkpoint and split."""
     found = {}
     for file in sorted(RunPaths(run.path).eval.glob("*/metrics.json")):
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
@@ -79,7 +79,7 @@ def evaluations(run: RunFiles) -> dict[str, dict[str, float]]:
 
 
 def epoch(run: RunFiles) -> float:
-    """The epoch of the last measurement."""
+    """Return the epoch of the last measurement."""
     return max((each["epoch"] for each in run.records if "epoch" in each), default=0)
 
 
@@ -94,7 +94,7 @@ def seconds(run: RunFiles) -> float:
 
 
 def mode(run: RunFiles, name: str = "") -> str:
-    """Whether the lower ("min") or the higher ("max") of two values of a loss or metric is better.
+    """Return whether the lower ("min") or the higher ("max") of two values of a loss or metric is better.
 
     Args:
         name: by default the metric that the best checkpoint is chosen by.
@@ -128,7 +128,7 @@ def _mode_by_class(run: RunFiles, name: str) -> str:
 
 
 def ranking(run: RunFiles) -> tuple[str, str]:
-    """What a run is ranked by: its metric, and its validation data as text. Only runs with the same ones are compared.
+    """Return what a run is ranked by: its metric, and its validation data as text. Runs are compared if both agree.
 
     The size of images and transforms are left out: they prepare the same data in another way.
     """
@@ -139,7 +139,7 @@ def ranking(run: RunFiles) -> tuple[str, str]:
 
 
 def ranked(runs: Iterable[RunFiles]) -> dict[tuple[str, str], list[RunFiles]]:
-    """The runs that have a best validation by what they are ranked by, see `ranking`; the best first."""
+    """Return the runs that have a best validation by what they are ranked by, see `ranking`; the best first."""
     groups: dict[tuple[str, str], list[tuple[float, RunFiles]]] = {}
     for run in runs:
         if run.best:
@@ -149,7 +149,7 @@ def ranked(runs: Iterable[RunFiles]) -> dict[tuple[str, str], list[RunFiles]]:
 
 
 def conclusion(runs: Sequence[RunFiles], names: Sequence[str]) -> list[tuple[str, str]]:
-    """Which run is best, by what, and the command that evaluates it, for each metric and each validation data."""
+    """Return for each metric and validation data which run is best, by what, and the command that evaluates it."""
     lines, groups = [], ranked(runs)
     for (metric, data), (run, *_) in groups.items():
         best, file = run.best or {}, RunPaths(run.path).checkpoints / "best.pt"
@@ -164,7 +164,7 @@ def conclusion(runs: Sequence[RunFiles], names: Sequence[str]) -> list[tuple[str
 
 
 def is_failed_start(run: RunFiles) -> bool:
-    """Whether a run failed before its first step, and saved nothing."""
+    """Return whether a run failed before its first step, and saved nothing."""
     return run.state == "failed" and run.step == 0 and not any(RunPaths(run.path).checkpoints.glob("*"))
 
 
@@ -176,7 +176,7 @@ def defaults() -> dict[str, Any]:
 
 
 def differing(runs: Sequence[RunFiles]) -> list[str]:
-    """The keys whose values differ among the runs, in the order of the config.
+    """Return the keys whose values differ among the runs, in the order of the config.
 
     A run that lacks a key, since its model has other arguments or its code was older, counts as equal to runs that have
     the default.
@@ -188,7 +188,7 @@ def differing(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def changed(run: RunFiles) -> list[tuple[str, Any, Any]]:
-    """Each key of the run that differs from configs/default.yaml: key, value there, value of the run.
+    """Return each key of the run that differs from configs/default.yaml: key, value there, value of the run.
 
     A section of another `type` has other keys, which are ABSENT there; a key that the run lacks is left out.
     """
@@ -201,7 +201,7 @@ def changed(run: RunFiles) -> list[tuple[str, Any, Any]]:
 
 
 def shown(value: Any) -> str:
-    """A number, text or list in a few characters; of what is ABSENT, a dash."""
+    """Return a number, text or list in a few characters; of what is ABSENT, a dash."""
     if value is ABSENT or value is None or isinstance(value, bool):
         return "–" if value is ABSENT else "null" if value is None else str(value).lower()
     if isinstance(value, float):

@@ -38,7 +38,7 @@ class RunFiles:
     problems: list[str] = field(default_factory=list)
 
     def measured(self, event: str) -> dict[int, dict[str, float]]:
-        """The values of train, speed, val or eval by optimizer step, in the order of the steps."""
+        """Return the values of train, speed, val or eval by optimizer step, in the order of the steps."""
         return {each["step"]: each["values"] for each in self.records if each["event"] == event}
 
     @property
@@ -76,7 +76,7 @@ def read_run(folder: Path) -> RunFiles:
 
 
 def leaves(config: Node) -> dict[str, Any]:
-    """The values of a config by dotted key. Lists and empty sections are values."""
+    """Return the values of a config by dotted key. Lists and empty sections are values."""
     nodes = [(key, node) for key, node in by_key(config) if "[" not in key]  # a list counts as a whole
     return {key: plain(node) for key, node in nodes if node.value == {} or not isinstance(node.value, dict)}
 

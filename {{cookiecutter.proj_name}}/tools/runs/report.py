@@ -47,7 +47,7 @@ def write_report(folder: Path) -> None:
 
 
 def report(runs: Sequence[RunFiles]) -> str:
-    """The page of one run, or of several side by side."""
+    """Return the page of one run, or of several side by side."""
     pages = Environment(loader=FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     pages.filters |= {"number": lambda value: number(value).strip(), "tick": _tick, "shown": compare.shown}
     parts = (attempts, cards, charts, charts_of_all, environment, pictures, results, results_of_all, rows_of, warnings)
@@ -56,7 +56,7 @@ def report(runs: Sequence[RunFiles]) -> str:
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """Names that tell the runs apart: their paths where two have the same."""
+    """Return names that tell the runs apart: their paths where two have the same."""
     names = [run.name for run in runs]
     return [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
 
@@ -65,7 +65,7 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def cards(run: RunFiles) -> Iterator[tuple[str, float, str]]:
-    """The numbers that are asked for first, each as (name, value, note): the best validation leads."""
+    """Yield the numbers that are asked for first, each as (name, value, note): the best validation leads."""
     best, same = run.best, compare.twins([run])
     if best:
         yield f"best val {best['metric']}", best["value"], f"step {best['step']:,}"
@@ -90,7 +90,7 @@ def results(run: RunFiles) -> dict[str, Mapping[str, float]]:
 
 
 def results_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Mapping[str, float]]:
-    """A column of values for each run, without losses that are there twice."""
+    """Return a column of values for each run, without losses that are there twice."""
     same, columns = compare.twins(runs), dict[str, Mapping[str, float]]()
     for name, run in zip(names, runs, strict=True):
         found = compare.results(run).items()
@@ -111,7 +111,7 @@ def rows_of(
 
 
 def attempts(run: RunFiles) -> Iterator[dict[str, Any]]:
-    """Each start or resume, as in run.json, with its number, the step that it resumed from, and a short command."""
+    """Yield each start or resume, as in run.json: its number, the step that it resumed from, and a short command."""
     resumed = {each.get("attempt"): each.get("resume_step") for each in run.records if each["event"] == "run"}
     for count, attempt in enumerate(run.attempts, 1):
         words = [str(word) for word in attempt.get("argv", [])]
@@ -129,7 +129,7 @@ def environment(attempt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warnings(run: RunFiles) -> list[str]:
-    """The lines of warnings and errors in train.log."""
+    """Return the lines of warnings and errors in train.log."""
     file = RunPaths(run.path).log_file()
     return _WARNING.findall(file.read_text(errors="replace")) if file.is_file() else []
 
@@ -173,7 +173,7 @@ class Curve(NamedTuple):
 
 
 def series(run: RunFiles, event: str) -> dict[str, list[Point]]:
-    """The values of train, speed, val or eval by name: (step, value) in the order of the steps."""
+    """Return the values of train, speed, val or eval by name: (step, value) in the order of the steps."""
     found: dict[str, list[Point]] = {}
     for step, values in run.measured(event).items():
         for name, value in values.items():
@@ -182,7 +182,7 @@ def series(run: RunFiles, event: str) -> dict[str, list[Point]]:
 
 
 def charts(run: RunFiles) -> list[dict[str, Any]]:
-    """A chart for each value, with training, validation and evaluation in it; then rates, gradients and speed."""
+    """Draw a chart for each value, with training, validation and evaluation in it; then rates, gradients and speed."""
     same, found, train = compare.twins([run]), dict[str, list[Curve]](), series(run, "train")
     for colour, event in enumerate(("train", "val", "eval")):
         for name, points in series(run, event).items():
@@ -203,7 +203,7 @@ def charts(run: RunFiles) -> list[dict[str, Any]]:
 
 
 def charts_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
-    """A chart for each value of each split, with a curve for each run; of training, smooth ones."""
+    """Return a chart for each value of each split, with a curve for each run; of training, smooth ones."""
     found, same = [], compare.twins(runs)
     for event in ("val", "train", "eval"):
         measured = [series(run, event) for run in runs]
@@ -220,7 +220,7 @@ def charts_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[s
 
 
 def _base(run: RunFiles, name: str) -> str:
-    """The name of a value without its set (`shifted.loss`), and without `weights.`, see optim.ema.evaluate."""
+    """Return the name of a value without its set (`shifted.loss`), and without `weights.`, see optim.ema.evaluate."""
     sets = {key.split(".")[2] for key in run.config if re.fullmatch(r"dataset\.(val|eval)\.[\w-]+\.type", key)}
     while name.partition(".")[0] in sets | {"weights"} and "." in name:
         name = name.partition(".")[2]
@@ -232,14 +232,14 @@ def _is_setting(name: str) -> bool:
 
 
 def _curves(name: str, points: list[Point], colour: int, event: str) -> list[Curve]:
-    """The points; of many points of training, those behind a smooth curve."""
+    """Return the points; of many points of training, those behind a smooth curve."""
     if event != "train" or len(points) < _SMOOTH_FROM:
         return [Curve(name, points, colour, "dots" if event == "eval" else "line")]
     return [Curve(name, points, colour, "faint"), Curve(f"{name}, smooth", smooth(points), colour)]
 
 
 def smooth(points: Sequence[Point]) -> list[Point]:
-    """An exponential moving average over about a fiftieth of the points, without the bias of its start.
+    """Return an exponential moving average over about a fiftieth of the points, without the bias of its start.
 
     Few points stay as they are: an average over several of them would come too late.
     """
@@ -265,7 +265,7 @@ def thin(points: Sequence[Point]) -> list[Point]:
 
 
 def chart(title: str, curves: Sequence[Curve], best: Point | None = None, *, log: bool = True) -> dict[str, Any] | None:
-    """What the template draws: finite points, no more than can be seen, and the axes. None without two points.
+    """Return what the template draws: finite points, no more than can be seen, and the axes. None without two points.
 
     Args:
         best: a point to mark.
@@ -314,7 +314,7 @@ class _Axis:
 
 
 def _tick(value: float) -> str:
-    """The label of a tick: 1500 as 1.5k."""
+    """Return the label of a tick: 1500 as 1.5k."""
     letters = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
     size, letter = next((each for each in letters if each[0] <= abs(value) < 1e12), (1, ""))
     return f"{value / size:.4g}{letter}".replace("e-0", "e-").replace("e+0", "e").replace("-", "−")

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options before `--`, and the words of train.py's command line after it."""
+    """Read the options before `--`, and the words of train.py's command line after it."""
     parser = argparse.ArgumentParser(prog="python -m tools.slurm", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="only check, write nothing")
     parser.add_argument("--array", metavar="TASKS", help="one run for each of these numbers, in sbatch's notation")
@@ -74,14 +74,14 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def resolve(words: Sequence[str]) -> Resolved[Config]:
-    """The config that train.py would read from the same words."""
+    """Return the config that train.py would read from the same words."""
     default = stored_config(words, "--resume") or PROJECT / "configs" / "default.yaml"
     debug = PROJECT / "configs" / "debug.yaml"
     return parse(Config, words, prog="slurm.sh", registries=REGISTRIES, default=default, debug_overlay=debug)
 
 
 def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
-    """The folder of the run, or of the whole array. Raises `UserError` if the tasks of an array have several."""
+    """Return the folder of the run, or of the whole array. Raises `UserError` if the tasks of an array have several."""
     roots = {RunPaths.for_run(each.config.dir, each.config.name, PROJECT).root for each in resolved.values()}
     if len(roots) > 1:
         raise UserError("--slurm.array: the tasks share one folder; leave %a out of --name and --dir.runs_dir")
@@ -89,7 +89,7 @@ def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
 
 
 def array_tasks(text: str) -> list[int]:
-    """The numbers in Slurm's `--array` notation: `0-4`, `1,3,7-9:2`, and `0-99%4` for four at a time.
+    """Return the numbers in Slurm's `--array` notation: `0-4`, `1,3,7-9:2`, and `0-99%4` for four at a time.
 
     Raises:
         UserError: `text` is not in that notation.
@@ -126,7 +126,7 @@ def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
 
 
 def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[str, Any]:
-    """A config's values, adapted to the copy of the code (another project root) and to the cluster's nodes.
+    """Return a config's values, adapted to the copy of the code (another project root) and to the cluster's nodes.
 
     Other relative paths are kept: the job runs in the project's folder, like the command that submits it.
 

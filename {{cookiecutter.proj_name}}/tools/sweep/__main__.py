@@ -29,7 +29,10 @@ SLURM = PROJECT / "scripts" / "slurm.sh"
 
 
 def read_command(argv: Sequence[str]) -> argparse.Namespace:
-    """The options; `space` read, and as `words` the settings of train.py. Raises `UserError` if they make no sweep."""
+    """Read the options; `space` read, and as `words` the settings of train.py.
+
+    Raises `UserError` if they make no sweep.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m tools.sweep", description=__doc__.partition(":")[0] + ".", allow_abbrev=False,
         epilog="All other options are settings of train.py, the same for every run.",
@@ -66,7 +69,7 @@ def read_command(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def split_words(words: Sequence[str], *options: str) -> tuple[list[str], list[str]]:
-    """The options that begin with one of `options`, with their values; and all other words."""
+    """Return the options that begin with one of `options`, with their values; and all other words."""
     chosen, others = list[str](), list[str]()
     for before, word in zip(["", *words], words, strict=False):
         is_value = before.startswith(options) and "=" not in before
@@ -75,13 +78,13 @@ def split_words(words: Sequence[str], *options: str) -> tuple[list[str], list[st
 
 
 def read_config(options: argparse.Namespace, *words: str) -> Resolved[Config]:
-    """What train.py would read, with these words too. Raises `ConfigError`."""
+    """Return what train.py would read, with these words too. Raises `ConfigError`."""
     words, debug = ("--config", options.config, *options.words, *words), PROJECT / "configs" / "debug.yaml"
     return parse(Config, words, prog="tools.sweep", registries=REGISTRIES, debug_overlay=debug)
 
 
 def plan(options: argparse.Namespace) -> list[Trial]:
-    """The trials of a sweep; of a search, some with every choice and both ends of ranges.
+    """Return the trials of a sweep; of a search, some with every choice and both ends of ranges.
 
     Raises:
         UserError: a key is also set for all runs.

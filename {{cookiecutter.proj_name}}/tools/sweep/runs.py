@@ -93,7 +93,7 @@ class SweepFolder:
         write_text(self.root / FILE, json.dumps(data, indent=1) + "\n")
 
     def run(self, trial: Trial) -> RunPaths:
-        """The paths of the run of a trial."""
+        """Return the paths of the run of a trial."""
         return RunPaths(self.root / trial.name)
 
     def say(self, trial: Trial, text: str) -> None:

@@ -35,7 +35,7 @@ class Search:
         self._count, folder.total = len(started), trials
 
     def take(self) -> Trial | None:
-        """The next trial: one that was interrupted, or a new one; None at the end."""
+        """Return the next trial: one that was interrupted, or a new one; None at the end."""
         from optuna.trial import Trial as Attempt
 
         if self._unfinished:
@@ -97,7 +97,7 @@ class Search:
             self.study.tell(number, state=TrialState.FAIL)
 
     def best(self) -> str:
-        """A line with the best trial so far; "" without."""
+        """Return a line with the best trial so far; "" without."""
         if not any(each.value is not None for each in self.study.get_trials(deepcopy=False)):
             return ""
         trial = self.study.best_trial
@@ -105,7 +105,7 @@ class Search:
 
 
 def suggest(attempt: Any, key: str, values: list[str] | Range) -> str:
-    """The value that Optuna's sampler chooses for a key, as written on a command line."""
+    """Return the value that Optuna's sampler chooses for a key, as written on a command line."""
     if isinstance(values, list):
         return str(attempt.suggest_categorical(key, values))
     draw, kind = (attempt.suggest_int, int) if values.whole else (attempt.suggest_float, float)
@@ -113,7 +113,7 @@ def suggest(attempt: Any, key: str, values: list[str] | Range) -> str:
 
 
 def open_study(folder: SweepFolder, mode: str, options: Namespace) -> Any:
-    """The study of the folder. Raises `UserError` without Optuna."""
+    """Return the study of the folder. Raises `UserError` without Optuna."""
     try:
         import optuna
         from optuna.storages import journal
