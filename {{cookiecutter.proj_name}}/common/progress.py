@@ -225,10 +225,10 @@ class Triggers:
         """
         if after.step < self._next_step and after.epoch == before.epoch:
             return _NOTHING
-        earliest = [each.earliest_step(after, self._samples_per_step) for each in self.intervals.values()]
+        earliest = [interval.earliest_step(after, self._samples_per_step) for interval in self.intervals.values()]
         self._next_step = min(*earliest, self._config.max_steps or math.inf)
         is_last = self.is_over(after)
-        due = {name: bool(each) if is_last else each.is_due(before, after) for name, each in self.intervals.items()}
+        due = {name: bool(rule) if is_last else rule.is_due(before, after) for name, rule in self.intervals.items()}
         due["log"] &= before.epoch % self._config.epoch_loss == 0
         due["pictures"] &= before.epoch % self._config.epoch_save_progress == 0
         return Due(**due, is_last=is_last)

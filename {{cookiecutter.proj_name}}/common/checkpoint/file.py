@@ -126,9 +126,9 @@ def load_archive(path: Path) -> Any:
     if not path.is_file():
         root = RunPaths.of_checkpoint(path if path.suffix == ".pt" else path / "x.pt").root
         moved = sorted(map(str, root.parent.glob(f"{root.name}_[0-9]*-*")), reverse=True)
-        near = {"its folder has": sorted(each.name for each in path.parent.glob("*.pt")), "earlier runs": moved[:3]}
+        near = {"its folder has": sorted(file.name for file in path.parent.glob("*.pt")), "earlier runs": moved[:3]}
         hints = [f"; {what}: {', '.join(names)}" for what, names in near.items() if names]
-        runs = [] if root.exists() else [each.parent.name for each in root.parent.glob("*/checkpoints")]
+        runs = [] if root.exists() else [folder.parent.name for folder in root.parent.glob("*/checkpoints")]
         hints += [f"; did you mean {root.with_name(name)}?" for name in [nearest(root.name, runs)] if name]
         raise CheckpointError(f"there is no checkpoint {'in ' * path.is_dir()}{path}{''.join(hints)}")
     try:

@@ -15,7 +15,7 @@ def frozen_checksums(task: nn.Module, names: Iterable[str]) -> dict[str, str]:
     """Return the checksums of these tensors of a task, made whole if they are sharded. Every process must call this."""
     state = task.state_dict()
     tensors = {name: state[name] for name in names if isinstance(state.get(name), Tensor)}
-    return {name: f"{checksum(whole(each)):016x}" for name, each in tensors.items()}
+    return {name: f"{checksum(whole(tensor)):016x}" for name, tensor in tensors.items()}
 
 
 def check_frozen(task: nn.Module, expected: Mapping[str, str], source: str) -> None:
@@ -28,8 +28,8 @@ def check_frozen(task: nn.Module, expected: Mapping[str, str], source: str) -> N
     Raises:
         UserError: some of them are others now; the message names the first ones.
     """
-    found = frozen_checksums(task, expected)
-    if wrong := [name for name in expected if found.get(name) != expected[name]]:
+    actual = frozen_checksums(task, expected)
+    if wrong := [name for name in expected if actual.get(name) != expected[name]]:
         raise UserError(
             f"{source} leaves out {len(expected)} frozen tensors (checkpoint.frozen: false), and {len(wrong)} of them "
             f"are not what they were in training: {join_names(wrong)}.\n  They come from where the run took them: "
@@ -59,6 +59,6 @@ class Frozen:
 
     def _now(self) -> dict[str, str]:
         """Return the checksums of what is not trained."""
-        changing = {name for name, each in self._task.named_parameters(remove_duplicate=False) if each.requires_grad}
+        changing = {name for name, p in self._task.named_parameters(remove_duplicate=False) if p.requires_grad}
         changing |= buffer_kinds(self._task).keys()
         return frozen_checksums(self._task, [name for name in self._task.state_dict() if name not in changing])

@@ -28,13 +28,13 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
 
     `problems`: those found earlier. Further problems of the same keys follow from them, and are left out.
     """
-    values, found = plain(tree), list(problems)
+    values, mistakes = plain(tree), list(problems)
 
     def add(more: Iterable[Problem]) -> None:
-        known = [problem.key for problem in found if problem.key and not problem.warns]
-        for each in more:
-            if each not in found and not overlapping([each.key], known):
-                found.append(each)
+        known = [problem.key for problem in mistakes if problem.key and not problem.warns]
+        for new in more:
+            if new not in mistakes and not overlapping([new.key], known):
+                mistakes.append(new)
 
     adapter, config = TypeAdapter(schema), None
     try:
@@ -42,17 +42,17 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
     except ValidationError as error:
         errors = error.errors(include_url=False)
         add(_problems_of(errors, values, schema))
-        for path in [_path(each["loc"], values) for each in errors]:
+        for path in [_path(error["loc"], values) for error in errors]:
             _drop(values, path)
         with suppress(ValidationError):  # a key is required, and has no default
             config = adapter.validate_json(json.dumps(values))
     add(run_checks(schema, values, ""))
-    add(_broken_rules(config, [problem.key for problem in found if not problem.warns]))
+    add(_broken_rules(config, [problem.key for problem in mistakes if not problem.warns]))
     places = {key: node.origin for key, node in by_key(tree) if key}
-    found = [_placed(problem, places) for problem in found]
-    if config is None or not all(problem.warns for problem in found):
-        raise ConfigError([problem for problem in found if not problem.warns])
-    return config, places, found
+    mistakes = [_placed(problem, places) for problem in mistakes]
+    if config is None or not all(problem.warns for problem in mistakes):
+        raise ConfigError([problem for problem in mistakes if not problem.warns])
+    return config, places, mistakes
 
 
 def _path(loc: Sequence[str | int], values: Any) -> list[str | int]:
@@ -67,7 +67,7 @@ def _path(loc: Sequence[str | int], values: Any) -> list[str | int]:
 
 def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> Iterator[Problem]:
     """Pydantic's errors, one for each value. Of a union's alternatives, those with the deepest errors count."""
-    found: dict[str, tuple[Any, list[ErrorDetails]]] = {}
+    deepest: dict[str, tuple[Any, list[ErrorDetails]]] = {}
     for error in errors:
         path, name = _path(error["loc"], values), error["loc"][-1]
         key, value = reduce(join, path, ""), reduce(getitem, path, values)
@@ -79,9 +79,9 @@ def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> I
         elif error["type"] == "missing" and isinstance(name, str):
             yield Problem(join(key, name), ABSENT, "is required")
         else:
-            found.setdefault(key, (value, []))[1].append(error)
-    for key, (value, of_value) in found.items():
-        if not any(other.startswith((f"{key}.", f"{key}[")) for other in found):
+            deepest.setdefault(key, (value, []))[1].append(error)
+    for key, (value, of_value) in deepest.items():
+        if not any(other.startswith((f"{key}.", f"{key}[")) for other in deepest):
             joined = isinstance(value, str) and ":" in value and of_value[0]["type"] == "dataclass_type"
             yield Problem(key, value, rule_of(of_value), "write a blank after the colon" if joined else "")
 

@@ -49,8 +49,8 @@ def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]
 
 def option_value(argv: Sequence[str], option: str) -> str | None:
     """Return the value of `--option value` or `--option=value`; None where it is not given."""
-    found = read_options(argv)[0].get(option)
-    return found.value if found else None
+    given = read_options(argv)[0].get(option)
+    return given.value if given else None
 
 
 def layer_of(options: Mapping[str, Option], schema: type, tree: Node) -> Node:

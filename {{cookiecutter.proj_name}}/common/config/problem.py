@@ -76,7 +76,7 @@ def rule_of(errors: Sequence[ErrorDetails]) -> str:
     if errors[0]["type"] == "value_error":  # from a `__post_init__`
         return str(errors[0]["ctx"]["error"])
     said = [error["msg"].removeprefix("Input should be ") for error in errors]
-    text = " or ".join(dict.fromkeys(_YAML_WORDS.get(each, each) for each in said))
+    text = " or ".join(dict.fromkeys(_YAML_WORDS.get(kind, kind) for kind in said))
     return text if text[0].isupper() else f"must be {text}"
 
 
@@ -95,7 +95,7 @@ def join(key: str, part: str | int) -> str:
 def overlapping(keys: Collection[str], others: Collection[str]) -> list[str]:
     """Select those of `others` that lie within any of `keys`, or contain any. A list counts as a whole."""
     whole = [key.partition("[")[0] for key in keys]
-    return [each for each in others if any(_is_within(each, key) or _is_within(key, each) for key in whole)]
+    return [other for other in others if any(_is_within(other, key) or _is_within(key, other) for key in whole)]
 
 
 def _is_within(key: str, above: str) -> bool:

@@ -37,10 +37,10 @@ class References:
                     self._done[key], self.problems = None, self.problems + error.problems
             return self._done[key]
         if isinstance(node.value, dict):
-            parts = {name: self.resolved(each, join(key, name), trail) for name, each in node.value.items()}
-            return replace(node, value={name: each for name, each in parts.items() if each is not None})
+            parts = {name: self.resolved(part, join(key, name), trail) for name, part in node.value.items()}
+            return replace(node, value={name: part for name, part in parts.items() if part is not None})
         if isinstance(node.value, list):
-            items = [self.resolved(each, join(key, at), trail) for at, each in enumerate(node.value)]
+            items = [self.resolved(item, join(key, at), trail) for at, item in enumerate(node.value)]
             return None if None in items else replace(node, value=items)  # without one, others would move up
         return node
 

@@ -115,7 +115,7 @@ class Registry:
         known = suggestion(name, sorted(self._entries), "known")
         known = f"it is called {self._renamed[name]}" if name in self._renamed else known
         remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where_to_add}"
-        left_out = "".join(f"\n      {each}" for each in self.left_out)
+        left_out = "".join(f"\n      {line}" for line in self.left_out)
         raise UserError(f"there is no {self.kind} called {name}; {known} (for a new one, {remedy}){left_out}")
 
     def build(self, section: Mapping[str, Any], *, ignore: Names = (), **provided: Any) -> Any:
@@ -184,9 +184,9 @@ class Registry:
         named, takes_any = parameters(target)
         return tuple(name for name in self.provided if name not in given and (takes_any or name in named))
 
-    def editor_rule(self, **own: Any) -> dict[str, Any]:
-        """For editors: the rule of a section that names an entry. `own`: rules of keys that are not arguments."""
-        return {"registry": self, "own": own}
+    def editor_rule(self, **rules: Any) -> dict[str, Any]:
+        """Return the rule, for editors, of a section that names an entry. `rules`: of keys that are not arguments."""
+        return {"registry": self, "own": rules}
 
     def where(self, name: str) -> str:
         """File and line of the entry `name`, relative to the working directory when below it."""
@@ -232,16 +232,16 @@ def import_path(name: str) -> Callable[..., Any]:
     Raises `UserError` if there is none, or not callable.
     """
     try:
-        found = pkgutil.resolve_name(name if ":" in name else ":".join(name.rsplit(".", 1)))
+        target = pkgutil.resolve_name(name if ":" in name else ":".join(name.rsplit(".", 1)))
     except Exception as error:
         near = nearest(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
         hint = f"; did you mean {near}?" if near else ""
         if isinstance(error, ModuleNotFoundError) and "." not in (error.name or "."):
             hint = f"; is it a package to install? pip install {error.name}"
         raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}{hint}") from error
-    if not callable(found):
-        raise UserError(f"{name} is {type(found).__name__}, not a class or function")
-    return found
+    if not callable(target):
+        raise UserError(f"{name} is {type(target).__name__}, not a class or function")
+    return target
 
 
 MODEL_REGISTRY = Registry("model")

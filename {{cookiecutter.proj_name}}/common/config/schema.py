@@ -86,16 +86,16 @@ def members(annotation: Any) -> list[Any]:
 
 def section_of(annotation: Any) -> type | None:
     """Return the section class among the alternatives of a type, if there is exactly one."""
-    found: list[Any] = [member for member in members(annotation) if dataclasses.is_dataclass(member)]
-    return found[0] if len(found) == 1 else None
+    sections: list[Any] = [member for member in members(annotation) if dataclasses.is_dataclass(member)]
+    return sections[0] if len(sections) == 1 else None
 
 
 def child(annotation: Any, part: str | int) -> Any:
     """Return the type of the item at key or index `part` of a value of this type; Any if the schema does not say."""
-    found = section_of(annotation)
-    part = getattr(found, "__aliases__", {}).get(part, part)
-    if found is not None and part in keys_of(found):
-        return keys_of(found)[str(part)].annotation
+    section = section_of(annotation)
+    part = getattr(section, "__aliases__", {}).get(part, part)
+    if section is not None and part in keys_of(section):
+        return keys_of(section)[str(part)].annotation
     for member in members(annotation):
         if is_list(member) if isinstance(part, int) else _is(get_origin(member) or member, Mapping):
             return next(iter(get_args(member)[0 if isinstance(part, int) else 1 :]), Any)
@@ -138,9 +138,9 @@ def admits(annotation: Any, *wanted: Any) -> bool:
 
 def only_text(annotation: Any) -> bool:
     """Return whether only text (or null) fits: then `007` and `true` stay text, as typed."""
-    found = [member for member in members(annotation) if member is not type(None)]
-    words = [each for each in found if get_origin(each) is Literal and all(isinstance(x, str) for x in get_args(each))]
-    return bool(found) and all(_is(each, (str, Path)) or each in words for each in found)
+    kinds = [member for member in members(annotation) if member is not type(None)]
+    words = [kind for kind in kinds if get_origin(kind) is Literal and all(isinstance(x, str) for x in get_args(kind))]
+    return bool(kinds) and all(_is(kind, (str, Path)) or kind in words for kind in kinds)
 
 
 def _is(kind: Any, parents: type | tuple[type, ...]) -> bool:
@@ -150,8 +150,8 @@ def _is(kind: Any, parents: type | tuple[type, ...]) -> bool:
 def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the candidate closest to `name`, ignoring case and dashes; None if none is close."""
     folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
-    found = difflib.get_close_matches(name.lower().replace("-", "_"), folded, 1, cutoff)
-    return folded[found[0]] if found else None
+    matches = difflib.get_close_matches(name.lower().replace("-", "_"), folded, 1, cutoff)
+    return folded[matches[0]] if matches else None
 
 
 def suggestion(name: str, candidates: Iterable[str], otherwise: str = "valid") -> str:
@@ -193,8 +193,8 @@ def suggest(root: type, parent: type, prefix: str, name: str) -> str:
         known.setdefault(dotted.rpartition(".")[2], []).append(dotted)
     if "[" in prefix and name in known.get(name, ()):  # in a stage, a key that only the whole run has
         return f"it belongs to the top level; {prefix[:-1]} has {', '.join(keys_of(parent))}"
-    own = {key: [prefix + key] for key in keys_of(parent)}
-    for among, cutoff in ((known, 1.0), (own, 0.75), (known, 0.75), (own, 0.6)):
+    today = {key: [prefix + key] for key in keys_of(parent)}
+    for among, cutoff in ((known, 1.0), (today, 0.75), (known, 0.75), (today, 0.6)):
         if near := nearest(name, among, cutoff):
             return f"did you mean {' or '.join(among[near][:3])}?"
     return ""

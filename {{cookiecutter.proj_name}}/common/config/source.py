@@ -49,8 +49,8 @@ def by_key(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:
 def plain(node: Node) -> Any:
     """Return a node as plain data."""
     if isinstance(node.value, dict):
-        return {name: plain(each) for name, each in node.value.items()}
-    return [plain(each) for each in node.value] if isinstance(node.value, list) else node.value
+        return {name: plain(item) for name, item in node.value.items()}
+    return [plain(item) for item in node.value] if isinstance(node.value, list) else node.value
 
 
 # --- scalars -----------------------------------------------------------------------------------------------------
@@ -116,12 +116,12 @@ def _expand(match: re.Match[str]) -> str:
         return match[0]
     if not name:
         raise ValueError("write ${section.key}, ${env:NAME}, ${env:NAME:-default}, or $$ for a dollar")
-    found = os.environ.get(name)
+    value = os.environ.get(name)
     if default is not None:  # as in a shell, `:-` also replaces an empty variable
-        found = found or default
-    if found is None:
+        value = value or default
+    if value is None:
         raise ValueError(f"the environment variable {name} is not set; set it, or write ${{env:{name}:-default}}")
-    return found.replace("$", "$$")
+    return value.replace("$", "$$")
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -155,14 +155,14 @@ class _Loader(yaml.SafeLoader):
         return Node([self.construct_object(item, deep=True) for item in node.value], self._origin(node))
 
     def _mapping(self, node: yaml.MappingNode) -> Node:
-        own = [key for key, _ in node.value if key.tag != _MERGE]
+        keys = [key for key, _ in node.value if key.tag != _MERGE]
         self.flatten_mapping(node)  # `<<: *name`: the entries merged in come first, so the mapping's own win
         entries: dict[str, Node] = {}
         for key, item in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem="a key must be text; put it in quotes", problem_mark=key.start_mark)
             value = self.construct_object(item, deep=True)
-            origins = [self._origin(each) for each in own if each.value == key.value]
+            origins = [self._origin(other) for other in keys if other.value == key.value]
             problem = f"this key is given twice, at {' and '.join(origins)}" if len(origins) > 1 else value.problem
             entries[key.value] = replace(value, origin=self._origin(key), problem=problem)  # the key's line
         flag = entries.pop("$REPLACE", Node(False, "")).value
@@ -208,7 +208,7 @@ def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
         line = mark.line if mark else 0
         cause = ", ".join(filter(None, (error.context, error.problem)))
         hint = next((text for part, text in _CAUSES.items() if re.search(part, cause)), "near these lines:")
-        shown = [f"\n      {at:>4} | {each}" for at, each in enumerate(text.splitlines(), 1) if 0 <= line + 1 - at <= 1]
+        shown = [f"\n      {at:>4} | {code}" for at, code in enumerate(text.splitlines(), 1) if 0 <= line + 1 - at <= 1]
         raise _refused(f"invalid YAML: {cause}", origin_at(line), "".join([hint, *shown])) from error
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")

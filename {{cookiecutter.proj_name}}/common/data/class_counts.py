@@ -45,11 +45,11 @@ def count_classes(dataset: Any) -> dict[str, int]:
 def describe_classes(dataset: Any) -> str:
     """Describe the classes: `, classes cat 40, horse 0 (3 files ignored: .heic)`; "" if the labels are not known."""
     counts, ignored = count_classes(dataset), getattr(dataset, "ignored", {})
-    each = [f"{name} {count}{_ignored(ignored.get(name))}" for name, count in counts.items()]
-    if len(each) > _ALL:
-        several = f"{len(each)} classes of {min(counts.values())} to {max(counts.values())} samples: "
-        return f", {several}{', '.join(each[:_FIRST])}, ..."
-    return f", classes {', '.join(each)}" if each else ""
+    lines = [f"{name} {count}{_ignored(ignored.get(name))}" for name, count in counts.items()]
+    if len(lines) > _ALL:
+        several = f"{len(lines)} classes of {min(counts.values())} to {max(counts.values())} samples: "
+        return f", {several}{', '.join(lines[:_FIRST])}, ..."
+    return f", classes {', '.join(lines)}" if lines else ""
 
 
 def _ignored(suffixes: Counter[str] | None) -> str:
@@ -86,8 +86,8 @@ def warn_of_sorted_classes(stream: TrainStream, config: LoaderConfig, worker: in
         labels = labels[order]
     elif config.order["type"] != "shuffle" and len(order) >= _READ:
         with suppress(Exception):  # a sample that cannot be read is reported where it is trained on
-            found = look_at(stream.dataset, spread(order.tolist(), _READ), label_of, config, worker)
-            labels = None if None in found else np.array(found)
+            read = look_at(stream.dataset, spread(order.tolist(), _READ), label_of, config, worker)
+            labels = None if None in read else np.array(read)
     if labels is None or len(labels) < 2:
         return
     classes = len(np.unique(labels))

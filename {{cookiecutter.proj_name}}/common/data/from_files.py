@@ -32,6 +32,6 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
             f'or name another data set: --dataset.{mode} "{{type: ImageFiles, size: [32, 32]}}"'
         )
     given = {name: value for name, value in section.items() if name not in ("type", "transforms", *OWN)}
-    defaults = {each.name: each.default for each in inspect.signature(kind).parameters.values()}
+    defaults = {parameter.name: parameter.default for parameter in inspect.signature(kind).parameters.values()}
     defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
     return apply_transforms(make(files, **defaults | fit_arguments(kind, given)), section, mode)

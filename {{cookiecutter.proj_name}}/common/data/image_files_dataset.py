@@ -48,10 +48,10 @@ class ImageFiles:
         size: list[int] | None = [32, 32],  # noqa: B006 - never changed; --list shows it as the default
         channels: Literal[1, 3, 4] = 3,
     ) -> None:
-        found = sorted(path for path in (data_dir / folder).rglob("*") if path.suffix.lower() in self.suffixes)
-        self.files: Sequence[Any] = found
+        paths = sorted(path for path in (data_dir / folder).rglob("*") if path.suffix.lower() in self.suffixes)
+        self.files: Sequence[Any] = paths
         self.size, self.channels = size, channels
-        if not found:
+        if not paths:
             raise UserError(f"dataset.{mode}: there are no images below {data_dir / folder}")
 
     @classmethod

@@ -51,7 +51,7 @@ class _Read(NamedTuple):
     `state`: after these micro-batches: of the data set, and whether it has `ended` on this process.
     """
 
-    found: list[_MicroBatch]
+    batches: list[_MicroBatch]
     total: int
     state: dict[str, Any]
 
@@ -93,9 +93,9 @@ class _Batches(IterableDataset[Any]):
             with loop_streams_unchanged():
                 seed_all(mix(self.seed, _STREAM, self.epoch, number, reader))
                 records = list(islice(source, self.batch_size * ranks))
-                own = records[rank::ranks]
+                share = records[rank::ranks]
                 # If only other ranks have samples left, this one borrows some, with weight 0, as `EpochPlan` does.
-                batch = self.collate(own or records[:2]) if records and is_own else None
+                batch = self.collate(share or records[:2]) if records and is_own else None
             if not records:
                 if number == 0 and self.begins_anew:
                     self.state, self.begins_anew = None, False
@@ -104,7 +104,7 @@ class _Batches(IterableDataset[Any]):
             if number == 0 and ranks * workers > 1:
                 mark = _mark(records[0])
             if is_own:
-                yield _MicroBatch(batch, len(own), len(records), mark)
+                yield _MicroBatch(batch, len(share), len(records), mark)
 
     def _begin(self, reader: int) -> Iterator[Any]:
         """Return the records of the next pass. An order that `__iter__` draws at once is the same for all readers."""
@@ -222,16 +222,16 @@ class IterableStream(BatchStream):
             logger.warning("the data set cannot restore its position: reading {} steps again to reach it", again)
         steps = islice(self._steps(at), again, None)
         # One step is read ahead to detect the last one; a checkpoint holds the state from before that read.
-        for current, ahead in ((each, each) for each in steps) if self.is_in_step else pairwise(steps):
+        for current, ahead in ((step, step) for step in steps) if self.is_in_step else pairwise(steps):
             if not current.total:
                 raise UserError(_TOO_SHORT.format(kind_of(self.dataset), at.sample, self.epoch_size))
             sample = at.sample + self.samples_per_step
             is_last = sample // self.samples_per_step == self.steps_per_epoch if self.is_in_step else not ahead.total
             at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else sample, self.epoch_size)
             self._state = {**(ahead if ahead.state["ended"] else current).state, "sample": at.sample}
-            sizes = [each.size for each in current.found]
+            sizes = [batch.size for batch in current.batches]
             weights = [size * self.rank.world_size / current.total for size in sizes]
-            yield Step([each.batch for each in current.found], GlobalBatch([], weights, sizes, current.total, at))
+            yield Step([micro.batch for micro in current.batches], GlobalBatch([], weights, sizes, current.total, at))
             if is_last:
                 return
         if at == before:
@@ -241,23 +241,23 @@ class IterableStream(BatchStream):
         """Yield the data of each step from `at` to the end of the epoch, and of a last one that has none."""
         batches, marks, total = self._pass(at), set(), 1
         while total:
-            found = list(islice(batches, self.accumulate))
-            state = {**self._dataset_state(), "ended": not found}
+            read = list(islice(batches, self.accumulate))
+            state = {**self._dataset_state(), "ended": not read}
             if self._batches.shares:
-                sizes = gather_objects([each.size for each in found], self.rank)
+                sizes = gather_objects([batch.size for batch in read], self.rank)
                 total = sum(map(sum, sizes))
-                missing = max(map(len, sizes)) - len(found)
+                missing = max(map(len, sizes)) - len(read)
                 if self.is_in_step and len(set(map(len, sizes))) > 1:
                     raise UserError(_TOO_SHORT.format(kind_of(self.dataset), "fewer", "others' shares"))
-                found += [_MicroBatch(self.sample_batch(full=True), 0, 0, 0) for _ in range(missing)]
+                read += [_MicroBatch(self.sample_batch(full=True), 0, 0, 0) for _ in range(missing)]
             else:
-                total = sum(each.total for each in found)
-                marks |= {each.mark for each in found}
+                total = sum(batch.total for batch in read)
+                marks |= {batch.mark for batch in read}
                 seen_here = total + sum(marks)
                 if len(marks) > 1 or seen_here != max_over_ranks(seen_here, self.rank):
                     raise UserError(_DIFFERENT_RECORDS.format("workers" if len(marks) > 1 else "ranks"))
             if total in (0, self.samples_per_step) or not self.drop_last:
-                yield _Read(found, total, state)
+                yield _Read(read, total, state)
 
     def _pass(self, at: Position) -> Iterator[_MicroBatch]:
         """This process' micro-batches of the epoch, from `at` if its state was restored, else from the start."""
@@ -283,10 +283,10 @@ class IterableStream(BatchStream):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next pass at the saved position. Raises `UserError` if the number of shares differs inside one."""
         states = state["states"]
-        if not all({"dataset", "sample"} <= each.keys() for each in states) or not self.is_exactly_resumable:
+        if not all({"dataset", "sample"} <= state.keys() for state in states) or not self.is_exactly_resumable:
             return  # the epoch is read again
         if self._batches.shares and len(states) != self.rank.world_size:
-            if all(each.get("ended") for each in states):  # between epochs: every share starts anew
+            if all(state.get("ended") for state in states):  # between epochs: every share starts anew
                 return
             raise UserError(
                 f"dataset.train: {kind_of(self.dataset)} was shared by {len(states)} process(es) when the "

@@ -141,17 +141,17 @@ class TrainStream(BatchStream):
         return self._batches.__getitems__((0, list(range(size))))
 
     def samples(self, at: Position) -> list[list[int]]:
-        found = next(self.plan.global_batches(at)).indices
-        return [[index % len(self.dataset) for index in indices] for indices in found]
+        shares = next(self.plan.global_batches(at)).indices
+        return [[index % len(self.dataset) for index in indices] for indices in shares]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the data set's own state, if it has any; the position in the data is part of the run's position."""
-        own = getattr(self.dataset, "state_dict", None)
-        return {"dataset": own()} if callable(own) else {}
+        state_dict = getattr(self.dataset, "state_dict", None)
+        return {"dataset": state_dict()} if callable(state_dict) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if "dataset" in state and callable(own := getattr(self.dataset, "load_state_dict", None)):
-            own(state["dataset"])
+        if "dataset" in state and callable(load := getattr(self.dataset, "load_state_dict", None)):
+            load(state["dataset"])
 
     def epoch(self, at: Position) -> Iterator[Step]:
         """Yield the steps from `at` to the end of its epoch. Skipped samples are not read."""

@@ -61,10 +61,10 @@ def build_set(section: Mapping[str, Any], mode: str, data_dir: Path) -> Any:
 def apply_transforms(dataset: Any, section: Mapping[str, Any], mode: str) -> Any:
     """`dataset` with the transforms of a section."""
     transforms = []
-    for number, each in enumerate(section.get("transforms") or ()):
-        where = f"dataset.{mode}: transforms[{number}] ({each['type']})"
+    for number, spec in enumerate(section.get("transforms") or ()):
+        where = f"dataset.{mode}: transforms[{number}] ({spec['type']})"
         with error_context(lambda where=where: f"in {where}"):  # type: ignore[misc]
-            transforms.append(Transform(where, build_transform(each, ignore=("key",)), each.get("key", _KEY)))
+            transforms.append(Transform(where, build_transform(spec, ignore=("key",)), spec.get("key", _KEY)))
     return View(dataset, transforms) if transforms else dataset
 
 
@@ -73,7 +73,7 @@ def build_transform(section: Mapping[str, Any], ignore: tuple[str, ...] = ()) ->
 
     def built(value: Any) -> Any:
         if isinstance(value, list):
-            return [built(each) for each in value]
+            return [built(item) for item in value]
         return build_transform(value) if _is_section(value) else value
 
     arguments = {name: built(value) for name, value in section.items()}
@@ -94,8 +94,8 @@ def _sections_in(value: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]
     """Yield the sections of transforms in an argument, and their keys."""
     if _is_section(value):
         yield key, value
-    for number, each in enumerate(value if isinstance(value, list) else ()):
-        yield from _sections_in(each, join(key, number))
+    for number, item in enumerate(value if isinstance(value, list) else ()):
+        yield from _sections_in(item, join(key, number))
 
 
 def _check_transform(section: Any, key: str, ignore: tuple[str, ...] = ()) -> Iterator[Problem]:
@@ -161,12 +161,12 @@ class SetSection(EditorRule):
         if transforms is not None and not isinstance(transforms, list):
             yield Problem(f"{key}.transforms", transforms, "must be a list of sections: [{type: ..., arguments}, ...]")
             return
-        for number, each in enumerate(transforms or ()):
+        for number, spec in enumerate(transforms or ()):
             below = f"{key}.transforms[{number}]"
-            yield from _check_transform(each, below, ignore=("key",))
-            if isinstance(each, Mapping) and not isinstance(each.get("key"), str | None):
+            yield from _check_transform(spec, below, ignore=("key",))
+            if isinstance(spec, Mapping) and not isinstance(spec.get("key"), str | None):
                 said = "must be the name of a part of a sample, or null for all of it"
-                yield Problem(f"{below}.key", each["key"], said)
+                yield Problem(f"{below}.key", spec["key"], said)
 
 
 class DatasetSection(SetSection):
@@ -191,20 +191,20 @@ class EvaluationSection(DatasetSection):
 
     def editor_rule(self) -> dict[str, Any]:
         """Return one section with a type, or several by name."""
-        one, has_type = super().editor_rule(), {"required": ["type"]}
-        each = {"if": {"type": "object", **has_type}, "then": one}
-        return {"if": has_type, "then": one, "else": {"additionalProperties": each}}
+        single, has_type = super().editor_rule(), {"required": ["type"]}
+        rule = {"if": {"type": "object", **has_type}, "then": single}
+        return {"if": has_type, "then": single, "else": {"additionalProperties": rule}}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
         if not isinstance(value, Mapping) or not _named(value):
             yield from super().check(value, key)
             return
-        for name, one in value.items():
+        for name, part in value.items():
             below = f"{key}.{name}"
             if not re.fullmatch(r"[\w-]+", name):
                 yield Problem(below, ABSENT, "is not a valid name for a set: use only letters, digits, _ and -")
             else:
-                yield from super().check(one, below)
+                yield from super().check(part, below)
 
 
 TrainSection = Annotated[dict[str, Any], DatasetSection(), Field(description="training data")]

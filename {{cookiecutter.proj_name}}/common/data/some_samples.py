@@ -17,7 +17,7 @@ from common.data.workers import read
 def spread(items: Sequence[Any], count: int) -> list[Any]:
     """Up to `count` of the items, evenly spaced, the first and the last among them."""
     places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
-    return [items[place] for place in dict.fromkeys(places.tolist())]
+    return [items[index] for index in dict.fromkeys(places.tolist())]
 
 
 def look_at(

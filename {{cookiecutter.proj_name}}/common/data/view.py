@@ -18,7 +18,7 @@ class View:
     def __init__(self, whole: Any, transforms: Sequence[Callable[[Any], Any]] = (), limit: int = sys.maxsize) -> None:
         self.whole, self._transforms, self._limit = whole, transforms, limit
         # A data set that draws nothing need not be seeded, unless a transform draws.
-        drawing = any(getattr(each, "random", True) for each in transforms)
+        drawing = any(getattr(transform, "random", True) for transform in transforms)
         self.random = drawing or getattr(whole, "random", True)
 
     def __getattr__(self, name: str) -> Any:

@@ -34,6 +34,6 @@ def _contents(value: Any) -> Iterator[Any]:
         value = [value.func, *value.args, *value.keywords.values()]
     elif isinstance(value, dict):
         value = list(value.values())
-    for each in islice(value, _MOST) if isinstance(value, (list, tuple, set)) else [value]:
-        owner = each.__self__ if isinstance(each, MethodType) else each
+    for item in islice(value, _MOST) if isinstance(value, (list, tuple, set)) else [value]:
+        owner = item.__self__ if isinstance(item, MethodType) else item
         yield from owner.parameters() if isinstance(owner, nn.Module) else [owner]

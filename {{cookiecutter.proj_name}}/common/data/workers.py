@@ -71,7 +71,7 @@ def _killed_worker(iterator: Iterator[Any] | None) -> Any:
     workers = iterator._workers if isinstance(iterator, _MultiProcessingDataLoaderIter) else ()
     until = time.monotonic() + _DEATH_WITHIN_S
     while workers and time.monotonic() < until:
-        if killed := next((each for each in workers if (each.exitcode or 0) < 0), None):
+        if killed := next((worker for worker in workers if (worker.exitcode or 0) < 0), None):
             return killed
         time.sleep(0.02)
     return None

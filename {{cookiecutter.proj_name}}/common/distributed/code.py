@@ -14,8 +14,8 @@ def code_of(project: Path = PROJECT) -> dict[str, str]:
     """
     packages = [file.parent for file in project.glob("*/__init__.py") if file.parent.name != "tests"]
     files = [*project.glob("*.py"), *(file for package in packages for file in package.rglob("*.py"))]
-    found = {}
+    checksums = {}
     for file in sorted(files):
         with suppress(OSError):  # such as an editor's dangling link
-            found[file.relative_to(project).as_posix()] = f"{zlib.crc32(file.read_bytes()):08x}"
-    return found
+            checksums[file.relative_to(project).as_posix()] = f"{zlib.crc32(file.read_bytes()):08x}"
+    return checksums

@@ -102,8 +102,8 @@ class MetricSections(EditorRule):
         for name, section in value.items():
             below, section = f"{key}.{name}", section or {}
             yield from METRIC_REGISTRY.check(section, below, ignore=_OWN, default_type=name)
-            own = {word: section[word] for word in _OWN if isinstance(section, Mapping) and word in section}
-            yield from check_arguments(Term, own, below, lambda: "every metric", provided=("name", "function"))
+            settings = {word: section[word] for word in _OWN if isinstance(section, Mapping) and word in section}
+            yield from check_arguments(Term, settings, below, lambda: "every metric", provided=("name", "function"))
 
 
 class MetricFactory:
@@ -140,9 +140,9 @@ class MetricDict:
         for name, metric in self._metrics.items():
             seen = [output, batch]
             if name in self._inputs:
-                found = look_up(self._inputs[name], output, batch, f"metric.{name}")
+                value = look_up(self._inputs[name], output, batch, f"metric.{name}")
                 # Parts that `inputs` does not name stay as they are, so one name that differs is one line.
-                seen = [{**part, **found} if isinstance(part, Mapping) else found for part in seen]
+                seen = [{**part, **value} if isinstance(part, Mapping) else value for part in seen]
             if isinstance(metric, Metric):
                 metric.update(*seen)
             else:
@@ -181,11 +181,11 @@ class SampleBuffer:
         """Keep the metric's results for a batch of the samples `indices` of the data set."""
         for name, value in results.items():
             if len(value) != len(indices):
-                found = f"{name} has {len(value)} for {len(indices)} samples"
-                raise UserError(f"metric.{self._metric}: every result must have one entry per sample, but {found}")
+                fault = f"{name} has {len(value)} for {len(indices)} samples"
+                raise UserError(f"metric.{self._metric}: every result must have one entry per sample, but {fault}")
         # A copy on the CPU too: a worker's tensor keeps a file of shared memory open, and a view its whole base alive.
-        own = map_tensors(results, lambda tensor: tensor.detach().to("cpu", copy=True))
-        self._batches.append((indices[0], own))
+        on_cpu = map_tensors(results, lambda tensor: tensor.detach().to("cpu", copy=True))
+        self._batches.append((indices[0], on_cpu))
 
     def gather(self, rank: Rank) -> Results:
         """Gather the results of all processes on the main one, in the order of the data set; nothing on the others."""

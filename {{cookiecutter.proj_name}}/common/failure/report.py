@@ -140,5 +140,5 @@ def _source(trace: str) -> str:
         for path, number, function, code in _FRAME.findall(trace)
         if path.startswith(_ROOT) and "site-packages" not in path
     ]
-    own = [line for line in lines if not line.startswith(("common/", "train.py", "evaluate.py", "cli/", "tools/"))]
-    return (own or lines or [""])[-1]
+    user = [line for line in lines if not line.startswith(("common/", "train.py", "evaluate.py", "cli/", "tools/"))]
+    return (user or lines or [""])[-1]

@@ -33,7 +33,7 @@ def recompute_in_backward(module: nn.Module) -> None:
 
 def norms_with_statistics(model: nn.Module) -> list[_NormBase]:
     """Batch norms and the like that keep running statistics."""
-    return [each for each in model.modules() if isinstance(each, _NormBase) and each.running_mean is not None]
+    return [module for module in model.modules() if isinstance(module, _NormBase) and module.running_mean is not None]
 
 
 @contextmanager

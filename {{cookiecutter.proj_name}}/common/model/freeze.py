@@ -94,7 +94,7 @@ def without_gradient(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[
 def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -> bool:
     """Return whether all parameters of `norm` are frozen; if it has none, whether all of its parent module are."""
     prefix = f"{name}." if any(True for _ in norm.parameters()) else name.removesuffix(name.rpartition(".")[2])
-    inside = [each for each in names if each.startswith(prefix)]
+    inside = [name for name in names if name.startswith(prefix)]
     return bool(inside) and frozen.issuperset(inside)
 
 

@@ -40,7 +40,7 @@ class ModelHolder(nn.Module):
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Like `nn.Module.load_state_dict`, with the names of `state_dict`."""
         full = {name.removeprefix("model."): name for name in super().state_dict()}
-        return super().load_state_dict({full.get(name, name): each for name, each in state.items()}, strict, assign)
+        return super().load_state_dict({full.get(name, name): value for name, value in state.items()}, strict, assign)
 
 
 class Strategy:

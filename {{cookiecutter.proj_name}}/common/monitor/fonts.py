@@ -34,7 +34,7 @@ def _file_with(characters: frozenset[str]) -> str | None:
         except OSError:  # of a kind that Pillow cannot read
             continue
         box = bytes(font.getmask(_MISSING))
-        if all(each.isspace() or bytes(font.getmask(each)) != box for each in characters):
+        if all(character.isspace() or bytes(font.getmask(character)) != box for character in characters):
             return file
     return None
 
@@ -42,6 +42,6 @@ def _file_with(characters: frozenset[str]) -> str | None:
 @lru_cache(maxsize=1)
 def _files() -> tuple[str, ...]:
     """Return the files of the system's fonts, plain styles first."""
-    found = sorted(file for folder in FOLDERS for file in Path(folder).expanduser().rglob("*.[ot]t[fc]"))
-    found.sort(key=lambda file: (any(style in file.stem for style in _STYLES), "Sans" not in file.stem))
-    return tuple(str(file) for file in found if "LastResort" not in file.stem)  # which draws a box for every character
+    files = sorted(file for folder in FOLDERS for file in Path(folder).expanduser().rglob("*.[ot]t[fc]"))
+    files.sort(key=lambda file: (any(style in file.stem for style in _STYLES), "Sans" not in file.stem))
+    return tuple(str(file) for file in files if "LastResort" not in file.stem)  # which draws a box for every character

@@ -91,9 +91,9 @@ class Meter:
 
 def to_floats(losses: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
     """Return the values of scalars that are on a device, brought to the host in one transfer."""
-    scalars = [value for each in losses for value in each.values()]
+    scalars = [value for step in losses for value in step.values()]
     values = iter(torch.stack(scalars).tolist() if scalars else [])
-    return [{name: next(values) for name in each} for each in losses]
+    return [{name: next(values) for name in step} for step in losses]
 
 
 def _mean(sums: Iterable[_Sum]) -> float:

@@ -86,19 +86,19 @@ def load(folder: Path) -> Implementation:
 
     A library that is out of date is never loaded: a warning names what has changed, and the command to build.
     """
-    found = find(folder)
-    if found.library is not None:
+    build = find(folder)
+    if build.library is not None:
         try:
-            torch.ops.load_library(found.library)
+            torch.ops.load_library(build.library)
         except OSError as error:
             text = "{}: {} cannot be loaded; the Python reference runs: {}"
-            logger.warning(text, shown_path(folder), found.library.name, error)
+            logger.warning(text, shown_path(folder), build.library.name, error)
             return Implementation(reason="the built library cannot be loaded")
-    elif found.reason != NOTHING:
+    elif build.reason != NOTHING:
         logger.warning(
-            "{}: {}; the Python reference runs. To build: {}", shown_path(folder), found.reason, HOW_TO_BUILD
+            "{}: {}; the Python reference runs. To build: {}", shown_path(folder), build.reason, HOW_TO_BUILD
         )
-    return found
+    return build
 
 
 def _difference(old: Record, new: Record) -> str:

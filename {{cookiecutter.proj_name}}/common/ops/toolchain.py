@@ -37,10 +37,10 @@ def find_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
     """
     wanted = environment.get("CXX")
     names = [wanted] if wanted else ["c++", "g++", "clang++"]
-    found = next(filter(None, map(shutil.which, names)), None)
-    if wanted and found is None:
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if wanted and compiler is None:
         raise BuildError(f"CXX={wanted} is not on the PATH")
-    return found
+    return compiler
 
 
 def find_cuda() -> Cuda:
@@ -70,8 +70,8 @@ def find_cuda() -> Cuda:
 def _find_nvcc() -> Path | None:
     if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         return nvcc if (nvcc := Path(home, "bin", "nvcc")).is_file() else None
-    found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    return Path(found) if found else None
+    path = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    return Path(path) if path else None
 
 
 def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> list[str]:
@@ -80,10 +80,10 @@ def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> li
     if source.suffix == ".cpp":
         return [compiler, *FLAGS, *include_and_files]
     code = []
-    for each in cuda.architectures:
-        number = each.removesuffix("+PTX").replace(".", "")
+    for architecture in cuda.architectures:
+        number = architecture.removesuffix("+PTX").replace(".", "")
         code.append(f"-gencode=arch=compute_{number},code=sm_{number}")
-        if each.endswith("+PTX"):
+        if architecture.endswith("+PTX"):
             code.append(f"-gencode=arch=compute_{number},code=compute_{number}")
     optimize, standard, *for_host = FLAGS
     flags = [optimize, standard, "-Xcompiler", ",".join(for_host), "-ccbin", compiler]

@@ -106,13 +106,13 @@ class Ema:
         Without `average` it has its own, and they too are restored afterwards.
         """
         weights = self._weights(model)
-        own = [tensor.to(self._config.device or tensor.device, copy=True) for tensor in weights]
+        kept = [tensor.to(self._config.device or tensor.device, copy=True) for tensor in weights]
         try:
             # In place: references to this memory (compiled graphs, wrappers, the optimizer) stay valid.
-            _copy(weights, self._parts if average else own)
+            _copy(weights, self._parts if average else kept)
             yield
         finally:
-            _copy(weights, own)
+            _copy(weights, kept)
 
     def reset(self, model: nn.Module) -> None:
         """Restart from the model's current weights. Needed if weights were loaded after the average was created."""
@@ -135,8 +135,8 @@ class Ema:
             )
         saved = state["shadow"]
         # Parts that were frozen since keep their average. Older versions averaged what is frozen, too.
-        self._add({name: each.to(self._parts[0].device) for name, each in saved.items() if name not in self._never})
-        _copy(self._parts, [local(saved.get(name, each)) for name, each in self._shadow.items()])
+        self._add({name: tensor.to(self._parts[0].device) for name, tensor in saved.items() if name not in self._never})
+        _copy(self._parts, [local(saved.get(name, tensor)) for name, tensor in self._shadow.items()])
         self._steps, self._updates = state["steps"], state["updates"]
 
     def _weights(self, model: nn.Module) -> list[Tensor]:
