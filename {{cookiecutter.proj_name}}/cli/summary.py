@@ -79,12 +79,12 @@ def interval_table(trainer: Trainer) -> str:
     if not trainer.task.draws_pictures:
         missing["training pictures"] = "the task draws none"
     return "\n".join(
-        f"  {name:<18} {f'never ({missing[name]})' if name in missing else shown_interval(interval)}"
+        f"  {name:<18} {f'never ({missing[name]})' if name in missing else describe_interval(interval)}"
         for name, interval in zip(names, trainer.triggers.intervals.values(), strict=True)
     )
 
 
-def shown_interval(interval: Interval) -> str:
+def describe_interval(interval: Interval) -> str:
     """Write an interval in words, such as `every 0.5 epochs`."""
     if not interval:
         return "never"

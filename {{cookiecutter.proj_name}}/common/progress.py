@@ -74,7 +74,7 @@ class Interval:
     def __bool__(self) -> bool:
         return bool(self.amount)
 
-    def passed(self, at: Position) -> int:
+    def times_passed(self, at: Position) -> int:
         """Return how many times this interval has passed at `at`. Exact: calculated in whole numbers."""
         amount, per = self.amount.numerator, self.amount.denominator
         if self.unit == "step":
@@ -85,13 +85,13 @@ class Interval:
 
     def is_due(self, before: Position, after: Position) -> bool:
         """Return whether a multiple of this interval lies in (before, after]."""
-        return bool(self) and self.passed(after) > self.passed(before)
+        return bool(self) and self.times_passed(after) > self.times_passed(before)
 
     def earliest_step(self, at: Position, samples_per_step: int) -> float:
         """Return the step before which this cannot be due again in this epoch; exact, or a little too early."""
         if not self:
             return math.inf
-        due = (self.passed(at) + 1) * self.amount
+        due = (self.times_passed(at) + 1) * self.amount
         if self.unit == "step":
             return math.ceil(due)
         # With `drop_last`, the last step of an epoch can count for almost two.

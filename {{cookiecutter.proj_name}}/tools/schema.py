@@ -106,29 +106,29 @@ def json_schema(schema: type) -> Rule:
     Without a `type`, which its base may set, it has those of any registered class. An import path allows any key.
     """
     own: dict[Registry, Rule] = {}  # the keys of a registry's sections that are not arguments
-    found = _linked(TypeAdapter(schema).json_schema(schema_generator=_ForEditors), own)
+    found = _link(TypeAdapter(schema).json_schema(schema_generator=_ForEditors), own)
     found["properties"]["$BASE"] = _BASE
     entries: dict[Registry, dict[str, Rule]] = {}
     while missing := own.keys() - entries.keys():  # arguments may be sections of further registries
         for registry in missing:
             targets = registry.entries().items()
-            entries[registry] = {name: _linked(_arguments(registry, target), own) for name, target in targets}
+            entries[registry] = {name: _link(_arguments(registry, target), own) for name, target in targets}
     for registry in sorted(entries, key=lambda each: each.kind):
         found["$defs"][registry.kind] = _section(entries[registry], own[registry])
     return {"$schema": "http://json-schema.org/draft-07/schema#", **found}
 
 
-def _linked(node: Any, own: dict[Registry, Rule]) -> Any:
+def _link(node: Any, own: dict[Registry, Rule]) -> Any:
     """`node` with a reference in place of each rule by `Registry.editor_rule`, whose own keys are added to `own`."""
     if isinstance(node, Mapping):
         if isinstance(registry := node.get("registry"), Registry):
-            own.setdefault(registry, {}).update(_linked(node["own"], own))
+            own.setdefault(registry, {}).update(_link(node["own"], own))
             return {"$ref": f"#/$defs/{registry.kind}"}
-        node = {name: _linked(item, own) for name, item in node.items()}
+        node = {name: _link(item, own) for name, item in node.items()}
         if isinstance(keys := node.get("properties"), Mapping):
             node["properties"] = {name: _or_reference(rule) for name, rule in keys.items()}
         return node
-    return [_linked(item, own) for item in node] if isinstance(node, list) else node
+    return [_link(item, own) for item in node] if isinstance(node, list) else node
 
 
 def _or_reference(rule: Rule) -> Rule:
@@ -147,7 +147,7 @@ def _takes_text(kind: Rule) -> bool:
 
 def _arguments(registry: Registry, target: Callable[..., Any]) -> Rule:
     named, takes_any = parameters(target)
-    provided = registry.supplied_to(target)
+    provided = registry.find_supplied(target)
     rules = {name: _argument(parameter) for name, parameter in named.items() if name not in provided}
     return {"properties": rules, "additionalProperties": takes_any}
 

@@ -93,10 +93,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} holds no checkpoint of this project in a format up to {FORMAT}; if it holds weights alone, start "
             f"a run from them: --init_from.path {path}"
         )
-    return completed(state)
+    return complete(state)
 
 
-def completed(state: Mapping[str, Any]) -> dict[str, Any]:
+def complete(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint of any version in the layout of today: parts that it lacks are given what they meant then."""
     if "about" not in state:  # not of a run: nothing is known about it
         return dict(state)

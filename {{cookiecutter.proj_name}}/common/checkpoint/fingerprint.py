@@ -14,7 +14,7 @@ from common.data.digest import describe_counts, differences, digest
 from common.data.loader import BatchStream
 from common.distributed import Rank, from_main
 from common.distributed.code import code_of
-from common.run.environment import installed, machine, packages
+from common.run.environment import machine, packages, version_of
 from common.run.record import RESULT_VARIABLES
 
 # What a change of an entry of the fingerprint means for the bits of the run. Of all others, the engine cannot tell.
@@ -116,7 +116,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) 
     missing = [key for key in new if key not in old]
     if "packages" in old:
         now = new["packages"]
-        shared["packages"] = {name: now.get(name) or installed(name) or "not installed" for name in old["packages"]}
+        shared["packages"] = {name: now.get(name) or version_of(name) or "not installed" for name in old["packages"]}
         missing += [name for name in now if name not in old["packages"]]  # imported only now
     for change in changes({key: old[key] for key in shared}, shared):
         weight = next((name for name, keys in _WEIGHTS.items() if change.matches(keys)), "unsure")

@@ -8,7 +8,7 @@ from typing import Any
 
 from loguru import logger
 
-from common.base.files import unused
+from common.base.files import unused_path
 from common.checkpoint.file import CheckpointError, link_file, read_checkpoint, step_of, write_checkpoint
 from common.distributed import Rank, from_main
 
@@ -49,13 +49,13 @@ class CheckpointFolder:
         """Name the checkpoint to go back to, for messages."""
         return f"the last good checkpoint is {self.latest}" if self.latest.is_file() else "there is no checkpoint yet"
 
-    def numbered(self) -> list[tuple[int, Path]]:
+    def numbered_files(self) -> list[tuple[int, Path]]:
         """Step and file of each `step_*.pt`, oldest first; by number, since dates and text order are unreliable."""
         matches = ((_NUMBERED.fullmatch(path.name), path) for path in self.folder.glob("step_*.pt"))
         return sorted((int(match[1]), path) for match, path in matches if match)
 
     def _older(self) -> list[Path]:
-        return [self.previous, self.best, *(path for _, path in self.numbered())]
+        return [self.previous, self.best, *(path for _, path in self.numbered_files())]
 
     def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:
         """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Then delete old files."""
@@ -69,7 +69,7 @@ class CheckpointFolder:
             paths.append(self.folder / f"step_{step:08d}.pt")
         write_checkpoint(state, *paths)
         if step is not None and self.keep:
-            for old, path in self.numbered()[: -self.keep]:
+            for old, path in self.numbered_files()[: -self.keep]:
                 if not (self.keep_every and old % self.keep_every == 0):
                     path.unlink(missing_ok=True)
         return paths
@@ -84,7 +84,7 @@ class CheckpointFolder:
         if not is_latest and step_of(self.latest) >= 0:
             aside.append(self.latest)
         for path in aside:
-            kept = unused(path.with_name(f"abandoned_{path.stem}"), path.suffix)
+            kept = unused_path(path.with_name(f"abandoned_{path.stem}"), path.suffix)
             logger.warning(
                 "{} (step {}) is newer than the checkpoint being resumed; renamed to {}", path, step_of(path), kept.name
             )

@@ -62,7 +62,7 @@ class Saver(AbstractContextManager["Saver"]):
         """
         self.wait()
         self.saved_step, self._saved_at = step, time.monotonic()
-        state = self._copied(state)
+        state = self._copy_to_host(state)
         if not self.rank.is_main:
             return
         self._pending = self._executor.submit(self._write, state, step, numbered, best)
@@ -117,7 +117,7 @@ class Saver(AbstractContextManager["Saver"]):
         level = "INFO" if len(paths) > 1 else "DEBUG"  # latest.pt alone is no news, with a line for each epoch
         logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
 
-    def _copied(self, state: Any) -> Any:
+    def _copy_to_host(self, state: Any) -> Any:
         """`state` with its tensors copied to host buffers, on the main process; valid until the next call.
 
         The buffers are reused: nothing is allocated after the first copy. Sharded tensors (FSDP) are gathered one after
@@ -125,7 +125,7 @@ class Saver(AbstractContextManager["Saver"]):
         """
         seen: dict[tuple[Any, ...], Tensor] = {}
 
-        def copied(value: Any, path: tuple[Any, ...]) -> Any:
+        def copy_tensor(value: Any, path: tuple[Any, ...]) -> Any:
             if not isinstance(value, Tensor) or not (self.config.background or is_sharded(value)):
                 return value
             # Two names of one tensor (tied weights) stay one tensor in the file.
@@ -143,7 +143,7 @@ class Saver(AbstractContextManager["Saver"]):
             self._buffers[path] = seen[identity] = buffer
             return buffer
 
-        copy = map_leaves(state, copied)
+        copy = map_leaves(state, copy_tensor)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return copy

@@ -49,7 +49,7 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
     add(run_checks(schema, values, ""))
     add(_broken_rules(config, [problem.key for problem in mistakes if not problem.warns]))
     places = {key: node.origin for key, node in by_key(tree) if key}
-    mistakes = [_placed(problem, places) for problem in mistakes]
+    mistakes = [_add_origin(problem, places) for problem in mistakes]
     if config is None or not all(problem.warns for problem in mistakes):
         raise ConfigError([problem for problem in mistakes if not problem.warns])
     return config, places, mistakes
@@ -107,7 +107,7 @@ def _broken_rules(made: Any, known: Sequence[str], key: str = "") -> Iterator[Pr
             yield Problem(key, ABSENT, str(error))
 
 
-def _placed(problem: Problem, places: Mapping[str, str]) -> Problem:
+def _add_origin(problem: Problem, places: Mapping[str, str]) -> Problem:
     """`problem` with the origin of its key, or of the nearest enclosing section that was written."""
     key = problem.key
     while key and places.get(key, DEFAULT) == DEFAULT:

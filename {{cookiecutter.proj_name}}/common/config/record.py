@@ -35,7 +35,7 @@ def read_record(tree: Node, schema: type) -> tuple[Node, list[Problem]]:
         dropped += [problem for problem in old if not problem.today]
         today = {key: node_of(value, str(item.origin)) for item in old for key, value in (item.today or {}).items()}
         gone = {item.key for item in old if not any(f"{key}.".startswith(f"{item.key}.") for key in today)}
-        tree = complete(_changed(tree, "", gone, today), schema)
+        tree = complete(_move_keys(tree, "", gone, today), schema)
     return tree, dropped
 
 
@@ -76,10 +76,10 @@ def _of_earlier_versions(tree: Node, schema: type) -> list[Problem]:
     return []
 
 
-def _changed(node: Node, key: str, gone: Collection[str], today: Mapping[str, Node]) -> Node:
+def _move_keys(node: Node, key: str, gone: Collection[str], today: Mapping[str, Node]) -> Node:
     """Return the tree without the keys in `gone`, and with those in `today` unless the record itself gives them."""
     if isinstance(node.value, list):
-        return replace(node, value=[_changed(item, join(key, at), gone, today) for at, item in enumerate(node.value)])
+        return replace(node, value=[_move_keys(item, join(key, at), gone, today) for at, item in enumerate(node.value)])
     if not isinstance(node.value, dict):
         return node
     entries = {name: item for name, item in node.value.items() if join(key, name) not in gone}
@@ -87,4 +87,4 @@ def _changed(node: Node, key: str, gone: Collection[str], today: Mapping[str, No
         above, _, name = dotted.rpartition(".")
         if above == key and (name not in entries or name == "type" or entries[name].origin == DEFAULT):
             entries[name] = new
-    return replace(node, value={name: _changed(item, join(key, name), gone, today) for name, item in entries.items()})
+    return replace(node, value={name: _move_keys(item, join(key, name), gone, today) for name, item in entries.items()})

@@ -127,7 +127,7 @@ class Registry:
         given = {name: value for name, value in section.items() if name != "type" and name not in ignore}
         if self.call is not None and not isinstance(target, type):
             return partial(target, **fit_arguments(target, given)) if given else target
-        supplied = self.supplied_to(target, given)
+        supplied = self.find_supplied(target, given)
         return target(**fit_arguments(target, given), **{name: provided[name] for name in provided if name in supplied})
 
     def check(
@@ -154,7 +154,7 @@ class Registry:
             return
         target = self.get(name)
         given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
-        provided = self.supplied_to(target, given, mapped)
+        provided = self.find_supplied(target, given, mapped)
         strict, label = target in self._entries.values() or not is_foreign(target), f"{name} ({{}})".format
         yield from check_arguments(target, given, key, lambda: label(file_of(target)), provided, ignore, strict=strict)
 
@@ -172,7 +172,7 @@ class Registry:
             return Problem(key, name, str(error), today=today)
         return None
 
-    def supplied_to(self, target: Callable[..., Any], given: Names = (), mapped: Names = ()) -> tuple[str, ...]:
+    def find_supplied(self, target: Callable[..., Any], given: Names = (), mapped: Names = ()) -> tuple[str, ...]:
         """Return the arguments that do not come from the config, which gives the arguments `given`.
 
         `mapped`: see `check`.

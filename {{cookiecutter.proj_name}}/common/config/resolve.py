@@ -66,7 +66,7 @@ def resolve(
         tree = complete(merge(tree, rename(body, schema), schema), schema)
     tree = complete(merge(tree, layer_of(keys, schema, tree), schema), schema)
     references = References(tree, schema)
-    tree = complete(references.resolved(tree) or tree, schema)
+    tree = complete(references.resolve(tree) or tree, schema)
     with way_out(records):
         config, origins, warns = check(schema, tree, problems + references.problems)
     lines = "".join(f"\n{problem}" for problem in warns)

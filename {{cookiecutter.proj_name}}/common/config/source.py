@@ -188,9 +188,9 @@ def read_file(path: Path) -> Node:
         body = read_text(path.read_text("utf-8-sig"), origin_at) or Node({}, origin_at(0))
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n")
-        raise _refused("the file is not UTF-8 text; save it as UTF-8", origin_at(line)) from error
+        raise _error("the file is not UTF-8 text; save it as UTF-8", origin_at(line)) from error
     if not isinstance(body.value, dict):
-        raise _refused('the top level of the file must be a mapping of keys to values; write "key: value"', body.origin)
+        raise _error('the top level of the file must be a mapping of keys to values; write "key: value"', body.origin)
     return body
 
 
@@ -202,17 +202,17 @@ def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
         _count(root, {}, origin_at)
         node: Node | None = loader.construct_document(root) if root else None
     except RecursionError as error:
-        raise _refused("values are nested too deeply", origin_at(loader.line)) from error
+        raise _error("values are nested too deeply", origin_at(loader.line)) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else 0
         cause = ", ".join(filter(None, (error.context, error.problem)))
         hint = next((text for part, text in _CAUSES.items() if re.search(part, cause)), "near these lines:")
         shown = [f"\n      {at:>4} | {code}" for at, code in enumerate(text.splitlines(), 1) if 0 <= line + 1 - at <= 1]
-        raise _refused(f"invalid YAML: {cause}", origin_at(line), "".join([hint, *shown])) from error
+        raise _error(f"invalid YAML: {cause}", origin_at(line), "".join([hint, *shown])) from error
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
-        raise _refused("the file contains a control character; remove it", origin_at(line)) from error
+        raise _error("the file contains a control character; remove it", origin_at(line)) from error
     return node
 
 
@@ -229,7 +229,7 @@ def _count(node: yaml.Node | None, counts: dict[int, int], origin_at: Callable[[
     total = counts[id(node)] = 1 + sum(_count(part, counts, origin_at) for part in parts)
     if total > len(counts) + MOST_COPIED:
         rule = f"aliases (*name) must not add more than {MOST_COPIED:,} values, and these stand for {total:,}"
-        raise _refused(rule, origin_at(node.start_mark.line), "write the values, or refer to keys: ${section.key}")
+        raise _error(rule, origin_at(node.start_mark.line), "write the values, or refer to keys: ${section.key}")
     return total
 
 
@@ -243,5 +243,5 @@ _CAUSES = {
 }
 
 
-def _refused(rule: str, origin: str, hint: str = "") -> ConfigError:
+def _error(rule: str, origin: str, hint: str = "") -> ConfigError:
     return ConfigError([Problem("", ABSENT, rule, hint, origin)])

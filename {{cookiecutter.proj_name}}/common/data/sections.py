@@ -28,10 +28,10 @@ def sets_of(part: Mapping[str, Any] | None) -> Sections:
     """Return the sets of a split by name; a single one is called "". Empty if the split is null."""
     if part is None:
         return {}
-    return _named(part) or {"": part}
+    return _find_named(part) or {"": part}
 
 
-def _named(part: Mapping[str, Any]) -> Sections:
+def _find_named(part: Mapping[str, Any]) -> Sections:
     """Return the sections in `part`; empty if it is itself the section of a data set, which has a `type`."""
     return {} if "type" in part else {name: item for name, item in part.items() if isinstance(item, Mapping)}
 
@@ -71,12 +71,12 @@ def apply_transforms(dataset: Any, section: Mapping[str, Any], mode: str) -> Any
 def build_transform(section: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Callable[..., Any]:
     """Build a section's transform, after those in its arguments: `{type: RandomApply, transforms: [{type: ...}]}`."""
 
-    def built(value: Any) -> Any:
+    def build(value: Any) -> Any:
         if isinstance(value, list):
-            return [built(item) for item in value]
+            return [build(item) for item in value]
         return build_transform(value) if _is_section(value) else value
 
-    arguments = {name: built(value) for name, value in section.items()}
+    arguments = {name: build(value) for name, value in section.items()}
     try:
         function: Callable[..., Any] = TRANSFORM_REGISTRY.build(arguments, ignore=ignore)
     except (TypeError, ValueError) as error:
@@ -196,7 +196,7 @@ class EvaluationSection(DatasetSection):
         return {"if": has_type, "then": single, "else": {"additionalProperties": rule}}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
-        if not isinstance(value, Mapping) or not _named(value):
+        if not isinstance(value, Mapping) or not _find_named(value):
             yield from super().check(value, key)
             return
         for name, part in value.items():

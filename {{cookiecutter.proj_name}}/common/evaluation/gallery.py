@@ -76,7 +76,7 @@ class WorstFirst(Gallery):
         news = [_Candidate(error, number, row) for row, (error, number) in enumerate(zip(errors, indices, strict=True))]
         whole, size = (output, batch), len(indices)
         first = self._first([*self.kept, *news])
-        self.kept = [item if item.sample else item._replace(sample=_kept(whole, item.row, size)) for item in first]
+        self.kept = [item if item.sample else item._replace(sample=_copy(whole, item.row, size)) for item in first]
 
     def _first(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
         """Return the first `limit` candidates in the order of showing."""
@@ -99,7 +99,7 @@ def _number(loss: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def _kept(values: Any, number: int, size: int) -> Any:
+def _copy(values: Any, number: int, size: int) -> Any:
     """Return one sample of a batch of `size`, as a batch of one on the CPU."""
     return map_tensors(rows(values, slice(number, number + 1), size), lambda item: item.detach().to("cpu", copy=True))
 

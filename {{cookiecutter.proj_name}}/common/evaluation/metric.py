@@ -191,8 +191,8 @@ class SampleBuffer:
         """Gather the results of all processes on the main one, in the order of the data set; nothing on the others."""
         gathered = chain.from_iterable(gather_to_main(self._batches, rank))
         batches = [results for _, results in sorted(gathered, key=lambda batch: batch[0])]
-        return {name: _joined([results[name] for results in batches]) for name in batches[0]} if batches else {}
+        return {name: _join([results[name] for results in batches]) for name in batches[0]} if batches else {}
 
 
-def _joined(parts: list[Any]) -> Any:
+def _join(parts: list[Any]) -> Any:
     return torch.cat(parts) if isinstance(parts[0], Tensor) else list(chain.from_iterable(parts))

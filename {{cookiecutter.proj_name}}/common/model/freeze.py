@@ -101,8 +101,8 @@ def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -
 def _keep_in_evaluation(module: nn.Module) -> None:
     """Make `module.train()` do nothing, also when a parent module calls it, and in a copy of the module."""
     module.eval()
-    setattr(module, "train", MethodType(_unchanged, module))  # noqa: B010 - the type checker takes a method as fixed
+    setattr(module, "train", MethodType(_keep_mode, module))  # noqa: B010 - the type checker takes a method as fixed
 
 
-def _unchanged(module: M, mode: bool = True) -> M:
+def _keep_mode(module: M, mode: bool = True) -> M:
     return module

@@ -87,7 +87,7 @@ class Ema:
         `at` is the position before that step. Before `start`, the weights become the average.
         """
         self._steps += 1
-        if self._start and not self._start.passed(at):
+        if self._start and not self._start.times_passed(at):
             _copy(self._parts, self._weights(model))
             return
         if self._steps % self._config.every:

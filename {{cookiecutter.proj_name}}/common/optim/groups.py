@@ -66,9 +66,9 @@ def parameter_groups(config: "OptimizerConfig", task: nn.Module, chosen: Iterabl
         UserError: no parameter is trainable, a pattern matches nothing, or it is not clear where one belongs.
     """
     names = dict(task.named_parameters(remove_duplicate=False))
-    given = _assigned(chosen, names, "groups()")
+    given = _assign(chosen, names, "groups()")
     inside = dict(getattr(task, "model", task).named_parameters(remove_duplicate=False))  # the same names, by design
-    entries = _assigned(_entries(config.groups, names), names, "optim.groups")
+    entries = _assign(_entries(config.groups, names), names, "optim.groups")
     sources = (entries, _layers(config.layer_decay, inside))
     without_decay = _without_decay(config.no_decay, task, names)
     rest = "rest" if given or any(sources) else "all"
@@ -112,7 +112,7 @@ def learning_rates(optimizer: Optimizer) -> dict[str, float]:
     return {group_name(group): float(group["lr"]) for group in optimizer.param_groups}
 
 
-def _assigned(groups: Iterable[Group], names: Mapping[str, nn.Parameter], where: str) -> dict[nn.Parameter, Group]:
+def _assign(groups: Iterable[Group], names: Mapping[str, nn.Parameter], where: str) -> dict[nn.Parameter, Group]:
     """Return the group of each parameter: where several have it, the one that lies within all others."""
     sets = sorted(((set(group.parameters), group) for group in groups), key=lambda pair: len(pair[0]))
     for inside, group in sets:

@@ -20,7 +20,7 @@ def packages() -> dict[str, str]:
     # Python 3.10 does not know the modules of some packages; most have the name of their package.
     names = {package for module in modules for package in known.get(module, (module,))}
     # In the one spelling that PyPI compares: `typing_extensions` is `typing-extensions`.
-    versions = {re.sub(r"[-_.]+", "-", name).lower(): installed(name) for name in names if name}
+    versions = {re.sub(r"[-_.]+", "-", name).lower(): version_of(name) for name in names if name}
     return dict(sorted((name, version) for name, version in versions.items() if version))
 
 
@@ -39,7 +39,7 @@ def _packages_of(path: tuple[str, ...]) -> Mapping[str, set[str]]:
     return packages
 
 
-def installed(name: str) -> str | None:
+def version_of(name: str) -> str | None:
     """Return the version of a package; None if it is not installed."""
     try:
         return metadata.version(name)

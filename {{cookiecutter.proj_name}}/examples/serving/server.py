@@ -120,12 +120,12 @@ def build_app(path: Path, limit: int) -> Any:
     async def health() -> dict[str, Any]:
         return {"status": "ok", "file": path.name, **{key: about[key] for key in ("format", "sha256", "step")}}
 
-    async def failed(request: Request, error: Exception) -> JSONResponse:
+    async def answer_error(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"detail": "the server failed; its log says why"}, 500)
 
     app.add_api_route("/predict", predict, methods=["POST"])
     app.add_api_route("/health", health, methods=["GET"])
-    app.add_exception_handler(Exception, failed)
+    app.add_exception_handler(Exception, answer_error)
     return app
 
 

@@ -135,7 +135,7 @@ def test_a_search_ends_trials_that_are_worse(tmp_path: Path, monkeypatch: pytest
         found.watch(training)
         assert sent == ends
         trial.state = trial.state if sent else "finished"
-        found.ended(training)
+        found.record_end(training)
     assert study.told == [(0, "pruned", None), (1, "complete", 0.4)]
     assert found.take() is None
 

@@ -139,7 +139,7 @@ def _cell(row: Row, name: str, *, with_metric: bool) -> str:
         return "-"
     if name == "best" or name in row.results:
         return f"{row.ranking[0]} " * (with_metric and name == "best") + number(row.values[name]).strip()
-    return compare.duration(row.seconds) if name == "time" else compare.shown(row.values[name])
+    return compare.duration(row.seconds) if name == "time" else compare.to_text(row.values[name])
 
 
 def write_csv(rows: Sequence[Row]) -> None:

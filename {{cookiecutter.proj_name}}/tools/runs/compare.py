@@ -134,11 +134,11 @@ def ranking(run: RunFiles) -> tuple[str, str]:
     """
     keys = [key for key in run.config if run.config[key] and _DATA.fullmatch(key)]
     keys.sort(key=lambda key: key.startswith("debug."))
-    words = [f"{key.removeprefix('dataset.val.')} {shown(run.config[key])}".removeprefix("type ") for key in keys]
+    words = [f"{key.removeprefix('dataset.val.')} {to_text(run.config[key])}".removeprefix("type ") for key in keys]
     return str(run.config.get("best.metric", "loss")), ", ".join(words)
 
 
-def ranked(runs: Iterable[RunFiles]) -> dict[tuple[str, str], list[RunFiles]]:
+def rank_runs(runs: Iterable[RunFiles]) -> dict[tuple[str, str], list[RunFiles]]:
     """Return the runs that have a best validation by what they are ranked by, see `ranking`; the best first."""
     groups: dict[tuple[str, str], list[tuple[float, RunFiles]]] = {}
     for run in runs:
@@ -150,7 +150,7 @@ def ranked(runs: Iterable[RunFiles]) -> dict[tuple[str, str], list[RunFiles]]:
 
 def conclusion(runs: Sequence[RunFiles], names: Sequence[str]) -> list[tuple[str, str]]:
     """Return for each metric and validation data which run is best, by what, and the command that evaluates it."""
-    lines, groups = [], ranked(runs)
+    lines, groups = [], rank_runs(runs)
     for (metric, data), (run, *_) in groups.items():
         best, file = run.best or {}, RunPaths(run.path).checkpoints / "best.pt"
         by = f"{metric} on {data}" if len({each[1] for each in groups}) > 1 else metric
@@ -187,7 +187,7 @@ def differing(runs: Sequence[RunFiles]) -> list[str]:
     return [key for key, values in found.items() if any(value != values[0] for value in values)]
 
 
-def changed(run: RunFiles) -> list[tuple[str, Any, Any]]:
+def find_changes(run: RunFiles) -> list[tuple[str, Any, Any]]:
     """Return each key of the run that differs from configs/default.yaml: key, value there, value of the run.
 
     A section of another `type` has other keys, which are ABSENT there; a key that the run lacks is left out.
@@ -200,13 +200,13 @@ def changed(run: RunFiles) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def shown(value: Any) -> str:
+def to_text(value: Any) -> str:
     """Return a number, text or list in a few characters; of what is ABSENT, a dash."""
     if value is ABSENT or value is None or isinstance(value, bool):
         return "–" if value is ABSENT else "null" if value is None else str(value).lower()
     if isinstance(value, float):
         return f"{value:.4g}"
-    return ",".join(map(shown, value)) if isinstance(value, list) else str(value)
+    return ",".join(map(to_text, value)) if isinstance(value, list) else str(value)
 
 
 def duration(number: float) -> str:

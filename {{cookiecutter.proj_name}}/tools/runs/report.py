@@ -49,7 +49,7 @@ def write_report(folder: Path) -> None:
 def report(runs: Sequence[RunFiles]) -> str:
     """Return the page of one run, or of several side by side."""
     pages = Environment(loader=FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    pages.filters |= {"number": lambda value: number(value).strip(), "tick": _tick, "shown": compare.shown}
+    pages.filters |= {"number": lambda value: number(value).strip(), "tick": _tick, "shown": compare.to_text}
     parts = (attempts, cards, charts, charts_of_all, environment, pictures, results, results_of_all, rows_of, warnings)
     pages.globals |= {part.__name__: part for part in parts} | {"compare": compare, "dump": dump}
     return pages.get_template("page.html.jinja").render(runs=runs, names=names_of(runs), colours=_COLOURS)

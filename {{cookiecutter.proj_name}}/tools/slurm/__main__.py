@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
-from common.base.files import unused, write_text
+from common.base.files import unused_path, write_text
 from common.checkpoint.weights import weights_path
 from common.config import Resolved, dump, option_value
 from common.config.registry import REGISTRIES
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     for task, each in resolved.items():
         run = folder if task is None else RunPaths(folder.root / names.get(str(task), f"task_{task}"))
         values[task] = freeze_config(each.values, run, gpus)
-    job = unused(jobs / f"{datetime.now():%Y%m%d-%H%M%S}")
+    job = unused_path(jobs / f"{datetime.now():%Y%m%d-%H%M%S}")
     if not options.dry_run:
         check_unused(folder, jobs)
         prepare(job, values, folder)

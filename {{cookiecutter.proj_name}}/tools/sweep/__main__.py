@@ -152,7 +152,7 @@ def main(argv: list[str]) -> int:
             study = open_study(folder, config.best_mode, options)
             search = Search(study, folder, options.values, config, options.trials)
             print(f"search {root}: {options.trials} trials, {search.metric} should be {search.mode}imal", flush=True)
-            if not run_trials(folder, search.take, slots, words, watch=search.watch, ended=search.ended):
+            if not run_trials(folder, search.take, slots, words, watch=search.watch, ended=search.record_end):
                 return 130
             code = folder.show("")
             print(search.best())

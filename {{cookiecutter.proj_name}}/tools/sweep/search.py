@@ -82,7 +82,7 @@ class Search:
                 attempt.report(value, number)
         return found
 
-    def ended(self, training: Training) -> None:
+    def record_end(self, training: Training) -> None:
         """Record in the study how a trial ended. One that was stopped by hand is resumed by the same command."""
         from optuna.trial import TrialState
 
