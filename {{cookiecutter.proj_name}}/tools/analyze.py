@@ -87,7 +87,7 @@ class ProfiledTask:
 
         Of several updates, the one that keeps most.
         """
-        weights = {each.untyped_storage().data_ptr() for each in (*self.task.parameters(), *self.task.buffers())}
+        weights = {tensor.untyped_storage().data_ptr() for tensor in (*self.task.parameters(), *self.task.buffers())}
         kept, sums = dict[int, Tensor](), list[int]()
 
         def keep(tensor: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class ProfiledTask:
             return tensor
 
         def end_forward() -> None:
-            sums.append(sum(each.untyped_storage().nbytes() for at, each in kept.items() if at not in weights))
+            sums.append(sum(tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in weights))
             kept.clear()
 
         with saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -122,8 +122,8 @@ class ProfiledTask:
             short, key = name.removeprefix("model."), f"{type(self.task).__name__}.{name}" if name else "Global"
             level = 0 if short in ("", "model") else short.count(".") + 1
             row = {"module": short or "task", "type": type(module).__name__}
-            row |= {"parameters": sum(each.numel() for each in module.parameters())}
-            row |= {"trained": sum(each.numel() for each in module.parameters() if each.requires_grad)}
+            row |= {"parameters": sum(tensor.numel() for tensor in module.parameters())}
+            row |= {"trained": sum(item.numel() for item in module.parameters() if item.requires_grad)}
             if level <= depth and (row["parameters"] or forward[key]):
                 rows.append({**row, "flops_forward": forward[key], "flops_train": train[key]})
         return rows

@@ -127,7 +127,7 @@ class Samples:
 
     def collate(self, samples: list[Any]) -> tuple[Any, dict[int, str]]:
         good = [sample for sample in samples if not isinstance(sample, _Unreadable)]
-        broken = {at: str(each) for at, each in enumerate(samples) if isinstance(each, _Unreadable)}
+        broken = {at: str(sample) for at, sample in enumerate(samples) if isinstance(sample, _Unreadable)}
         return (self.inner(good) if good else None), broken
 
 
@@ -150,12 +150,12 @@ def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list
         raise UserError(f"--input: there is no file or folder {in_lines(missing)}")
 
     def files_of(path: Path) -> list[str]:
-        inside = (each for each in sorted(path.rglob("*")) if each.is_file())
-        shown = (each for each in inside if not any(part[0] == "." for part in each.relative_to(path).parts))
-        return [str(each) for each in shown if suffixes is None or each.suffix.lower() in suffixes]
+        inside = (file for file in sorted(path.rglob("*")) if file.is_file())
+        shown = (file for file in inside if not any(part[0] == "." for part in file.relative_to(path).parts))
+        return [str(file) for file in shown if suffixes is None or file.suffix.lower() in suffixes]
 
-    found = (files_of(Path(name)) if Path(name).is_dir() else [name] for name in names)
-    files = list(dict.fromkeys(itertools.chain(*found)))
+    paths = (files_of(Path(name)) if Path(name).is_dir() else [name] for name in names)
+    files = list(dict.fromkeys(itertools.chain(*paths)))
     samples: list[str] = [line for file in files for line in _lines(file)] if of_lines else files
     if not samples:
         kind = "line" if of_lines else "file"

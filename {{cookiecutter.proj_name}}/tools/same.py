@@ -62,10 +62,10 @@ def measurements(run: Path) -> Rows:
     if not (file := RunPaths(run).metrics_file).is_file():
         raise UserError(f"there is no {file}; name two folders of runs, such as experiments/default")
     rows = [row for row in read_metrics(file) if row["event"] != "speed"]
-    found = {(row["step"], row["event"], name): value for row in rows for name, value in row["values"].items()}
-    if not found:
+    values = {(row["step"], row["event"], name): value for row in rows for name, value in row["values"].items()}
+    if not values:
         raise UserError(f"{file} has no measurement yet, so there is nothing to compare")
-    return found
+    return values
 
 
 def compare_checkpoints(first: Path, second: Path) -> tuple[str, list[str]]:
@@ -103,7 +103,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def equal(a: Any, b: Any) -> bool:
     """Return whether two values have the same bits; NaN is equal to NaN."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (a, b)]
+        bits = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b)]
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
     return type(a) is type(b) and bool(a == b or (a != a and b != b))
 
@@ -113,7 +113,7 @@ def explain(a: Any, b: Any) -> str:
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape:
         largest = (a.double() - b.double()).abs().max().item()
         return f"up to {largest:.3g}, in {int((a != b).sum())} of {a.numel()} numbers"
-    kinds = ["none" if each is None else tuple(each.shape) if isinstance(each, Tensor) else each for each in (a, b)]
+    kinds = ["none" if item is None else tuple(item.shape) if isinstance(item, Tensor) else item for item in (a, b)]
     gap = f" (difference {abs(a - b):.3g})" if isinstance(a, float) and isinstance(b, float) else ""
     return f"{kinds[0]} in A and {kinds[1]} in B{gap}"
 

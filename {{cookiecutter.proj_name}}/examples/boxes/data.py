@@ -55,5 +55,5 @@ class Scenes:
         return {"image": torch.stack([item["image"] for item in items]), **lists}
 
 
-def _overlap(one: list[int], other: list[int]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _overlap(first: list[int], second: list[int]) -> bool:
+    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]

@@ -41,8 +41,8 @@ def load(path: Path, about: Mapping[str, Any]) -> Run:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
         def run_onnx(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            found = session.run(list(about["outputs"]), {name: value.numpy() for name, value in inputs.items()})
-            return dict(zip(about["outputs"], map(torch.from_numpy, found), strict=True))
+            outputs = session.run(list(about["outputs"]), {name: value.numpy() for name, value in inputs.items()})
+            return dict(zip(about["outputs"], map(torch.from_numpy, outputs), strict=True))
 
         return run_onnx
     if about["format"] != "torch":
@@ -51,8 +51,8 @@ def load(path: Path, about: Mapping[str, Any]) -> Run:
 
     @torch.no_grad()
     def run_torch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = program(*(inputs[name] for name in about["inputs"]))
-        return dict(zip(about["outputs"], found if isinstance(found, tuple) else [found], strict=True))
+        outputs = program(*(inputs[name] for name in about["inputs"]))
+        return dict(zip(about["outputs"], outputs if isinstance(outputs, tuple) else [outputs], strict=True))
 
     return run_torch
 
@@ -60,7 +60,7 @@ def load(path: Path, about: Mapping[str, Any]) -> Run:
 def answer(run: Run, about: Mapping[str, Any], data: bytes) -> dict[str, Any]:
     """Return the prediction for the bytes of a file. Raises `UserError` if they cannot be read."""
     sample = build_files(about["dataset"], "eval", [io.BytesIO(data)])[0]
-    outputs = run({name: sample[each["key"]][None] for name, each in about["inputs"].items()})
+    outputs = run({name: sample[entry["key"]][None] for name, entry in about["inputs"].items()})
     first, classes = next(iter(outputs.values())), about["classes"]
     if not (classes and len(outputs) == 1 and first.shape == (1, len(classes))):
         return {name: value[0].tolist() for name, value in outputs.items()}
@@ -138,7 +138,7 @@ def describe(path: Path) -> dict[str, Any]:
     about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if not hasattr(DATASET_REGISTRY.get(about["dataset"]["type"]), "from_files"):
         build_files(about["dataset"], "eval", [])  # raises the error that says what to write
-    if computed := [name for name, each in about["inputs"].items() if each["key"] is None]:
+    if computed := [name for name, entry in about["inputs"].items() if entry["key"] is None]:
         raise UserError(f"{path}: the task computes {', '.join(computed)}, so a file alone is not enough to predict")
     return about
 

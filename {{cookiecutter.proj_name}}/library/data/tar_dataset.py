@@ -112,7 +112,7 @@ class TarDataset(_Tar):
         """Read the class of every sample; for `loader.order: {type: balanced}`."""
         kinds = self.fields["label"]
         places = [(number, next(files[kind] for kind in kinds if kind in files)) for number, _, files in self.samples]
-        return [int(read_bytes(self.shards[number], *place)) for number, place in places]
+        return [int(read_bytes(self.shards[number], *span)) for number, span in places]
 
     def sample_ids(self) -> list[str]:
         """Return shard and name of every sample; train, val and eval should have none in common."""

@@ -59,10 +59,10 @@ def read(folders: Sequence[Path], *, failed: bool = False) -> tuple[list[Row], l
 
     Raises `UserError` if a folder has no run.
     """
-    found = {run.path.resolve(): (run, folder) for folder in folders for run in compare.find_runs(folder)}
-    left_out = [] if failed else [run for run, _ in found.values() if compare.is_failed_start(run)]
+    runs = {run.path.resolve(): (run, folder) for folder in folders for run in compare.find_runs(folder)}
+    left_out = [] if failed else [run for run, _ in runs.values() if compare.is_failed_start(run)]
     named = {}
-    for run, folder in found.values():
+    for run, folder in runs.values():
         below = run.name if run.path == folder else str(run.path.relative_to(folder))
         named[below if len(folders) == 1 else str(run.path)] = run
     named = {name: run for name, run in named.items() if run not in left_out}
@@ -95,10 +95,10 @@ def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[
         UserError: there is no such column.
     """
     names = columns(rows)
-    found = [name for name in names if by in (name, name.rpartition(".")[2])]
-    if by not in found and len(found) != 1:
-        raise UserError(f"--sort {by}: {'this is one of' if found else 'choose one of'}: {', '.join(found or names)}")
-    column = by if by in found else found[0]
+    keys = [name for name in names if by in (name, name.rpartition(".")[2])]
+    if by not in keys and len(keys) != 1:
+        raise UserError(f"--sort {by}: {'this is one of' if keys else 'choose one of'}: {', '.join(keys or names)}")
+    column = by if by in keys else keys[0]
     metric = column.partition(".")[2] if column.startswith(("val.", "eval.")) else ""
 
     def rank(row: Row) -> tuple[Any, ...]:
@@ -148,7 +148,7 @@ def write_csv(rows: Sequence[Row]) -> None:
     writer.writeheader()
     for row in rows:
         values = {**row.values, "metric": row.ranking[0]}
-        writer.writerow({name: json.dumps(each) if isinstance(each, list) else each for name, each in values.items()})
+        writer.writerow({name: json.dumps(item) if isinstance(item, list) else item for name, item in values.items()})
 
 
 def remove(runs: Sequence[RunFiles], *, is_sure: bool) -> None:
@@ -190,8 +190,8 @@ def main(argv: list[str]) -> int:
         write_csv(rows)
     elif rows:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        found = compare.conclusion([row.run for row in rows], [row.name for row in rows])
-        lines = [f"{text}\n  {command}" if command else text for text, command in found]
+        verdict = compare.conclusion([row.run for row in rows], [row.name for row in rows])
+        lines = [f"{text}\n  {command}" if command else text for text, command in verdict]
         print(table(rows, width), *(lines or ["No run has a best validation yet."]), sep="\n")
     if left_out:
         count = f"{len(left_out)} start{'s' * (len(left_out) > 1)}"

@@ -51,9 +51,9 @@ def main(argv: list[str]) -> int:
     gpus = gpus_per_node(gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
     names: dict[str, str] = json.loads(options.names.read_text()) if options.names else {}
     values = {}
-    for task, each in resolved.items():
+    for task, result in resolved.items():
         run = folder if task is None else RunPaths(folder.root / names.get(str(task), f"task_{task}"))
-        values[task] = freeze_config(each.values, run, gpus)
+        values[task] = freeze_config(result.values, run, gpus)
     job = unused_path(jobs / f"{datetime.now():%Y%m%d-%H%M%S}")
     if not options.dry_run:
         check_unused(folder, jobs)
@@ -82,7 +82,7 @@ def resolve(words: Sequence[str]) -> Resolved[Config]:
 
 def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
     """Return the folder of the run, or of the whole array. Raises `UserError` if the tasks of an array have several."""
-    roots = {RunPaths.for_run(each.config.dir, each.config.name, PROJECT).root for each in resolved.values()}
+    roots = {RunPaths.for_run(result.config.dir, result.config.name, PROJECT).root for result in resolved.values()}
     if len(roots) > 1:
         raise UserError("--slurm.array: the tasks share one folder; leave %a out of --name and --dir.runs_dir")
     return RunPaths(roots.pop())
@@ -184,8 +184,8 @@ def check_unused(folder: RunPaths, jobs: Path) -> None:
     command = ["squeue", "--noheader", "--format=%F %T %Z"]  # job, state, working directory
     if shutil.which("squeue") is not None:
         listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        for job, state, place in (line.split(" ", 2) for line in listed.splitlines()):
-            if Path(place).parent == jobs:
+        for job, state, folder_of_job in (line.split(" ", 2) for line in listed.splitlines()):
+            if Path(folder_of_job).parent == jobs:
                 raise UserError(
                     f"{folder.root} belongs to job {job}, which is {state}; wait for it, stop it (scancel {job}),"
                     " or give this run another --name"

@@ -98,8 +98,8 @@ def plan(options: argparse.Namespace) -> list[Trial]:
         if (value := option_value(options.words, f"--{key}")) is not None:
             raise UserError(f"{key} is among the values to try, and also set for all runs (--{key} {value}); keep one")
     trials, problems = list[Trial](), dict[str, Problem]()
-    for each in values:
-        trials.append(Trial(run_name(each, [trial.name for trial in trials]), each))
+    for item in values:
+        trials.append(Trial(run_name(item, [trial.name for trial in trials]), item))
         try:
             read_config(options, *trials[-1].words, f"--name={trials[-1].name}", "--resume=auto")
         except ConfigError as error:
@@ -142,7 +142,7 @@ def main(argv: list[str]) -> int:
         raise UserError("dataset.val is null, but a search compares the results of validation")
     name = options.name or f"{config.name}_{'search' if options.optuna else 'sweep'}"
     root = RunPaths.for_run(config.dir, name, PROJECT).root
-    space = {key: each._asdict() if isinstance(each, Range) else each for key, each in options.values.items()}
+    space = {key: item._asdict() if isinstance(item, Range) else item for key, item in options.values.items()}
     more = {"metric": config.best.metric} if options.optuna else {"seed": options.seed} if options.trials else {}
     slots = devices(config.gpu_ids, options.jobs)
     _, words = split_words(options.words, "--dir.runs_dir", *(["--gpu_ids"] if slots[0] else []))

@@ -121,7 +121,7 @@ def draw(space: Space, trials: int, seed: int) -> list[dict[str, str]]:
     """Random trials, all different; more of them with the same seed begin with the same ones. Raises `UserError`."""
     source, drawn = random.Random(seed), dict[tuple[str, ...], dict[str, str]]()
     for _ in range(100 * trials):
-        values = {k: each.draw(source) if isinstance(each, Range) else source.choice(each) for k, each in space.items()}
+        values = {k: item.draw(source) if isinstance(item, Range) else source.choice(item) for k, item in space.items()}
         drawn.setdefault(tuple(values.values()), values)
         if len(drawn) == trials:
             return list(drawn.values())
@@ -131,10 +131,10 @@ def draw(space: Space, trials: int, seed: int) -> list[dict[str, str]]:
 
 def corners(space: Space) -> list[dict[str, str]]:
     """Trials that contain, together, every choice and both ends of every range."""
-    ends = {key: each for key, each in space.items() if isinstance(each, list)}
-    for key, each in space.items():
-        if isinstance(each, Range):
-            ends[key] = [str(int(end)) if each.whole else repr(end) for end in (each.low, each.high)]
+    ends = {key: item for key, item in space.items() if isinstance(item, list)}
+    for key, choices in space.items():
+        if isinstance(choices, Range):
+            ends[key] = [str(int(end)) if choices.whole else repr(end) for end in (choices.low, choices.high)]
     return [{key: ends[key][at % len(ends[key])] for key in space} for at in range(max(map(len, ends.values())))]
 
 
