@@ -69,7 +69,7 @@ def test_rooms_import_only_from_the_floors_below() -> None:
 
 
 def test_the_picture_shows_these_floors() -> None:
-    """docs/architecture.md: floor by floor, from the top; a floor that needs two lines goes on with a dot."""
+    """docs/architecture.md: floor by floor, from the top; a floor that needs two lines continues with a dot."""
     text = (PROJECT / "docs" / "architecture.md").read_text(encoding="utf-8")
     cells = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│ ")]
     rows = "\n".join(cells).replace("\n·", " ·").splitlines()

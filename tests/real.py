@@ -40,7 +40,7 @@ def need(packages: Mapping[str, Sequence[str]]) -> None:
 
 
 def need_gpus(count: int) -> None:
-    """Have so many GPUs, or skip the test with the reason. Nobody can install one, so REQUIRE_REAL asks for none."""
+    """Have so many GPUs, or skip the test with the reason. It cannot be installed, so REQUIRE_REAL asks for none."""
     there = torch.cuda.device_count()
     if there < count:
         _not_run("no GPU" if there == 0 else f"{there} GPU, and it needs {count}")

@@ -141,7 +141,7 @@ class Cluster:
         )
 
     def power_off(self, node: str) -> None:
-        """End everything that runs on a node, as if its plug were pulled; Slurm is told at once that it is down."""
+        """End everything that runs on a node, as if its plug were pulled; Slurm learns at once that it is down."""
         daemon = self._of_nodes[node]
         place = _host_of(daemon.pid)
         assert place not in (None, _host_of(os.getpid())), "this would end everything on this machine"
@@ -262,7 +262,7 @@ def _kill(pid: int) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, and that neither the kernel nor our jobs choose: a daemon finds its own again."""
+    """Ports without a listener, which neither the kernel nor our jobs choose: a daemon finds its own again."""
     found: set[int] = set()
     while len(found) < count:
         port = 30000 + secrets.randbelow(2700)

@@ -201,7 +201,7 @@ def out_of_time(project: Project, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def alone(project: Project) -> dict[str, Any]:
-    """What one process ends with that nobody disturbs."""
+    """What one process ends with that is undisturbed."""
     project.submit("alone", *CONV)
     project.ends("alone")
     return project.final("alone")
@@ -209,7 +209,7 @@ def alone(project: Project) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pair(project: Project) -> dict[str, Any]:
-    """What two processes on two nodes end with that nobody disturbs."""
+    """What two processes on two nodes end with that is undisturbed."""
     project.submit("pair", *CONV, "--slurm.nodes", "2", "--batch_size", "16")
     project.ends("pair")
     return project.final("pair")
@@ -298,7 +298,7 @@ def test_node_lists(project: Project) -> None:
 
 
 def test_a_requeue_from_outside(project: Project, alone: dict[str, Any], hold: Path) -> None:
-    """R-46: an administrator takes the machine: the same job starts again and goes on exactly."""
+    """R-46: an administrator takes the machine: the same job starts again and continues exactly."""
     job = project.submit("requeued", *CONV, HOLD=str(hold))
     held(project, hold)
     project.cluster.call("scontrol", "requeue", job)
@@ -401,7 +401,7 @@ def test_gpus_are_asked_for_and_seen(project: Project, tmp_path: Path) -> None:
 
 
 def test_nodes_without_scontrol(project: Project, hold: Path) -> None:
-    """CT-15, D-46, R-46: the processes find each other all the same; nothing is lost, and a new job goes on."""
+    """CT-15, D-46, R-46: the processes find each other all the same; nothing is lost, and a new job continues."""
     words = [*CONV, "--slurm.partition", "bare", "--slurm.nodes", "2", "--batch_size", "16"]
     job = project.submit("bare", *words, HOLD=str(hold))
     held(project, hold, processes=2)
@@ -417,11 +417,11 @@ def test_nodes_without_scontrol(project: Project, hold: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "report"),
     [("killed", "the process exited without an error message"), ("raised", "RuntimeError: this process is to fail")],
     ids=["killed", "raised"],
 )
-def test_a_process_that_fails_ends_the_job(project: Project, hold: Path, how: str, told: str) -> None:
+def test_a_process_that_fails_ends_the_job(project: Project, hold: Path, how: str, report: str) -> None:
     """R-14, R-46: all within 10 s, with its reason; as failed, not queued again."""
     job = project.submit(how, *CONV, "--slurm.nodes", "2", "--batch_size", "16", HOLD=str(hold))
     held(project, hold, processes=2)
@@ -434,10 +434,10 @@ def test_a_process_that_fails_ends_the_job(project: Project, hold: Path, how: st
     project.cluster.wait("their end", lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), patience=10)
     project.ends(how, "FAILED")
     log, status = project.log(how), project.status(how)
-    assert re.search(rf"=+ rank 1 failed =+\n +{told}", log), log
+    assert re.search(rf"=+ rank 1 failed =+\n +{report}", log), log
     assert f"n2: task 1: {'Killed' if how == 'killed' else 'Exited with exit code 1'}" in log
     assert status["state"] == "failed"
-    assert status["reason"].startswith(f"rank 1: {told}")
+    assert status["reason"].startswith(f"rank 1: {report}")
     assert project.cluster.field(job, "Restarts") == "0"
 
 
@@ -467,7 +467,7 @@ def test_inside_an_allocation(project: Project, pair: dict[str, Any]) -> None:
 
 
 def test_the_time_limit_itself(project: Project, out_of_time: Path) -> None:
-    """R-46: nobody sends a signal by hand: Slurm does, in time to save, and the job goes on."""
+    """R-46: Slurm sends the signal, in time to save, and the job continues."""
     project.is_queued_again("out_of_time")
     (out_of_time / "slow").unlink()
     project.ends("out_of_time")

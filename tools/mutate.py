@@ -97,7 +97,7 @@ def broken(fault: Fault, root: Path = REPO) -> str:
 
 
 def _line(text: str, old: str) -> int:
-    """Return where the first line of `old` is, to help whoever mends the entry; 0 for nowhere."""
+    """Return where the first line of `old` is, to help mend the entry; 0 for nowhere."""
     first = old.strip().splitlines()[0]
     return text[: text.index(first)].count("\n") + 1 if first in text else 0
 

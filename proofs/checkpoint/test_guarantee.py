@@ -170,8 +170,8 @@ HERE = "proofs.checkpoint.test_guarantee"
 def test_what_only_its_owner_knows(runs: Runs, words: list[str], said: str) -> None:
     """Named behind the claim; a stream at the start of an epoch, where nothing is read again, is not called inexact."""
     runs.train("--progress.epoch", "1", *words)
-    told = resumed(runs, *words)
-    assert told.startswith("this resume is bit-exact as far as compared: ") and said in told
+    message = resumed(runs, *words)
+    assert message.startswith("this resume is bit-exact as far as compared: ") and said in message
 
 
 # What identifies data, without a run: an object, how it is changed, and whether that is noticed.

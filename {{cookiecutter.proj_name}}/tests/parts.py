@@ -260,7 +260,7 @@ class Breaks(Plain):
 
 
 def go_wrong(how: str) -> None:
-    """End, or go on wrongly, in one of many ways. A file that the environment names then tells when that was."""
+    """End, or continue wrongly, in one of many ways. A file that the environment names then tells when that was."""
     if "BROKE" in os.environ:
         Path(os.environ["BROKE"]).touch()
     if how == "raise":

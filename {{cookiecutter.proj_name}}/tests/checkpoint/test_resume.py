@@ -95,7 +95,7 @@ def plugin(trainer: Trainer) -> None:
 
 
 def test_state_of_ones_own(runs: Runs) -> None:
-    """R-53, D-40, QQ-20: registered by a plugin of the config, saved, restored; missing or extra state is told."""
+    """R-53, D-40, QQ-20: registered by a plugin of the config, saved, restored; missing or extra state is reported."""
     more = ["--plugins", "[tests.checkpoint.test_resume:plugin]"]
     uncut, _ = same_after_cut(runs, "plain", *more)
     assert load(uncut)["user"] == {"drawing": {"count": STEPS}}

@@ -161,6 +161,6 @@ def test_one_ordinary_file(
     latest.unlink()  # the other names of the file stay whole
     latest.write_bytes(b"half")
     sharded("--resume", "auto", "--progress.epoch", "3")
-    told = log(runs.root / "run")
-    assert "trying the one before it" in told
-    assert f"step_{step:08d}.pt, step {step}" in told
+    message = log(runs.root / "run")
+    assert "trying the one before it" in message
+    assert f"step_{step:08d}.pt, step {step}" in message

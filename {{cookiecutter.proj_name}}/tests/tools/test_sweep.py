@@ -97,7 +97,7 @@ class Study:
 
     def __init__(self) -> None:
         self.trials: list[Any] = []
-        self.told: list[Any] = []
+        self.reports: list[Any] = []
 
     def get_trials(self, deepcopy: bool = True) -> list[Any]:
         return self.trials
@@ -113,7 +113,7 @@ class Study:
         return trial
 
     def tell(self, number: int, value: float | None = None, state: str = "complete") -> None:
-        self.told.append((number, state, value))
+        self.reports.append((number, state, value))
 
 
 def test_a_search_ends_trials_that_are_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_a_search_ends_trials_that_are_worse(tmp_path: Path, monkeypatch: pytest
         assert sent == ends
         trial.state = trial.state if sent else "finished"
         found.record_end(training)
-    assert study.told == [(0, "pruned", None), (1, "complete", 0.4)]
+    assert study.reports == [(0, "pruned", None), (1, "complete", 0.4)]
     assert found.take() is None
 
 

@@ -143,7 +143,7 @@ def test_a_submitted_job_trains_what_was_submitted(project: Path, cluster: Path)
 
 
 @pytest.mark.slow
-def test_a_mistake_in_the_config_is_told_at_once(project: Path, cluster: Path) -> None:
+def test_a_mistake_in_the_config_is_reported_at_once(project: Path, cluster: Path) -> None:
     """R-46: on the machine where one types, not hours later; nothing is moved, copied or queued."""
     done = submit_in(project, "--optim.lrr", "0.1")
     assert done.returncode == 2
