@@ -27,7 +27,7 @@ class LossCheck:
     """Ends the run before the optimizer uses a loss of this process that is not finite.
 
     On the CPU that is before the backward pass, which no other process can then finish. A GPU is not waited for: the
-    value is copied while the GPU goes on, and looked at in the next batch. So one step is taken with it at most, and
+    value is copied while the GPU continues, and checked in the next batch. So one step is taken with it at most, and
     nothing of that is saved, see `Trainer.check_losses`.
     """
 
