@@ -71,7 +71,7 @@ def bare_loop(segment: int, rank: Rank) -> Iterator[float]:
 
 
 def measure(number: int, world: int, port: int, options: argparse.Namespace, folder: str) -> None:
-    """One process: alternate, then time the agreement; rank 0 prints."""
+    """Measure in one process: alternate, then time the agreement; rank 0 prints."""
     torch.set_num_threads(1)
     if world > 1:
         os.environ.update(RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))

@@ -106,7 +106,7 @@ def bare_steps(
 
 
 def build(folder: Path, segments: int, steps: int) -> tuple[Config, Resolved[Config], list[str]]:
-    """A training config as the command line would give it, with everything that is on by default."""
+    """Build a training config as the command line would give it, with everything that is on by default."""
     words = [
         "--name", "bench", "--dir.runs_dir", str(folder), "--model", "{type: loop.Mlp}",
         "--dataset", "{train: {type: loop.Points}, val: null, eval: null}",

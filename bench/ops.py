@@ -25,12 +25,12 @@ CALLS_S = 0.002  # a round makes as many calls of each as take this long: short 
 
 
 def eager_scale_exp(x: Tensor) -> Tensor:
-    """The expression, as it would stand in a model."""
+    """Return the expression, as it would stand in a model."""
     return 2.0 * torch.exp(-x) + 1.0
 
 
 def eager_add_matrix(a: Tensor, b: Tensor) -> Tensor:
-    """The expression, as it would stand in a model."""
+    """Return the expression, as it would stand in a model."""
     return a + b
 
 

@@ -56,7 +56,7 @@ class Turns:
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:
-    """What each of them trains."""
+    """Return what each of them trains."""
     torch.manual_seed(0)
     model = loop.Mlp()
     data: Any = loop.Points(Path(), "train")

@@ -25,7 +25,7 @@ METHODS = ("fork", "spawn", "forkserver")
 
 
 def record(number: int) -> tuple[str, int]:
-    """A path and a label, as a folder of images has them."""
+    """Return a path and a label, as a folder of images has them."""
     return f"/data/images/train/n{number % 1000:08d}/n{number % 1000:08d}_{number}.JPEG", number % 1000
 
 

@@ -53,7 +53,7 @@ def drop_unwanted(root, answers):
 
 
 def load(path):
-    """A module of the new project that needs nothing but Python and PyYAML."""
+    """Load a module of the new project that needs nothing but Python and PyYAML."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -61,7 +61,7 @@ def load(path):
 
 
 def unwanted_leaves(answers, leaves):
-    """The leaves that the answers leave out. Exits with a sentence if `parts` names one that does not exist."""
+    """Return the leaves that the answers leave out. Exits with a sentence if `parts` names one that does not exist."""
     parts = answers.get("parts", "all").replace(",", " ").split()
     optional = [name for name in leaves if name not in ("ops", "examples")]
     wanted = set(optional) if parts == ["all"] else set() if parts == ["core"] else set(parts)

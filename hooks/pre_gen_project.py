@@ -71,7 +71,7 @@ KEYWORDS = {word.lower() for word in keyword.kwlist} | {"case", "match", "type",
 
 
 def problem_with_project(name):
-    """What is wrong with the project's name, or None."""
+    """Return what is wrong with the project's name, or None."""
     if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?", name):
         return "use letters, digits, _ and -, with a letter first and a letter or digit last"
     packages = DISTRIBUTIONS | {library.replace("_", "-") for library in LIBRARIES}
@@ -81,7 +81,7 @@ def problem_with_project(name):
 
 
 def problem_with_custom(name):
-    """What is wrong with the name of the user's own package, or None."""
+    """Return what is wrong with the name of the user's own package, or None."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
         return "it becomes a Python package, so use letters, digits and _, with a letter first"
     names = {**dict.fromkeys(FOLDERS, "a folder"), **dict.fromkeys(SCRIPTS, "a script")}
@@ -108,7 +108,7 @@ def taken(name, names):
 
 
 def problem_with_text(text):
-    """What is wrong with a one-line text, or None. Quotes, backslashes, '#' and other letters are all fine."""
+    """Return what is wrong with a one-line text, or None. Quotes, backslashes, '#' and other letters are all fine."""
     forbidden = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of a character, line and paragraph separators
     if any(unicodedata.category(character) in forbidden for character in text):
         return "it must be one line of text without control characters"

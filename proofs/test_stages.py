@@ -54,7 +54,7 @@ def test_a_plateau_waits_for_the_epoch_where_data_change(runs: Runs) -> None:
     ],
 )
 def test_moments_stay_with_the_same_optimizer(runs: Runs, stages: str, kept: bool) -> None:
-    """R-51: of the parameters that go on; for new parameters and another optimizer they start from nothing."""
+    """R-51: of the parameters that continue; for new parameters and another optimizer they start from nothing."""
     folder = runs.train(*TOWER, "--stages", stages, "--progress.max_steps", "6", "--progress.epoch_val", "-1")
     optimizer = load(folder)["optimizer"]
     steps = {
@@ -133,7 +133,7 @@ def test_two_updates_on_two_ranks(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["[{until: 1epoch, frezze: [a]}, {}]"], ["stages[0].frezze", "unknown key", "did you mean stages[0].freeze?"]),
         (["[{until: 1epoch}, {batch_size: 3}]"], ["stages[1].batch_size = 3", "top level; stages[1] has until, "]),
@@ -157,16 +157,16 @@ def test_two_updates_on_two_ranks(runs: Runs) -> None:
         (["[{until: 1epoch, optim: {optim_type: SGD, args: {betas: [0, 0]}}}, {}]"], ["stages[0].optim.args.betas"]),
     ],
 )
-def test_a_stage_that_cannot_be_is_refused(runs: Runs, words: list[str], told: list[str]) -> None:
+def test_a_stage_that_cannot_be_is_refused(runs: Runs, words: list[str], message: list[str]) -> None:
     """R-51: where it is written, and before anything is built."""
     with pytest.raises(ConfigError) as caught:
         runs.train("--stages", *words)
-    assert all(part in str(caught.value) for part in told), str(caught.value)
+    assert all(part in str(caught.value) for part in message), str(caught.value)
     assert list(runs.root.iterdir()) == []
 
 
 def test_a_mistake_in_a_stage_names_its_line(runs: Runs, tmp_path: Path) -> None:
-    """D-16: like any other key; what is wrong in the run's own settings is not told again for each stage."""
+    """D-16: like any other key; what is wrong in the run's own settings is not reported again for each stage."""
     file = tmp_path / "run.yaml"
     file.write_text(f"$BASE: {CONFIG}\nstages:\n  - until: 1epoch\n  - optim:\n      lr: fast\nmodel:\n  wdth: 3\n")
     with pytest.raises(ConfigError) as caught:
@@ -176,7 +176,7 @@ def test_a_mistake_in_a_stage_names_its_line(runs: Runs, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("stages", "told"),
+    ("stages", "message"),
     [
         ("[{until: 2epoch}, {}]", "stages[0].until 2epoch is step 10; it must be after step 0 and before the end"),
         ("[{until: 4step}, {until: 0.5epoch}, {}]", "stages[1].until 0.5epoch is step 2; it must be after step 4"),
@@ -193,19 +193,19 @@ def test_a_mistake_in_a_stage_names_its_line(runs: Runs, tmp_path: Path) -> None
         ),
     ],
 )
-def test_a_stage_that_does_not_fit_the_run_is_refused(runs: Runs, stages: str, told: str) -> None:
+def test_a_stage_that_does_not_fit_the_run_is_refused(runs: Runs, stages: str, message: str) -> None:
     """R-51: before the first step, not when the stage begins."""
     try:
         assert runs.fail(*TOWER, "--stages", stages) == 2
         text = log(runs.root / "run")
     except UserError as error:
         text = with_notes(error)
-    assert told in text and "stages[" in text
+    assert message in text and "stages[" in text
     assert "step 1/" not in text
 
 
 @pytest.mark.parametrize(
-    ("weight", "told"),
+    ("weight", "message"),
     [
         ("{type: plateau}", ["loss.CrossEntropyLoss.weight.type = 'plateau'", "'linear' or 'cosine'"]),
         ("{strat: 0}", ["loss.CrossEntropyLoss.weight.strat", "did you mean start?"]),
@@ -215,11 +215,11 @@ def test_a_stage_that_does_not_fit_the_run_is_refused(runs: Runs, stages: str, t
         ("heavy", ["loss.CrossEntropyLoss.weight = 'heavy'", "must be a number"]),
     ],
 )
-def test_a_weight_that_cannot_be_is_refused(runs: Runs, weight: str, told: list[str]) -> None:
+def test_a_weight_that_cannot_be_is_refused(runs: Runs, weight: str, message: list[str]) -> None:
     """D-16."""
     with pytest.raises(ConfigError) as caught:
         runs.train("--loss.CrossEntropyLoss.weight", weight)
-    assert all(part in str(caught.value) for part in told), str(caught.value)
+    assert all(part in str(caught.value) for part in message), str(caught.value)
 
 
 def test_changed_stages_are_refused_on_resume(runs: Runs) -> None:

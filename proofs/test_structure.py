@@ -69,7 +69,7 @@ def test_rooms_import_only_from_the_floors_below() -> None:
 
 
 def test_the_picture_shows_these_floors() -> None:
-    """docs/architecture.md: floor by floor, from the top; a floor that needs two lines goes on with a dot."""
+    """docs/architecture.md: floor by floor, from the top; a floor that needs two lines continues with a dot."""
     text = (PROJECT / "docs" / "architecture.md").read_text(encoding="utf-8")
     cells = [line.split("│")[1].strip() for line in text.splitlines() if line.startswith("│ ")]
     rows = "\n".join(cells).replace("\n·", " ·").splitlines()
@@ -114,7 +114,7 @@ def test_no_module_needs_itself() -> None:
 
 
 def room(name: str) -> str:
-    """The room that a module of the engine is in; "" for what is not of the engine, and for `common` itself."""
+    """Return the room that a module of the engine is in; "" for what is not of the engine, and for `common` itself."""
     return name.split(".")[1] if within(name, "common") and "." in name else ""
 
 
@@ -123,7 +123,7 @@ def within(name: str, part: str) -> bool:
 
 
 def imports(*, types: bool = True) -> dict[str, set[str]]:
-    """Every module of common, and the modules it imports, inside functions too; with `types`, also for types alone."""
+    """Return each module of common with the modules it imports, inside functions too; with `types`, for types too."""
     files = {dotted(file): file for file in (PROJECT / "common").rglob("*.py")}
     found = {}
     for name, file in files.items():

@@ -47,7 +47,7 @@ def test_a_checkpoint_of_before_is_read(runs: Runs, evaluated: Callable[..., dic
     assert differing(final(uncut), final(runs.train(*words("ema", *given, "--resume", "auto"), name="cut"))) == []
 
 
-def test_names_are_told_apart(runs: Runs) -> None:
+def test_names_are_distinguished(runs: Runs) -> None:
     with pytest.raises(UserError, match="both have a tensor called scale"):
         runs.train(*of("Remembering"), "--model", f"{{type: {HERE}.Scaled}}")
 

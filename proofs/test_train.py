@@ -209,7 +209,7 @@ def test_a_worker_that_is_stuck_does_not_keep_the_program(runs: Runs) -> None:
 
 
 def test_a_hang_up_under_nohup(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The terminal is closed; who said nohup wants the run to go on."""
+    """The terminal is closed; who said nohup wants the run to continue."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     monkeypatch.setenv("SIGNAL_AT", f"3 {int(signal.SIGHUP)}")
     words = ["--loss", "{$REPLACE: true, entropy: {type: tests.parts.Signalled}}", "--best.metric", "entropy"]

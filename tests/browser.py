@@ -42,7 +42,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the Chrome DevTools Protocol; its result."""
+        """Send a command of the Chrome DevTools Protocol; return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -75,7 +75,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
 
     def evaluate(self, script: str) -> Any:
-        """The value of a JavaScript expression in the page; a promise is awaited."""
+        """Return the value of a JavaScript expression in the page; a promise is awaited."""
         options = {"returnByValue": True, "awaitPromise": True}
         answer = self.call("Runtime.evaluate", expression=script, **options)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]

@@ -34,14 +34,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """And here it arrives."""
-    told = getattr(node, "workeroutput", {})
-    REPORT.extend(told.get("ran", ()))
-    NOT_RUN.extend(told.get("not_run", ()))
+    output = getattr(node, "workeroutput", {})
+    REPORT.extend(output.get("ran", ()))
+    NOT_RUN.extend(output.get("not_run", ()))
 
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cookiecutter configuration that is nobody's own and writes nothing into a home folder."""
+    """A cookiecutter configuration of no user, which writes nothing into a home folder."""
     home = tmp_path_factory.mktemp("home")
     lines = (f"{key}: {json.dumps(str(home / key))}\n" for key in ("cookiecutters_dir", "replay_dir"))
     path = home / "config.yaml"

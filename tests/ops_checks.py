@@ -24,13 +24,13 @@ LARGE = {"cpu": [(65_537,), (70_001, 3), (3, 70_001)], "cuda": [(17_000_003,), (
 
 
 def saturate(x: Tensor) -> Tensor:
-    """The operator with settings that all have an effect."""
+    """Return the operator with settings that all have an effect."""
     output: Tensor = scale_exp(x, -2.5, 0.75)
     return output
 
 
 def saturate_eager(x: Tensor) -> Tensor:
-    """The formula, independent of the project's own reference."""
+    """Return the formula, independent of the project's own reference."""
     return -2.5 * torch.exp(-x) + 0.75
 
 

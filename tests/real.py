@@ -40,15 +40,17 @@ def need(packages: Mapping[str, Sequence[str]]) -> None:
 
 
 def need_gpus(count: int) -> None:
-    """Have so many GPUs, or skip the test with the reason. Nobody can install one, so REQUIRE_REAL asks for none."""
+    """Have so many GPUs, or skip the test with the reason. It cannot be installed, so REQUIRE_REAL asks for none."""
     there = torch.cuda.device_count()
     if there < count:
         _not_run("no GPU" if there == 0 else f"{there} GPU, and it needs {count}")
 
 
 def need_nvcc() -> str:
-    """The version of CUDA's compiler, or skip the test with the reason. It is not to be had everywhere, so REQUIRE_REAL
-    does not ask for it either."""
+    """Return the version of CUDA's compiler, or skip the test with the reason.
+
+    Few machines have it, so REQUIRE_REAL does not ask for it either.
+    """
     version = nvcc_version()
     if version is None:
         _not_run("no nvcc")
@@ -56,7 +58,7 @@ def need_nvcc() -> str:
 
 
 def nvcc_version() -> str | None:
-    """The version of CUDA's compiler, such as 13.0.88; None where there is none."""
+    """Return the version of CUDA's compiler, such as 13.0.88; None where there is none."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     folders = [f"{home}/bin"] if home else [os.environ["PATH"], "/usr/local/cuda/bin"]
     nvcc = shutil.which("nvcc", path=os.pathsep.join(folders))

@@ -141,7 +141,7 @@ class Cluster:
         )
 
     def power_off(self, node: str) -> None:
-        """End everything that runs on a node, as if its plug were pulled; Slurm is told at once that it is down."""
+        """End everything that runs on a node, as if its plug were pulled; Slurm learns at once that it is down."""
         daemon = self._of_nodes[node]
         place = _host_of(daemon.pid)
         assert place not in (None, _host_of(os.getpid())), "this would end everything on this machine"
@@ -160,7 +160,7 @@ class Cluster:
         return daemon
 
     def idle(self) -> set[str]:
-        """The nodes that are up and have nothing to do."""
+        """Return the nodes that are up and have nothing to do."""
         done = self._run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N")
         return set(done.stdout.split())
 
@@ -182,7 +182,7 @@ class Cluster:
             time.sleep(0.1)
 
     def report(self) -> str:
-        """The queue and the ends of the logs, for a failure message."""
+        """Return the queue and the ends of the logs, for a failure message."""
         logs = [f"{path.name}:\n{path.read_text(errors='replace')[-1500:]}" for path in self.root.glob("log/*.log")]
         return "\n".join([self._run("squeue", "-t", "all").stdout, *logs])
 
@@ -192,7 +192,7 @@ class Cluster:
         return found[1] if found else ""
 
     def field(self, job: str, name: str) -> str:
-        """One `Name=value` of `scontrol show job`."""
+        """Return one `Name=value` of `scontrol show job`."""
         found = re.search(rf"\b{name}=(\S*)", self.call("scontrol", "-o", "show", "job", job))
         return found[1] if found else ""
 
@@ -249,7 +249,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _host_of(pid: int) -> str | None:
-    """What tells the processes of one node from those of another: each node has a host name of its own."""
+    """Return what tells the processes of one node from those of another: each node has a host name of its own."""
     try:
         return os.readlink(f"/proc/{pid}/ns/uts")
     except OSError:
@@ -262,7 +262,7 @@ def _kill(pid: int) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, and that neither the kernel nor our jobs choose: a daemon finds its own again."""
+    """Ports without a listener, which neither the kernel nor our jobs choose: a daemon finds its own again."""
     found: set[int] = set()
     while len(found) < count:
         port = 30000 + secrets.randbelow(2700)

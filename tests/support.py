@@ -24,13 +24,13 @@ Render = Callable[..., Path]
 
 
 def fresh(output: Path, settings: Path, **answers: str) -> Path:
-    """A project of its own, for a test that changes it or that expects a refusal."""
+    """Return a project of its own, for a test that changes it or that expects a refusal."""
     arguments = {"no_input": True, "output_dir": str(output), "config_file": str(settings)}
     return Path(cookiecutter(str(REPO), extra_context=answers, **arguments))
 
 
 def files(folder: Path) -> dict[str, Path]:
-    """Every file below `folder` by its path in POSIX form, without what tools leave behind."""
+    """Return every file below `folder` by its path in POSIX form, without what tools leave behind."""
     found: dict[str, Path] = {}
     for parent, names, inside in os.walk(folder):
         names[:] = [name for name in names if name not in CACHES]
@@ -40,7 +40,7 @@ def files(folder: Path) -> dict[str, Path]:
 
 
 def hook_text(name: str, answers: dict[str, str]) -> str:
-    """A hook as cookiecutter would run it with these answers."""
+    """Return a hook as cookiecutter would run it with these answers."""
     text = (REPO / "hooks" / f"{name}.py").read_text(encoding="utf-8")
     assert text.count("{{ cookiecutter | tojson }}") == 1
     text = text.replace("{{ (_cookiecutter | default({})) | tojson }}", "{}")
@@ -48,7 +48,7 @@ def hook_text(name: str, answers: dict[str, str]) -> str:
 
 
 def python_with(wanted: Path, factory: pytest.TempPathFactory) -> Path:
-    """A Python that has the packages in the file `wanted`, and all that this one has; made once per list."""
+    """Return a Python that has the packages in the file `wanted`, and all that this one has; made once per list."""
     name = wanted.stem
     folder = REPO / ".venv" / name if (REPO / ".venv").is_dir() else factory.mktemp(name)
     folder.mkdir(exist_ok=True)

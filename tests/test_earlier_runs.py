@@ -32,7 +32,7 @@ def call(project: Path, *words: str, program: str = sys.executable) -> str:
 
 
 def measured(file: Path, event: str) -> dict[int, Any]:
-    """The values of one kind of entry, by step."""
+    """Return the values of one kind of entry, by step."""
     entries = [json.loads(line) for line in file.read_text().splitlines()]
     return {entry["step"]: entry["values"] for entry in entries if entry["event"] == event}
 

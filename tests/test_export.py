@@ -57,7 +57,7 @@ def exported(root: Path, python: Path, form: str, *words: str, run: str = RUN) -
 
 
 def sample(root: Path, form: str) -> str:
-    """The code of the page for one kind of file."""
+    """Return the code of the page for one kind of file."""
     page = (root / "docs" / "export.md").read_text()
     (found,) = [
         text for language, text in BLOCK.findall(page) if language == "python" and re.match(rf"# {form}\b", text)

@@ -120,7 +120,7 @@ def test_what_two_gpus_can(project: Project, words: list[str], request: pytest.F
 
 
 def test_a_failure_on_two_gpus(project: Project, tmp_path: Path) -> None:
-    """R-14: nobody waits for nccl."""
+    """R-14: no process waits for nccl."""
     need_gpus(2)
     broke = tmp_path / "broke"
     words = ["--model", "{$REPLACE: true, type: tests.parts.Breaks}", "--gpu_ids", "0,1", "--name", "failing"]

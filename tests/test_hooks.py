@@ -167,7 +167,7 @@ def test_examples_of_ones_own_are_left_alone(tmp_path: Path, settings: Path) -> 
 
 
 def test_leftovers_of_tools_are_dropped(post_gen: ModuleType, tmp_path: Path) -> None:
-    """The template is tested in place, so caches may lie in it when somebody renders it."""
+    """The template is tested in place, so caches may lie in it when it is rendered."""
     for name in ("__pycache__", "common/__pycache__", ".ruff_cache/x", ".git/.mypy_cache"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "common/a.py").write_text("")

@@ -184,7 +184,7 @@ def start(hosts: Hosts, project: Project) -> Iterator[Start]:
 
 
 def by_hand(host: int, hosts: Hosts) -> dict[str, str]:
-    """What a launcher without a keeper sets: nobody but ourselves notices that a process has died."""
+    """Return what a launcher without a keeper sets: only our own code notices that a process has died."""
     place = {"RANK": str(host), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     return {**place, "MASTER_ADDR": hosts.names[0], "MASTER_PORT": "29511"}
 
@@ -222,14 +222,14 @@ def test_a_killed_process_on_another_host(project: Project, hosts: Hosts, start:
     until(lambda: running(project, "killed"))
     os.killpg(pair.processes[1].pid, signal.SIGKILL)
     assert pair.processes[0].wait(15) == 1
-    told = pair.texts()[0]
-    assert "rank 1 failed" in told
-    assert f"on {hosts.names[1]}" in told
-    assert "exited without an error message" in told
+    report = pair.texts()[0]
+    assert "rank 1 failed" in report
+    assert f"on {hosts.names[1]}" in report
+    assert "exited without an error message" in report
 
 
 def test_a_cut_cable(project: Project, hosts: Hosts, start: Start) -> None:
-    """R-14: no process has failed, but after dist.timeout none goes on waiting."""
+    """R-14: no process has failed, but after dist.timeout none continues waiting."""
     words = project.words("cut", 16, *LONG, "--dist.timeout", "4")
     pair = start([words, words], [by_hand(host, hosts) for host in (0, 1)])
     until(lambda: running(project, "cut"))

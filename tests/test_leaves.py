@@ -225,7 +225,7 @@ def check(project: Path, *words: str, timeout: float = 300) -> str:
 
 
 def weights(project: Path, name: str) -> str:
-    """A digest of the weights of a run's last checkpoint."""
+    """Return a digest of the weights of a run's last checkpoint."""
     code = (
         "import sys, torch, hashlib; state = torch.load(sys.argv[1], weights_only=True)['model'];"
         "print(hashlib.sha256(b''.join(state[key].numpy().tobytes() for key in sorted(state))).hexdigest())"

@@ -54,7 +54,7 @@ class Project:
         return (self.root / self.package / "ops" / "README.md").read_text(encoding="utf-8")
 
     def kernels(self, operator: str = "soft_threshold") -> list[str]:
-        """The dispatch keys for which a compiled operator is registered."""
+        """Return the dispatch keys for which a compiled operator is registered."""
         return self.run(sys.executable, "-c", KERNELS.format(name=self.package, operator=operator)).split()
 
     def check_style(self, python: list[str], name: str) -> None:
@@ -86,7 +86,7 @@ def blocks(text: str) -> Iterator[tuple[str, str]]:
 
 
 def split(guide: str, heading: str) -> tuple[str, str]:
-    """The section below a heading, and the rest."""
+    """Return the section below a heading, and the rest."""
     start = guide.index(heading)
     end = guide.index("\n## ", start)
     return guide[start:end], guide[:start] + guide[end:]

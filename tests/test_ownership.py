@@ -31,7 +31,7 @@ def test_no_test_of_the_engine_names_a_sample() -> None:
 
 
 def imported(text: str) -> set[str]:
-    """The modules that a file imports, inside functions too."""
+    """Return the modules that a file imports, inside functions too."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

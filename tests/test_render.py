@@ -55,13 +55,13 @@ def test_other_answers_drop_and_rename_files(render: Render) -> None:
 
 
 def operators() -> set[str]:
-    """Every file of the template that is there for operators alone."""
+    """Return every file of the template that is there for operators alone."""
     whole = (".clang-format", "configs/ops.yaml", "scripts/install_ops.sh", "custom/ops/saturating_model.py")
     return {path for path in files(TEMPLATE) if "/ops/" in path or path in whole}
 
 
 def examples() -> set[str]:
-    """Every file of the template that is there for the examples alone."""
+    """Return every file of the template that is there for the examples alone."""
     found = {path for path in files(TEMPLATE) if path.startswith(("examples/", "tests/examples/"))}
     assert len(found) > 60
     return found

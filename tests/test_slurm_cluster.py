@@ -126,7 +126,7 @@ class Project:
         return found
 
     def log(self, name: str) -> str:
-        """What the job wrote, all its starts."""
+        """Return what the job wrote, all its starts."""
         files = (self.root / "experiments" / ".jobs" / name).glob("*/*.out")
         return "".join(file.read_text() for file in sorted(files))
 
@@ -142,7 +142,10 @@ class Project:
         assert seen[-1] == state, self.log(name)
 
     def _hurried(self, job: str) -> str:
-        """The job's state. One that is in the queue again need not wait the two minutes that Slurm has it wait."""
+        """Return the job's state.
+
+        One that is in the queue again need not wait the two minutes that Slurm has it wait.
+        """
         state = self.cluster.state(job)
         if state == "PENDING" and self.cluster.field(job, "Restarts") != "0":
             time.sleep(1.5)  # at once, Slurm would revoke the job's credential
@@ -155,7 +158,7 @@ class Project:
         self.cluster.wait(f"{name} in the queue", lambda: self.cluster.field(job, "Restarts") != "0", patience=120)
 
     def final(self, name: str) -> dict[str, Any]:
-        """The last checkpoint: everything but how the run was started."""
+        """Return the last checkpoint: everything but how the run was started."""
         state: dict[str, Any] = torch.load(self.run(name) / "checkpoints" / "latest.pt", weights_only=True)
         assert state["position"]["step"] == STEPS, self.log(name)
         del state["about"]
@@ -198,7 +201,7 @@ def out_of_time(project: Project, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def alone(project: Project) -> dict[str, Any]:
-    """What one process ends with that nobody disturbs."""
+    """What one process ends with that is undisturbed."""
     project.submit("alone", *CONV)
     project.ends("alone")
     return project.final("alone")
@@ -206,14 +209,14 @@ def alone(project: Project) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pair(project: Project) -> dict[str, Any]:
-    """What two processes on two nodes end with that nobody disturbs."""
+    """What two processes on two nodes end with that is undisturbed."""
     project.submit("pair", *CONV, "--slurm.nodes", "2", "--batch_size", "16")
     project.ends("pair")
     return project.final("pair")
 
 
 def stops(project: Project, name: str) -> list[str]:
-    """The signals that stopped the run; it went on each time where it had stopped."""
+    """Return the signals that stopped the run; it went on each time where it had stopped."""
     log = (project.run(name) / "train.log").read_text()
     found = re.findall(r"stopped at epoch \d+, step (\d+): (\w+)", log)
     assert re.findall(r"= resumed at step (\d+) =", log) == [step for step, _ in found]
@@ -221,7 +224,7 @@ def stops(project: Project, name: str) -> list[str]:
 
 
 def differing(first: Any, second: Any, at: str = "") -> list[str]:
-    """Where two nested values are not equal to the last bit."""
+    """Return where two nested values are not equal to the last bit."""
     if isinstance(first, torch.Tensor):
         return [] if isinstance(second, torch.Tensor) and torch.equal(first, second) else [at]
     if isinstance(first, dict) and isinstance(second, dict):
@@ -295,7 +298,7 @@ def test_node_lists(project: Project) -> None:
 
 
 def test_a_requeue_from_outside(project: Project, alone: dict[str, Any], hold: Path) -> None:
-    """R-46: an administrator takes the machine: the same job starts again and goes on exactly."""
+    """R-46: an administrator takes the machine: the same job starts again and continues exactly."""
     job = project.submit("requeued", *CONV, HOLD=str(hold))
     held(project, hold)
     project.cluster.call("scontrol", "requeue", job)
@@ -398,7 +401,7 @@ def test_gpus_are_asked_for_and_seen(project: Project, tmp_path: Path) -> None:
 
 
 def test_nodes_without_scontrol(project: Project, hold: Path) -> None:
-    """CT-15, D-46, R-46: the processes find each other all the same; nothing is lost, and a new job goes on."""
+    """CT-15, D-46, R-46: the processes find each other all the same; nothing is lost, and a new job continues."""
     words = [*CONV, "--slurm.partition", "bare", "--slurm.nodes", "2", "--batch_size", "16"]
     job = project.submit("bare", *words, HOLD=str(hold))
     held(project, hold, processes=2)
@@ -414,11 +417,11 @@ def test_nodes_without_scontrol(project: Project, hold: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "report"),
     [("killed", "the process exited without an error message"), ("raised", "RuntimeError: this process is to fail")],
     ids=["killed", "raised"],
 )
-def test_a_process_that_fails_ends_the_job(project: Project, hold: Path, how: str, told: str) -> None:
+def test_a_process_that_fails_ends_the_job(project: Project, hold: Path, how: str, report: str) -> None:
     """R-14, R-46: all within 10 s, with its reason; as failed, not queued again."""
     job = project.submit(how, *CONV, "--slurm.nodes", "2", "--batch_size", "16", HOLD=str(hold))
     held(project, hold, processes=2)
@@ -431,10 +434,10 @@ def test_a_process_that_fails_ends_the_job(project: Project, hold: Path, how: st
     project.cluster.wait("their end", lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), patience=10)
     project.ends(how, "FAILED")
     log, status = project.log(how), project.status(how)
-    assert re.search(rf"=+ rank 1 failed =+\n +{told}", log), log
+    assert re.search(rf"=+ rank 1 failed =+\n +{report}", log), log
     assert f"n2: task 1: {'Killed' if how == 'killed' else 'Exited with exit code 1'}" in log
     assert status["state"] == "failed"
-    assert status["reason"].startswith(f"rank 1: {told}")
+    assert status["reason"].startswith(f"rank 1: {report}")
     assert project.cluster.field(job, "Restarts") == "0"
 
 
@@ -464,7 +467,7 @@ def test_inside_an_allocation(project: Project, pair: dict[str, Any]) -> None:
 
 
 def test_the_time_limit_itself(project: Project, out_of_time: Path) -> None:
-    """R-46: nobody sends a signal by hand: Slurm does, in time to save, and the job goes on."""
+    """R-46: Slurm sends the signal, in time to save, and the job continues."""
     project.is_queued_again("out_of_time")
     (out_of_time / "slow").unlink()
     project.ends("out_of_time")

@@ -86,7 +86,7 @@ def read(root: Path, python: Path, program: str, place: str) -> Any:
 
 
 def recorded(folder: Path, event: str) -> list[tuple[int, float]]:
-    """The steps and losses in metrics.jsonl."""
+    """Return the steps and losses in metrics.jsonl."""
     entries = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [(entry["step"], entry["values"]["loss"]) for entry in entries if entry["event"] == event]
 
@@ -167,7 +167,7 @@ def get(address: str, path: str) -> str:
 
 
 def page(address: str, tmp_path: Path, name: str) -> str:
-    """The page that Chromium shows at `address`, as HTML, when its scripts have run."""
+    """Return the page that Chromium shows at `address`, as HTML, when its scripts have run."""
     flags = [
         "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-unsafe-swiftshader",
         "--window-size=1500,2500", "--virtual-time-budget=20000", f"--user-data-dir={tmp_path / name}",

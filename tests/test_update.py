@@ -19,7 +19,7 @@ pytestmark = [
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A home of its own: no settings of whoever runs this, and nothing written into theirs."""
+    """A home of its own: no settings of the user who runs this, and nothing written into theirs."""
     settings = tmp_path / "gitconfig"
     settings.write_text("[user]\nname = A\nemail = a@example.org\n[init]\ndefaultBranch = main\n")
     return {

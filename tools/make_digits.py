@@ -44,7 +44,7 @@ def draw_split(labels: NDArray[np.uint8], seed: int = SEED) -> NDArray[np.uint8]
 
 
 def write(path: Path, arrays: dict[str, NDArray[np.uint8]]) -> None:
-    """A compressed .npz as `numpy.savez_compressed` writes it, but with a fixed date in every entry."""
+    """Write a compressed .npz as `numpy.savez_compressed` does, but with a fixed date in every entry."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
             entry = zipfile.ZipInfo(f"{name}.npy", date_time=_ZIP_EPOCH)

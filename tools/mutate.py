@@ -97,7 +97,7 @@ def broken(fault: Fault, root: Path = REPO) -> str:
 
 
 def _line(text: str, old: str) -> int:
-    """Return where the first line of `old` is, to help whoever mends the entry; 0 for nowhere."""
+    """Return where the first line of `old` is, to help mend the entry; 0 for nowhere."""
     first = old.strip().splitlines()[0]
     return text[: text.index(first)].count("\n") + 1 if first in text else 0
 
@@ -186,12 +186,12 @@ class Workshop:
 
 
 def kind_of(test: str) -> str:
-    """The prefix of a test's name: none for the project's own."""
+    """Return the prefix of a test's name: none for the project's own."""
     return next((kind for kind in (OUTSIDE, PROOFS) if test.startswith(kind)), "")
 
 
 def path_of(test: str) -> str:
-    """Where a test lies, below the project for its own and the root of the template for others."""
+    """Return where a test lies, below the project for its own and the root of the template for others."""
     return f"{'proofs' if kind_of(test) == PROOFS else 'tests'}/{test.removeprefix(kind_of(test))}"
 
 
@@ -203,7 +203,7 @@ def outcomes(report: Path) -> Iterator[tuple[str, float, bool]]:
 
 
 def of_test(name: str, test: str) -> bool:
-    """Whether a JUnit case, `tests.optim.test_ema::test_x[1]`, belongs to a test, `optim/test_ema.py::test_x`.
+    """Return whether a JUnit case, `tests.optim.test_ema::test_x[1]`, belongs to a test, `optim/test_ema.py::test_x`.
 
     Proofs are named from their own folder: `optim.test_groups::test_x` for `proofs:optim/test_groups.py::test_x`.
     """
@@ -260,7 +260,7 @@ def write(results: dict[Fault, str]) -> None:
 
 
 def chosen(words: Iterable[str]) -> list[Fault]:
-    """The faults in whose row, words, file or test one of the words occurs; without words, all."""
+    """Return the faults in whose row, words, file or test one of the words occurs; without words, all."""
     texts = {fault: f"{fault.row}\n{fault.says}\n{fault.file}\n{fault.test}" for fault in faults()}
     return [fault for fault, text in texts.items() if not words or any(word in text for word in words)]
 

@@ -76,7 +76,7 @@ def mistakes(project: Path) -> str:
 
 
 def killed(project: Path) -> str:
-    """A run that is killed and resumed, another one that is not, and the report of the first."""
+    """Return a run that is killed and resumed, another one that is not, and the report of the first."""
     (project / "custom" / "models" / "my_model.py").unlink()
     first = kill(project, TRAIN)
     resumed, whole = run(project, f"{TRAIN} --resume auto"), run(project, f"{TRAIN} --name uncut")
@@ -99,7 +99,7 @@ def environment() -> dict[str, str]:
 
 
 def run(project: Path, command: str) -> list[str]:
-    """The lines that a command in the project prints, without the folder that it happens to be in."""
+    """Return the lines that a command in the project prints, without the folder that it happens to be in."""
     options = {"cwd": project, "env": environment(), "shell": True, "text": True}
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, **options)  # type: ignore[call-overload]
     return done.stdout.replace(f"{project}/", "").splitlines()  # type: ignore[no-any-return]
@@ -129,17 +129,17 @@ def kill(project: Path, command: str) -> list[str]:
 
 
 def find(lines: Sequence[str], *beginnings: str) -> list[str]:
-    """The lines of a log whose texts begin so."""
+    """Return the lines of a log whose texts begin so."""
     return [line for line in lines if re.sub(r"^\S+ [A-Z]+ +", "", line).startswith(beginnings)]
 
 
 def last_lines(lines: Sequence[str]) -> list[str]:
-    """The last validation and evaluation of a log, and the best result in its summary."""
+    """Return the last validation and evaluation of a log, and the best result in its summary."""
     return [find(lines, "val ")[-1], find(lines, "eval ")[-1], *(line for line in lines if line.startswith("  best "))]
 
 
 def terminal(y: float, lines: Sequence[str]) -> tuple[float, list[str]]:
-    """A terminal from `y` on; its lower end, and the elements."""
+    """Return a terminal from `y` on; its lower end, and the elements."""
     shown = list[tuple[str, str]]()
     for line in lines:
         kind = "prompt" if line.startswith("$") else "dim" if line == "..." else ""
@@ -162,7 +162,7 @@ def terminal(y: float, lines: Sequence[str]) -> tuple[float, list[str]]:
 
 
 def of_report(y: float, page: str) -> tuple[float, list[str]]:
-    """The main numbers and the first two charts of a report.html, from `y` on; the lower end, and the elements."""
+    """Return a report's main numbers and first two charts, from `y` on; the lower end, and the elements."""
     cards = re.findall(r"<li[^>]*><span>([^<]*)</span><b><data[^>]*>([^<]*)</data></b><span>([^<]*)</span></li>", page)
     figures = re.findall(r"<figcaption>([^<]*)(.*?)<ul[^>]*>(.*?)</ul>\s*(<svg.*?</svg>)", page, re.DOTALL)[:2]
     width, across = (WIDTH - 2 * PAD - 14 * (len(cards) - 1)) / len(cards), (WIDTH - 2 * PAD - 14) / 2
@@ -189,7 +189,7 @@ def of_report(y: float, page: str) -> tuple[float, list[str]]:
 
 
 def style_of_charts(page: str) -> str:
-    """The rules for charts in a report's style, light and dark."""
+    """Return the rules for charts in a report's style, light and dark."""
     style = page.partition("<style>")[2].partition("</style>")[0]
     light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]
     rules = re.findall(r"^(?:svg|\.c\d) .*", style, re.MULTILINE)

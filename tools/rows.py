@@ -354,7 +354,7 @@ ASKED = {
 
 
 def rows_of_tests(repo: Path = REPO) -> dict[str, list[str]]:
-    """Every row id in a docstring of a test, and those tests as `folder/file.py::name`, in the order of the files."""
+    """Return the row ids in docstrings of tests, with the tests as `folder/file.py::name`, in the order of files."""
     found: dict[str, list[str]] = {}
     for folder in (Path(PROJECT, "tests"), Path("proofs"), Path("tests")):
         for file in sorted((repo / folder).rglob("test_*.py")):
@@ -371,7 +371,10 @@ def _docstrings(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def others() -> dict[str, tuple[str, str]]:
-    """The rows that no test names: what each asks, and what became of it. Raises `SystemExit` if one is given twice."""
+    """Return the rows that no test names: what each asks, and what became of it.
+
+    Raises `SystemExit` if one is given twice.
+    """
     given: dict[str, Any] = yaml.safe_load(OTHERS.read_text(encoding="utf-8"))
     rows = [(row, what, f"{'by' if '.py::' in what else 'feature:'} {_shown(what)}")
             for what, ids in given["held"].items() for row in ids.split()]  # fmt: skip

@@ -63,7 +63,7 @@ def evaluate(config: EvalConfig, path: Path, folder: Path, rank: Rank) -> None:
     setup_log(config.monitor.log_level, config.monitor.levels, rank=rank.rank)
     trained = load_task(config, path, read_checkpoint(path), rank)
     loaders = build_evaluation(config, config.split, rank, trained.seed)
-    trained.task.classes = check_classes(config.model, {label(each.split, each.name): each.dataset for each in loaders})
+    trained.task.classes = check_classes(config.model, {label(part.split, part.name): part.dataset for part in loaders})
     if not loaders:
         raise UserError(f"dataset.{config.split} is null in this config, so there is nothing to evaluate on")
     evaluator = Evaluator(trained.task, rank, trained.precision)
@@ -97,18 +97,18 @@ def report(result: SplitResult, config: EvalConfig, path: Path, folder: Path, po
     """Print the numbers, and write them and the pictures to `folder`."""
     about = {"checkpoint": str(path), "split": config.split, "step": position["step"], "epoch": position["epoch"]}
     logger.info("{} of {}, epoch {epoch}, step {step}", config.split, shown(path), **position)
-    for name, one in result.sets.items():
-        print(f"{name}:\n{table(one)}" if name else table(one), flush=True)
+    for name, measured in result.sets.items():
+        print(f"{name}:\n{table(measured)}" if name else table(measured), flush=True)
     try:
         write_evaluation(folder, result, **about)
     except OSError as error:
         raise UserError(f"the evaluation's folder {folder} cannot be written: {error}; see --dir.eval_dir") from error
-    pictures = sum(len(one.pictures) for one in result.sets.values())
+    pictures = sum(len(measured.pictures) for measured in result.sets.values())
     logger.info("metrics.json and {} picture{} are in {}", pictures, "s" * (pictures != 1), shown(folder))
 
 
 def table(result: SetResult) -> str:
-    """The values, one line each, as in the log; `metrics.json` has all digits."""
+    """Return the values, one line each, as in the log; `metrics.json` has all digits."""
     values = drop_duplicate_loss(result.values)
     rows = {"samples": f"{result.samples}"} | {name: number(value).strip() for name, value in values.items()}
     width = max(map(len, rows))

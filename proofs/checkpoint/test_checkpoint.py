@@ -46,13 +46,13 @@ def test_killed_at_any_moment_of_saving(tmp_path: Path, record_property: Any) ->
                 os.write(writer, step.to_bytes(4, "little"))
             os._exit(0)
         os.close(writer)
-        told = os.read(reader, 4)  # it is under way: from here on a kill may come at any moment
+        count = os.read(reader, 4)  # it is under way: from here on a kill may come at any moment
         time.sleep(generator.uniform(0.001, 0.03))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        told += os.read(reader, 1 << 20)
+        count += os.read(reader, 1 << 20)
         os.close(reader)
-        done = int.from_bytes(told[-4:], "little")
+        done = int.from_bytes(count[-4:], "little")
         found = folder.newest()
         assert found is not None
         step = found.state["position"]["step"]
@@ -99,7 +99,7 @@ def test_an_abandoned_continuation_is_set_aside(runs: Runs) -> None:
 
 @pytest.mark.parametrize(("side", "value", "said"), [("lower", "100", "below"), ("upper", "0", "above")])
 def test_a_bound_that_was_reached_stays_reached(runs: Runs, side: str, value: str, said: str) -> None:
-    """QQ-40: an early stop by a bound survives a resume, which says so; with another bound training goes on."""
+    """QQ-40: an early stop by a bound survives a resume, which says so; with another bound training continues."""
     words = [f"--early_stop.{side}_bound", value, "--progress.epoch", "3"]
     folder = runs.train(*words)
     assert load(folder)["position"]["step"] == 5
@@ -290,8 +290,8 @@ def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path) -> None:
     saved = read_checkpoint(tmp_path / "latest.pt")["model"]
     assert (saved["a"] == 2).all()
     assert saved["a"].data_ptr() == saved["b"].data_ptr()
-    first = saver._copied({"a": weight})["a"]
-    assert saver._copied({"a": weight})["a"] is first  # the memory is used again
+    first = saver._copy_to_host({"a": weight})["a"]
+    assert saver._copy_to_host({"a": weight})["a"] is first  # the memory is used again
 
 
 def test_a_failed_run_is_not_written_to_any_more(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

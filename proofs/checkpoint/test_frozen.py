@@ -143,7 +143,7 @@ def test_stages_that_freeze_other_parts(runs: Runs, at: int) -> None:
 
 
 def test_averages_of_frozen_parts_in_older_files(runs: Runs, monkeypatch: pytest.MonkeyPatch, evaluated: Any) -> None:
-    """They load, and go on as they did."""
+    """They load, and continue as they did."""
     more = ["--model.width", "50", *MODEL, "--prepare.freeze", "[base.*]"]
     with monkeypatch.context() as patch:
         patch.setattr(Ema, "follow", lambda self, model: self._add(model.state_dict()))  # as it was until then
@@ -158,7 +158,7 @@ def test_averages_of_frozen_parts_in_older_files(runs: Runs, monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_on_two_processes(runs: Runs, strategy: str) -> None:
-    """The same file as of one process, which can go on from it, and the other way round."""
+    """The same file as of one process, which can continue from it, and the other way round."""
     more = ["--model.width", "50", *MODEL, *PART, "false", "--progress.max_steps"]
     both = ["--dist.strategy", strategy, "--batch_size", "16"]
     several(runs, 2, runs.words(*more, "4", *both))

@@ -25,7 +25,7 @@ COUNTED = r"code \(\d+ files\), config, \d+ packages, machine, data"
 
 
 def guarantee(folder: Path) -> str:
-    """The line of the log that says how exact the last resume was, without what it says of the new length."""
+    """Return the line of the log that says how exact the last resume was, without what it says of the new length."""
     return re.findall(r"(this resume .*?)(?:\. A new run with this .*)?\n", (folder / "train.log").read_text())[-1]
 
 
@@ -170,8 +170,8 @@ HERE = "proofs.checkpoint.test_guarantee"
 def test_what_only_its_owner_knows(runs: Runs, words: list[str], said: str) -> None:
     """Named behind the claim; a stream at the start of an epoch, where nothing is read again, is not called inexact."""
     runs.train("--progress.epoch", "1", *words)
-    told = resumed(runs, *words)
-    assert told.startswith("this resume is bit-exact as far as compared: ") and said in told
+    message = resumed(runs, *words)
+    assert message.startswith("this resume is bit-exact as far as compared: ") and said in message
 
 
 # What identifies data, without a run: an object, how it is changed, and whether that is noticed.

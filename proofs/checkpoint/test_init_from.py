@@ -74,7 +74,7 @@ def start(runs: Runs, path: str, *words: str, name: str = "tuned") -> Path:
 
 
 def starts_from(folder: Path, source: Path) -> bool:
-    """Whether a run that changed nothing by its rate of 1e-30 has the weights of `source`."""
+    """Return whether a run that changed nothing by its rate of 1e-30 has the weights of `source`."""
     name = "features.0.0.weight"
     return torch.equal(load(folder)["model"][name], load(source.parents[1])["model"][name])
 

@@ -164,7 +164,7 @@ def test_without(runs: Runs, ingredient: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def guarantee(folder: Path) -> str:
-    """The line of the log that says how exact the last resume was."""
+    """Return the line of the log that says how exact the last resume was."""
     return re.findall(r"this resume .*", (folder / "train.log").read_text())[-1]
 
 
@@ -181,8 +181,10 @@ def test_changed_code(runs: Runs) -> None:
             file.write("# edited\n")
     (copy / "library" / "metrics" / "curve_metric.py").unlink()
     assert run([*command, *runs.words("--resume", "auto")], cwd=copy, env=environment).returncode == 0
-    told = guarantee(runs.root / "run")
-    changed = re.findall(r"not guaranteed to be bit-exact or sample-exact, since the code changed: (.*); state", told)
+    message = guarantee(runs.root / "run")
+    changed = re.findall(
+        r"not guaranteed to be bit-exact or sample-exact, since the code changed: (.*); state", message
+    )
     files = [
         "common/evaluation/loss.py",
         "library/metrics/curve_metric.py (gone)",

@@ -18,7 +18,7 @@ from custom.datasets.digits_dataset import DigitsDataset
 
 
 def on_images(folder: Path, **more: str) -> list[str]:
-    """The config changes that put a run on one's own images."""
+    """Return the config changes that put a run on one's own images."""
     extra = "".join(f", {key}: {value}" for key, value in more.items())
     part = f"{{type: ImageFolderDataset, folder: {folder}, size: [8, 8]{extra}"
     return [

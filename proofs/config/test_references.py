@@ -24,7 +24,7 @@ def resolved(folder: Path, text: str, *words: str) -> Resolved[Config]:
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What train.py prints when it refuses a command line, on one line."""
+    """Return what train.py prints when it refuses a command line, on one line."""
     with pytest.raises(SystemExit) as ended, report_errors():
         train.main([*words])
     assert ended.value.code == 2

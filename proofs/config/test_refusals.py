@@ -50,7 +50,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("program", ["train.py", "evaluate.py"])
 @pytest.mark.parametrize(
-    ("seen", "variables", "gpus", "told"),
+    ("seen", "variables", "gpus", "message"),
     [
         (4, TORCHRUN, "0,1,2", "names 3 device(s), but the launcher or dist.processes wants 2 process(es)"),
         (4, TORCHRUN, "0", "start 1, or name 2 device(s)"),
@@ -62,13 +62,13 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     ids=["more-devices", "fewer-devices", "slurm", "mpi", "more-than-seen", "alone"],
 )
 def test_as_many_processes_as_devices(
-    refused: Refused, program: str, seen: int, variables: dict[str, str], gpus: str, told: str
+    refused: Refused, program: str, seen: int, variables: dict[str, str], gpus: str, message: str
 ) -> None:
     """R-64, D-45: refused by each program, with what would be right."""
-    assert told in refused(program, seen, variables, "--gpu_ids", gpus)
+    assert message in refused(program, seen, variables, "--gpu_ids", gpus)
 
 
 def test_no_launcher_wanted(refused: Refused) -> None:
-    """R-64: several devices, and the one process was told to stand alone."""
+    """R-64: several devices, and the one process was set to stand alone."""
     text = refused("train.py", 2, {}, "--gpu_ids", "0,1", "--dist.launcher", "none")
     assert "names 2 device(s)" in text and "1 process(es)" in text

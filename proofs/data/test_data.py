@@ -121,7 +121,7 @@ class Scene:
 
 
 def one_tensor(kind: str, tensor: Tensor) -> Any:
-    """A batch of one kind with one tensor of shape (3, 2)."""
+    """Return a batch of one kind with one tensor of shape (3, 2)."""
     return {
         "dict": lambda: {"a": tensor, "b": (1, None)},
         "defaultdict": lambda: defaultdict(list, a=tensor),

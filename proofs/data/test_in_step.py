@@ -169,8 +169,8 @@ def test_two_processes_read_in_step(runs: Runs) -> None:
     assert one["position"] == two["position"] == {"step": 4, "epoch": 2, "sample": 0, "epoch_size": RECORDS}
     for name, value in one["model"].items():
         torch.testing.assert_close(two["model"][name], value, rtol=0, atol=1e-12)
-    told = refused(runs, 2, runs.words(*line("Ahead"), name="ahead"))
-    assert "dataset.train: Ahead.policy holds weights of the task" in told and "NoneType" not in told
+    message = refused(runs, 2, runs.words(*line("Ahead"), name="ahead"))
+    assert "dataset.train: Ahead.policy holds weights of the task" in message and "NoneType" not in message
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_each_process_reads_its_share_in_step(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "worker", "plugin", "told"),
+    ("name", "worker", "plugin", "message"),
     [
         ("Ahead", "0", "hand_over", "Ahead.policy holds weights of the task, but its records are read one step ahead"),
         ("Ahead", "0", "hand_over_in_list", "Ahead.policy holds weights of the task"),
@@ -200,14 +200,14 @@ def test_each_process_reads_its_share_in_step(runs: Runs) -> None:
         ("Short", "0", "hand_over", "Short has reads_in_step, but ended after 64 records of 70"),
     ],
 )
-def test_what_is_refused(runs: Runs, name: str, worker: str, plugin: str, told: str) -> None:
+def test_what_is_refused(runs: Runs, name: str, worker: str, plugin: str, message: str) -> None:
     """With the attribute and the remedies; whatever can be known before the first step, before it."""
     try:
         assert runs.fail(*line(name, "--num_workers", worker, plugin=plugin)) == 2
         log = (runs.root / "run" / "train.log").read_text()
     except UserError as error:
         log = str(error)
-    assert told in log
+    assert message in log
     assert name == "Short" or "step 1," not in log
 
 

@@ -228,8 +228,8 @@ def test_workers_that_read_other_records(runs: Runs) -> None:
 @pytest.mark.slow
 def test_ranks_that_read_other_records(runs: Runs) -> None:
     """Dealing these out would leave out half of them."""
-    told = refused(runs, 2, runs.words(*stream(f"{__name__}.OnlyItsRank")))
-    assert "the ranks read different records" in told and "share(reader, readers)" in told
+    message = refused(runs, 2, runs.words(*stream(f"{__name__}.OnlyItsRank")))
+    assert "the ranks read different records" in message and "share(reader, readers)" in message
 
 
 @pytest.mark.parametrize(("samples", "epoch"), [(0, 1), (40, 2)])

@@ -118,13 +118,13 @@ def test_weights_of_the_epoch(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_ranks_with_other_orders_are_refused(runs: Runs) -> None:
-    told = refused(runs, 2, runs.words(*words("plain", "--loader.order", f"{{type: {HERE}.of_this_process}}")))
-    assert "rank 1 has another loader.order than rank 0" in told
+    report = refused(runs, 2, runs.words(*words("plain", "--loader.order", f"{{type: {HERE}.of_this_process}}")))
+    assert "rank 1 has another loader.order than rank 0" in report
 
 
 def test_an_order_that_is_not_there(runs: Runs) -> None:
-    told = "did you mean balanced.*custom/.../<name>_order.py"
-    with pytest.raises(UserError, match=told):
+    report = "did you mean balanced.*custom/.../<name>_order.py"
+    with pytest.raises(UserError, match=report):
         runs.train("--loader.order.type", "balance")
     with pytest.raises(UserError, match=r"loader\.order\.samples = 0"):
         runs.train("--loader.order", "{type: weighted, samples: 0}")

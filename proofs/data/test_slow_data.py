@@ -38,7 +38,7 @@ def test_the_number_of_workers_to_try(runs: Runs, monkeypatch: pytest.MonkeyPatc
 
 
 def warnings(*, wait: float, workers: int, work: float = 0.04, count: int = 100, processes: int = 1) -> list[str]:
-    """What is logged at two log lines, each after `count` steps."""
+    """Return what is logged at two log lines, each after `count` steps."""
     lines: list[str] = []
     number = logger.add(lines.append, format="{message}")
     call = SlowDataAdvice(workers, Rank(local_world=processes), Position())

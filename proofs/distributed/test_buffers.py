@@ -79,13 +79,13 @@ def log(folder: Path) -> str:
 
 
 def apart(first: dict[str, Any], second: dict[str, Any]) -> float:
-    """The largest difference between two state dicts."""
+    """Return the largest difference between two state dicts."""
     assert first.keys() == second.keys()
     return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
 
 
 def resumed(runs: Runs, words: list[str], *, calls: int, world: int = 2) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """The last states of an uncut run and of one cut at training call `calls`, and the log of the second."""
+    """Return the last states of an uncut run and of one cut at training call `calls`, and the log of the second."""
     words = [
         "--progress.epoch_save_latest",
         "1step",

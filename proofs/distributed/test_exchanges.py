@@ -1,4 +1,4 @@
-"""What processes tell each other; in a single process each exchange does nothing, so that nobody has to ask."""
+"""What processes tell each other; in a single process each exchange does nothing, so no caller has to ask."""
 
 import json
 import multiprocessing
@@ -85,7 +85,7 @@ def test_ranks_end_with_their_test(runs: Runs, monkeypatch: pytest.MonkeyPatch) 
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_one_process_asks_nobody() -> None:
+def test_one_process_exchanges_nothing() -> None:
     """MM-72, QQ-57: nothing needs to be started for rank 0 of 1."""
     rank = replace(Rank(), control=None)
     assert rank.is_main and rank.is_single_process

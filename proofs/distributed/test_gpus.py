@@ -73,16 +73,16 @@ def test_one_process_for_each(runs: Runs, started: list[Any], ids: str, count: i
 
 @pytest.mark.usefixtures("four_gpus")
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--gpu_ids", "0,4"], "there is no device 4, only 4"),
         (["--gpu_ids", "0,0"], "different device numbers"),
         (["--gpu_ids", "0,1", "--dist.processes", "3"], "names 2 device.*dist.processes wants 3"),
     ],
 )
-def test_what_cannot_be_started(runs: Runs, started: list[Any], words: list[str], told: str) -> None:
+def test_what_cannot_be_started(runs: Runs, started: list[Any], words: list[str], message: str) -> None:
     """R-64, D-45: refused before any process is."""
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         runs.train(*words)
     assert started == []
 

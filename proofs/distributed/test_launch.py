@@ -41,7 +41,7 @@ def test_ports_differ_by_job() -> None:
 
 
 def test_variables_set_by_hand() -> None:
-    """A shell that sets them may end while the run goes on: the run must not end with it."""
+    """A shell that sets them may end while the run continues: the run must not end with it."""
     variables = {key: value for key, value in TORCHRUN.items() if not key.startswith("TORCHELASTIC")}
     found = read_launch(variables)
     assert found is not None and found.parent is None and not found.launcher_hosts_store
@@ -67,7 +67,7 @@ LEFT_OVER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "RANK=1 and WORLD_SIZE=2 contradict SLURM_PROCID=2 of 3"),
         (["--dist.launcher", "mpi"], "dist.launcher: mpi, but its variables are not set"),
@@ -76,19 +76,19 @@ LEFT_OVER = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "
         (["--dist.launcher", "none", "--progress.max_steps", "1"], None),
     ],
 )
-def test_the_setting_wins(runs: Runs, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str | None) -> None:
+def test_the_setting_wins(runs: Runs, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str | None) -> None:
     """CT-14, R-64: dist.launcher on the command line, against variables that are there, or left over."""
     for name, value in {**SLURM, **LEFT_OVER}.items():
         monkeypatch.setenv(name, value)
-    if told is None:
+    if message is None:
         assert json.loads((runs.train(*words) / "run.json").read_text())["attempts"][0]["world_size"] == 1
     else:
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             runs.train(*words)
 
 
 @pytest.mark.parametrize(
-    ("variables", "launcher", "told"),
+    ("variables", "launcher", "message"),
     [
         ({"RANK": "0", "WORLD_SIZE": "2"}, "auto", ["LOCAL_RANK should be a whole number", "''"]),
         ({**TORCHRUN, "RANK": "one"}, "auto", ["RANK should be a whole number", "'one'"]),
@@ -96,14 +96,14 @@ def test_the_setting_wins(runs: Runs, monkeypatch: pytest.MonkeyPatch, words: li
         ({}, "slurm", ["dist.launcher: slurm", "not set"]),
     ],
 )
-def test_contradictions(variables: dict[str, str], launcher: str, told: list[str] | None) -> None:
+def test_contradictions(variables: dict[str, str], launcher: str, message: list[str] | None) -> None:
     """R-64: half-set or contradicting variables are refused, by name."""
-    if told is None:  # set by hand, beside Slurm's
+    if message is None:  # set by hand, beside Slurm's
         del variables["TORCHELASTIC_RUN_ID"]
-        told = ["RANK=3 and WORLD_SIZE=4 contradict SLURM_PROCID=2 of 3", "--dist.launcher slurm"]
+        message = ["RANK=3 and WORLD_SIZE=4 contradict SLURM_PROCID=2 of 3", "--dist.launcher slurm"]
     with pytest.raises(UserError) as error:
         read_launch(variables, launcher)
-    for part in told:
+    for part in message:
         assert part in str(error.value)
 
 
@@ -136,7 +136,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("seen", "wanted", "told"),
+    ("seen", "wanted", "message"),
     [
         (4, [0, 1, 2], ["3 device(s)", "2 process(es)", "start 3, or name 2 device(s)"]),
         (1, [0], ["1 device(s)", "2 process(es)", "start 1, or name 2 device(s)"]),
@@ -148,12 +148,12 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
         (0, "all", ["PyTorch finds no CUDA device", "--gpu_ids -1"]),
     ],
 )
-def test_devices_that_cannot_be(gpus: Any, seen: int, wanted: Any, told: list[str]) -> None:
+def test_devices_that_cannot_be(gpus: Any, seen: int, wanted: Any, message: list[str]) -> None:
     """R-64, D-45: more ranks than GPUs, more GPUs than ranks, or none at all: refused, with what would be right."""
     gpus(seen)
     with pytest.raises(UserError) as error:
         find_rank(wanted, DistConfig(), TORCHRUN)
-    for part in told:
+    for part in message:
         assert part in str(error.value)
 
 
@@ -183,7 +183,7 @@ def note_python(trainer: Trainer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [["-uO", "-X", "mine=1", "-Wignore:x", "-W", "ignore:y"], []])
 def test_spawn_starts_python_as_it_was_started(runs: Runs, flags: list[str]) -> None:
-    """TP-12: what the interpreter was told holds for the processes that train, and not only for their starter."""
+    """TP-12: what the interpreter was given holds for the processes that train, and not only for their starter."""
     plugin = "[proofs.distributed.test_launch:note_python]"
     words = runs.words("--dist.processes", "2", "--progress.epoch", "1", "--plugins", plugin)
     environment = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("PYTHONUNBUFFERED")}
@@ -206,7 +206,7 @@ def test_spawn_for_evaluation(runs: Runs, alone: Path) -> None:
 def two_agents(
     runs: Runs, words: list[str], *options: str, nodes: str = "2", **variables: str
 ) -> tuple[list[int], list[str]]:
-    """torchrun on two nodes, here two agents on one that meet at a c10d rendezvous; codes, and what they told."""
+    """torchrun on two nodes, here two agents on one that meet at a c10d rendezvous; codes, and what they printed."""
     agent = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-id=x"]
     agent += [*options, "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
     agents, outputs = [], [runs.root / f"agent{number}.txt" for number in (0, 1)]
@@ -295,7 +295,7 @@ def test_elastic_over_two_agents(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_elastic_with_a_node_less(runs: Runs) -> None:
-    """R-46: one of two nodes is lost for good; the other goes on alone, and the log says what that changes."""
+    """R-46: one of two nodes is lost for good; the other continues alone, and the log says what that changes."""
     words = runs.words(
         "--progress.epoch", "3", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce, node: true}}",
         "--batch_size", "16", "--dist.timeout", "30",
@@ -320,14 +320,14 @@ def test_a_run_is_evaluated_and_resumed_by_others(runs: Runs) -> None:
     assert [entry["step"] for entry in metrics(folder, "val")] == [3, 6]
 
 
-def test_processes_that_nobody_would_start(runs: Runs) -> None:
+def test_processes_that_no_command_would_start(runs: Runs) -> None:
     """R-64: refused, with what would be right."""
     with pytest.raises(UserError, match=r"--dist.launcher spawn starts them"):
         train.main(runs.words("--dist.processes", "2", "--dist.launcher", "none"))
 
 
 def unready() -> Plain:
-    """A model that ends its process once, before there is a run."""
+    """Return a model that ends its process once, before there is a run."""
     marker = Path(os.environ["DIES_ONCE"])
     if os.environ["RANK"] == "0" and not marker.exists():
         marker.touch()
@@ -351,7 +351,7 @@ def test_a_restart_takes_no_other_run(runs: Runs) -> None:
 
 
 def test_a_job_that_is_queued_again_takes_no_other_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R-46: nor does a job of Slurm take what another one, or a person, has left; its own it goes on with."""
+    """R-46: nor does a job of Slurm take what another one, or a person, has left; its own it continues with."""
     runs.train("--progress.epoch", "1")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
@@ -380,7 +380,7 @@ def test_a_signal_while_processes_are_started(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.slow
 def test_the_starter_is_killed_at_once(runs: Runs) -> None:
-    """R-14: before its processes could ask the system to end with it; they end all the same, and wait for nobody."""
+    """R-14: before its processes could ask the system to end with it; they end all the same, and do not wait."""
     words = runs.words("--dist.processes", "2", "--progress.epoch", "100000")
     starter = subprocess.Popen(
         [sys.executable, "train.py", *words], cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.DEVNULL
@@ -403,7 +403,7 @@ def test_the_starter_is_killed_at_once(runs: Runs) -> None:
 
 
 def tell_rank_1(trainer: Trainer) -> None:
-    """A plug-in: one rank of several is told to stop, early or late."""
+    """A plug-in: one rank of several gets a signal to stop, early or late."""
     stepped, at = trainer.monitor.step_done, int(os.environ["TOLD_AT"])
 
     def tell(position: Position, samples: int) -> None:

@@ -35,7 +35,7 @@ def prepare(trainer: Trainer) -> None:
 
 @pytest.mark.slow
 def test_rank_0_goes_first(runs: Runs) -> None:
-    """QQ-57: the others wait, for longer than dist.timeout, and nobody leaves before all have been through."""
+    """QQ-57: the others wait, for longer than dist.timeout, and no process leaves before all have been through."""
     folder = runs.root / "prepared"
     folder.mkdir()
     words = [*FAST, "--plugins", "[proofs.distributed.test_main_first:prepare]", "--dist.timeout", "2"]

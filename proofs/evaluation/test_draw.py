@@ -134,7 +134,7 @@ ALONE = [
 ALONE += ["--metric", "{$REPLACE: true}"]
 
 
-def test_no_output_for_pictures_that_nobody_draws(runs: Runs) -> None:
+def test_no_output_for_pictures_that_are_not_drawn(runs: Runs) -> None:
     """With val: null nothing else calls `output`. A task with pictures is tried before the first step."""
     folder = runs.train(*ALONE, "--task", f"{{type: {HERE}.Quiet}}")
     assert load(folder)["position"]["step"] == 10

@@ -32,18 +32,18 @@ HERE = "proofs.evaluation.test_evaluation"
 class BrokenAt(Numbered):
     """One that cannot give a certain sample."""
 
-    def __init__(self, data_dir: Path, mode: str, count: int, at: int, told: bool = False) -> None:
+    def __init__(self, data_dir: Path, mode: str, count: int, at: int, clear: bool = False) -> None:
         super().__init__(data_dir, mode, count)
-        self.at, self.told = at, told
+        self.at, self.clear = at, clear
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if index == self.at:
-            raise UserError("this file is broken") if self.told else ZeroDivisionError("by nothing")
+            raise UserError("this file is broken") if self.clear else ZeroDivisionError("by nothing")
         return super().__getitem__(index)
 
 
 class NeverBuilt:
-    """Training data that nobody may touch."""
+    """Training data that must not be touched."""
 
     def __init__(self, data_dir: Path, mode: str) -> None:
         raise AssertionError("the training data were built")
@@ -111,20 +111,20 @@ def test_what_is_no_metric_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("told", [False, True])
-def test_an_error_on_one_rank_says_where(runs: Runs, told: bool) -> None:
+@pytest.mark.parametrize("clear", [False, True])
+def test_an_error_on_one_rank_says_where(runs: Runs, clear: bool) -> None:
     """D-01: the set, the batch and its samples, in the log of that rank; the others do not wait for ever."""
-    broken = f"{{type: {HERE}.BrokenAt, count: 43, at: 37, eval_batch_size: 7, told: {str(told).lower()}}}"
+    broken = f"{{type: {HERE}.BrokenAt, count: 43, at: 37, eval_batch_size: 7, clear: {str(clear).lower()}}}"
     words = ["--dataset.val", f"{{$REPLACE: true, first: {digits(5, 8)}, second: {broken}}}", "--progress.epoch", "1"]
     argv = runs.words(*words, "--best.metric", "first.loss", "--debug.max_samples", "0")
     ended = failed(start_ranks(runs.root, 2, argv))
-    assert ended.codes == [1, 2 if told else 1]
+    assert ended.codes == [1, 2 if clear else 1]
     log = (runs.root / "run" / "train.log").read_text()  # rank 0 tells it
     assert "in the evaluation on val.second, batch 6 of 7, samples 35 to 41" in log
     assert (
-        "this file is broken" if told else "sample 37 of BrokenAt cannot be read: ZeroDivisionError: by nothing"
+        "this file is broken" if clear else "sample 37 of BrokenAt cannot be read: ZeroDivisionError: by nothing"
     ) in log
-    assert ("Traceback" in log) is not told
+    assert ("Traceback" in log) is not clear
 
 
 def test_notes() -> None:
@@ -200,13 +200,13 @@ def test_named_sets_on_the_command_line(runs: Runs, named: str) -> None:
     ],
 )  # fmt: skip
 def test_mistakes_in_named_sets(named: str, option: str, value: str, key: str, text: str) -> None:
-    """QQ-43: each is told with its whole key, and with what to do."""
+    """QQ-43: each is reported with its whole key, and with what to do."""
     with pytest.raises(UserError) as caught:
         resolve(Config, [named], [option, value])
-    told = str(caught.value)
-    assert "1 problem:" in told
-    assert f"  {key}  (" in told
-    assert text in told
+    message = str(caught.value)
+    assert "1 problem:" in message
+    assert f"  {key}  (" in message
+    assert text in message
 
 
 def test_a_named_set_that_inherits_a_type(tmp_path: Path) -> None:
@@ -216,9 +216,9 @@ def test_a_named_set_that_inherits_a_type(tmp_path: Path) -> None:
     file.write_text(text.format(CONFIG))
     with pytest.raises(UserError) as caught:
         resolve(Config, [file])
-    told = str(caught.value)
-    assert "  dataset.eval.clean  (" in told and "mine.yaml:4" in told
-    assert "is not an argument of DigitsDataset" in told
+    message = str(caught.value)
+    assert "  dataset.eval.clean  (" in message and "mine.yaml:4" in message
+    assert "is not an argument of DigitsDataset" in message
 
 
 def test_classes_of_each_set_are_checked(runs: Runs, named: str) -> None:

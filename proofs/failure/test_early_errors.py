@@ -118,7 +118,7 @@ def test_a_mistake_in_a_new_run_leaves_nothing(runs: Runs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_checkpoint_that_cannot_be_read(runs: Runs, world: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """R-14, R-46: the run that cannot go on is named, and stays as it is."""
+    """R-14, R-46: the run that cannot continue is named, and stays as it is."""
     folder = runs.train()
     for path in (folder / "checkpoints").glob("*.pt"):
         path.write_bytes(path.read_bytes()[:-100])
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_cannot_be_read(runs: Runs, world: int, capsys: pytest
 
 
 def test_a_folder_in_use_is_left_alone(runs: Runs) -> None:
-    """R-14: another process trains there; whatever goes wrong here is told on the terminal alone."""
+    """R-14: another process trains there; whatever goes wrong here is reported on the terminal alone."""
     folder = runs.train()
     lock = FolderLock.take(folder / "run.lock")
     before = files(folder)

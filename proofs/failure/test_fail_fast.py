@@ -50,7 +50,7 @@ def launched(runs: Runs, command: list[str], how: str) -> subprocess.CompletedPr
 
 
 def last_block(text: str) -> str:
-    """The summary, which must be the last thing that is shown, but for the command that resumes the run."""
+    """Return the summary, which must be the last thing that is shown, but for the command that resumes the run."""
     text = re.sub(r"\nto resume:  \S.*\s*$", "", text)
     assert text.rstrip().endswith("=" * 100), text
     return text[text.rindex("==== rank ") :] if "==== rank " in text else text[text.rindex("==== failed") :]
@@ -176,7 +176,7 @@ def stop_reading() -> None:
 
 
 def fill(trainer: Trainer) -> None:
-    """A plug-in: rank 0 writes more than a terminal takes that nobody reads; then rank 1 fails."""
+    """A plug-in: rank 0 writes more than an unread terminal takes; then rank 1 fails."""
     if trainer.rank.is_main:
         logger.info("blah" * 100_000)
     time.sleep(1 if trainer.rank.rank == 1 else 1000)
@@ -184,8 +184,8 @@ def fill(trainer: Trainer) -> None:
 
 
 @pytest.mark.slow
-def test_a_terminal_that_nobody_reads(runs: Runs) -> None:
-    """R-14: all end, also when the reason can be shown to nobody."""
+def test_a_terminal_without_a_reader(runs: Runs) -> None:
+    """R-14: all end, also when the reason cannot be shown."""
     words = runs.words(*SMALL, "--plugins", "[proofs.failure.test_fail_fast:fill]")
     ended = start_ranks(runs.root, 3, words, setup=stop_reading)
     assert ended.codes == [1, 1, 1]
@@ -203,7 +203,7 @@ def test_exception_in_one_ranks_validation(runs: Runs) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "report"),
     [
         ("exit", "without an error message"),
         ("kill", "without an error message"),
@@ -211,17 +211,17 @@ def test_exception_in_one_ranks_validation(runs: Runs) -> None:
     ],
 )
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_goes(runs: Runs, how: str, told: str, rank: int) -> None:
+def test_a_rank_that_goes(runs: Runs, how: str, report: str, rank: int) -> None:
     """R-14: os._exit, SIGKILL, sys.exit; rank 1 speaks where rank 0 cannot any more."""
     ended = start_ranks(runs.root, 2, runs.words(*SMALL), environment={"BREAKS": f"{how} {rank} train 5"})
     assert ended.codes[1 - rank] == 1
     assert max(ended.seconds) - min(ended.seconds) < SOON
     speaker = 1 if rank == 0 and how != "sys.exit" else 0
     block = last_block(ended.texts[speaker])
-    assert f"rank {rank} failed" in block and told in block
+    assert f"rank {rank} failed" in block and report in block
     status = json.loads((runs.root / "run" / "status.json").read_text())
     assert (status["state"], status["reason"].startswith(f"rank {rank}: ")) == ("failed", True)
-    assert told in (runs.root / "run" / "train.log").read_text()
+    assert report in (runs.root / "run" / "train.log").read_text()
     if rank == 1:
         assert f"rank 1: {'the' if how == 'sys.exit' else 'the process'}" in (runs.root / "run/status.json").read_text()
 
@@ -241,7 +241,7 @@ def die_at_the_end(trainer: Trainer) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_goes_when_all_is_done(runs: Runs) -> None:
-    """R-14: told as what it is; the run has finished all the same, and its record says so."""
+    """R-14: reported as what it is; the run has finished all the same, and its record says so."""
     words = ["--plugins", "[proofs.failure.test_fail_fast:die_at_the_end]", "--progress.max_steps", "2"]
     ended = failed(start_ranks(runs.root, 2, runs.words(*SMALL, *words)))
     assert ended.codes == [1, -9]
@@ -293,14 +293,14 @@ def test_strangers_do_not_deafen_it(runs: Runs) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "report"),
     [("memory_of_CUDA", "CUDA out of memory"), ("memory", "DefaultCPUAllocator: can't allocate memory")],
     ids=["GPU", "CPU"],
 )
-def test_out_of_memory(runs: Runs, how: str, told: str) -> None:
+def test_out_of_memory(runs: Runs, how: str, report: str) -> None:
     """R-14: with what helps against it. On the CPU it is real: a tensor that no machine has room for."""
     block = last_block(broken(runs, f"{how} 1 train 3").texts[0])
-    assert told in block and "smaller batch_size" in block and "rank 1 failed" in block
+    assert report in block and "smaller batch_size" in block and "rank 1 failed" in block
     assert re.search(r"during +training step 1, epoch 1, of train samples", block)
 
 
@@ -319,7 +319,7 @@ def test_not_a_number_on_one_rank(runs: Runs) -> None:
 
 
 @pytest.mark.slow
-def test_a_mistake_that_all_make_is_told_once(runs: Runs) -> None:
+def test_a_mistake_that_all_make_is_reported_once(runs: Runs) -> None:
     """D-29: a missing folder is missing on every rank."""
     ended = failed(start_ranks(runs.root, 2, runs.words("--dir.data_dir", str(runs.root / "nowhere"))))
     assert ended.codes[0] in (1, 2)
@@ -356,7 +356,7 @@ def read_late() -> None:
 
 @pytest.mark.slow
 def test_a_late_reader_is_waited_for(runs: Runs) -> None:
-    """R-14: rank 0, which serves what the others read, stays until they have read it, so that it is told once."""
+    """R-14: rank 0, which serves what the others read, stays until they have read it, so that it is reported once."""
     words = runs.words(*SMALL, "--dist.timeout", "2")
     ended = start_ranks(runs.root, 3, words, only=[0, 2], setup=read_late)
     assert ended.codes == [2, 2]
@@ -371,11 +371,11 @@ def test_rank_0_never_arrives(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "report"),
     [({"MASTER_ADDR": "no.such.host.invalid"}, "Name or service not known"), ({}, "address already in use")],
 )
-def test_nowhere_to_meet(runs: Runs, change: dict[str, str], told: str) -> None:
-    """D-46: a name that nobody knows, and a port that somebody has, are told apart from a rank that is late."""
+def test_nowhere_to_meet(runs: Runs, change: dict[str, str], report: str) -> None:
+    """D-46: an unknown name, and a port in use, are distinguished from a rank that is late."""
     with socket.socket() as busy:
         busy.bind(("", 0))
         busy.listen()
@@ -384,12 +384,12 @@ def test_nowhere_to_meet(runs: Runs, change: dict[str, str], told: str) -> None:
             runs.root, 2, runs.words(*SMALL, "--dist.timeout", "3"), only=[0], environment={**port, **change}
         )
     assert ended.codes == [2]
-    assert told in ended.texts[0]
+    assert report in ended.texts[0]
 
 
 @pytest.mark.slow
 def test_ranks_with_other_settings(runs: Runs) -> None:
-    """R-14: two nodes with two versions of a file, say; which key differs is told before anything runs."""
+    """R-14: two nodes with two versions of a file, say; which key differs is reported before anything runs."""
     ended = failed(start_ranks(runs.root, 2, runs.words(*SMALL), more={1: ["--optim.lr", "0.5"]}))
     text = "".join(ended.texts)
     assert "rank 1 was started with another configuration" in text and "'optim.lr': 0.001" not in text
@@ -528,10 +528,10 @@ def test_breakpoint_in_training(runs: Runs) -> None:
     """R-03: torch's, in the second of the two processes that train.py starts; the other waits beyond dist.timeout."""
     plugins = ["--plugins", f"[{__name__}:stop_here]", "--dist.processes", "2", "--dist.timeout", "3"]
     command = shlex.join([sys.executable, "train.py", *runs.words(*plugins)])
-    told = shlex.quote(str(runs.root / "told"))
-    wait = f"until grep -qs ATTENTION {told}; do sleep 0.1; done; sleep 4"
+    output = shlex.quote(str(runs.root / "output"))
+    wait = f"until grep -qs ATTENTION {output}; do sleep 0.1; done; sleep 4"
     typed = "up\\np position.step, 40 + position.step\\ncontinue\\n"
-    done = run(["sh", "-c", f"({wait}; printf '{typed}') | {command} 2>&1 | tee {told}"])
+    done = run(["sh", "-c", f"({wait}; printf '{typed}') | {command} 2>&1 | tee {output}"])
     assert "(2, 42)" in done.stdout
     state = json.loads((runs.root / "run" / "status.json").read_text())
     assert state["state"] == "finished"
@@ -539,7 +539,7 @@ def test_breakpoint_in_training(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_torchrun_is_killed(runs: Runs) -> None:
-    """R-14: nobody is left to look after its processes, and they end too."""
+    """R-14: no process is left to look after its processes, and they end too."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
     words = [*SMALL, "--plugins", "[proofs.failure.test_fail_fast:tell_pid]", "--progress.epoch", "100000"]
     words = [*launcher, *runs.words(*words, "--progress.epoch_val", "-1")]
@@ -560,7 +560,7 @@ def tell_pid(trainer: Trainer) -> None:
 
 
 def alive(process: int) -> bool:
-    """Whether it runs: one that has ended may be in the table until somebody asks for its code."""
+    """Return whether it runs: a process that has ended may be in the table until its code is read."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

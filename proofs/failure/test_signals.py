@@ -65,7 +65,7 @@ def test_tests_under_nohup() -> None:
 
 
 def stop_us(trainer: Trainer) -> None:
-    """A plug-in: rank 1 asks the process that started all to stop, and sees its answer arrive before it goes on."""
+    """A plug-in: rank 1 asks the process that started all to stop, and sees its answer arrive before it continues."""
     stepped, number = trainer.monitor.step_done, int(os.environ.get("STOP_BY", "0"))
 
     def tell(position: Position, samples: int) -> None:

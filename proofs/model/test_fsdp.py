@@ -101,8 +101,10 @@ def test_number_formats(runs: Runs, words: list[str], exchanged: str, output: st
 @pytest.mark.slow
 def test_scaling_needs_the_device(runs: Runs) -> None:
     """R-36: fp16 with the weights in host memory is refused, with what to do."""
-    told = refused(runs, 2, runs.words(*PLAIN, *FSDP, "--prepare.fsdp.cpu_offload", "true", "--precision.mode", "fp16"))
-    assert "prepare.fsdp.cpu_offload: the loss scaling of precision.mode fp16 needs the device; use bf16" in told
+    message = refused(
+        runs, 2, runs.words(*PLAIN, *FSDP, "--prepare.fsdp.cpu_offload", "true", "--precision.mode", "fp16")
+    )
+    assert "prepare.fsdp.cpu_offload: the loss scaling of precision.mode fp16 needs the device; use bf16" in message
 
 
 class Uneven:
@@ -138,15 +140,15 @@ def test_narrow_weights(runs: Runs) -> None:
     assert {value.dtype for value in state["model"].values()} == {torch.float32}
     several(runs, 2, runs.words(*FSDP, "--precision.mode", "bf16"))
     assert "the model has batch norm, so weights stay 32 bits, under autocast" in log(runs.root / "run")
-    told = refused(runs, 2, runs.words(*FSDP, "--prepare.fsdp.param_dtype", "bf16"))
-    assert "running statistics of batch norm need 32 bits" in told
+    message = refused(runs, 2, runs.words(*FSDP, "--prepare.fsdp.param_dtype", "bf16"))
+    assert "running statistics of batch norm need 32 bits" in message
 
 
 @pytest.mark.slow
 def test_an_optimizer_that_needs_the_whole_gradient(runs: Runs) -> None:
     """LBFGS is refused, with what to do."""
-    told = refused(runs, 2, runs.words(*PLAIN, *FSDP, "--optim.optim_type", "LBFGS"))
-    assert "LBFGS needs the whole gradient in one place: use dist.strategy ddp" in told
+    message = refused(runs, 2, runs.words(*PLAIN, *FSDP, "--optim.optim_type", "LBFGS"))
+    assert "LBFGS needs the whole gradient in one place: use dist.strategy ddp" in message
 
 
 @pytest.fixture
@@ -182,12 +184,12 @@ def full_disk() -> None:
 
 @pytest.mark.slow
 def test_a_full_disk(runs: Runs) -> None:
-    """R-20: training goes on for a while, then all ranks end; nothing half-written is left."""
+    """R-20: training continues for a while, then all ranks end; nothing half-written is left."""
     steps = ["--progress.epoch_save_latest", "1step", "--progress.epoch_val", "-1", "--checkpoint.failures", "2"]
     argv = runs.words("--model", "{type: tests.parts.Plain, width: 256}", *FSDP, *steps)
-    told = refused(runs, 2, argv, full_disk)
-    assert "checkpoint not written: File too large" in told
-    assert "saving a checkpoint failed 2 times in a row: File too large" in told
+    message = refused(runs, 2, argv, full_disk)
+    assert "checkpoint not written: File too large" in message
+    assert "saving a checkpoint failed 2 times in a row: File too large" in message
     assert list((runs.root / "run" / "checkpoints").iterdir()) == []
 
 

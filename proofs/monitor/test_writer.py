@@ -48,7 +48,7 @@ def test_metrics_keep_every_digit(tmp_path):
 
 
 def test_several_threads_write_each_line_once(tmp_path):
-    """R-45: checkpoints are saved, and recorded, beside the training that goes on."""
+    """R-45: checkpoints are saved, and recorded, beside the training that continues."""
     writer = Recorder(tmp_path / "metrics.jsonl", WriterRun(tmp_path, id="a"))
 
     def record(name: int) -> None:
@@ -120,7 +120,7 @@ def test_a_kill_while_the_metrics_are_cut_loses_nothing(tmp_path, monkeypatch):
 
 
 def test_flush_brings_tensorboard_to_the_disk(tmp_path):
-    """CT-58, D-48: what was measured before a checkpoint can be read while the run goes on."""
+    """CT-58, D-48: what was measured before a checkpoint can be read while the run continues."""
     writer = Recorder(tmp_path / "m", WriterRun(tmp_path, id="a"), BOARD)
     writer.scalars("val", 5, {"loss": 0.25})
     writer.write("images", 5, "val/00", [np.full((4, 6, 3), (255, 0, 10), np.uint8)])
@@ -133,7 +133,7 @@ def test_flush_brings_tensorboard_to_the_disk(tmp_path):
 
 
 def test_without_tensorboard_a_run_goes_on(tmp_path, monkeypatch):
-    """R-05: it is told once what is missing; metrics are written all the same."""
+    """R-05: it is reported once what is missing; metrics are written all the same."""
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     lines: list[str] = []
     number = logger.add(lines.append, format="{message}")
@@ -168,7 +168,7 @@ recorder.close()
 """
 
 
-def test_a_full_disk_is_told_once(tmp_path):
+def test_a_full_disk_is_reported_once(tmp_path):
     """CT-58: TensorBoard's own thread prints no traceback; with space again, everything is written."""
     done = run([sys.executable, "-c", FULL_DISK, str(tmp_path)])
     assert done.returncode == 0, done.stderr

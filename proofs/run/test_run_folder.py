@@ -134,7 +134,7 @@ def test_a_resume_survives_a_lost_record(project):
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_two_processes_never_write_one_folder(project, resume):
-    """CT-08: the second is told which process holds it, and touches nothing."""
+    """CT-08: the second learns which process holds it, and touches nothing."""
     code = (
         "import sys, time; from pathlib import Path; from common.run.lock import FolderLock\n"
         "lock = FolderLock.take(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
@@ -213,7 +213,7 @@ def test_a_file_system_without_locks(project, log, monkeypatch):
 
 
 def test_release_leaves_a_lock_that_is_not_ours(tmp_path):
-    """CT-08: somebody removed our lock and took the folder; it is theirs."""
+    """CT-08: another process removed our lock and took the folder; it is theirs."""
     lock = FolderLock.take(tmp_path / "run.lock")
     lock.path.unlink()
     theirs = FolderLock.take(lock.path)

@@ -49,8 +49,8 @@ def explain_errors() -> Iterator[None]:
 def _notes(error: Exception, frames: Sequence[FrameType]) -> Iterator[str]:
     """Describe the batch and the output where the error was raised, and give the advice."""
     objects = [frame.f_locals.get("self") for frame in reversed(frames)]
-    tasks = (each for one in objects for each in (one, getattr(one, "task", None)))
-    task = next((each for each in tasks if isinstance(each, Task)), None)
+    tasks = (item for value in objects for item in (value, getattr(value, "task", None)))
+    task = next((task for task in tasks if isinstance(task, Task)), None)
     if task is not None:
         for name in ("batch", "output"):
             if (value := _local(frames, name)) is not None:
@@ -74,7 +74,7 @@ def describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {describe(each)}" for key, each in value.items()) or "an empty dict"
+        return ", ".join(f"{key} {describe(item)}" for key, item in value.items()) or "an empty dict"
     if isinstance(value, (list, tuple)):
         more = ", ..." if len(value) > 4 else ""
         return f"a {type(value).__name__} of {len(value)} ({', '.join(map(describe, value[:4]))}{more})"
@@ -83,8 +83,8 @@ def describe(value: Any) -> str:
 
 def _local(frames: Sequence[FrameType], name: str) -> Any:
     """Return a local variable of the innermost frame of the project that has it; None if no frame has."""
-    own = (frame.f_locals for frame in reversed(frames) if frame.f_code.co_filename.startswith(f"{PROJECT}/"))
-    return next((each[name] for each in own if each.get(name) is not None), None)
+    variables = (frame.f_locals for frame in reversed(frames) if frame.f_code.co_filename.startswith(f"{PROJECT}/"))
+    return next((names[name] for names in variables if names.get(name) is not None), None)
 
 
 def _where(owner: Any, method: str) -> str:
@@ -108,7 +108,7 @@ def _wrong_labels(error: Exception, frames: Sequence[FrameType]) -> str:
         dataset, name = trainer.stream.dataset, "train"
     classes = _local(frames, "output")["logits"].shape[1]
     labels = {number: int(dataset[number]["label"]) for number in numbers}
-    wrong = [f"{each} in sample {number}" for number, each in labels.items() if each not in (-100, *range(classes))]
+    wrong = [f"{label} in sample {number}" for number, label in labels.items() if label not in (-100, *range(classes))]
     if not wrong:
         return ""
     return (

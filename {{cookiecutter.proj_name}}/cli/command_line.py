@@ -53,7 +53,7 @@ def parse(
 
 def _listing(kind: str | None, registries: Sequence[Registry]) -> str:
     kinds = [registry.kind for registry in registries]
-    tables = [table(each) for each in registries if kind in (None, each.kind, f"{each.kind}s", f"{each.kind}es")]
+    tables = [table(item) for item in registries if kind in (None, item.kind, f"{item.kind}s", f"{item.kind}es")]
     if not tables:
         raise UserError(f"--list {kind}: unknown kind; the kinds are {', '.join(kinds)}")
     return "\n\n".join(tables)
@@ -66,18 +66,18 @@ def table(registry: Registry) -> str:
     rows = [(name, file_of(entry), _signature(entry)) for name, entry in registry.entries().items()]
     widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
     lines = [f"  {name:<{widths[0]}}  {where:<{widths[1]}}  {signature}" for name, where, signature in rows]
-    left_out = [f"  {each}" for each in registry.left_out]
+    left_out = [f"  {line}" for line in registry.left_out]
     return "\n".join([f"{registry.kind}:", *(lines or ["  nothing is registered"]), *left_out])
 
 
 def _signature(entry: Callable[..., Any]) -> str:
-    """The arguments of a class or function, without the rules that are attached to their types."""
+    """Return the arguments of a class or function, without the rules that are attached to their types."""
     function = getattr(entry, "__init__") if isinstance(entry, type) else entry  # noqa: B009 - for the type checker
-    types, found = {}, inspect.signature(entry)
+    types, header = {}, inspect.signature(entry)
     with suppress(NameError):  # a type that is only imported for the type checker
         types = get_type_hints(function)
-    arguments = [each.replace(annotation=types.get(name, each.annotation)) for name, each in found.parameters.items()]
-    return str(found.replace(parameters=arguments, return_annotation=found.empty))
+    arguments = [item.replace(annotation=types.get(name, item.annotation)) for name, item in header.parameters.items()]
+    return str(header.replace(parameters=arguments, return_annotation=header.empty))
 
 
 def _print_and_stop(text: str) -> NoReturn:

@@ -72,10 +72,10 @@ def describe(annotation: Any) -> str:
 
 def _choices(annotation: Any) -> list[str]:
     """Return the choices of a field that accepts only fixed words (or null); [] for other fields."""
-    found = [member for member in members(annotation) if member is not type(None)]
-    if not all(get_origin(member) is Literal for member in found):
+    kinds = [member for member in members(annotation) if member is not type(None)]
+    if not all(get_origin(member) is Literal for member in kinds):
         return []
-    return [str(value) for member in found for value in get_args(member)]
+    return [str(value) for member in kinds for value in get_args(member)]
 
 
 def yaml_rows(values: Mapping[str, Any], above: str = "", indent: str = "") -> Iterator[tuple[str, str, bool]]:

@@ -38,7 +38,7 @@ class FirstBatch:
         self.config, self.trainer, self.task = config, trainer, trainer.task
         plain = all(getattr(type(self.task), name) is getattr(Task, name) for name in ("updates", "update", "measure"))
         # What else may raise the loss: weights that grow, other settings, good weights at the start, an average.
-        scheduled = any(isinstance((each or {}).get("weight"), Mapping) for each in (config.loss or {}).values())
+        scheduled = any(isinstance((section or {}).get("weight"), Mapping) for section in (config.loss or {}).values())
         changes = scheduled or config.stages or config.init_from.path or config.optim.ema.decay
         self._is_reference = plain and not changes and trainer.saver.saved_step is None
         # Not where a forward pass needs all processes, or a batch of another size would be compiled.
@@ -80,12 +80,12 @@ class FirstBatch:
         chosen = spread(range(loader.size), min(_SAMPLES, loader.batch_size))
         size, task = len(chosen), self.task
         looked_at = [task, *(term.function for term in task.loss.terms)]
-        if size < 6 or any(getattr(each, "compares_samples", False) for each in looked_at):
+        if size < 6 or any(getattr(part, "compares_samples", False) for part in looked_at):
             return
         samples = look_at(loader.dataset, chosen, _itself, self.config.loader, self.config.num_workers)
         loaded = find_collate(loader.dataset, self.config.loader.collate)(samples)
         batch, output, measured = self.trainer.evaluator.measure(loaded)
-        if any(each.ndim and len(each) != size for each in tensors((batch, output))):
+        if any(tensor.ndim and len(tensor) != size for tensor in tensors((batch, output))):
             return
 
         def losses_of(part: slice, seed: int = 0) -> tuple[int, dict[str, float]]:
@@ -97,14 +97,14 @@ class FirstBatch:
 
         (_, whole), (_, again) = losses_of(slice(size)), losses_of(slice(size), seed=1)
         # Small parts: the losses of an untrained model are nearly alike, so weights show most where few are averaged.
-        parts = [each for start in range(0, size, 2) if (each := losses_of(slice(start, start + 2)))[0]]
+        parts = [pair for start in range(0, size, 2) if (pair := losses_of(slice(start, start + 2)))[0]]
         total = sum(count for count, _ in parts)
-        joined = {name: math.fsum(count * one[name] for count, one in parts) / total for name in whole}
+        joined = {name: math.fsum(count * losses[name] for count, losses in parts) / total for name in whole}
         rounding = max(_ROUNDING, 16 * torch.finfo(measured["loss"].dtype).eps)
         wrong = [name for name in whole if not abs(whole[name] - joined[name]) <= rounding * abs(whole[name])]
         if "loss" not in wrong or whole != again:
             return
-        name = next((each for each in wrong if each != "loss"), "loss")
+        name = next((loss for loss in wrong if loss != "loss"), "loss")
         logger.warning(
             "{} is not a mean over samples: {:.6g} for {} samples of {}, but {:.6g} over their pairs, so it "
             "depends on eval_batch_size, and training on optim.accumulate. {}",
@@ -118,21 +118,21 @@ def _itself(sample: Any) -> Any:
 
 def tensors(value: Any) -> list[Tensor]:
     """Yield all tensors of a batch or an output."""
-    found: list[Tensor] = []
+    images: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        images.append(tensor)
         return tensor
 
     map_tensors(value, keep)
-    return found
+    return images
 
 
 def warn_of_range(name: str, batch: Any) -> None:
     """Warn of images (B, C, H, W) with values far outside of 0..1. Normalised ones have negative values too."""
     image = batch.get("image") if isinstance(batch, Mapping) else None
     if isinstance(image, Tensor) and image.is_floating_point() and image.ndim == 4 and image.numel():
-        low, high = (each.item() for each in image.aminmax())
+        low, high = (value.item() for value in image.aminmax())
         if (low >= 0 and high > 1.5) or high > 20:
             logger.warning(
                 "{}: `image` has values from {:.4g} to {:.4g}, but models and pictures expect 0 to 1; divide by {} in "
@@ -144,12 +144,12 @@ def warn_of_range(name: str, batch: Any) -> None:
 def warn_of_missing_zero(name: str, batch: Any, output: Any) -> None:
     """Warn of labels that start at 1: all classes of the model occur but the first."""
     given, logits = (
-        each.get(key) if isinstance(each, Mapping) else None for each, key in ((batch, "label"), (output, "logits"))
+        part.get(key) if isinstance(part, Mapping) else None for part, key in ((batch, "label"), (output, "logits"))
     )
     if not isinstance(given, Tensor) or not isinstance(logits, Tensor) or given.is_floating_point() or logits.ndim != 2:
         return
-    found, classes = given.unique().tolist(), logits.shape[1]
-    if classes > 2 and found == list(range(1, classes)):
+    labels, classes = given.unique().tolist(), logits.shape[1]
+    if classes > 2 and labels == list(range(1, classes)):
         logger.warning(
             "{}: all labels from 1 to {} occur in the first batch, but not 0, and the model gives {} classes; labels "
             "are counted from 0: subtract 1 in the data set, and give the model {} classes",

@@ -80,11 +80,11 @@ def job_script(run: Path, project: Path, attempt: dict[str, Any], gpus: bool = F
 
 def _launch(attempt: dict[str, Any], hosts: int, gpus: bool) -> str:
     """Return the command that starts the same number of processes on the same number of hosts."""
-    world, each = attempt["world_size"], attempt["processes_per_host"]
+    world, count = attempt["world_size"], attempt["processes_per_host"]
     if hosts > 1 and attempt["launcher"] == "slurm":
-        asked = f"--nodes={hosts} --ntasks={world} --ntasks-per-node={each}" + gpus * f" --gpus-per-node={each}"
-        return f'srun {asked} --kill-on-bad-exit=1 "$python"'
-    torchrun = f'"$python" -m torch.distributed.run --nproc-per-node={each}'
+        flags = f"--nodes={hosts} --ntasks={world} --ntasks-per-node={count}" + gpus * f" --gpus-per-node={count}"
+        return f'srun {flags} --kill-on-bad-exit=1 "$python"'
+    torchrun = f'"$python" -m torch.distributed.run --nproc-per-node={count}'
     if hosts > 1:
         endpoint = '--rdzv-endpoint="$MASTER_ADDR:${MASTER_PORT:-29500}"'
         return f'{torchrun} --nnodes={hosts} --rdzv-backend=c10d --rdzv-id="$run" {endpoint}'

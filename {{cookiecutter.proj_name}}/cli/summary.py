@@ -54,9 +54,9 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
         trainer.evaluator.after_sanity_check.append(FirstBatch(config, trainer))
         warn_of_busy_machine(run.rank)
     log_data("train", config.dataset.train, trainer.stream.dataset)
-    for each in (*trainer.val, *trainer.evaluation):
-        part = sets_of(getattr(config.dataset, each.split))[each.name]
-        log_data(label(each.split, each.name), part, each.dataset)
+    for loader in (*trainer.val, *trainer.evaluation):
+        part = sets_of(getattr(config.dataset, loader.split))[loader.name]
+        log_data(label(loader.split, loader.name), part, loader.dataset)
     for registry, sections in ((LOSS_REGISTRY, config.loss), (METRIC_REGISTRY, config.metric)):
         for key, part in (sections or {}).items():
             name = (part or {}).get("type", key)
@@ -79,12 +79,12 @@ def interval_table(trainer: Trainer) -> str:
     if not trainer.task.draws_pictures:
         missing["training pictures"] = "the task draws none"
     return "\n".join(
-        f"  {name:<18} {f'never ({missing[name]})' if name in missing else shown_interval(interval)}"
+        f"  {name:<18} {f'never ({missing[name]})' if name in missing else describe_interval(interval)}"
         for name, interval in zip(names, trainer.triggers.intervals.values(), strict=True)
     )
 
 
-def shown_interval(interval: Interval) -> str:
+def describe_interval(interval: Interval) -> str:
     """Write an interval in words, such as `every 0.5 epochs`."""
     if not interval:
         return "never"
@@ -134,11 +134,11 @@ def summary(trainer: Trainer, outcome: Outcome | None) -> str:
     return "\n".join([head, *(f"  {name:<8} {text}" for name, text in rows)])
 
 
-def values(found: Mapping[str, float], trainer: Trainer) -> str:
+def values(measured: Mapping[str, float], trainer: Trainer) -> str:
     """Format measured values: first that of `best.metric`, then the first of the others."""
     key = trainer.best.config.metric
-    names = sorted(drop_duplicate_loss(found), key=lambda name: name != key)
-    shown = "  ".join(f"{name} {number(found[name]).strip()}" for name in names[:_MOST_VALUES])
+    names = sorted(drop_duplicate_loss(measured), key=lambda name: name != key)
+    shown = "  ".join(f"{name} {number(measured[name]).strip()}" for name in names[:_MOST_VALUES])
     return shown + "  …" * (len(names) > _MOST_VALUES)
 
 

@@ -47,7 +47,7 @@ def build_parts(config: RunConfig, rank: Rank, seed: int) -> Parts:
         val=build_evaluation(config, "val", rank, seed),
         evaluation=build_evaluation(config, "eval", rank, seed),
     )
-    measured = {label(each.split, each.name): each.dataset for each in (*parts.val, *parts.evaluation)}
+    measured = {label(loader.split, loader.name): loader.dataset for loader in (*parts.val, *parts.evaluation)}
     data = {"train": parts.stream.dataset, **measured}
     parts.task.classes = check_classes(config.model, data | parts.deciding_data())
     warn_of_shared_samples(data, rank, config.loader, config.num_workers)
@@ -158,7 +158,7 @@ def check_classes(model: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[st
         UserError: the splits differ (label 1 would not mean the same in training and validation), or the model has too
             few classes.
     """
-    named = {split: tuple(map(str, names)) for split, each in data.items() if (names := getattr(each, "classes", None))}
+    named = {split: tuple(map(str, names)) for split, part in data.items() if (names := getattr(part, "classes", None))}
     first, names = next(iter(named.items()), ("", ()))
     for split, classes in named.items():
         if classes != names:

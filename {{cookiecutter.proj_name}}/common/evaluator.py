@@ -65,7 +65,7 @@ class Evaluator:
         Args:
             max_pictures: of each set; see `Gallery` for `fixed`.
         """
-        return SplitResult({each.name: self._run(each, max_pictures, fixed) for each in loaders})
+        return SplitResult({loader.name: self._run(loader, max_pictures, fixed) for loader in loaders})
 
     def _run(self, loader: EvaluationLoader, max_pictures: int, fixed: bool) -> SetResult:
         """Evaluate on all of `loader`'s data, over all processes, which synchronize only at the end.
@@ -202,8 +202,8 @@ def write_evaluation(folder: Path, result: SplitResult, **about: Any) -> None:
         file.unlink(missing_ok=True)
     record = {**about, "samples": result.samples, "values": result.values}
     write_text(folder / "metrics.json", json.dumps(plain(record), indent=2, allow_nan=False) + "\n")
-    for name, one in result.sets.items():
-        for number, picture in enumerate(one.pictures):
+    for name, measured in result.sets.items():
+        for number, picture in enumerate(measured.pictures):
             save_png(folder / name / f"{picture.name or f'{number:02}'}.png", picture.image)
-        for metric, figure in one.figures.items():
+        for metric, figure in measured.figures.items():
             save_png(folder / name / f"{metric}.png", figure)

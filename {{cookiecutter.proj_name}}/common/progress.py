@@ -43,7 +43,7 @@ class TaskPosition(NamedTuple):
 
 
 def resumed_position(at: Position, epoch_size: int) -> Position:
-    """The position for data of `epoch_size` samples. Raises `UserError` inside an epoch of another size."""
+    """Return the position for data of `epoch_size` samples. Raises `UserError` inside an epoch of another size."""
     if at.sample and at.epoch_size != epoch_size:
         raise UserError(
             f"the checkpoint stopped in epoch {at.epoch + 1}, after {at.sample} of {at.epoch_size} samples, but the "
@@ -74,8 +74,8 @@ class Interval:
     def __bool__(self) -> bool:
         return bool(self.amount)
 
-    def passed(self, at: Position) -> int:
-        """How many times this interval has passed at `at`. Exact: calculated in whole numbers."""
+    def times_passed(self, at: Position) -> int:
+        """Return how many times this interval has passed at `at`. Exact: calculated in whole numbers."""
         amount, per = self.amount.numerator, self.amount.denominator
         if self.unit == "step":
             return at.step * per // amount
@@ -84,14 +84,14 @@ class Interval:
         return (at.epoch * at.epoch_size + at.sample) * per // (amount * at.epoch_size)
 
     def is_due(self, before: Position, after: Position) -> bool:
-        """Whether a multiple of this interval lies in (before, after]."""
-        return bool(self) and self.passed(after) > self.passed(before)
+        """Return whether a multiple of this interval lies in (before, after]."""
+        return bool(self) and self.times_passed(after) > self.times_passed(before)
 
     def earliest_step(self, at: Position, samples_per_step: int) -> float:
-        """The step before which this cannot be due again in this epoch; exact, or a little too early."""
+        """Return the step before which this cannot be due again in this epoch; exact, or a little too early."""
         if not self:
             return math.inf
-        due = (self.passed(at) + 1) * self.amount
+        due = (self.times_passed(at) + 1) * self.amount
         if self.unit == "step":
             return math.ceil(due)
         # With `drop_last`, the last step of an epoch can count for almost two.
@@ -120,7 +120,7 @@ class _IntervalIn(EditorRule):
     unit: Unit
 
     def editor_rule(self) -> dict[str, Any]:
-        """The form of its texts; a reference to another key has any."""
+        """Return the form of its texts; a reference to another key has any."""
         return {"if": {"type": "string"}, "then": {"pattern": rf"^({_TEXT.pattern})$|\$\{{"}}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
@@ -219,19 +219,22 @@ class Triggers:
         }
 
     def due(self, before: Position, after: Position) -> Due:
-        """The actions due after the step from `before` to `after`. After the last step, all that are not "never"."""
+        """Return the actions due after the step from `before` to `after`.
+
+        After the last step, all that are not "never".
+        """
         if after.step < self._next_step and after.epoch == before.epoch:
             return _NOTHING
-        earliest = [each.earliest_step(after, self._samples_per_step) for each in self.intervals.values()]
+        earliest = [interval.earliest_step(after, self._samples_per_step) for interval in self.intervals.values()]
         self._next_step = min(*earliest, self._config.max_steps or math.inf)
         is_last = self.is_over(after)
-        due = {name: bool(each) if is_last else each.is_due(before, after) for name, each in self.intervals.items()}
+        due = {name: bool(rule) if is_last else rule.is_due(before, after) for name, rule in self.intervals.items()}
         due["log"] &= before.epoch % self._config.epoch_loss == 0
         due["pictures"] &= before.epoch % self._config.epoch_save_progress == 0
         return Due(**due, is_last=is_last)
 
     def is_over(self, at: Position) -> bool:
-        """Whether the run has reached its configured end."""
+        """Return whether the run has reached its configured end."""
         epoch, max_steps = self._config.epoch, self._config.max_steps
         return (epoch is not None and at.epoch >= epoch) or (max_steps is not None and at.step >= max_steps)
 

@@ -63,19 +63,19 @@ def stage_problems(config: Any) -> Iterator[Problem]:
     if not config.stages:
         return
     whole = replace(config, stages=[])
-    own = {(each.key, each.rule) for each in _mistakes(whole)}
+    known = {(problem.key, problem.rule) for problem in _mistakes(whole)}
     for number, stage in enumerate(config.stages):
         key = f"stages[{number}]"
-        for each in _own_problems(config, number, stage):
-            yield replace(each, key=f"{key}.{each.key}")
-        problems = [each for each in _mistakes(config, number) if (each.key, each.rule) not in own]
-        if not problems and not own:
+        for mistake in _own_problems(config, number, stage):
+            yield replace(mistake, key=f"{key}.{mistake.key}")
+        problems = [problem for problem in _mistakes(config, number) if (problem.key, problem.rule) not in known]
+        if not problems and not known:
             changed = changes(to_jsonable_python(whole), to_jsonable_python(config.in_stage(number)))
-            fixed = [each for each in changed if each.matches(_FIXED) or not each.matches(_STAGED)]
-            problems = [Problem(each.key, each.new, "cannot change during a run", _MAY_CHANGE) for each in fixed]
-        for each in problems:
-            at = each.key.replace("optim.lr_scheduler", "lr_scheduler") if stage.lr_scheduler else each.key
-            yield replace(each, key=f"{key}.{at}", origin=None)
+            fixed = [change for change in changed if change.matches(_FIXED) or not change.matches(_STAGED)]
+            problems = [Problem(change.key, change.new, "cannot change during a run", _MAY_CHANGE) for change in fixed]
+        for mistake in problems:
+            at = mistake.key.replace("optim.lr_scheduler", "lr_scheduler") if stage.lr_scheduler else mistake.key
+            yield replace(mistake, key=f"{key}.{at}", origin=None)
 
 
 def _mistakes(config: Any, number: int | None = None) -> list[Problem]:
@@ -186,5 +186,5 @@ class Stages(WholeRun):
         return self._plateau(0) < 1.0 if end is None else at.step >= end
 
     def _changes_data(self, number: int) -> bool:
-        """Whether the training data change at the end of a stage."""
+        """Return whether the training data change at the end of a stage."""
         return any(stage.dataset for stage in self._run.stages[number : number + 2])

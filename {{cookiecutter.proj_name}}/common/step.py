@@ -96,7 +96,7 @@ class OptimizerStep:
     def __call__(self, step: Step, at: Position) -> bool:
         """Take every update of this step, at position `at`. Returns False if one was skipped (see `Precision.step`)."""
         plan, taken = step.global_batch, True
-        weights = self._counted(step, self.count) if self.count else list(zip(plan.weights, plan.sizes, strict=True))
+        weights = self._count(step, self.count) if self.count else list(zip(plan.weights, plan.sizes, strict=True))
         if self.buffers is not None:
             self.buffers.begin()
         for name in self.task.updates():
@@ -216,7 +216,7 @@ class OptimizerStep:
                     for parameter in group["params"]:
                         parameter.grad = None
 
-    def _counted(self, step: Step, count_of: Callable[[Any], int | None]) -> list[tuple[float, int]]:
+    def _count(self, step: Step, count_of: Callable[[Any], int | None]) -> list[tuple[float, int]]:
         """For every micro-batch: its weight in the step's mean loss, and the number of items that it averages over."""
         counts = []
         for batch, weight in zip(step.batches, step.global_batch.weights, strict=True):

@@ -212,8 +212,8 @@ class Parts:
     stage_streams: Mapping[int, BatchStream] = field(default_factory=dict)
 
     def deciding_data(self) -> dict[str, Any]:
-        """The data sets that affect the result, by name: of training, and of validation, which pick the best."""
-        stages = {f"train of stages[{number}]": each.dataset for number, each in self.stage_streams.items()}
+        """Return the data sets that affect the result, by name: of training, and of validation, which pick the best."""
+        stages = {f"train of stages[{number}]": stream.dataset for number, stream in self.stage_streams.items()}
         return {"train": self.stream.dataset, **stages, **{label(v.split, v.name): v.dataset for v in self.val}}
 
     @property

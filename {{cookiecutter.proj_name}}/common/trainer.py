@@ -229,15 +229,15 @@ class Trainer:
         if not sets:
             return None
         self.state.differing_buffers()  # warns of them, before rank 0's replace the others
-        result, found = None, dict[str, SetResult]()
+        result, all_sets = None, dict[str, SetResult]()
         try:
             for prefix in ("", OWN) if self.config.optim.ema.evaluate == "both" else ("",):
                 with self.ema.applied(self.task, average=not prefix):
                     share_buffers(self.task, self.rank)
                     limit = 0 if prefix else pictures
                     measured = self.evaluator.run(sets, max_pictures=limit, fixed=split == "val").sets
-                found |= {f"{prefix}{name}".removesuffix("."): one for name, one in measured.items()}
-            result = SplitResult(found)
+                all_sets |= {f"{prefix}{name}".removesuffix("."): entry for name, entry in measured.items()}
+            result = SplitResult(all_sets)
         except EvaluationInterrupted as interrupted:
             self.progress.stop(signal=interrupted.number)
             self.progress.pending.add(split)

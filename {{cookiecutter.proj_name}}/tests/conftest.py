@@ -79,7 +79,7 @@ class Runs:
     root: Path
 
     def words(self, *words: str, name: str = "run") -> list[str]:
-        """The command line of a small run: these words, and the small settings that they do not replace."""
+        """Return the command line of a small run: these words, and the small settings that they do not replace."""
         given = {word.split("=")[0] for word in words if word.startswith("--")}
         kept = [
             (option, value)
@@ -134,7 +134,7 @@ def restored_log() -> Iterator[None]:
 
 
 def copy_of_project(folder: Path) -> Path:
-    """The project's code in another folder, where a test may edit it; with a link to the same data."""
+    """Return the project's code in another folder, where a test may edit it; with a link to the same data."""
 
     def left_out(parent: str, names: list[str]) -> set[str]:
         private = {"data", "experiments", "venv"} if Path(parent) == PROJECT else {"__pycache__"}
@@ -183,18 +183,18 @@ def error_of(capsys: pytest.CaptureFixture[str], runs: Runs) -> ErrorOf:
 
 
 def metrics(run_folder: Path, event: str) -> list[dict[str, Any]]:
-    """The entries of one kind in metrics.jsonl."""
+    """Return the entries of one kind in metrics.jsonl."""
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
     return [entry for entry in map(json.loads, lines) if entry["event"] == event]
 
 
 def load(run_folder: Path, name: str = "latest") -> dict[str, Any]:
-    """A checkpoint of a run, read the only way it may be read."""
+    """Return a checkpoint of a run, read the only way it may be read."""
     return torch.load(run_folder / "checkpoints" / f"{name}.pt", weights_only=True)
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two nested values are equal to the last bit."""
+    """Return whether two nested values are equal to the last bit."""
     if isinstance(first, torch.Tensor):
         return isinstance(second, torch.Tensor) and first.dtype == second.dtype and torch.equal(first, second)
     if isinstance(first, dict):

@@ -175,7 +175,7 @@ class Empty:
 
 
 def images(folder: Path, classes: dict[str, int]) -> Path:
-    """A folder of small images, so many in each class."""
+    """Return a folder of small images, so many in each class."""
     for label, count in classes.items():
         (folder / label).mkdir(parents=True)
         for number in range(count):
@@ -185,13 +185,13 @@ def images(folder: Path, classes: dict[str, int]) -> Path:
 
 
 def two_parts(output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A loss of two parts, called `(output, batch)`."""
+    """Return a loss of two parts, called `(output, batch)`."""
     loss = nn.functional.cross_entropy(output["logits"], batch["label"])
     return {"entropy": loss, "size": output["logits"].square().mean()}
 
 
 def stack(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """A collate function of one's own."""
+    """Return a collate function of one's own."""
     return {key: torch.stack([item[key] for item in items]) for key in items[0]} | {"own": torch.ones(len(items))}
 
 
@@ -209,17 +209,17 @@ class Graph:
 
 
 def as_mapping(items: list[dict[str, Tensor]]) -> UserDict[str, Tensor]:
-    """A mapping that is no dict, as the tokenizers of texts give."""
+    """Return a mapping that is no dict, as the tokenizers of texts give."""
     return UserDict(stack(items))
 
 
 def as_object(items: list[dict[str, Tensor]]) -> Graph:
-    """A batch that is nothing but an object."""
+    """Return a batch that is nothing but an object."""
     return Graph(**stack(items))
 
 
 def time_first(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """A batch whose first tensor does not begin with the samples."""
+    """Return a batch whose first tensor does not begin with the samples."""
     return {"times": torch.zeros(7, len(items)), **stack(items)}
 
 
@@ -260,7 +260,7 @@ class Breaks(Plain):
 
 
 def go_wrong(how: str) -> None:
-    """End, or go on wrongly, in one of many ways. A file that the environment names then tells when that was."""
+    """End, or continue wrongly, in one of many ways. A file that the environment names then tells when that was."""
     if "BROKE" in os.environ:
         Path(os.environ["BROKE"]).touch()
     if how == "raise":

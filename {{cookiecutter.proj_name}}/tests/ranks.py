@@ -97,14 +97,14 @@ def start_ranks(
 
 
 def failed(ended: Ended) -> Ended:
-    """What all that fails has in common: nobody ends well, and when the first one ends, the others soon do."""
+    """Check what all failures have in common: no rank ends well, and when the first one ends, the others soon do."""
     assert all(ended.codes), f"some rank ended well: {ended.codes}"
     assert max(ended.seconds) - min(ended.seconds) < SOON
     return ended
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and below those that the kernel hands out: it stays free until it is used."""
+    """Return a port without a listener, below those that the kernel hands out: it stays free until it is used."""
     while True:
         port = 20000 + secrets.randbelow(10000)
         with socket.socket() as probe, suppress(OSError):

@@ -48,7 +48,7 @@ def words(kind: str, *more: str) -> list[str]:
 
 
 def final(folder: Path) -> dict[str, Any]:
-    """All that a run ends with: the last and the best checkpoint, and every number that was measured."""
+    """Return all that a run ends with: the last and the best checkpoint, and every number that was measured."""
     state, best = load(folder), load(folder, "best")
     measured = [
         {key: value for key, value in entry.items() if key != "event"}
@@ -112,7 +112,7 @@ def same_after_cut(
 
 
 def measured(folder: Path) -> list[Any]:
-    """What was measured and when, and the last state; without what the second save of the same step leaves behind."""
+    """Return what was measured and when, and the last state, without the events of a second save of the same step."""
     return [
         [load(folder, name)[part] for name in ("latest", "best") for part in ("position", "values", "owed", "model")],
         [load(folder)[part] for part in ("optimizer", "ema")],

@@ -32,7 +32,7 @@ DATA = "[{until: 1epoch}, {dataset: {train: {scale: 0.9}}, optim: {lr: 0.01}}]"
 
 
 def size(output: dict[str, torch.Tensor], batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A second loss."""
+    """Return a second loss."""
     return output["logits"].square().mean()
 
 
@@ -46,7 +46,7 @@ def model(folder: Path, step: int) -> dict[str, Any]:
 
 
 def moved(folder: Path, first: int, last: int) -> set[str]:
-    """The parts of the model whose weights differ between two steps."""
+    """Return the parts of the model whose weights differ between two steps."""
     before, after = model(folder, first), model(folder, last)
     return {name.split(".")[0] for name in before if not same(before[name], after[name])}
 

@@ -32,7 +32,7 @@ def log(folder: Path) -> str:
 
 
 def of(task: str, **settings: Any) -> list[str]:
-    """The words that choose a task: of this file, or by its import path."""
+    """Return the words that choose a task: of this file, or by its import path."""
     chosen = {"type": task if "." in task else f"{HERE}.{task}", **settings}
     return ["--task", "{" + ", ".join(f"{key}: {value}" for key, value in chosen.items()) + "}"]
 
@@ -87,7 +87,7 @@ def test_what_a_task_remembers_is_resumed(runs: Runs) -> None:
 
 
 def apart(first: dict[str, Any], second: dict[str, Any], atol: float = 1e-12) -> None:
-    """All weights of two checkpoints differ by rounding at most."""
+    """Check that all weights of two checkpoints differ by rounding at most."""
     for part in ("model", "task"):
         assert first[part].keys() == second[part].keys()
         for key, value in first[part].items():
@@ -264,6 +264,6 @@ def test_metrics_of_training(runs: Runs) -> None:
 
 
 def TrainDigits(data_dir: Path, mode: str, **arguments: Any) -> Any:
-    """The training samples, as validation data."""
+    """Return the training samples, as validation data."""
 
     return Digits(data_dir, "train", **arguments)

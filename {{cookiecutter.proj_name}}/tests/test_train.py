@@ -47,7 +47,7 @@ def test_no_seed_draws_one_and_records_it(runs: Runs) -> None:
     seed = json.loads((folder / "run.json").read_text())["attempts"][0]["seed"]
     again = runs.train("--dist.random_seed", str(seed), "--progress.epoch", "1", name="again")
     assert same(load(folder)["model"], load(again)["model"])
-    # A resume goes on with the seed that was drawn.
+    # A resume continues with the seed that was drawn.
     runs.train("--dist.random_seed", "null", "--resume", "auto")
     assert same(
         load(folder)["model"],
@@ -69,7 +69,7 @@ def test_resuming_inside_an_epoch_equals_the_uncut_run(runs: Runs, worker: str) 
 
 @pytest.mark.parametrize("how", ["file", "folder", "checkpoints", "auto"])
 def test_ways_to_resume(runs: Runs, how: str) -> None:
-    """CT-54, D-30: a file, a run folder, its checkpoints, or auto; the log goes on in the same file."""
+    """CT-54, D-30: a file, a run folder, its checkpoints, or auto; the log continues in the same file."""
     folder = runs.train("--progress.epoch", "1")
     where = {"file": folder / "checkpoints/latest.pt", "folder": folder, "checkpoints": folder / "checkpoints"}
     runs.train("--resume", str(where.get(how, "auto")))
@@ -81,7 +81,7 @@ def test_ways_to_resume(runs: Runs, how: str) -> None:
 
 
 def test_auto_starts_afresh_when_there_is_nothing(runs: Runs) -> None:
-    """BS-08: the same command starts a run and goes on with it; a finished run stays as it is."""
+    """BS-08: the same command starts a run and continues with it; a finished run stays as it is."""
     folder = runs.train("--resume", "auto")
     before = load(folder)
     runs.train("--resume", "auto")

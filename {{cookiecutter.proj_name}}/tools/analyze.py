@@ -65,7 +65,7 @@ class ProfiledTask:
         self.batch = self.task.prepare_batch(self.precision.cast_batch(batch), rank.device)
 
     def forward(self) -> None:
-        """A forward pass, as in evaluation."""
+        """Run a forward pass, as in evaluation."""
         self.task.eval()
         with torch.no_grad(), self.precision.autocast():
             self.task(self.task.output, self.batch)
@@ -87,7 +87,7 @@ class ProfiledTask:
 
         Of several updates, the one that keeps most.
         """
-        weights = {each.untyped_storage().data_ptr() for each in (*self.task.parameters(), *self.task.buffers())}
+        weights = {tensor.untyped_storage().data_ptr() for tensor in (*self.task.parameters(), *self.task.buffers())}
         kept, sums = dict[int, Tensor](), list[int]()
 
         def keep(tensor: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class ProfiledTask:
             return tensor
 
         def end_forward() -> None:
-            sums.append(sum(each.untyped_storage().nbytes() for at, each in kept.items() if at not in weights))
+            sums.append(sum(tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in weights))
             kept.clear()
 
         with saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -122,8 +122,8 @@ class ProfiledTask:
             short, key = name.removeprefix("model."), f"{type(self.task).__name__}.{name}" if name else "Global"
             level = 0 if short in ("", "model") else short.count(".") + 1
             row = {"module": short or "task", "type": type(module).__name__}
-            row |= {"parameters": sum(each.numel() for each in module.parameters())}
-            row |= {"trained": sum(each.numel() for each in module.parameters() if each.requires_grad)}
+            row |= {"parameters": sum(tensor.numel() for tensor in module.parameters())}
+            row |= {"trained": sum(item.numel() for item in module.parameters() if item.requires_grad)}
             if level <= depth and (row["parameters"] or forward[key]):
                 rows.append({**row, "flops_forward": forward[key], "flops_train": train[key]})
         return rows
@@ -140,7 +140,7 @@ def count_flops(call: Callable[[], None]) -> Counter[str]:
 
 
 def analyze(config: Config, sizes: Sequence[int], depth: int) -> dict[str, Any]:
-    """What a batch of each size costs, and for the first of them what each module computes."""
+    """Return what a batch of each size costs, and for the first of them what each module computes."""
     subjects = (ProfiledTask(config, size) for size in sizes)
     batches, modules = [], list[dict[str, Any]]()
     for subject in subjects:
@@ -164,7 +164,7 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def in_words(name: str, value: Any) -> str:
-    """A value of a table: 1.23 M of operations or bytes; of a time in seconds, the median and the range around it."""
+    """Format a value of a table: 1.23 M of operations or bytes; of a time in seconds, the median and the range."""
     if isinstance(value, list):
         return f"{1e3 * value[0]:.2f} ± {1e3 * value[1] / 2:.2f} ms"
     if not name.startswith(("flops", "bytes")) or value is None:

@@ -48,14 +48,14 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
         "code": f"{len(state['fingerprint'].get('code', {}))} files",
     }
     line = f"  {{:<{max(map(len, weights))}}}  {{:<8}} {{}}"
-    tensors = [(name, str(each.dtype).removeprefix("torch."), tuple(each.shape)) for name, each in weights.items()]
+    tensors = [(name, str(item.dtype).removeprefix("torch."), tuple(item.shape)) for name, item in weights.items()]
     frozen = list(state.get("frozen", ()))
     lines = [
         f"{path}: format {state['format']}, {path.stat().st_size:,} bytes, all checksums right",
         f"step {at['step']}, epoch {at['epoch']}, sample {at['sample']} of {at['epoch_size']}",
         dump(facts).rstrip(),
         f"run {config['name']}, model {config['model']['type']} (--config shows all)",
-        *(line.format(*each) for each in tensors),
+        *(line.format(*tensor) for tensor in tensors),
         f"  {sum(value.numel() for value in weights.values()):,} numbers",
         *([f"{len(frozen)} frozen tensors are left out: {join_names(frozen)}"] if frozen else []),
     ]

@@ -23,17 +23,17 @@ def main(argv: list[str]) -> int:
     if len(argv) != 2 or argv[0].startswith("-"):
         raise UserError("usage: python -m tools.diff A B; each is a config file, the folder of a run, or a checkpoint")
     first, second = map(read, argv)
-    found = list(changes(first.values, second.values))
-    for each in found:
-        print(each.key)
-        for value, origins in ((each.old, first.origins), (each.new, second.origins)):
-            print(f"  {dump(value, flow=True)}  # {origins.get(each.key, DEFAULT)}")
-    print(f"{len(found)} keys differ" if found else "no key differs")
+    changed = list(changes(first.values, second.values))
+    for change in changed:
+        print(change.key)
+        for value, origins in ((change.old, first.origins), (change.new, second.origins)):
+            print(f"  {dump(value, flow=True)}  # {origins.get(change.key, DEFAULT)}")
+    print(f"{len(changed)} keys differ" if changed else "no key differs")
     return 0
 
 
 def read(path: str) -> Resolved[Config]:
-    """The whole config of a file or of a run's last start. Raises `UserError`."""
+    """Read the whole config of a file or of a run's last start. Raises `UserError`."""
     is_config = Path(path).suffix in (".yaml", ".yml")
     file = Path(path) if is_config else stored_config(["--resume", path], "--resume")
     if file is None:

@@ -53,27 +53,30 @@ class Model(nn.Module):
         self.eval()
 
     def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        found = tuple(flat(self.model(**dict(zip(self.names, inputs, strict=True)))).values())
-        return found if len(found) > 1 else found[0]
+        outputs = tuple(flat(self.model(**dict(zip(self.names, inputs, strict=True)))).values())
+        return outputs if len(outputs) > 1 else outputs[0]
 
     @torch.no_grad()
     def outputs(self, inputs: Tensors) -> Tensors:
-        """What the model itself computes."""
+        """Return what the model itself computes."""
         return flat(self.model(**inputs))
 
 
 def flat(output: Any) -> Tensors:
-    """The tensors that a model returned, by name. Raises `UserError` for anything but one, a tuple or a mapping."""
+    """Return the tensors that a model returned, by name.
+
+    Raises `UserError` for anything but one, a tuple or a mapping.
+    """
     if isinstance(output, Tensor):
         return {"output": output}
-    named = output if isinstance(output, Mapping) else {f"output_{at}": each for at, each in enumerate(output)}
+    named = output if isinstance(output, Mapping) else {f"output_{at}": item for at, item in enumerate(output)}
     if not named or not all(isinstance(value, Tensor) for value in named.values()):
         raise UserError("the model returns something other than tensors, or tensors inside of each other's lists")
     return dict(named)
 
 
 def read_model(trained: Trained) -> tuple[Model, dict[str, str | None]]:
-    """The model, with what the task gives it for eight samples of the run's own data.
+    """Read the model, with what the task gives it for eight samples of the run's own data.
 
     Returns also the key of a sample that each input is; None if the task computes it.
 
@@ -122,7 +125,7 @@ def write(model: Model, form: str, path: Path) -> None:
 
 
 def read(model: Model, form: str, path: Path) -> Run:
-    """A function that runs what was written: inputs by name -> outputs by name."""
+    """Return a function that runs the written model: inputs by name -> outputs by name."""
     names = list(model.outputs(model.inputs))
     if form == "onnx":
         import onnxruntime
@@ -144,7 +147,7 @@ def read(model: Model, form: str, path: Path) -> Run:
 
 
 def compare(model: Model, run: Run, tolerance: float) -> float:
-    """The largest difference between the outputs of a program and of the model, for several numbers of samples.
+    """Return the largest difference between the outputs of a program and of the model, for several numbers of samples.
 
     It is in proportion to the largest value of the output, if that is above 1.
 
@@ -154,10 +157,10 @@ def compare(model: Model, run: Run, tolerance: float) -> float:
     worst = dict.fromkeys(model.outputs(model.inputs), 0.0)
     for size in BATCHES:
         inputs = {name: value[torch.arange(size) % len(value)] for name, value in model.inputs.items()}
-        found = run(inputs)
+        outputs = run(inputs)
         for name, expected in model.outputs(inputs).items():
             scale = max(1.0, float(expected.double().abs().max()))
-            difference = float((found[name].cpu().double() - expected.cpu().double()).abs().max()) / scale
+            difference = float((outputs[name].cpu().double() - expected.cpu().double()).abs().max()) / scale
             worst[name] = max(worst[name], difference if difference == difference else float("inf"))
     for name, difference in worst.items():
         print(f"  {name}: differs by up to {difference:.2g} from the model, in batches of {BATCHES}")
@@ -176,9 +179,9 @@ def shapes(named: Tensors) -> dict[str, Any]:
 
 
 def description(trained: Trained, model: Model, keys: Mapping[str, str | None], form: str) -> dict[str, Any]:
-    """What a user of the exported file must know, as plain values."""
+    """Return what a user of the exported file must know, as plain values."""
     config, section = trained.config, dict(trained.section()[1])
-    scales = [each for each in section.get("transforms") or () if each["type"] == "Normalize"] or [{}]
+    scales = [spec for spec in section.get("transforms") or () if spec["type"] == "Normalize"] or [{}]
     return {
         "format": form,
         "checkpoint": str(trained.path),
@@ -188,7 +191,7 @@ def description(trained: Trained, model: Model, keys: Mapping[str, str | None], 
         "task": config.task["type"],
         "model": config.model,
         "classes": list(trained.task.classes),
-        "inputs": {name: {**each, "key": keys[name]} for name, each in shapes(model.inputs).items()},
+        "inputs": {name: {**entry, "key": keys[name]} for name, entry in shapes(model.inputs).items()},
         "outputs": shapes(model.outputs(model.inputs)),
         "mean": scales[0].get("mean"),
         "std": scales[0].get("std"),

@@ -58,7 +58,10 @@ class Predictor:
         self.trained = load_trained(model_pt, options)
 
     def __call__(self, inputs: Iterable[str | Path]) -> list[dict[str, Any]]:
-        """A row for each file; of a folder for all below it. Raises `UserError` that names all unreadable files."""
+        """Return a row for each file; of a folder for all below it.
+
+        Raises `UserError` that names all unreadable files.
+        """
         return [row for batch in self.run(find_files(inputs, self.trained.section()[1])) for row in batch.rows]
 
     def run(self, files: list[str], *, skip: bool = False, pictures: bool = False) -> Iterator[Predicted]:
@@ -89,7 +92,7 @@ class Predictor:
 
     @torch.no_grad()
     def predict(self, batch: Any, files: list[str], pictures: bool) -> tuple[list[dict[str, Any]], list[Picture]]:
-        """The rows and pictures of a loaded batch."""
+        """Return the rows and pictures of a loaded batch."""
         task, precision = self.trained.task, self.trained.precision
         batch = task.prepare_batch(precision.cast_batch(batch), self.trained.rank.device)
         with precision.autocast():
@@ -124,7 +127,7 @@ class Samples:
 
     def collate(self, samples: list[Any]) -> tuple[Any, dict[int, str]]:
         good = [sample for sample in samples if not isinstance(sample, _Unreadable)]
-        broken = {at: str(each) for at, each in enumerate(samples) if isinstance(each, _Unreadable)}
+        broken = {at: str(sample) for at, sample in enumerate(samples) if isinstance(sample, _Unreadable)}
         return (self.inner(good) if good else None), broken
 
 
@@ -147,12 +150,12 @@ def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list
         raise UserError(f"--input: there is no file or folder {in_lines(missing)}")
 
     def files_of(path: Path) -> list[str]:
-        inside = (each for each in sorted(path.rglob("*")) if each.is_file())
-        shown = (each for each in inside if not any(part[0] == "." for part in each.relative_to(path).parts))
-        return [str(each) for each in shown if suffixes is None or each.suffix.lower() in suffixes]
+        inside = (file for file in sorted(path.rglob("*")) if file.is_file())
+        shown = (file for file in inside if not any(part[0] == "." for part in file.relative_to(path).parts))
+        return [str(file) for file in shown if suffixes is None or file.suffix.lower() in suffixes]
 
-    found = (files_of(Path(name)) if Path(name).is_dir() else [name] for name in names)
-    files = list(dict.fromkeys(itertools.chain(*found)))
+    paths = (files_of(Path(name)) if Path(name).is_dir() else [name] for name in names)
+    files = list(dict.fromkeys(itertools.chain(*paths)))
     samples: list[str] = [line for file in files for line in _lines(file)] if of_lines else files
     if not samples:
         kind = "line" if of_lines else "file"
@@ -174,12 +177,12 @@ def _lines(file: str) -> Iterator[Line]:
 
 
 def heading(file: str) -> dict[str, str]:
-    """What a row begins with: the file, or a line's file, number and text."""
+    """Return what a row begins with: the file, or a line's file, number and text."""
     return {"file": file.file, "text": str(file)} if isinstance(file, Line) else {"file": file}
 
 
 def in_lines(names: Sequence[str]) -> str:
-    """The names, one per line if there are several; the first hundred of very many."""
+    """Return the names, one per line if there are several; the first hundred of very many."""
     more = [f"... and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
     return names[0] if len(names) == 1 else "".join(f"\n  {name}" for name in (*names[:_SHOWN], *more))
 
@@ -200,7 +203,7 @@ def rows_as_text(rows: list[dict[str, Any]], form: str, *, header: bool) -> byte
 
 
 def brief(row: Mapping[str, Any]) -> str:
-    """A row on a line of the terminal, without lists and dicts."""
+    """Return a row on a line of the terminal, without lists and dicts."""
     short = {key: value for key, value in row.items() if not isinstance(value, (dict, list))}
     return "  ".join(str(value) if key == "file" else f"{key} {value}" for key, value in short.items())
 
@@ -242,7 +245,7 @@ def main(argv: list[str]) -> int:
 
 
 def output_folder(run: Path, out: Path | None) -> Path:
-    """Where to write: `out`, or the first of predict, predict_2, ... in the run's folder without predictions.
+    """Return where to write: `out`, or the first of predict, predict_2, ... in the run's folder without predictions.
 
     Raises:
         UserError: `out` has predictions already.

@@ -72,7 +72,7 @@ def prune(root: Path, names: Iterable[str]) -> list[Path]:
         *(path for folder in _PAGES for kind in ("md", "yaml") for path in root.glob(f"{folder}/**/*.{kind}")),
     ]
     for path in (path for path in pages if path.is_file() and path not in deleted):
-        texts[path] = _without_marked(texts.get(path) or path.read_text(encoding="utf-8"), names, lines)
+        texts[path] = _drop_marked(texts.get(path) or path.read_text(encoding="utf-8"), names, lines)
     texts[root / TABLE] = _without_entries((root / TABLE).read_text(encoding="utf-8"), names)
     for path in deleted:
         path.unlink()
@@ -95,7 +95,7 @@ def _edits(leaf: Leaf) -> Iterable[tuple[str, str, str]]:
             yield file, old, new
 
 
-def _without_marked(text: str, names: Sequence[str], lines: Sequence[str]) -> str:
+def _drop_marked(text: str, names: Sequence[str], lines: Sequence[str]) -> str:
     """Drop lines marked `<!-- leaf: name -->`, and lines that match one of `lines` completely.
 
     A mark on a line of its own begins a block that ends with `<!-- end -->`.

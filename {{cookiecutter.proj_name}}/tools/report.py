@@ -24,9 +24,9 @@ def main(argv: list[str]) -> int:
         "--out", type=Path, metavar="FILE", help=f"default: RUN/{FILE}; for several runs, compare.html beside them"
     )
     options = parser.parse_args(argv)
-    found = {run.path.resolve(): run for folder in options.runs for run in compare.find_runs(folder)}
-    runs = list(found.values())
-    beside = Path(os.path.commonpath([each.parent for each in found]))
+    by_path = {run.path.resolve(): run for folder in options.runs for run in compare.find_runs(folder)}
+    runs = list(by_path.values())
+    beside = Path(os.path.commonpath([path.parent for path in by_path]))
     out: Path = options.out or (runs[0].path / FILE if len(runs) == 1 else beside / "compare.html")
     if out.is_dir():
         raise UserError(f"--out {out} is a folder; name a file, such as {out / FILE}")

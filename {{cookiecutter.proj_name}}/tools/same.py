@@ -58,18 +58,18 @@ def compare_rows(first: Path, second: Path) -> tuple[str, list[str]]:
 
 
 def measurements(run: Path) -> Rows:
-    """The measured values by step, event and name: those of a step that was repeated after a resume are there once."""
+    """Return the measured values by step, event and name; a step that was repeated after a resume counts once."""
     if not (file := RunPaths(run).metrics_file).is_file():
         raise UserError(f"there is no {file}; name two folders of runs, such as experiments/default")
     rows = [row for row in read_metrics(file) if row["event"] != "speed"]
-    found = {(row["step"], row["event"], name): value for row in rows for name, value in row["values"].items()}
-    if not found:
+    values = {(row["step"], row["event"], name): value for row in rows for name, value in row["values"].items()}
+    if not values:
         raise UserError(f"{file} has no measurement yet, so there is nothing to compare")
-    return found
+    return values
 
 
 def compare_checkpoints(first: Path, second: Path) -> tuple[str, list[str]]:
-    """What was compared of the newest checkpoints of the same step, and the entries that differ."""
+    """Return what was compared of the newest checkpoints of the same step, and the entries that differ."""
     a, b = checkpoints(first), checkpoints(second)
     if not (common := a.keys() & b.keys()):
         return "no checkpoints, since the runs have none of the same step", []
@@ -85,7 +85,7 @@ def compare_checkpoints(first: Path, second: Path) -> tuple[str, list[str]]:
 
 
 def checkpoints(run: Path) -> dict[int, Path]:
-    """The checkpoints of a run by their step."""
+    """Return the checkpoints of a run by their step."""
     files = [file for file in sorted(RunPaths(run).checkpoints.glob("*.pt")) if not file.name.startswith("abandoned")]
     return {step: file for file in files if (step := step_of(file)) >= 0}
 
@@ -101,19 +101,19 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether two values have the same bits; NaN is equal to NaN."""
+    """Return whether two values have the same bits; NaN is equal to NaN."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        bits = [each.contiguous().reshape(-1).view(torch.uint8) for each in (a, b)]
+        bits = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b)]
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*bits)
     return type(a) is type(b) and bool(a == b or (a != a and b != b))
 
 
 def explain(a: Any, b: Any) -> str:
-    """The difference of two values, in words."""
+    """Return the difference of two values, in words."""
     if isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape:
         largest = (a.double() - b.double()).abs().max().item()
         return f"up to {largest:.3g}, in {int((a != b).sum())} of {a.numel()} numbers"
-    kinds = ["none" if each is None else tuple(each.shape) if isinstance(each, Tensor) else each for each in (a, b)]
+    kinds = ["none" if item is None else tuple(item.shape) if isinstance(item, Tensor) else item for item in (a, b)]
     gap = f" (difference {abs(a - b):.3g})" if isinstance(a, float) and isinstance(b, float) else ""
     return f"{kinds[0]} in A and {kinds[1]} in B{gap}"
 

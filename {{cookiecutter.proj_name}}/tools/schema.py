@@ -45,7 +45,7 @@ _IMPORT_PATH = {"type": "string", "pattern": r"[.:]|\$\{"}  # or a reference to 
 
 
 def files() -> dict[str, str]:
-    """The text of each generated file, by its path in the project."""
+    """Return the text of each generated file, by its path in the project."""
     reference = commented_yaml(Config, Config(), _HEADER)
     return {
         "configs/default.yaml": f"{reference}\n{_CHECKSUM}{_checksum(reference)}\n",
@@ -55,7 +55,7 @@ def files() -> dict[str, str]:
 
 
 def is_edited(text: str) -> bool:
-    """Whether a default.yaml was edited after it was written."""
+    """Return whether a default.yaml was edited after it was written."""
     reference, _, checksum = text.rpartition(f"\n{_CHECKSUM}")
     return checksum.strip() != _checksum(reference)
 
@@ -89,11 +89,11 @@ class _ForEditors(GenerateJsonSchema):
         return False
 
     def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
-        found = super().dataclass_schema(schema)
-        properties = {**found["properties"], "$REPLACE": _REPLACE}
+        rule = super().dataclass_schema(schema)
+        properties = {**rule["properties"], "$REPLACE": _REPLACE}
         for old, new in getattr(schema["cls"], "__aliases__", {}).items():
             properties[old] = {**properties[new], "deprecated": True}
-        kept = {name: item for name, item in found.items() if name not in ("title", "required")}
+        kept = {name: item for name, item in rule.items() if name not in ("title", "required")}
         if registry := getattr(schema["cls"], "__arguments__", None):  # other keys are arguments of an entry
             del kept["additionalProperties"]
             kept["allOf"] = [registry.editor_rule(**{key: {} for key in properties})]
@@ -101,38 +101,38 @@ class _ForEditors(GenerateJsonSchema):
 
 
 def json_schema(schema: type) -> Rule:
-    """A JSON schema for editors. A section with the `type` of a registered class has the arguments of that class.
+    """Return a JSON schema for editors. A section with the `type` of a registered class has that class's arguments.
 
     Without a `type`, which its base may set, it has those of any registered class. An import path allows any key.
     """
-    own: dict[Registry, Rule] = {}  # the keys of a registry's sections that are not arguments
-    found = _linked(TypeAdapter(schema).json_schema(schema_generator=_ForEditors), own)
-    found["properties"]["$BASE"] = _BASE
+    rules: dict[Registry, Rule] = {}  # the keys of a registry's sections that are not arguments
+    schema_of = _link(TypeAdapter(schema).json_schema(schema_generator=_ForEditors), rules)
+    schema_of["properties"]["$BASE"] = _BASE
     entries: dict[Registry, dict[str, Rule]] = {}
-    while missing := own.keys() - entries.keys():  # arguments may be sections of further registries
+    while missing := rules.keys() - entries.keys():  # arguments may be sections of further registries
         for registry in missing:
             targets = registry.entries().items()
-            entries[registry] = {name: _linked(_arguments(registry, target), own) for name, target in targets}
-    for registry in sorted(entries, key=lambda each: each.kind):
-        found["$defs"][registry.kind] = _section(entries[registry], own[registry])
-    return {"$schema": "http://json-schema.org/draft-07/schema#", **found}
+            entries[registry] = {name: _link(_arguments(registry, target), rules) for name, target in targets}
+    for registry in sorted(entries, key=lambda registry: registry.kind):
+        schema_of["$defs"][registry.kind] = _section(entries[registry], rules[registry])
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema_of}
 
 
-def _linked(node: Any, own: dict[Registry, Rule]) -> Any:
+def _link(node: Any, rules: dict[Registry, Rule]) -> Any:
     """`node` with a reference in place of each rule by `Registry.editor_rule`, whose own keys are added to `own`."""
     if isinstance(node, Mapping):
         if isinstance(registry := node.get("registry"), Registry):
-            own.setdefault(registry, {}).update(_linked(node["own"], own))
+            rules.setdefault(registry, {}).update(_link(node["own"], rules))
             return {"$ref": f"#/$defs/{registry.kind}"}
-        node = {name: _linked(item, own) for name, item in node.items()}
+        node = {name: _link(item, rules) for name, item in node.items()}
         if isinstance(keys := node.get("properties"), Mapping):
             node["properties"] = {name: _or_reference(rule) for name, rule in keys.items()}
         return node
-    return [_linked(item, own) for item in node] if isinstance(node, list) else node
+    return [_link(item, rules) for item in node] if isinstance(node, list) else node
 
 
 def _or_reference(rule: Rule) -> Rule:
-    """The rule of a key; where no text fits, it also accepts a reference to another key, `${optim.lr}`."""
+    """Return the rule of a key; where no text fits, it also accepts a reference to another key, `${optim.lr}`."""
     kinds = rule.get("anyOf", [rule])
     if "array" in rule.values() or any(_takes_text(kind) for kind in kinds):
         return rule
@@ -147,13 +147,13 @@ def _takes_text(kind: Rule) -> bool:
 
 def _arguments(registry: Registry, target: Callable[..., Any]) -> Rule:
     named, takes_any = parameters(target)
-    provided = registry.supplied_to(target)
+    provided = registry.find_supplied(target)
     rules = {name: _argument(parameter) for name, parameter in named.items() if name not in provided}
     return {"properties": rules, "additionalProperties": takes_any}
 
 
 def _argument(parameter: inspect.Parameter) -> Rule:
-    """What fits an argument; types that pydantic does not know accept anything, as when the program checks them."""
+    """Return the rule of an argument; types that pydantic does not know accept anything, as in the program's check."""
     try:
         rule = TypeAdapter(parameter.annotation).json_schema(schema_generator=_ForEditors)
     except Exception:  # noqa: BLE001 - annotations can be anything
@@ -162,13 +162,13 @@ def _argument(parameter: inspect.Parameter) -> Rule:
     return {"anyOf": [rule, {"type": "null"}]} if parameter.default is None else rule
 
 
-def _section(entries: Mapping[str, Rule], own: Rule) -> Rule:
-    """A name; or a section with a name as its `type`, and arguments."""
-    own = {"type": {}, "$REPLACE": {"type": "boolean"}, **own}
-    closed = {name: {**rule, "properties": {**own, **rule["properties"]}} for name, rule in entries.items()}
+def _section(entries: Mapping[str, Rule], rules: Rule) -> Rule:
+    """Return a name; or a section with a name as its `type`, and arguments."""
+    rules = {"type": {}, "$REPLACE": {"type": "boolean"}, **rules}
+    closed = {name: {**rule, "properties": {**rules, **rule["properties"]}} for name, rule in entries.items()}
     name = {"anyOf": [{"enum": list(entries)}, _IMPORT_PATH]}
     cases = [{"if": {"properties": {"type": {"const": name}}}, "then": rule} for name, rule in closed.items()]
-    known: Rule = {key: {} for rule in closed.values() for key in rule["properties"]} or own
+    known: Rule = {key: {} for rule in closed.values() for key in rule["properties"]} or rules
     is_open = any(rule["additionalProperties"] for rule in entries.values()) or not entries
     without_type = {"properties": known, "additionalProperties": is_open}
     with_type = {"properties": {"type": name}, "allOf": cases}

@@ -15,5 +15,5 @@ def error_context(describe: Callable[[], str]) -> Iterator[None]:
 
 
 def with_notes(error: BaseException) -> str:
-    """The error's message and its notes, one per line."""
+    """Return the error's message and its notes, one per line."""
     return "\n  ".join([str(error), *getattr(error, "__notes__", [])])

@@ -51,7 +51,7 @@ def output_file(path: Path) -> Iterator[None]:
         raise UserError(f"{path} cannot be written: {error.strerror}; choose another place") from error
 
 
-def unused(stem: Path, suffix: str = "") -> Path:
+def unused_path(stem: Path, suffix: str = "") -> Path:
     """`<stem><suffix>`; if that name is taken, `<stem>-2<suffix>`, `<stem>-3<suffix>`, ..."""
     number, path = 1, stem.with_name(stem.name + suffix)
     while path.exists():

@@ -16,8 +16,8 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Any], method: str = "",
     """
     if isinstance(batch, Tensor):
         return function(batch)
-    if method and callable(own := getattr(batch, method, None)):
-        return own(*arguments)
+    if method and callable(convert := getattr(batch, method, None)):
+        return convert(*arguments)
     if isinstance(batch, (list, tuple)):
         values = [map_tensors(value, function, method, *arguments) for value in batch]
         return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
@@ -54,8 +54,8 @@ def map_leaves(value: Any, function: Callable[[Any, tuple[Any, ...]], Any], path
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested config as one dict with dotted keys: `{"optim.lr": 0.001}`. Lists stay as they are."""
-    found: dict[str, Any] = {}
+    """Return a nested config as one dict with dotted keys: `{"optim.lr": 0.001}`. Lists stay as they are."""
+    leaves: dict[str, Any] = {}
     for key, value in config.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return found
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return leaves

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def number(value: float) -> str:
-    """A measured value in seven characters with at least two significant digits; the same in log, tables and reports.
+    """Return a measured value in seven characters, two or more digits significant; the same in log, tables, reports.
 
     0.00042 becomes 4.2e-04: it must not be shown as 0.000.
     """
@@ -16,12 +16,12 @@ def number(value: float) -> str:
 
 
 def label(split: str, name: str) -> str:
-    """The name of a set in messages: its split, or split.name."""
+    """Return the name of a set in messages: its split, or split.name."""
     return f"{split}.{name}" if name else split
 
 
 def to_json(value: Any) -> str:
-    """One line of JSON, see `plain`."""
+    """Return one line of JSON, see `plain`."""
     try:
         return json.dumps(value, allow_nan=False, default=plain)
     except ValueError:  # NaN: rare, so that a third of the time is saved

@@ -39,16 +39,16 @@ def _factors(device: torch.device) -> Tensor:
 
 
 def state_checksum(state: Any) -> int:
-    """The checksum of nested dicts, lists and tuples of tensors and plain values.
+    """Return the checksum of nested dicts, lists and tuples of tensors and plain values.
 
     Sharded tensors, of which each rank holds another part, do not count.
     """
-    found = [0]
+    numbers = [0]
 
     def add(value: Any, path: tuple[Any, ...]) -> None:
         if not is_sharded(value):
             number = checksum(value) if isinstance(value, Tensor) else zlib.crc32(repr(value).encode())
-            found.append(mix(zlib.crc32(repr(path).encode()), number))
+            numbers.append(mix(zlib.crc32(repr(path).encode()), number))
 
     map_leaves(state, add)
-    return mix(*found)
+    return mix(*numbers)

@@ -93,11 +93,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             f"{path} holds no checkpoint of this project in a format up to {FORMAT}; if it holds weights alone, start "
             f"a run from them: --init_from.path {path}"
         )
-    return completed(state)
+    return complete(state)
 
 
-def completed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint of any version in the layout of today: parts that it lacks are given what they meant then."""
+def complete(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint of any version in the layout of today: parts that it lacks are given what they meant then."""
     if "about" not in state:  # not of a run: nothing is known about it
         return dict(state)
     about = {"seed": None, "lengths": (), "classes": (), **state["about"]}
@@ -110,12 +110,12 @@ def completed(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_checkpoint(state: Any) -> bool:
-    """Whether a loaded object is a checkpoint, not weights alone."""
+    """Return whether a loaded object is a checkpoint, not weights alone."""
     return isinstance(state, dict) and "model" in state and "format" in state
 
 
 def load_archive(path: Path) -> Any:
-    """The object that torch saved to `path`, its checksums verified.
+    """Load the object that torch saved to `path`, its checksums verified.
 
     The tensors are mapped from the file, not read: processes on one machine share that memory, and each reads the parts
     it needs. The file must not be changed in place while they are used; replacing it is safe.
@@ -126,9 +126,9 @@ def load_archive(path: Path) -> Any:
     if not path.is_file():
         root = RunPaths.of_checkpoint(path if path.suffix == ".pt" else path / "x.pt").root
         moved = sorted(map(str, root.parent.glob(f"{root.name}_[0-9]*-*")), reverse=True)
-        near = {"its folder has": sorted(each.name for each in path.parent.glob("*.pt")), "earlier runs": moved[:3]}
+        near = {"its folder has": sorted(file.name for file in path.parent.glob("*.pt")), "earlier runs": moved[:3]}
         hints = [f"; {what}: {', '.join(names)}" for what, names in near.items() if names]
-        runs = [] if root.exists() else [each.parent.name for each in root.parent.glob("*/checkpoints")]
+        runs = [] if root.exists() else [folder.parent.name for folder in root.parent.glob("*/checkpoints")]
         hints += [f"; did you mean {root.with_name(name)}?" for name in [nearest(root.name, runs)] if name]
         raise CheckpointError(f"there is no checkpoint {'in ' * path.is_dir()}{path}{''.join(hints)}")
     try:
@@ -147,7 +147,7 @@ def load_archive(path: Path) -> Any:
 
 
 def step_of(path: Path) -> int:
-    """The optimizer step of a checkpoint, read without its tensors; -1 if it cannot be read."""
+    """Return the optimizer step of a checkpoint, read without its tensors; -1 if it cannot be read."""
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         return int(state["position"]["step"])

@@ -14,7 +14,7 @@ from common.data.digest import describe_counts, differences, digest
 from common.data.loader import BatchStream
 from common.distributed import Rank, from_main
 from common.distributed.code import code_of
-from common.run.environment import installed, machine, packages
+from common.run.environment import machine, packages, version_of
 from common.run.record import RESULT_VARIABLES
 
 # What a change of an entry of the fingerprint means for the bits of the run. Of all others, the engine cannot tell.
@@ -44,7 +44,7 @@ class Change:
     new: Any
 
     def matches(self, patterns: Iterable[str]) -> bool:
-        """Whether the key matches one of `patterns`."""
+        """Return whether the key matches one of `patterns`."""
         return any(fnmatchcase(self.key, pattern) for pattern in patterns)
 
     @property
@@ -56,7 +56,7 @@ class Change:
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], defaults: Any = None, prefix: str = "") -> Iterator[Change]:
-    """The leaves that differ between two resolved configs. `resume` is not compared.
+    """Yield the leaves that differ between two resolved configs. `resume` is not compared.
 
     A key of a section class that the old config lacks, because the project was older, had the effect of its default in
     `defaults`, an object of the class. Any other missing key counts as null.
@@ -80,7 +80,7 @@ def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, datasets: 
         model: how it was prepared.
         datasets: those that affect training, by name.
     """
-    seen = (packages(), {name: digest(each) for name, each in datasets.items()}) if rank.is_main else None
+    seen = (packages(), {name: digest(dataset) for name, dataset in datasets.items()}) if rank.is_main else None
     versions, digests = from_main(seen, rank) or ({}, {})
     return {
         "torch": str(torch.__version__),
@@ -110,37 +110,37 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any], *, other_val: bool) 
         are trained on, or in another order; `code`; `breaks`, `unsure` and `harmless`, see `BREAKS_BITS`. `missing`
         is what was not compared.
     """
-    found: dict[str, list[str]] = {name: [] for name in ("order", "code", "breaks", "unsure", "harmless", "missing")}
+    changed: dict[str, list[str]] = {name: [] for name in ("order", "code", "breaks", "unsure", "harmless", "missing")}
     compared = ["config"]
     shared = {key: value for key, value in new.items() if key in old and key not in _ASIDE}
     missing = [key for key in new if key not in old]
     if "packages" in old:
         now = new["packages"]
-        shared["packages"] = {name: now.get(name) or installed(name) or "not installed" for name in old["packages"]}
+        shared["packages"] = {name: now.get(name) or version_of(name) or "not installed" for name in old["packages"]}
         missing += [name for name in now if name not in old["packages"]]  # imported only now
     for change in changes({key: old[key] for key in shared}, shared):
         weight = next((name for name, keys in _WEIGHTS.items() if change.matches(keys)), "unsure")
-        found[weight].append(change.arrow.removeprefix("packages."))
+        changed[weight].append(change.arrow.removeprefix("packages."))
     if "code" in old:
         for change in sorted(changes(old["code"], new["code"]), key=lambda change: change.key):
             mark = " (new)" if change.old is None else " (gone)" if change.new is None else ""
-            found["code"].append(f"{change.key}{mark}")
+            changed["code"].append(f"{change.key}{mark}")
         compared.insert(0, f"code ({len(new['code'])} files)")
     compared += [f"{len(old['packages']) + 2} packages" if "packages" in old else "torch", "machine"]
     before = old.get("data", {})
-    data = {name: each for name, each in new["data"].items() if name in before}
-    data = {name: each for name, each in data.items() if not (other_val and name.startswith("val"))}
-    for name, each in data.items():
-        other, unsure = differences(name, before[name], each)
-        found["breaks" if name.startswith("val") else "order"] += [other] if other else []
-        found["unsure"] += [unsure] if unsure else []
-        found["missing"] += [f"dataset.{name}: {text}" for text in each["unknown"]]
+    data = {name: dataset for name, dataset in new["data"].items() if name in before}
+    data = {name: dataset for name, dataset in data.items() if not (other_val and name.startswith("val"))}
+    for name, description in data.items():
+        other, unsure = differences(name, before[name], description)
+        changed["breaks" if name.startswith("val") else "order"] += [other] if other else []
+        changed["unsure"] += [unsure] if unsure else []
+        changed["missing"] += [f"dataset.{name}: {text}" for text in description["unknown"]]
     if counts := describe_counts(data.values()):
         compared.append(f"data ({counts})")
     if missing:
-        found["missing"].append(f"{', '.join(missing)} (the checkpoint does not record them)")
+        changed["missing"].append(f"{', '.join(missing)} (the checkpoint does not record them)")
     if not new["device"].startswith("cpu") and not new["deterministic"]:
-        found["breaks"].append("CUDA without dist.deterministic strict")
+        changed["breaks"].append("CUDA without dist.deterministic strict")
     if "compiled" in new["model"]:
-        found["missing"].append("torch.compile, whose code may depend on the shapes that it saw first")
-    return found, ", ".join(compared)
+        changed["missing"].append("torch.compile, whose code may depend on the shapes that it saw first")
+    return changed, ", ".join(compared)

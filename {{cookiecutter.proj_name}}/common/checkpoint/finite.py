@@ -15,7 +15,10 @@ from common.failure.program import TrainingError
 
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether every number of every tensor is finite; of sharded ones, this process' part. Waits for the device."""
+    """Return whether every number of every tensor is finite; of sharded ones, this process' part.
+
+    Waits for the device.
+    """
     norms = torch._foreach_norm([local(tensor.detach()) for tensor in tensors])
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
 
@@ -24,7 +27,7 @@ class LossCheck:
     """Ends the run before the optimizer uses a loss of this process that is not finite.
 
     On the CPU that is before the backward pass, which no other process can then finish. A GPU is not waited for: the
-    value is copied while the GPU goes on, and looked at in the next batch. So one step is taken with it at most, and
+    value is copied while the GPU continues, and checked in the next batch. So one step is taken with it at most, and
     nothing of that is saved, see `Trainer.check_losses`.
     """
 
@@ -50,12 +53,12 @@ class LossCheck:
 
 
 def bad_loss(step: int, stream: BatchStream, saver: Saver, rank: Rank) -> TrainingError:
-    """The error for a loss of `step` that is not finite on this rank."""
+    """Return the error for a loss of `step` that is not finite on this rank."""
     return not_finite(f"the loss of step {step} is not a finite number ({bad_samples(stream, step, rank)})", saver)
 
 
 def not_finite(what: str, saver: Saver) -> TrainingError:
-    """The error that ends a run: the fault, the last checkpoint, and advice."""
+    """Return the error that ends a run: the fault, the last checkpoint, and advice."""
     advice = "Look for NaN in the data; then try a smaller optim.lr, clip_gradients, or --debug for the operation."
     saver.wait()  # the last good checkpoint may be just being written
     return TrainingError(f"{what}; {saver.folder.last_good}.\n  {advice}")

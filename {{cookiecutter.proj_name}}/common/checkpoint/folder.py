@@ -8,7 +8,7 @@ from typing import Any
 
 from loguru import logger
 
-from common.base.files import unused
+from common.base.files import unused_path
 from common.checkpoint.file import CheckpointError, link_file, read_checkpoint, step_of, write_checkpoint
 from common.distributed import Rank, from_main
 
@@ -49,13 +49,13 @@ class CheckpointFolder:
         """Name the checkpoint to go back to, for messages."""
         return f"the last good checkpoint is {self.latest}" if self.latest.is_file() else "there is no checkpoint yet"
 
-    def numbered(self) -> list[tuple[int, Path]]:
+    def numbered_files(self) -> list[tuple[int, Path]]:
         """Step and file of each `step_*.pt`, oldest first; by number, since dates and text order are unreliable."""
         matches = ((_NUMBERED.fullmatch(path.name), path) for path in self.folder.glob("step_*.pt"))
         return sorted((int(match[1]), path) for match, path in matches if match)
 
     def _older(self) -> list[Path]:
-        return [self.previous, self.best, *(path for _, path in self.numbered())]
+        return [self.previous, self.best, *(path for _, path in self.numbered_files())]
 
     def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:
         """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Then delete old files."""
@@ -69,28 +69,28 @@ class CheckpointFolder:
             paths.append(self.folder / f"step_{step:08d}.pt")
         write_checkpoint(state, *paths)
         if step is not None and self.keep:
-            for old, path in self.numbered()[: -self.keep]:
+            for old, path in self.numbered_files()[: -self.keep]:
                 if not (self.keep_every and old % self.keep_every == 0):
                     path.unlink(missing_ok=True)
         return paths
 
-    def rewind_to(self, found: LoadedCheckpoint) -> None:
-        """Make `found`, of this run, the latest; later ones are renamed to `abandoned_...`, and never deleted.
+    def rewind_to(self, checkpoint: LoadedCheckpoint) -> None:
+        """Make `checkpoint`, of this run, the latest; later ones are renamed to `abandoned_...`, and never deleted.
 
         Otherwise the later files would count as the newest: a run killed before its next save would resume from them.
         """
-        aside = [path for path in self._older() if step_of(path) > found.step]
-        is_latest = self.latest.is_file() and self.latest.samefile(found.path)
+        aside = [path for path in self._older() if step_of(path) > checkpoint.step]
+        is_latest = self.latest.is_file() and self.latest.samefile(checkpoint.path)
         if not is_latest and step_of(self.latest) >= 0:
             aside.append(self.latest)
         for path in aside:
-            kept = unused(path.with_name(f"abandoned_{path.stem}"), path.suffix)
+            kept = unused_path(path.with_name(f"abandoned_{path.stem}"), path.suffix)
             logger.warning(
                 "{} (step {}) is newer than the checkpoint being resumed; renamed to {}", path, step_of(path), kept.name
             )
             path.replace(kept)
         if not is_latest:
-            link_file(found.path, self.latest)
+            link_file(checkpoint.path, self.latest)
 
     def clean(self) -> None:
         """Remove the unfinished files of a killed process. Only for the process that holds the run's lock."""
@@ -99,7 +99,7 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
 
     def newest(self) -> LoadedCheckpoint | None:
-        """The newest checkpoint that can be loaded; damaged ones are skipped with a warning.
+        """Return the newest checkpoint that can be loaded; damaged ones are skipped with a warning.
 
         None when there is no file at all.
 
@@ -110,13 +110,13 @@ class CheckpointFolder:
         paths = [path for path in (self.latest, *older) if path.is_file()]
         for path in paths:
             try:
-                found = LoadedCheckpoint(path, read_checkpoint(path))
+                checkpoint = LoadedCheckpoint(path, read_checkpoint(path))
             except CheckpointError as error:
                 logger.warning("{}; trying the one before it", error)
                 continue
             if path != self.latest:
-                logger.warning("using {}, step {}", path, found.step)
-            return found
+                logger.warning("using {}, step {}", path, checkpoint.step)
+            return checkpoint
         if paths:
             raise CheckpointError(
                 f"none of the checkpoints in {self.folder} can be loaded; to start again give the run another --name, "
@@ -126,17 +126,17 @@ class CheckpointFolder:
 
 
 def best_in(path: Path) -> Path:
-    """The best checkpoint of a run's folder, or of its checkpoint folder; the latest without one; a file as it is."""
+    """Return a run's best checkpoint, given its folder or checkpoint folder; the latest without one; a file as is."""
     names = [folder / name for name in ("best.pt", "latest.pt") for folder in (path / "checkpoints", path)]
     return next((name for name in names if name.is_file()), path)
 
 
-def find_checkpoint(resume: str | None, own: Path, rank: Rank) -> LoadedCheckpoint | None:
-    """The checkpoint that the config's `resume` names. Every process must call this: the main one chooses, all load.
+def find_checkpoint(resume: str | None, own_folder: Path, rank: Rank) -> LoadedCheckpoint | None:
+    """Load the checkpoint that the config's `resume` names. Every process must call this: the main one chooses.
 
     Args:
-        resume: None; a file; a folder (of a run, or its checkpoints): the newest in it; "auto": the newest in `own`.
-        own: the checkpoint folder of the run that is starting.
+        resume: None; a file; a folder (of a run, or its checkpoints): the newest in it; "auto": that of `own_folder`.
+        own_folder: the checkpoint folder of the run that is starting.
 
     Returns:
         None if `resume` is None, or "auto" and the run has saved nothing yet: it then starts from the beginning.
@@ -146,14 +146,14 @@ def find_checkpoint(resume: str | None, own: Path, rank: Rank) -> LoadedCheckpoi
     """
     if resume is None:
         return None
-    found = _find(resume, own) if rank.is_main else None
-    path = from_main(found and found.path, rank)
-    return found or (LoadedCheckpoint(path, read_checkpoint(path)) if path else None)
+    checkpoint = _find(resume, own_folder) if rank.is_main else None
+    path = from_main(checkpoint and checkpoint.path, rank)
+    return checkpoint or (LoadedCheckpoint(path, read_checkpoint(path)) if path else None)
 
 
-def _find(resume: str, own: Path) -> LoadedCheckpoint | None:
+def _find(resume: str, own_folder: Path) -> LoadedCheckpoint | None:
     path = Path(resume).expanduser()
-    for folder in [own] if resume == "auto" else [path / "checkpoints", path]:
-        if found := CheckpointFolder(folder).newest():
-            return found
+    for folder in [own_folder] if resume == "auto" else [path / "checkpoints", path]:
+        if checkpoint := CheckpointFolder(folder).newest():
+            return checkpoint
     return None if resume == "auto" else LoadedCheckpoint(path, read_checkpoint(path))

@@ -12,10 +12,10 @@ from common.distributed import buffer_kinds
 
 
 def frozen_checksums(task: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """The checksums of these tensors of a task, made whole if they are sharded. Every process must call this."""
+    """Return the checksums of these tensors of a task, made whole if they are sharded. Every process must call this."""
     state = task.state_dict()
     tensors = {name: state[name] for name in names if isinstance(state.get(name), Tensor)}
-    return {name: f"{checksum(whole(each)):016x}" for name, each in tensors.items()}
+    return {name: f"{checksum(whole(tensor)):016x}" for name, tensor in tensors.items()}
 
 
 def check_frozen(task: nn.Module, expected: Mapping[str, str], source: str) -> None:
@@ -28,8 +28,8 @@ def check_frozen(task: nn.Module, expected: Mapping[str, str], source: str) -> N
     Raises:
         UserError: some of them are others now; the message names the first ones.
     """
-    found = frozen_checksums(task, expected)
-    if wrong := [name for name in expected if found.get(name) != expected[name]]:
+    actual = frozen_checksums(task, expected)
+    if wrong := [name for name in expected if actual.get(name) != expected[name]]:
         raise UserError(
             f"{source} leaves out {len(expected)} frozen tensors (checkpoint.frozen: false), and {len(wrong)} of them "
             f"are not what they were in training: {join_names(wrong)}.\n  They come from where the run took them: "
@@ -50,7 +50,7 @@ class Frozen:
         self._first = {} if kept else self._now()
 
     def to_leave_out(self) -> dict[str, str]:
-        """The checksums of the tensors that neither the optimizer nor the task has ever changed, by name.
+        """Return the checksums of the tensors that neither the optimizer nor the task has ever changed, by name.
 
         What a stage trained or a task moved (a teacher) is not among them. Every process must call this.
         """
@@ -58,7 +58,7 @@ class Frozen:
         return {name: value for name, value in self._first.items() if now.get(name) == value}
 
     def _now(self) -> dict[str, str]:
-        """The checksums of what is not trained."""
-        changing = {name for name, each in self._task.named_parameters(remove_duplicate=False) if each.requires_grad}
+        """Return the checksums of what is not trained."""
+        changing = {name for name, p in self._task.named_parameters(remove_duplicate=False) if p.requires_grad}
         changing |= buffer_kinds(self._task).keys()
         return frozen_checksums(self._task, [name for name in self._task.state_dict() if name not in changing])

@@ -44,17 +44,17 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allow
     """
     old, new = saved["fingerprint"], run.fingerprint
     config, gone = config_of_today(saved["about"]["config"], type(defaults))
-    found = list(changes(config, run.about["config"], defaults))
+    changed = list(changes(config, run.about["config"], defaults))
     resized = Change("samples per step", old["samples per step"], new["samples per step"])
     is_resized = resized.old != resized.new
-    safe = [change for change in found if change.matches(SAFE if is_resized else (*SAFE, *_BATCH))]
-    breaking = [change for change in found if change not in safe] + ([resized] if is_resized else [])
+    safe = [change for change in changed if change.matches(SAFE if is_resized else (*SAFE, *_BATCH))]
+    breaking = [change for change in changed if change not in safe] + ([resized] if is_resized else [])
     if breaking and not (allowed or (rank.restarted and breaking == [resized])):
         lines = "\n".join(map(str, breaking))
         if is_resized:
             processes = f"processes ({old['ranks']} then, {new['ranks']} now)"
             lines += f"\n  samples per step must stay the same: batch_size * optim.accumulate * {processes}"
-        fits = "if the weights still fit the model, " * any(each.matches(["model.*"]) for each in breaking)
+        fits = "if the weights still fit the model, " * any(change.matches(["model.*"]) for change in breaking)
         raise UserError(
             f"cannot resume, since these changes alter what is trained:\n{lines}\n"
             f"  Use the old values (--resume FOLDER without --config uses the run's own config), or {fits}accept\n"
@@ -71,21 +71,24 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allow
 
 
 def unknowns(run: RunState) -> list[str]:
-    """What this run relies on and the engine cannot check, for the log. Whatever else is such belongs in this list."""
+    """Return what this run relies on and the engine cannot check, for the log.
+
+    Add here what else the engine cannot check.
+    """
     parts: Mapping[str, Any] = run.parts
     optimizer, plateau, dataset = type(parts["optimizer"]), parts["schedule"].plateau, parts["data"].dataset
-    found = []
+    reasons = []
     if not optimizer.__module__.startswith("torch.optim"):
-        found.append(f"optimizer {_path(optimizer)} restores its own state")
+        reasons.append(f"optimizer {_path(optimizer)} restores its own state")
     if plateau is not None and type(plateau) is not Plateau:  # all others are functions of the step
-        found.append(f"schedule {_path(type(plateau))} restores its own state")
+        reasons.append(f"schedule {_path(type(plateau))} restores its own state")
     if not run.fingerprint["data position restored"]:
-        found.append(f"data set {_path(type(innermost(dataset)))} begins each epoch anew")
+        reasons.append(f"data set {_path(type(innermost(dataset)))} begins each epoch anew")
     elif callable(getattr(dataset, "state_dict", None)):
-        found.append(f"data set {_path(type(innermost(dataset)))} restores its own state")
-    found += [f"{name}, registered by a plugin, restores its own state" for name in run.user_parts]
-    found += [f"plugin {name}" for name in run.about["config"]["plugins"]]
-    return found
+        reasons.append(f"data set {_path(type(innermost(dataset)))} restores its own state")
+    reasons += [f"{name}, registered by a plugin, restores its own state" for name in run.user_parts]
+    reasons += [f"plugin {name}" for name in run.about["config"]["plugins"]]
+    return reasons
 
 
 def _path(cls: type) -> str:
@@ -93,25 +96,25 @@ def _path(cls: type) -> str:
 
 
 def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change], breaking: list[Change]) -> str:
-    """The guarantee, for the log: bit-exact, sample-exact, or neither, as far as compared, and why.
+    """Return the guarantee, for the log: bit-exact, sample-exact, or neither, as far as compared, and why.
 
     Args:
         safe, breaking: changes of the config.
     """
     old, new = saved["fingerprint"], run.fingerprint
     other_val = any(change.matches(["dataset.val", "dataset.val.*"]) for change in safe)
-    found, compared = compare(old, new, other_val=other_val)
-    order = found["order"] + [change.arrow for change in breaking]
+    causes, compared = compare(old, new, other_val=other_val)
+    order = causes["order"] + [change.arrow for change in breaking]
     is_restored = new["data position restored"] and old.get("data position restored", True)
     if saved["position"]["sample"] > 0 and not is_restored:
         order.append("the data set cannot restore its position, so the epoch is read again from its start")
-    files = found["code"] + [change.arrow for change in safe if change.key == "plugins"]
+    files = causes["code"] + [change.arrow for change in safe if change.key == "plugins"]
     code = [f"the code changed: {join_names(files, 10)}"] if files else []
-    reasons = found["breaks"] + [change.arrow for change in safe if change.matches(_BATCH)]
+    reasons = causes["breaks"] + [change.arrow for change in safe if change.matches(_BATCH)]
     if saved.get("differing") and not run.about["config"]["dist"]["broadcast_buffers"]:
         names = join_names(saved["differing"])
         reasons.append(f"{names} differed between the processes, and the checkpoint holds rank 0's: see docs/task.md")
-    doubts = [f"cannot tell: {', '.join(found['unsure'])}"] if found["unsure"] else []
+    doubts = [f"cannot tell: {', '.join(causes['unsure'])}"] if causes["unsure"] else []
     extent = f"as far as compared: {compared}"
     if order:
         text = "neither bit-exact nor sample-exact: " + "; ".join(order + code + reasons + doubts)
@@ -127,7 +130,7 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
             text += "; the random streams of the ranks (dropout) start again"
     else:
         text = f"bit-exact {extent}"
-    lists = {"harmless": found["harmless"], "not compared": found["missing"], "not checked": unknowns(run)}
+    lists = {"harmless": causes["harmless"], "not compared": causes["missing"], "not checked": unknowns(run)}
     text += "".join(f"; {title}: {', '.join(items)}" for title, items in lists.items() if items)
     if measuring := ", ".join(change.key for change in safe if change.matches(_MEASURING)):
         text += (

@@ -62,7 +62,7 @@ class Saver(AbstractContextManager["Saver"]):
         """
         self.wait()
         self.saved_step, self._saved_at = step, time.monotonic()
-        state = self._copied(state)
+        state = self._copy_to_host(state)
         if not self.rank.is_main:
             return
         self._pending = self._executor.submit(self._write, state, step, numbered, best)
@@ -70,7 +70,7 @@ class Saver(AbstractContextManager["Saver"]):
             self.wait()
 
     def is_overdue(self, seconds: float | None) -> bool:
-        """Whether the last save is more than `seconds` ago; never for None, 0 and less."""
+        """Return whether the last save is more than `seconds` ago; never for None, 0 and less."""
         return seconds is not None and 0 < seconds < time.monotonic() - self._saved_at
 
     def wait(self) -> None:
@@ -117,7 +117,7 @@ class Saver(AbstractContextManager["Saver"]):
         level = "INFO" if len(paths) > 1 else "DEBUG"  # latest.pt alone is no news, with a line for each epoch
         logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)
 
-    def _copied(self, state: Any) -> Any:
+    def _copy_to_host(self, state: Any) -> Any:
         """`state` with its tensors copied to host buffers, on the main process; valid until the next call.
 
         The buffers are reused: nothing is allocated after the first copy. Sharded tensors (FSDP) are gathered one after
@@ -125,7 +125,7 @@ class Saver(AbstractContextManager["Saver"]):
         """
         seen: dict[tuple[Any, ...], Tensor] = {}
 
-        def copied(value: Any, path: tuple[Any, ...]) -> Any:
+        def copy_tensor(value: Any, path: tuple[Any, ...]) -> Any:
             if not isinstance(value, Tensor) or not (self.config.background or is_sharded(value)):
                 return value
             # Two names of one tensor (tied weights) stay one tensor in the file.
@@ -143,14 +143,14 @@ class Saver(AbstractContextManager["Saver"]):
             self._buffers[path] = seen[identity] = buffer
             return buffer
 
-        copy = map_leaves(state, copied)
+        copy = map_leaves(state, copy_tensor)
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return copy
 
 
 def whole(tensor: Any) -> Any:
-    """A sharded tensor made whole, on every process: a collective; any other tensor unchanged."""
+    """Return a sharded tensor made whole, on every process: a collective; any other tensor unchanged."""
     if not is_sharded(tensor):
         return tensor
     return tensor.detach().to(tensor.device_mesh.device_type).full_tensor()  # parts in host memory: via the device

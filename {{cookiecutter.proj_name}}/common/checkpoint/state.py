@@ -82,7 +82,7 @@ class RunState:
         self.user_parts[name] = part
 
     def state_dict(self, at: Position, values: Mapping[str, float], pending: Collection[str] = ()) -> dict[str, Any]:
-        """The state of a run at position `at` that measured `values` last. Every process must call this.
+        """Return the state of a run at position `at` that measured `values` last. Every process must call this.
 
         Args:
             pending: the splits whose evaluation at `at` was interrupted by a signal.
@@ -111,17 +111,17 @@ class RunState:
         return state
 
     def differing_buffers(self) -> list[str]:
-        """The names of buffers that differ between ranks though they are not declared so; warns of them once.
+        """Return the names of buffers that differ between ranks though they are not declared so; warns of them once.
 
         Statistics of norms may differ: only rank 0's are ever used. Every process must call this.
         """
         kinds = buffer_kinds(self.task)
-        own = {
+        undeclared = {
             name: buffer
             for name, module, _, buffer in named_buffers(self.task)
             if kinds.get(name) != "rank" and not isinstance(module, _NormBase)
         }
-        names = self._differing(own) if own else []
+        names = self._differing(undeclared) if undeclared else []
         if names and not self._warned:
             self._warned = True
             logger.warning(
@@ -175,22 +175,25 @@ class RunState:
         names = self._differing(user)
         if not (names or buffers):
             return []
-        own = {"buffers": buffers, "user": {name: user[name] for name in names if name in user}}
+        state = {"buffers": buffers, "user": {name: user[name] for name in names if name in user}}
         # Rank 0's own are not copies: in the file they are the same tensors as in the other parts.
-        return [own, *gather_to_main(map_leaves(own, _in_host_memory), self.rank)[1:]]
+        return [state, *gather_to_main(map_leaves(state, _in_host_memory), self.rank)[1:]]
 
     def _differing(self, parts: Mapping[str, Any]) -> list[str]:
-        """The names of the parts that are not on every rank what they are on rank 0. Every process must call this."""
+        """Return the names of the parts that are not on every rank what they are on rank 0.
+
+        Every process must call this.
+        """
         if self.rank.is_single_process:
             return []
         first, *others = gather_objects({name: state_checksum(part) for name, part in parts.items()}, self.rank)
-        return sorted({name for each in others for name in {**first, **each} if first.get(name) != each.get(name)})
+        return sorted({name for other in others for name in {**first, **other} if first.get(name) != other.get(name)})
 
     def _mine(self, state: Mapping[str, Any], source: Path) -> dict[str, Any]:
         """Return the part of the checkpoint that belongs to this rank only."""
         ranks = state.get("ranks") or []
         if ranks and len(ranks) != self.rank.world_size:
-            names = sorted({name for each in ranks for part in each.values() for name in part})
+            names = sorted({name for state in ranks for part in state.values() for name in part})
             raise UserError(
                 f"{source} holds a state of its own for each of {len(ranks)} processes ({join_names(names)}), but this "
                 f"run has {self.rank.world_size}: use {len(ranks)} processes, or start a new run from the weights: "

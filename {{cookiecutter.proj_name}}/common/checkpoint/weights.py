@@ -46,8 +46,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, left
     Raises:
         UserError: keys are missing, left over, or of another shape; the message lists which.
     """
-    own = {name: value for name, value in model.state_dict().items() if name not in left_out}
-    if report := _misfits(own, weights):
+    expected = {name: value for name, value in model.state_dict().items() if name not in left_out}
+    if report := _misfits(expected, weights):
         kind = type(getattr(model, "model", model)).__name__
         lines = [f"{source} was made by another model than {kind}:", *report]
         raise UserError("\n".join([*lines, "  Does model.* in the config describe the model that was trained?"]))
@@ -67,12 +67,12 @@ def init_weights(model: nn.Module, config: InitConfig, project: Path, rank: Rank
         return
     path = _fetch(config, project, rank)
     weights = _select(_read_weights(path), config)
-    own = model.state_dict()
-    wanted = {key: value for key, value in own.items() if not any(fnmatchcase(key, each) for each in config.exclude)}
-    weights = {key: value for key, value in weights.items() if key in wanted or key not in own}
+    state = model.state_dict()
+    wanted = {key: value for key, value in state.items() if not any(fnmatchcase(key, glob) for glob in config.exclude)}
+    weights = {key: value for key, value in weights.items() if key in wanted or key not in state}
     fitting = {key: value for key, value in weights.items() if key in wanted and value.shape == wanted[key].shape}
     misfits = _misfits(wanted, weights)
-    report = "\n".join([f"{len(fitting)} of {len(own)} entries of the model from {path}", *misfits])
+    report = "\n".join([f"{len(fitting)} of {len(state)} entries of the model from {path}", *misfits])
     if not fitting:
         raise UserError(f"init_from: no key of the file fits the model; prefix and rename can change that\n{report}")
     if config.strict and misfits:
@@ -88,7 +88,7 @@ def weights_path(path: str | None, project: Path) -> str | None:
 
 
 def _fetch(config: InitConfig, project: Path, rank: Rank) -> Path:
-    """The file of weights, downloaded if need be, with the right checksum."""
+    """Fetch the file of weights, downloaded if need be, with the right checksum."""
     given, expected = str(config.path), (config.sha256 or "").lower()
     path = Path(weights_path(given, project) or "")
     if _ADDRESS.match(given):  # two addresses may end in the same file name
@@ -97,8 +97,8 @@ def _fetch(config: InitConfig, project: Path, rank: Rank) -> Path:
         with main_first(rank):
             if not path.exists() or (rank.is_main and expected and _checksum(path) != expected):
                 _download(given, path)
-    if expected and path.is_file() and (found := _checksum(path)) != expected:
-        raise CheckpointError(f"init_from.sha256: the checksum of {given} is\n  {found}, not\n  {expected}")
+    if expected and path.is_file() and (actual := _checksum(path)) != expected:
+        raise CheckpointError(f"init_from.sha256: the checksum of {given} is\n  {actual}, not\n  {expected}")
     return path
 
 
@@ -116,11 +116,11 @@ def _download(address: str, path: Path) -> None:
 
 
 def _checksum(path: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
@@ -149,15 +149,15 @@ def _select(weights: Mapping[str, Tensor], config: InitConfig) -> dict[str, Tens
     return chosen
 
 
-def _misfits(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
+def _misfits(expected: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
     """Lines that list the keys that do not match, and how; empty if all match."""
     kinds = {
-        "missing in the file": [key for key in own if key not in weights],
-        "not in the model": [key for key in weights if key not in own],
+        "missing in the file": [key for key in expected if key not in weights],
+        "not in the model": [key for key in weights if key not in expected],
         "of another shape": [
-            f"{key}: {tuple(weights[key].shape)} in the file, {tuple(own[key].shape)} in the model"
-            for key in own
-            if key in weights and own[key].shape != weights[key].shape
+            f"{key}: {tuple(weights[key].shape)} in the file, {tuple(expected[key].shape)} in the model"
+            for key in expected
+            if key in weights and expected[key].shape != weights[key].shape
         ],
     }
     return [f"  {title} ({len(names)}): {join_names(names)}" for title, names in kinds.items() if names]

@@ -43,7 +43,7 @@ def check_arguments(
         elif name in named:
             yield from _check_one(named[name], value, f"{key}.{name}", label, strict)
         elif not takes_any:
-            hint = suggestion(name, [*(each for each in named if each not in provided), *others], "valid arguments")
+            hint = suggestion(name, [*(word for word in named if word not in provided), *others], "valid arguments")
             yield Problem(f"{key}.{name}", value, f"is not an argument of {label()}", hint, today={})
     for name, parameter in named.items():
         if parameter.default is parameter.empty and name not in given and name not in provided:
@@ -67,13 +67,13 @@ def fit_arguments(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[
 
 
 def is_foreign(target: Callable[..., Any]) -> bool:
-    """Whether `target` is defined outside the project: in an installed package, or in none."""
+    """Return whether `target` is defined outside the project: in an installed package, or in none."""
     file = getattr(sys.modules.get(getattr(target, "__module__", None) or ""), "__file__", None) or "/"
     return "site-packages" in file or not Path(file).resolve().is_relative_to(_PROJECT)
 
 
 def parameter_names(target: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of the parameters that can be given by name, in order; () if Python cannot inspect `target`."""
+    """Return names of the parameters that can be given by name, in order; () if Python cannot inspect `target`."""
     return tuple(parameters(target)[0])
 
 
@@ -81,16 +81,16 @@ def parameters(target: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter]
     """Parameters that can be given by name, and whether any other name is accepted too."""
     for eval_str in (True, False):  # annotations that only a type checker can resolve stay text
         with suppress(Exception):
-            found = inspect.signature(target, eval_str=eval_str).parameters.values()
-            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in found)
-            return {parameter.name: parameter for parameter in found if parameter.kind in _NAMED}, takes_any
+            signature = inspect.signature(target, eval_str=eval_str).parameters.values()
+            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature)
+            return {parameter.name: parameter for parameter in signature if parameter.kind in _NAMED}, takes_any
     return {}, True  # written in C: no signature
 
 
 def _check_one(
     parameter: inspect.Parameter, value: Any, key: str, label: Callable[[], str], strict: bool
 ) -> Iterator[Problem]:
-    kinds = [getattr(each, "__name__", "") for each in members(parameter.annotation)]
+    kinds = [getattr(member, "__name__", "") for member in members(parameter.annotation)]
     if isinstance(value, str) and "dtype" in kinds and "str" not in kinds and not _dtype(value):
         yield Problem(key, value, f"must be a number format such as torch.float32: an argument of {label()}")
         return
@@ -130,8 +130,8 @@ def _fit(parameter: inspect.Parameter, value: Any) -> Any:
 
 
 def _dtype(text: str) -> Any:
-    """The number format that a text like "torch.float32" names; None if it names none."""
+    """Return the number format that a text like "torch.float32" names; None if it names none."""
     import torch  # only here: programs that show runs read configs without it
 
-    found = getattr(torch, text.removeprefix("torch."), None)
-    return found if isinstance(found, torch.dtype) else None
+    dtype = getattr(torch, text.removeprefix("torch."), None)
+    return dtype if isinstance(dtype, torch.dtype) else None

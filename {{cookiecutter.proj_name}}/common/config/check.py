@@ -24,17 +24,17 @@ T = TypeVar("T")
 
 
 def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict[str, str], list[Problem]]:
-    """The configuration, where each of its keys was written, and warnings. Raises `ConfigError` with every problem.
+    """Return the configuration, where each key of it was written, and warnings. Raises `ConfigError` with all problems.
 
     `problems`: those found earlier. Further problems of the same keys follow from them, and are left out.
     """
-    values, found = plain(tree), list(problems)
+    values, mistakes = plain(tree), list(problems)
 
     def add(more: Iterable[Problem]) -> None:
-        known = [problem.key for problem in found if problem.key and not problem.warns]
-        for each in more:
-            if each not in found and not overlapping([each.key], known):
-                found.append(each)
+        known = [problem.key for problem in mistakes if problem.key and not problem.warns]
+        for new in more:
+            if new not in mistakes and not overlapping([new.key], known):
+                mistakes.append(new)
 
     adapter, config = TypeAdapter(schema), None
     try:
@@ -42,21 +42,21 @@ def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict
     except ValidationError as error:
         errors = error.errors(include_url=False)
         add(_problems_of(errors, values, schema))
-        for path in [_path(each["loc"], values) for each in errors]:
+        for path in [_path(error["loc"], values) for error in errors]:
             _drop(values, path)
         with suppress(ValidationError):  # a key is required, and has no default
             config = adapter.validate_json(json.dumps(values))
     add(run_checks(schema, values, ""))
-    add(_broken_rules(config, [problem.key for problem in found if not problem.warns]))
+    add(_broken_rules(config, [problem.key for problem in mistakes if not problem.warns]))
     places = {key: node.origin for key, node in by_key(tree) if key}
-    found = [_placed(problem, places) for problem in found]
-    if config is None or not all(problem.warns for problem in found):
-        raise ConfigError([problem for problem in found if not problem.warns])
-    return config, places, found
+    mistakes = [_add_origin(problem, places) for problem in mistakes]
+    if config is None or not all(problem.warns for problem in mistakes):
+        raise ConfigError([problem for problem in mistakes if not problem.warns])
+    return config, places, mistakes
 
 
 def _path(loc: Sequence[str | int], values: Any) -> list[str | int]:
-    """The keys and indices in the data that lead to an error; other parts of its `loc` name alternatives of unions."""
+    """Return the keys and indices in the data that lead to an error; other parts of its `loc` name union members."""
     path = []
     for part in loc:
         if part in (values if isinstance(values, dict) else range(len(values)) if isinstance(values, list) else ()):
@@ -67,7 +67,7 @@ def _path(loc: Sequence[str | int], values: Any) -> list[str | int]:
 
 def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> Iterator[Problem]:
     """Pydantic's errors, one for each value. Of a union's alternatives, those with the deepest errors count."""
-    found: dict[str, tuple[Any, list[ErrorDetails]]] = {}
+    deepest: dict[str, tuple[Any, list[ErrorDetails]]] = {}
     for error in errors:
         path, name = _path(error["loc"], values), error["loc"][-1]
         key, value = reduce(join, path, ""), reduce(getitem, path, values)
@@ -79,9 +79,9 @@ def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> I
         elif error["type"] == "missing" and isinstance(name, str):
             yield Problem(join(key, name), ABSENT, "is required")
         else:
-            found.setdefault(key, (value, []))[1].append(error)
-    for key, (value, of_value) in found.items():
-        if not any(other.startswith((f"{key}.", f"{key}[")) for other in found):
+            deepest.setdefault(key, (value, []))[1].append(error)
+    for key, (value, of_value) in deepest.items():
+        if not any(other.startswith((f"{key}.", f"{key}[")) for other in deepest):
             joined = isinstance(value, str) and ":" in value and of_value[0]["type"] == "dataclass_type"
             yield Problem(key, value, rule_of(of_value), "write a blank after the colon" if joined else "")
 
@@ -107,7 +107,7 @@ def _broken_rules(made: Any, known: Sequence[str], key: str = "") -> Iterator[Pr
             yield Problem(key, ABSENT, str(error))
 
 
-def _placed(problem: Problem, places: Mapping[str, str]) -> Problem:
+def _add_origin(problem: Problem, places: Mapping[str, str]) -> Problem:
     """`problem` with the origin of its key, or of the nearest enclosing section that was written."""
     key = problem.key
     while key and places.get(key, DEFAULT) == DEFAULT:

@@ -42,15 +42,18 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
 
 
 def find_file(key: str, name: str, folder: Path, origin: str | None = None) -> Path:
-    """The file `name`, which `key` gives relative to `folder`. Raises `ConfigError`, with a similar name if any."""
-    found = folder / os.path.expanduser(name)
-    if os.path.isfile(found):  # `os.path`, since methods of `Path` raise on some odd names
-        return found
-    folders = (Path(__file__).parents[2] / "configs", Path("configs"), found.parent)
-    others = {other.name: other for each in folders if os.path.isdir(each) for other in each.glob("*.y*ml")}
-    near = nearest(found.name, others)
-    rule = "this file is a folder" if os.path.isdir(found) else "this file does not exist"
-    hint = f"the working directory is {Path.cwd()}" if folder == Path() else f"looked for {found}"
+    """Find the file `name`, which `key` gives relative to `folder`.
+
+    Raises `ConfigError`, with a similar name if any.
+    """
+    file = folder / os.path.expanduser(name)
+    if os.path.isfile(file):  # `os.path`, since methods of `Path` raise on some odd names
+        return file
+    folders = (Path(__file__).parents[2] / "configs", Path("configs"), file.parent)
+    others = {other.name: other for root in folders if os.path.isdir(root) for other in root.glob("*.y*ml")}
+    near = nearest(file.name, others)
+    rule = "this file is a folder" if os.path.isdir(file) else "this file does not exist"
+    hint = f"the working directory is {Path.cwd()}" if folder == Path() else f"looked for {file}"
     if near:
         hint += (
             f"; did you mean {shown_path(others[near]) if folder == Path() else os.path.relpath(others[near], folder)}?"
@@ -83,17 +86,17 @@ def merge(base: Node, over: Node, annotation: Any) -> Node:
 def rename(node: Node, annotation: Any) -> Node:
     """`node` with the names of today for keys that had other ones (`__aliases__` of a section: old name, new name)."""
     if isinstance(node.value, list):
-        return replace(node, value=[rename(each, child(annotation, at)) for at, each in enumerate(node.value)])
+        return replace(node, value=[rename(item, child(annotation, at)) for at, item in enumerate(node.value)])
     if not isinstance(node.value, dict):
         return node
     aliases: Mapping[str, str] = getattr(section_of(annotation), "__aliases__", {})
     entries: dict[str, Node] = {}
-    for name, each in node.value.items():
+    for name, inner in node.value.items():
         today = aliases.get(name, name)
         if today in entries:
             old = next(old for old, new in aliases.items() if new == today)
-            each = replace(each, problem=f"is given twice: {old} is the earlier name of {today}; keep one")
-        entries[today] = rename(each, child(annotation, today))
+            inner = replace(inner, problem=f"is given twice: {old} is the earlier name of {today}; keep one")
+        entries[today] = rename(inner, child(annotation, today))
     return replace(node, value=entries)
 
 
@@ -106,14 +109,14 @@ def complete(node: Node, annotation: Any) -> Node:
     if isinstance(value, str) and (items := list_items(node.text or value, annotation, quoted=node.text is None)):
         value = [scalar_node(item, False, node.origin) for item in items]
     if isinstance(value, list):
-        return replace(node, value=[complete(each, child(annotation, at)) for at, each in enumerate(value)])
+        return replace(node, value=[complete(item, child(annotation, at)) for at, item in enumerate(value)])
     if not isinstance(value, dict):
         return replace(node, value=node.text) if node.text is not None and only_text(annotation) else node
     if schema := section_of(annotation):
         value = _gather_arguments(value, schema)
         defaults = {name: key.default for name, key in keys_of(schema).items() if key.default is not ABSENT}
         value = {**node_of(defaults, DEFAULT).value, **value}
-    return replace(node, value={name: complete(each, child(annotation, name)) for name, each in value.items()})
+    return replace(node, value={name: complete(item, child(annotation, name)) for name, item in value.items()})
 
 
 def _gather_arguments(entries: dict[str, Node], schema: type) -> dict[str, Node]:
@@ -127,7 +130,7 @@ def _gather_arguments(entries: dict[str, Node], schema: type) -> dict[str, Node]
 
 
 def node_of(value: Any, origin: str) -> Node:
-    """Plain data as nodes, all with the same origin; nodes get it too."""
+    """Return plain data as nodes, all with the same origin; nodes get it too."""
     if isinstance(value, Node):
         inner = node_of(value.value, origin)
         return replace(inner, text=value.text, problem=value.problem)

@@ -9,7 +9,7 @@ from common.config.schema import nearest
 
 
 def match_names(patterns: Sequence[str], names: Sequence[str], key: str) -> list[str]:
-    """The names that any of `patterns` matches, in their order.
+    """Return the names that any of `patterns` matches, in their order.
 
     Args:
         key: config key, for the message.
@@ -26,11 +26,11 @@ def match_names(patterns: Sequence[str], names: Sequence[str], key: str) -> list
 
 
 def parents(names: Iterable[str]) -> list[str]:
-    """The modules that hold `names`, outer before inner: `a` and `a.b` of `a.b.weight`."""
+    """Return the modules that hold `names`, outer before inner: `a` and `a.b` of `a.b.weight`."""
     return list(dict.fromkeys(above for name in names for above in accumulate(name.split(".")[:-1], "{}.{}".format)))
 
 
 def join_names(names: Sequence[str], limit: int = 8) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = [f"and {len(names) - limit} more"] if len(names) > limit else []
     return ", ".join([*names[:limit], *more])

@@ -48,13 +48,13 @@ def read_options(words: Sequence[str]) -> tuple[dict[str, Option], list[Problem]
 
 
 def option_value(argv: Sequence[str], option: str) -> str | None:
-    """The value of `--option value` or `--option=value`; None where it is not given."""
-    found = read_options(argv)[0].get(option)
-    return found.value if found else None
+    """Return the value of `--option value` or `--option=value`; None where it is not given."""
+    given = read_options(argv)[0].get(option)
+    return given.value if given else None
 
 
 def layer_of(options: Mapping[str, Option], schema: type, tree: Node) -> Node:
-    """The options as a tree to lay over `tree`, the merged files. Names that contain dots are found there."""
+    """Return the options as a tree to lay over `tree`, the merged files. Names that contain dots are found there."""
     layer, given = Node({}, "command line"), set[str]()
     for name, option in options.items():
         parts = _split(name.removeprefix("--"), tree)

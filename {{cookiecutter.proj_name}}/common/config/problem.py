@@ -76,7 +76,7 @@ def rule_of(errors: Sequence[ErrorDetails]) -> str:
     if errors[0]["type"] == "value_error":  # from a `__post_init__`
         return str(errors[0]["ctx"]["error"])
     said = [error["msg"].removeprefix("Input should be ") for error in errors]
-    text = " or ".join(dict.fromkeys(_YAML_WORDS.get(each, each) for each in said))
+    text = " or ".join(dict.fromkeys(_YAML_WORDS.get(kind, kind) for kind in said))
     return text if text[0].isupper() else f"must be {text}"
 
 
@@ -88,14 +88,14 @@ def shorten(value: Any, width: int = 60) -> str:
 
 
 def join(key: str, part: str | int) -> str:
-    """The dotted key of the item at a key or index of the value at `key`."""
+    """Return the dotted key of the item at a key or index of the value at `key`."""
     return f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}".removeprefix(".")
 
 
 def overlapping(keys: Collection[str], others: Collection[str]) -> list[str]:
     """Select those of `others` that lie within any of `keys`, or contain any. A list counts as a whole."""
     whole = [key.partition("[")[0] for key in keys]
-    return [each for each in others if any(_is_within(each, key) or _is_within(key, each) for key in whole)]
+    return [other for other in others if any(_is_within(other, key) or _is_within(key, other) for key in whole)]
 
 
 def _is_within(key: str, above: str) -> bool:

@@ -20,12 +20,12 @@ from common.config.source import Node, plain
 
 
 def is_record(file: Path) -> bool:
-    """Whether a YAML file lies in the folder of a run, so that the program wrote it, not a person."""
+    """Return whether a YAML file lies in the folder of a run, so that the program wrote it, not a person."""
     return file.with_name("run.json").is_file()
 
 
 def read_record(tree: Node, schema: type) -> tuple[Node, list[Problem]]:
-    """A stored config in the keys of today, completed with defaults.
+    """Read a stored config in the keys of today, completed with defaults.
 
     Returns:
         The config, and the keys that nothing of today stands for, which it lacks.
@@ -33,15 +33,15 @@ def read_record(tree: Node, schema: type) -> tuple[Node, list[Problem]]:
     tree, dropped = complete(rename(tree, schema), schema), list[Problem]()
     while old := _of_earlier_versions(tree, schema):
         dropped += [problem for problem in old if not problem.today]
-        today = {key: node_of(value, str(each.origin)) for each in old for key, value in (each.today or {}).items()}
-        gone = {each.key for each in old if not any(f"{key}.".startswith(f"{each.key}.") for key in today)}
-        tree = complete(_changed(tree, "", gone, today), schema)
+        today = {key: node_of(value, str(item.origin)) for item in old for key, value in (item.today or {}).items()}
+        gone = {item.key for item in old if not any(f"{key}.".startswith(f"{item.key}.") for key in today)}
+        tree = complete(_move_keys(tree, "", gone, today), schema)
     return tree, dropped
 
 
 def warning(dropped: Sequence[Problem]) -> str:
     """Write a warning about keys that were left out, with their values; "" if there are none."""
-    lines = [f"\n  {each.key} = {shorten(each.value, 200)}  ({each.origin})" for each in dropped]
+    lines = [f"\n  {problem.key} = {shorten(problem.value, 200)}  ({problem.origin})" for problem in dropped]
     text = "this run is of an earlier version of the project, which had keys that are left out:"
     return "".join([text, *lines]) if lines else ""
 
@@ -60,12 +60,12 @@ def way_out(records: Sequence[Node]) -> Iterator[None]:
 
 
 def config_of_today(values: Mapping[str, Any], schema: type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The config in a checkpoint in the keys of today, as plain data; and the values left out, by dotted key."""
+    """Return the config in a checkpoint in the keys of today, as plain data; and the values left out, by dotted key."""
     tree, dropped = read_record(node_of(dict(values), ""), schema)
-    found = plain(tree)
+    config = plain(tree)
     with suppress(ConfigError):  # as the config of a run is stored today
-        found = to_jsonable_python(check(schema, tree, [])[0])
-    return found, {problem.key: problem.value for problem in dropped}
+        config = to_jsonable_python(check(schema, tree, [])[0])
+    return config, {problem.key: problem.value for problem in dropped}
 
 
 def _of_earlier_versions(tree: Node, schema: type) -> list[Problem]:
@@ -76,15 +76,15 @@ def _of_earlier_versions(tree: Node, schema: type) -> list[Problem]:
     return []
 
 
-def _changed(node: Node, key: str, gone: Collection[str], today: Mapping[str, Node]) -> Node:
-    """The tree without the keys in `gone`, and with those in `today` unless the record itself gives them."""
+def _move_keys(node: Node, key: str, gone: Collection[str], today: Mapping[str, Node]) -> Node:
+    """Return the tree without the keys in `gone`, and with those in `today` unless the record itself gives them."""
     if isinstance(node.value, list):
-        return replace(node, value=[_changed(each, join(key, at), gone, today) for at, each in enumerate(node.value)])
+        return replace(node, value=[_move_keys(item, join(key, at), gone, today) for at, item in enumerate(node.value)])
     if not isinstance(node.value, dict):
         return node
-    entries = {name: each for name, each in node.value.items() if join(key, name) not in gone}
-    for dotted, each in today.items():
+    entries = {name: item for name, item in node.value.items() if join(key, name) not in gone}
+    for dotted, new in today.items():
         above, _, name = dotted.rpartition(".")
         if above == key and (name not in entries or name == "type" or entries[name].origin == DEFAULT):
-            entries[name] = each
-    return replace(node, value={name: _changed(each, join(key, name), gone, today) for name, each in entries.items()})
+            entries[name] = new
+    return replace(node, value={name: _move_keys(item, join(key, name), gone, today) for name, item in entries.items()})

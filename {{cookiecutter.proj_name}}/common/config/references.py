@@ -24,8 +24,8 @@ class References:
         self._nodes, self._copied, self._schema = dict(by_key(tree)), 0, schema
         self._done: dict[str, Node | None] = {}
 
-    def resolved(self, node: Node, key: str = "", trail: tuple[str, ...] = ()) -> Node | None:
-        """The node at `key` with the values of all references in it; None if it has a problem.
+    def resolve(self, node: Node, key: str = "", trail: tuple[str, ...] = ()) -> Node | None:
+        """Return the node at `key` with the values of all references in it; None if it has a problem.
 
         `trail`: keys of the references that led here.
         """
@@ -37,24 +37,24 @@ class References:
                     self._done[key], self.problems = None, self.problems + error.problems
             return self._done[key]
         if isinstance(node.value, dict):
-            parts = {name: self.resolved(each, join(key, name), trail) for name, each in node.value.items()}
-            return replace(node, value={name: each for name, each in parts.items() if each is not None})
+            parts = {name: self.resolve(part, join(key, name), trail) for name, part in node.value.items()}
+            return replace(node, value={name: part for name, part in parts.items() if part is not None})
         if isinstance(node.value, list):
-            items = [self.resolved(each, join(key, at), trail) for at, each in enumerate(node.value)]
+            items = [self.resolve(item, join(key, at), trail) for at, item in enumerate(node.value)]
             return None if None in items else replace(node, value=items)  # without one, others would move up
         return node
 
     def _follow(self, node: Node, key: str, trail: tuple[str, ...]) -> Node:
-        """The value of a text with references: that of the target if there is no other text, else text.
+        """Return the value of a text with references: that of the target if there is no other text, else text.
 
         Raises `ConfigError`, without a problem if one of a target is reported by itself.
         """
 
-        def refused(rule: str, hint: str = "") -> ConfigError:
+        def config_error(rule: str, hint: str = "") -> ConfigError:
             return ConfigError([Problem(key, plain(node), rule, hint, node.origin)])
 
         if node.problem:
-            raise refused(node.problem)
+            raise config_error(node.problem)
         if key in trail:
             loop = trail[trail.index(key) :]
             first = loop.index(min(loop))
@@ -66,28 +66,28 @@ class References:
             if overlapping([name], [other for other, made in self._done.items() if made is None]):
                 raise ConfigError([])
             if target is None:
-                raise refused(f"there is no key {name}", _hint(name, self._nodes))
+                raise config_error(f"there is no key {name}", _hint(name, self._nodes))
             places.append(f"${{{name}}}: {target.origin}")
             if node.value == f"${{{name}}}":
                 self._copied += sum(1 for _ in by_key(target))
                 if self._copied > MOST_COPIED:
-                    raise refused(f"references must not add more than {MOST_COPIED:,} values")
+                    raise config_error(f"references must not add more than {MOST_COPIED:,} values")
                 return node_of(target, ", ".join(places))
             if isinstance(target.value, (dict, list)):
-                raise refused(f"{name} is a section or a list, which cannot be a part of text")
+                raise config_error(f"{name} is a section or a list, which cannot be a part of text")
             texts[name] = target.value if isinstance(target.value, str) else shorten(target.value)
         if sum(map(len, (*places, *texts.values()))) > _LONGEST:
-            raise refused(f"references must not stand for more than {_LONGEST:,} characters")
+            raise config_error(f"references must not stand for more than {_LONGEST:,} characters")
         return Node(fill_in(node.value, texts.__getitem__), ", ".join(places))
 
     def _target(self, name: str, trail: tuple[str, ...]) -> Node | None:
-        """The value of the key `name`; None if there is none, or it has a problem."""
+        """Return the value of the key `name`; None if there is none, or it has a problem."""
         name = today(name, self._schema)
         for above, node in list(self._nodes.items()):
             if node.refers and name.startswith((f"{above}.", f"{above}[")):  # a key of a section that is a reference
-                made = self.resolved(node, above, trail)
+                made = self.resolve(node, above, trail)
                 self._nodes |= by_key(made, above) if made else ()
-        return self.resolved(self._nodes[name], name, trail) if name in self._nodes else None
+        return self.resolve(self._nodes[name], name, trail) if name in self._nodes else None
 
 
 def _hint(name: str, known: Collection[str]) -> str:

@@ -106,7 +106,7 @@ class Registry:
         self._entries = {key: it for key, it in self._entries.items() if not self._origins[key].startswith(within)}
 
     def get(self, name: str) -> Callable[..., Any]:
-        """The entry registered as `name`, or the object at an import path, "pkg.module.Class" or "pkg.module:Class"."""
+        """Return the entry registered as `name`, or the object at an import path: "pkg.Class" or "pkg.mod:Class"."""
         self.import_files()
         if name in self._entries:
             return self._entries[name]
@@ -115,7 +115,7 @@ class Registry:
         known = suggestion(name, sorted(self._entries), "known")
         known = f"it is called {self._renamed[name]}" if name in self._renamed else known
         remedy = f"add @{self.kind.upper()}_REGISTRY.register() to a class or function in {self._where_to_add}"
-        left_out = "".join(f"\n      {each}" for each in self.left_out)
+        left_out = "".join(f"\n      {line}" for line in self.left_out)
         raise UserError(f"there is no {self.kind} called {name}; {known} (for a new one, {remedy}){left_out}")
 
     def build(self, section: Mapping[str, Any], *, ignore: Names = (), **provided: Any) -> Any:
@@ -127,7 +127,7 @@ class Registry:
         given = {name: value for name, value in section.items() if name != "type" and name not in ignore}
         if self.call is not None and not isinstance(target, type):
             return partial(target, **fit_arguments(target, given)) if given else target
-        supplied = self.supplied_to(target, given)
+        supplied = self.find_supplied(target, given)
         return target(**fit_arguments(target, given), **{name: provided[name] for name in provided if name in supplied})
 
     def check(
@@ -154,17 +154,17 @@ class Registry:
             return
         target = self.get(name)
         given = {word: value for word, value in section.items() if word != "type" and word not in ignore}
-        provided = self.supplied_to(target, given, mapped)
+        provided = self.find_supplied(target, given, mapped)
         strict, label = target in self._entries.values() or not is_foreign(target), f"{name} ({{}})".format
         yield from check_arguments(target, given, key, lambda: label(file_of(target)), provided, ignore, strict=strict)
 
     def entries(self) -> dict[str, Callable[..., Any]]:
-        """Every entry by its name, in alphabetical order."""
+        """Return every entry by its name, in alphabetical order."""
         self.import_files()
         return dict(sorted(self._entries.items()))
 
     def wrong_name(self, name: str, key: str) -> Problem | None:
-        """The problem of `name` at `key`, if there is no such entry."""
+        """Return the problem of `name` at `key`, if there is no such entry."""
         try:
             self.get(name)
         except UserError as error:
@@ -172,8 +172,11 @@ class Registry:
             return Problem(key, name, str(error), today=today)
         return None
 
-    def supplied_to(self, target: Callable[..., Any], given: Names = (), mapped: Names = ()) -> tuple[str, ...]:
-        """The arguments that do not come from the config, which gives the arguments `given`. `mapped`: see `check`."""
+    def find_supplied(self, target: Callable[..., Any], given: Names = (), mapped: Names = ()) -> tuple[str, ...]:
+        """Return the arguments that do not come from the config, which gives the arguments `given`.
+
+        `mapped`: see `check`.
+        """
         if self.call is not None and not isinstance(target, type):
             return tuple(mapped) or parameter_names(target)[: len(self.call)]
         if target in self._entries.values():
@@ -181,9 +184,9 @@ class Registry:
         named, takes_any = parameters(target)
         return tuple(name for name in self.provided if name not in given and (takes_any or name in named))
 
-    def editor_rule(self, **own: Any) -> dict[str, Any]:
-        """For editors: the rule of a section that names an entry. `own`: rules of keys that are not arguments."""
-        return {"registry": self, "own": own}
+    def editor_rule(self, **rules: Any) -> dict[str, Any]:
+        """Return the rule, for editors, of a section that names an entry. `rules`: of keys that are not arguments."""
+        return {"registry": self, "own": rules}
 
     def where(self, name: str) -> str:
         """File and line of the entry `name`, relative to the working directory when below it."""
@@ -215,7 +218,7 @@ class Registered(EditorRule):
 
 
 def file_of(target: Any) -> str:
-    """Where a class or function is defined, "custom/models/conv_model.py:6"; its module if it has no source."""
+    """Return where a class or function is defined, "custom/models/conv_model.py:6"; its module if it has no source."""
     try:
         file, (_, line) = inspect.getsourcefile(target), inspect.getsourcelines(target)
         return f"{shown_path(file or '?').rpartition('/site-packages/')[2]}:{line}"
@@ -224,18 +227,21 @@ def file_of(target: Any) -> str:
 
 
 def import_path(name: str) -> Callable[..., Any]:
-    """The object at "pkg.module.Class" or "pkg.module:Class". Raises `UserError` if there is none, or not callable."""
+    """Import the object at "pkg.module.Class" or "pkg.module:Class".
+
+    Raises `UserError` if there is none, or not callable.
+    """
     try:
-        found = pkgutil.resolve_name(name if ":" in name else ":".join(name.rsplit(".", 1)))
+        target = pkgutil.resolve_name(name if ":" in name else ":".join(name.rsplit(".", 1)))
     except Exception as error:
         near = nearest(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
         hint = f"; did you mean {near}?" if near else ""
         if isinstance(error, ModuleNotFoundError) and "." not in (error.name or "."):
             hint = f"; is it a package to install? pip install {error.name}"
         raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}{hint}") from error
-    if not callable(found):
-        raise UserError(f"{name} is {type(found).__name__}, not a class or function")
-    return found
+    if not callable(target):
+        raise UserError(f"{name} is {type(target).__name__}, not a class or function")
+    return target
 
 
 MODEL_REGISTRY = Registry("model")

@@ -66,7 +66,7 @@ def resolve(
         tree = complete(merge(tree, rename(body, schema), schema), schema)
     tree = complete(merge(tree, layer_of(keys, schema, tree), schema), schema)
     references = References(tree, schema)
-    tree = complete(references.resolved(tree) or tree, schema)
+    tree = complete(references.resolve(tree) or tree, schema)
     with way_out(records):
         config, origins, warns = check(schema, tree, problems + references.problems)
     lines = "".join(f"\n{problem}" for problem in warns)
@@ -75,7 +75,7 @@ def resolve(
 
 
 def overlaid(schema: type[T], *layers: Mapping[str, Any]) -> T:
-    """A section from layers of plain values, each laid over the last. Raises `ConfigError`."""
+    """Return a section from layers of plain values, each laid over the last. Raises `ConfigError`."""
     tree = Node({}, DEFAULT)
     for layer in layers:
         tree = merge(tree, node_of(dict(layer), DEFAULT), schema)

@@ -55,7 +55,7 @@ class Key(NamedTuple):
 
 @cache
 def keys_of(schema: type) -> dict[str, Key]:
-    """The fields of a section, in the order they were written."""
+    """Return the fields of a section, in the order they were written."""
     hints = typing.get_type_hints(schema, include_extras=True)
     missing, keys = dataclasses.MISSING, {}
     for field in dataclasses.fields(schema):
@@ -65,19 +65,19 @@ def keys_of(schema: type) -> dict[str, Key]:
 
 
 def bare(annotation: Any) -> Any:
-    """The type below `Annotated` and type aliases."""
+    """Return the type below `Annotated` and type aliases."""
     if get_origin(annotation) is Annotated:
         return bare(get_args(annotation)[0])
     return bare(annotation.__value__) if hasattr(annotation, "__value__") else annotation
 
 
 def metadata(annotation: Any) -> tuple[Any, ...]:
-    """The metadata that `Annotated` attaches to a type."""
+    """Return the metadata that `Annotated` attaches to a type."""
     return getattr(annotation, "__metadata__", ())
 
 
 def members(annotation: Any) -> list[Any]:
-    """The alternatives of a union, or the type itself, each `bare`."""
+    """Return the alternatives of a union, or the type itself, each `bare`."""
     plain = bare(annotation)
     if get_origin(plain) in (Union, types.UnionType):
         return [inner for member in get_args(plain) for inner in members(member)]
@@ -85,17 +85,17 @@ def members(annotation: Any) -> list[Any]:
 
 
 def section_of(annotation: Any) -> type | None:
-    """The section class among the alternatives of a type, if there is exactly one."""
-    found: list[Any] = [member for member in members(annotation) if dataclasses.is_dataclass(member)]
-    return found[0] if len(found) == 1 else None
+    """Return the section class among the alternatives of a type, if there is exactly one."""
+    sections: list[Any] = [member for member in members(annotation) if dataclasses.is_dataclass(member)]
+    return sections[0] if len(sections) == 1 else None
 
 
 def child(annotation: Any, part: str | int) -> Any:
-    """The type of the item at key or index `part` of a value of this type; Any if the schema does not define it."""
-    found = section_of(annotation)
-    part = getattr(found, "__aliases__", {}).get(part, part)
-    if found is not None and part in keys_of(found):
-        return keys_of(found)[str(part)].annotation
+    """Return the type of the item at key or index `part` of a value of this type; Any if the schema does not say."""
+    section = section_of(annotation)
+    part = getattr(section, "__aliases__", {}).get(part, part)
+    if section is not None and part in keys_of(section):
+        return keys_of(section)[str(part)].annotation
     for member in members(annotation):
         if is_list(member) if isinstance(part, int) else _is(get_origin(member) or member, Mapping):
             return next(iter(get_args(member)[0 if isinstance(part, int) else 1 :]), Any)
@@ -103,7 +103,7 @@ def child(annotation: Any, part: str | int) -> Any:
 
 
 def today(key: str, annotation: Any) -> str:
-    """A dotted key with the names of today for those that had other ones (`__aliases__` of a section)."""
+    """Return a dotted key with the names of today for those that had other ones (`__aliases__` of a section)."""
     parts = list[str]()
     for part in key.split("."):
         parts.append(getattr(section_of(annotation), "__aliases__", {}).get(part, part))
@@ -126,21 +126,21 @@ def run_checks(annotation: Any, value: Any, key: str) -> Iterator[Problem]:
 
 
 def is_list(member: Any) -> bool:
-    """Whether a YAML list fits this type (text, also a sequence in Python, does not count)."""
+    """Return whether a YAML list fits this type (text, also a sequence in Python, does not count)."""
     kind = get_origin(member) or member
     return _is(kind, Collection) and not _is(kind, (Mapping, str, bytes))
 
 
 def admits(annotation: Any, *wanted: Any) -> bool:
-    """Whether one alternative of this type is one of `wanted`; `list` means any type that a YAML list fits."""
+    """Return whether one alternative of this type is one of `wanted`; `list` means any type that a YAML list fits."""
     return any(member in wanted or (list in wanted and is_list(member)) for member in members(annotation))
 
 
 def only_text(annotation: Any) -> bool:
-    """Whether only text (or null) fits: then `007` and `true` stay text, as typed."""
-    found = [member for member in members(annotation) if member is not type(None)]
-    words = [each for each in found if get_origin(each) is Literal and all(isinstance(x, str) for x in get_args(each))]
-    return bool(found) and all(_is(each, (str, Path)) or each in words for each in found)
+    """Return whether only text (or null) fits: then `007` and `true` stay text, as typed."""
+    kinds = [member for member in members(annotation) if member is not type(None)]
+    words = [kind for kind in kinds if get_origin(kind) is Literal and all(isinstance(x, str) for x in get_args(kind))]
+    return bool(kinds) and all(_is(kind, (str, Path)) or kind in words for kind in kinds)
 
 
 def _is(kind: Any, parents: type | tuple[type, ...]) -> bool:
@@ -148,21 +148,21 @@ def _is(kind: Any, parents: type | tuple[type, ...]) -> bool:
 
 
 def nearest(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The candidate closest to `name`, ignoring case and dashes; None if none is close."""
+    """Return the candidate closest to `name`, ignoring case and dashes; None if none is close."""
     folded = {candidate.lower().replace("-", "_"): candidate for candidate in candidates}
-    found = difflib.get_close_matches(name.lower().replace("-", "_"), folded, 1, cutoff)
-    return folded[found[0]] if found else None
+    matches = difflib.get_close_matches(name.lower().replace("-", "_"), folded, 1, cutoff)
+    return folded[matches[0]] if matches else None
 
 
 def suggestion(name: str, candidates: Iterable[str], otherwise: str = "valid") -> str:
-    """A hint: the candidate closest to `name`, or all of them if none is close."""
+    """Return a hint: the candidate closest to `name`, or all of them if none is close."""
     candidates = list(candidates)
     near = nearest(name, candidates)
     return f"did you mean {near}?" if near else f"{otherwise}: {', '.join(candidates) or 'none'}"
 
 
 def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
-    """Every key of a schema with its dotted name, sections before their keys."""
+    """Yield every key of a schema with its dotted name, sections before their keys."""
     for name, key in keys_of(schema).items():
         yield prefix + name, key
         if below := section_of(key.annotation):
@@ -170,7 +170,7 @@ def walk(schema: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
 
 
 def of_today(parent: type, prefix: str, name: str, value: Any) -> dict[str, Any]:
-    """The keys that mean today what `prefix + name` of section `parent` meant in an earlier version; {} if gone.
+    """Return the keys that mean today what `prefix + name` of section `parent` meant in an earlier version; {} if gone.
 
     By functions of the value in `__stored__` of the section (`{"keep": lambda number: {"checkpoint.keep": number}}`),
     or by a new name, not a sentence, in `__renamed__`.
@@ -182,7 +182,7 @@ def of_today(parent: type, prefix: str, name: str, value: Any) -> dict[str, Any]
 
 
 def suggest(root: type, parent: type, prefix: str, name: str) -> str:
-    """A hint for the unknown key `prefix + name` of section `parent`, or "".
+    """Return a hint for the unknown key `prefix + name` of section `parent`, or "".
 
     An old name first (`__renamed__`), then the same name elsewhere, a close one here, a close one elsewhere.
     """
@@ -193,8 +193,8 @@ def suggest(root: type, parent: type, prefix: str, name: str) -> str:
         known.setdefault(dotted.rpartition(".")[2], []).append(dotted)
     if "[" in prefix and name in known.get(name, ()):  # in a stage, a key that only the whole run has
         return f"it belongs to the top level; {prefix[:-1]} has {', '.join(keys_of(parent))}"
-    own = {key: [prefix + key] for key in keys_of(parent)}
-    for among, cutoff in ((known, 1.0), (own, 0.75), (known, 0.75), (own, 0.6)):
+    today = {key: [prefix + key] for key in keys_of(parent)}
+    for among, cutoff in ((known, 1.0), (today, 0.75), (known, 0.75), (today, 0.6)):
         if near := nearest(name, among, cutoff):
             return f"did you mean {' or '.join(among[near][:3])}?"
     return ""

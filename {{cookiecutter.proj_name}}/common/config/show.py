@@ -29,15 +29,15 @@ _Dumper.add_representer(list, _list)
 def dump(values: Any, flow: bool = False) -> str:
     """YAML text that loads back to equal values. `flow`: on one line."""
     text: str = yaml.dump(
-        _escaped(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=flow
+        _escape(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=flow
     )
     return text.removesuffix("\n").removesuffix("\n...") if flow else text
 
 
-def _escaped(values: Any) -> Any:
+def _escape(values: Any) -> Any:
     """`values` with each dollar doubled, since `${key}` would be read as a reference; not in keys."""
     if isinstance(values, dict):
-        return {name: _escaped(value) for name, value in values.items()}
+        return {name: _escape(value) for name, value in values.items()}
     if isinstance(values, list):
-        return [_escaped(value) for value in values]
+        return [_escape(value) for value in values]
     return values.replace("$", "$$") if isinstance(values, str) else values

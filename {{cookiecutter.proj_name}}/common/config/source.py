@@ -39,7 +39,7 @@ class Node:
 
 
 def by_key(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:
-    """A node and all that it contains, by dotted key."""
+    """Yield a node and all that it contains, by dotted key."""
     yield key, node
     if isinstance(node.value, (dict, list)):
         for part, inner in node.value.items() if isinstance(node.value, dict) else enumerate(node.value):
@@ -47,10 +47,10 @@ def by_key(node: Node, key: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def plain(node: Node) -> Any:
-    """A node as plain data."""
+    """Return a node as plain data."""
     if isinstance(node.value, dict):
-        return {name: plain(each) for name, each in node.value.items()}
-    return [plain(each) for each in node.value] if isinstance(node.value, list) else node.value
+        return {name: plain(item) for name, item in node.value.items()}
+    return [plain(item) for item in node.value] if isinstance(node.value, list) else node.value
 
 
 # --- scalars -----------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ _VARIABLE = re.compile(r"\$(?:(\$)|\{env:([A-Za-z_]\w*)(?::-([^}]*))?\}|\{([^\s$
 
 
 def scalar(text: str) -> Any:
-    """The value of an unquoted word."""
+    """Return the value of an unquoted word."""
     if text in _NAMED:
         return _NAMED[text]
     if not _NUMBER.fullmatch(text):
@@ -74,7 +74,10 @@ def scalar(text: str) -> Any:
 
 
 def list_items(text: str, annotation: Any, quoted: bool = True) -> list[str]:
-    """The items of text like `0,1,2` where a list is expected and no text; else none. Of quoted text, only numbers."""
+    """Return the items of text like `0,1,2` where a list is expected and no text; else none.
+
+    Of quoted text, only numbers.
+    """
     if "," not in text or not admits(annotation, list) or admits(annotation, str, Any):
         return []
     items = [item.strip() for item in text.removesuffix(",").split(",")]
@@ -82,7 +85,7 @@ def list_items(text: str, annotation: Any, quoted: bool = True) -> list[str]:
 
 
 def scalar_node(text: str, quoted: bool, origin: str) -> Node:
-    """A scalar from its text: `${env:NAME}` expanded, then read as a number or word unless it was quoted.
+    """Return a scalar from its text: `${env:NAME}` expanded, then read as a number or word unless it was quoted.
 
     Text with references is kept as it is, for `references`.
     """
@@ -97,7 +100,7 @@ def scalar_node(text: str, quoted: bool, origin: str) -> Node:
 
 
 def references_in(text: str) -> list[str]:
-    """The keys that `text` refers to, as in `${model.width}`."""
+    """Return the keys that `text` refers to, as in `${model.width}`."""
     return [match[4] for match in _VARIABLE.finditer(text) if match[4]]
 
 
@@ -107,18 +110,18 @@ def fill_in(text: str, value_of: Callable[[str], str]) -> str:
 
 
 def _expand(match: re.Match[str]) -> str:
-    """The value of an environment variable, its dollars doubled; other matches unchanged."""
+    """Expand the value of an environment variable, its dollars doubled; other matches unchanged."""
     dollar, name, default, key = match.groups()
     if dollar or key:
         return match[0]
     if not name:
         raise ValueError("write ${section.key}, ${env:NAME}, ${env:NAME:-default}, or $$ for a dollar")
-    found = os.environ.get(name)
+    value = os.environ.get(name)
     if default is not None:  # as in a shell, `:-` also replaces an empty variable
-        found = found or default
-    if found is None:
+        value = value or default
+    if value is None:
         raise ValueError(f"the environment variable {name} is not set; set it, or write ${{env:{name}:-default}}")
-    return found.replace("$", "$$")
+    return value.replace("$", "$$")
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -152,14 +155,14 @@ class _Loader(yaml.SafeLoader):
         return Node([self.construct_object(item, deep=True) for item in node.value], self._origin(node))
 
     def _mapping(self, node: yaml.MappingNode) -> Node:
-        own = [key for key, _ in node.value if key.tag != _MERGE]
+        keys = [key for key, _ in node.value if key.tag != _MERGE]
         self.flatten_mapping(node)  # `<<: *name`: the entries merged in come first, so the mapping's own win
         entries: dict[str, Node] = {}
         for key, item in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem="a key must be text; put it in quotes", problem_mark=key.start_mark)
             value = self.construct_object(item, deep=True)
-            origins = [self._origin(each) for each in own if each.value == key.value]
+            origins = [self._origin(other) for other in keys if other.value == key.value]
             problem = f"this key is given twice, at {' and '.join(origins)}" if len(origins) > 1 else value.problem
             entries[key.value] = replace(value, origin=self._origin(key), problem=problem)  # the key's line
         flag = entries.pop("$REPLACE", Node(False, "")).value
@@ -185,9 +188,9 @@ def read_file(path: Path) -> Node:
         body = read_text(path.read_text("utf-8-sig"), origin_at) or Node({}, origin_at(0))
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n")
-        raise _refused("the file is not UTF-8 text; save it as UTF-8", origin_at(line)) from error
+        raise _error("the file is not UTF-8 text; save it as UTF-8", origin_at(line)) from error
     if not isinstance(body.value, dict):
-        raise _refused('the top level of the file must be a mapping of keys to values; write "key: value"', body.origin)
+        raise _error('the top level of the file must be a mapping of keys to values; write "key: value"', body.origin)
     return body
 
 
@@ -199,22 +202,22 @@ def read_text(text: str, origin_at: Callable[[int], str]) -> Node | None:
         _count(root, {}, origin_at)
         node: Node | None = loader.construct_document(root) if root else None
     except RecursionError as error:
-        raise _refused("values are nested too deeply", origin_at(loader.line)) from error
+        raise _error("values are nested too deeply", origin_at(loader.line)) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line if mark else 0
         cause = ", ".join(filter(None, (error.context, error.problem)))
         hint = next((text for part, text in _CAUSES.items() if re.search(part, cause)), "near these lines:")
-        shown = [f"\n      {at:>4} | {each}" for at, each in enumerate(text.splitlines(), 1) if 0 <= line + 1 - at <= 1]
-        raise _refused(f"invalid YAML: {cause}", origin_at(line), "".join([hint, *shown])) from error
+        shown = [f"\n      {at:>4} | {code}" for at, code in enumerate(text.splitlines(), 1) if 0 <= line + 1 - at <= 1]
+        raise _error(f"invalid YAML: {cause}", origin_at(line), "".join([hint, *shown])) from error
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n")
-        raise _refused("the file contains a control character; remove it", origin_at(line)) from error
+        raise _error("the file contains a control character; remove it", origin_at(line)) from error
     return node
 
 
 def _count(node: yaml.Node | None, counts: dict[int, int], origin_at: Callable[[int], str]) -> int:
-    """The values that a node stands for, if those of each alias are counted again. `counts`: those of earlier nodes.
+    """Count the values that a node stands for, each alias anew. `counts`: the numbers of earlier nodes.
 
     Raises `ConfigError` if aliases add too many: thirty lines can stand for 10^9 values, which would take minutes.
     """
@@ -226,7 +229,7 @@ def _count(node: yaml.Node | None, counts: dict[int, int], origin_at: Callable[[
     total = counts[id(node)] = 1 + sum(_count(part, counts, origin_at) for part in parts)
     if total > len(counts) + MOST_COPIED:
         rule = f"aliases (*name) must not add more than {MOST_COPIED:,} values, and these stand for {total:,}"
-        raise _refused(rule, origin_at(node.start_mark.line), "write the values, or refer to keys: ${section.key}")
+        raise _error(rule, origin_at(node.start_mark.line), "write the values, or refer to keys: ${section.key}")
     return total
 
 
@@ -240,5 +243,5 @@ _CAUSES = {
 }
 
 
-def _refused(rule: str, origin: str, hint: str = "") -> ConfigError:
+def _error(rule: str, origin: str, hint: str = "") -> ConfigError:
     return ConfigError([Problem("", ABSENT, rule, hint, origin)])

@@ -16,7 +16,7 @@ _READ = 32  # samples whose labels are read
 
 
 def labels_of(dataset: Any) -> np.ndarray | None:
-    """The class of each sample, shape (samples,): the data set's attribute `targets` or `labels`; None without one.
+    """Return each sample's class, (samples,), from the data set's attribute `targets` or `labels`; None without one.
 
     Not their methods, which may read every file.
     """
@@ -45,14 +45,14 @@ def count_classes(dataset: Any) -> dict[str, int]:
 def describe_classes(dataset: Any) -> str:
     """Describe the classes: `, classes cat 40, horse 0 (3 files ignored: .heic)`; "" if the labels are not known."""
     counts, ignored = count_classes(dataset), getattr(dataset, "ignored", {})
-    each = [f"{name} {count}{_ignored(ignored.get(name))}" for name, count in counts.items()]
-    if len(each) > _ALL:
-        several = f"{len(each)} classes of {min(counts.values())} to {max(counts.values())} samples: "
-        return f", {several}{', '.join(each[:_FIRST])}, ..."
-    return f", classes {', '.join(each)}" if each else ""
+    lines = [f"{name} {count}{_listing(ignored.get(name))}" for name, count in counts.items()]
+    if len(lines) > _ALL:
+        several = f"{len(lines)} classes of {min(counts.values())} to {max(counts.values())} samples: "
+        return f", {several}{', '.join(lines[:_FIRST])}, ..."
+    return f", classes {', '.join(lines)}" if lines else ""
 
 
-def _ignored(suffixes: Counter[str] | None) -> str:
+def _listing(suffixes: Counter[str] | None) -> str:
     if not suffixes:
         return ""
     count = sum(suffixes.values())
@@ -66,7 +66,7 @@ def warn_of_empty_classes(dataset: Any) -> None:
     empty = [name for name, count in counts.items() if not count]
     if not empty:
         return
-    shown = ", ".join(f"{name}{_ignored(ignored.get(name))}" for name in empty[:_ALL]) + ", ..." * (len(empty) > _ALL)
+    shown = ", ".join(f"{name}{_listing(ignored.get(name))}" for name in empty[:_ALL]) + ", ..." * (len(empty) > _ALL)
     remedy = "convert these files, add others, or remove the class"
     if not getattr(dataset, "classes", ()):
         remedy = "labels are counted from 0" if empty == ["0"] else "is a label missing, or are they no classes?"
@@ -86,8 +86,8 @@ def warn_of_sorted_classes(stream: TrainStream, config: LoaderConfig, worker: in
         labels = labels[order]
     elif config.order["type"] != "shuffle" and len(order) >= _READ:
         with suppress(Exception):  # a sample that cannot be read is reported where it is trained on
-            found = look_at(stream.dataset, spread(order.tolist(), _READ), label_of, config, worker)
-            labels = None if None in found else np.array(found)
+            read = look_at(stream.dataset, spread(order.tolist(), _READ), label_of, config, worker)
+            labels = None if None in read else np.array(read)
     if labels is None or len(labels) < 2:
         return
     classes = len(np.unique(labels))

@@ -28,7 +28,7 @@ _File = tuple[str, int, int]  # path, size in bytes, time of the last change in 
 
 
 def digest(dataset: Any) -> dict[str, Any]:
-    """A short description of a data set that differs if the data do; plain values.
+    """Return a short description of a data set that differs if the data do; plain values.
 
     It is made of what the data set's own `digest()` returns; without one, of its attributes and the data sets inside
     it: names, sizes and times of files, the beginnings of a few, and checksums of arrays, tensors and lists. A million
@@ -38,28 +38,28 @@ def digest(dataset: Any) -> dict[str, Any]:
         `files`, `arrays`, `values`, `digests`: how many there are of each; `names`, `times`, `contents`: checksums of
         the files' names and sizes, of their times, and of all that was read; `unknown`: what cannot be compared.
     """
-    found = _Search()
+    search = _Search()
     try:
-        found.dataset(dataset)
+        search.dataset(dataset)
     except Exception as error:  # noqa: BLE001 - classes of others can raise anything, and training needs no digest
         logger.warning("{} has no digest, so a resume will not compare its data: {!r}", kind_of(dataset), error)
-        found = _Search()
-    names = [path for path, _, _ in found.files]
+        search = _Search()
+    names = [path for path, _, _ in search.files]
     # Names in between share what the first and the last in alphabetical order have in common.
     start = len(os.path.commonpath([os.path.dirname(name) for name in (min(names), max(names))])) if names else 0
-    sizes = array("q", [size for _, size, _ in found.files]).tobytes()
-    counts = {name: len(getattr(found, name)) for name in ("files", "arrays", "digests")} | {"values": found.values}
+    sizes = array("q", [size for _, size, _ in search.files]).tobytes()
+    counts = {name: len(getattr(search, name)) for name in ("files", "arrays", "digests")} | {"values": search.values}
     return {
         **counts,
         "names": _checksum(sizes + "\n".join(name[start:] for name in names).encode(errors="surrogateescape")),
-        "times": _checksum(array("q", [time for _, _, time in found.files]).tobytes()),
-        "contents": _checksum(repr((found.arrays, found.digests, found.sums, _beginnings(names))).encode()),
-        "unknown": found.unknown if any(counts.values()) else [f"{kind_of(dataset)} has no digest()"],
+        "times": _checksum(array("q", [time for _, _, time in search.files]).tobytes()),
+        "contents": _checksum(repr((search.arrays, search.digests, search.sums, _beginnings(names))).encode()),
+        "unknown": search.unknown if any(counts.values()) else [f"{kind_of(dataset)} has no digest()"],
     }
 
 
 def differences(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
-    """How data differ from those of an earlier start: what is surely another, and what may be; "" for nothing."""
+    """Return how data differ from an earlier start's: what surely changed, and what may have; "" for nothing."""
     if any(old[key] != new[key] for key in ("files", "names", "contents")):
         before, after = describe_counts([old]), describe_counts([new])
         return f"dataset.{name}: other data ({after if before == after else f'{before} -> {after}'})", ""
@@ -69,9 +69,9 @@ def differences(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tu
 
 
 def describe_counts(digests: Iterable[Mapping[str, Any]]) -> str:
-    """How much the digests describe, in words: `240 files, 2 arrays`."""
+    """Return how much the digests describe, in words: `240 files, 2 arrays`."""
     digests = list(digests)
-    sums = {name: sum(each[name] for each in digests) for name in ("files", "arrays", "values", "digests")}
+    sums = {name: sum(counts[name] for counts in digests) for name in ("files", "arrays", "values", "digests")}
     return ", ".join(f"{n} {name if n > 1 else name[:-1]}" for name, n in sums.items() if n)
 
 
@@ -97,28 +97,28 @@ class _Search:
 
     def dataset(self, dataset: Any) -> None:
         """Search a data set: what its own digest returns, what Hugging Face's keeps, or else its attributes."""
-        own = getattr(dataset, "_fingerprint", None)  # of Hugging Face: of the table and all changes made to it
+        fingerprint = getattr(dataset, "_fingerprint", None)  # of Hugging Face: of the table and all changes made to it
         # Looked up in the class: a data set around another one passes on the methods of the inner one.
         if callable(getattr(type(dataset), "digest", None)):
-            own = dataset.digest()
-        elif isinstance(own, str):
-            self.attribute([each["filename"] for each in getattr(dataset, "cache_files", ())])
-        if isinstance(own, str):
-            self.digests.append(own)
-        elif own is not None:
-            self.attribute(own, least=1)
+            fingerprint = dataset.digest()
+        elif isinstance(fingerprint, str):
+            self.attribute([file["filename"] for file in getattr(dataset, "cache_files", ())])
+        if isinstance(fingerprint, str):
+            self.digests.append(fingerprint)
+        elif fingerprint is not None:
+            self.attribute(fingerprint, least=1)
         else:
             self._attributes(dataset)
 
     def _attributes(self, dataset: Any) -> None:
         held = vars(dataset) if hasattr(dataset, "__dict__") else {"": dataset}
-        paths = [os.fspath(each) for each in held.values() if isinstance(each, (str, os.PathLike))]
-        folders = [each for each in paths if os.path.isabs(each) and os.path.isdir(each)]
+        paths = [os.fspath(value) for value in held.values() if isinstance(value, (str, os.PathLike))]
+        folders = [path for path in paths if os.path.isabs(path) and os.path.isdir(path)]
         files, arrays = len(self.files), len(self.arrays)
-        for each in held.values():
-            if id(each) not in self._seen:  # under another name
-                self._seen.add(id(each))
-                self.attribute(each, folders)
+        for file in held.values():
+            if id(file) not in self._seen:  # under another name
+                self._seen.add(id(file))
+                self.attribute(file, folders)
         if len(self.files) > files or any(len(shape) > 1 for shape, *_ in self.arrays[arrays:]):
             return
         # It holds labels at most, so its samples are elsewhere.
@@ -131,11 +131,11 @@ class _Search:
         """Search one attribute. Relative names of files are those in `folders`; fewer values than `least` are none."""
         leaves: list[Any] = []
         self._collect(value, leaves, _DEPTH)
-        names = [each for each in leaves if isinstance(each, str)]
+        names = [leaf for leaf in leaves if isinstance(leaf, str)]
         probed = names[:_PROBED] + names[:: len(names) // _PROBED + 1]
         files = _files(names, folders) if _stats(probed, folders) else {}
         self.files += files.values()
-        rest = [each for each in leaves if each not in files] if files else leaves
+        rest = [leaf for leaf in leaves if leaf not in files] if files else leaves
         if len(rest) >= least:
             self.values += len(rest)
             self.sums.append(0)
@@ -151,8 +151,8 @@ class _Search:
             leaves.append(os.fspath(value))
         elif isinstance(value, (tuple, list, deque, array, Set, Mapping)):
             items = chain.from_iterable(value.items()) if isinstance(value, Mapping) else value
-            for each in (sorted(items, key=repr) if isinstance(value, Set) else items) if depth else ():
-                self._collect(each, leaves, depth - 1)
+            for item in (sorted(items, key=repr) if isinstance(value, Set) else items) if depth else ():
+                self._collect(item, leaves, depth - 1)
         elif isinstance(value, Tensor) and value.layout == torch.strided:
             data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             self.arrays.append((tuple(value.shape), str(value.dtype), zlib.crc32(data.data)))
@@ -162,7 +162,7 @@ class _Search:
             self._collect(value.to_numpy(), leaves, depth)
         elif isinstance(getattr(value, "filename", None), (str, os.PathLike)):  # an open file of HDF5, zip, ...
             leaves.append(os.fspath(value.filename))
-        elif any(hasattr(type(value), each) for each in ("__getitem__", "__iter__")):
+        elif any(hasattr(type(value), name) for name in ("__getitem__", "__iter__")):
             self.dataset(value)
 
     def _array(self, value: np.ndarray, leaves: list[Any], depth: int) -> None:
@@ -179,15 +179,18 @@ class _Search:
 
 
 def _files(names: Sequence[str], folders: Sequence[str]) -> dict[str, _File]:
-    """The files among `names`, by name, many at a time."""
+    """Return the files among `names`, by name, many at a time."""
     chunks = [names[first : first + _CHUNK] for first in range(0, len(names), _CHUNK)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        return {name: file for found in pool.map(_stats, chunks, repeat(folders)) for name, file in found.items()}
+        return {name: file for part in pool.map(_stats, chunks, repeat(folders)) for name, file in part.items()}
 
 
 def _stats(names: Sequence[str], folders: Sequence[str]) -> dict[str, _File]:
-    """The files among `names`, by name. Relative ones are in `folders`, or if they name a folder, where we are."""
-    found = {}
+    """Return the files among `names`, by name.
+
+    Relative ones are in `folders`, or if they name a folder, where we are.
+    """
+    stats = {}
     for name in names:
         if name.startswith(os.sep):
             paths = [name]
@@ -200,9 +203,9 @@ def _stats(names: Sequence[str], folders: Sequence[str]) -> dict[str, _File]:
             except (OSError, ValueError):  # not a path: too long, or with a null character
                 continue
             if stat.S_ISREG(about.st_mode):
-                found[name] = (path, about.st_size, about.st_mtime_ns)
+                stats[name] = (path, about.st_size, about.st_mtime_ns)
                 break
-    return found
+    return stats
 
 
 def _beginnings(paths: Sequence[str]) -> list[int]:

@@ -11,13 +11,13 @@ from common.data.sections import OWN, apply_transforms
 
 
 def reader_of(section: Mapping[str, Any]) -> Any:
-    """The class that reads files for a section; of data sets in each other, that of the first one inside."""
+    """Return the class that reads files for a section; of data sets in each other, that of the first one inside."""
     inner = section.get("set") or next(iter(section.get("sets") or ()), None)
     return reader_of(inner) if isinstance(inner, Mapping) else DATASET_REGISTRY.get(section["type"])
 
 
 def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> Any:
-    """A data set of these files, without labels, prepared as the samples of a section are.
+    """Build a data set of these files, without labels, prepared as the samples of a section are.
 
     The class of the data set makes it: `from_files(files, **arguments)`, where the arguments are the section's, and the
     defaults of the class. Sample i is that of file i.
@@ -32,6 +32,6 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
             f'or name another data set: --dataset.{mode} "{{type: ImageFiles, size: [32, 32]}}"'
         )
     given = {name: value for name, value in section.items() if name not in ("type", "transforms", *OWN)}
-    defaults = {each.name: each.default for each in inspect.signature(kind).parameters.values()}
+    defaults = {parameter.name: parameter.default for parameter in inspect.signature(kind).parameters.values()}
     defaults = {name: value for name, value in defaults.items() if value is not inspect.Parameter.empty}
     return apply_transforms(make(files, **defaults | fit_arguments(kind, given)), section, mode)

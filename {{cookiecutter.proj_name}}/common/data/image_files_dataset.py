@@ -48,15 +48,18 @@ class ImageFiles:
         size: list[int] | None = [32, 32],  # noqa: B006 - never changed; --list shows it as the default
         channels: Literal[1, 3, 4] = 3,
     ) -> None:
-        found = sorted(path for path in (data_dir / folder).rglob("*") if path.suffix.lower() in self.suffixes)
-        self.files: Sequence[Any] = found
+        paths = sorted(path for path in (data_dir / folder).rglob("*") if path.suffix.lower() in self.suffixes)
+        self.files: Sequence[Any] = paths
         self.size, self.channels = size, channels
-        if not found:
+        if not paths:
             raise UserError(f"dataset.{mode}: there are no images below {data_dir / folder}")
 
     @classmethod
     def from_files(cls, files: Sequence[Any], size: list[int] | None, channels: Literal[1, 3, 4], **_: Any) -> Self:
-        """A data set of these files; each is a path, or an open file in binary mode. Other arguments are ignored."""
+        """Return a data set of these files; each is a path, or an open file in binary mode.
+
+        Other arguments are ignored.
+        """
         self = cls.__new__(cls)
         self.files, self.size, self.channels = files, size, channels
         return self
@@ -75,12 +78,15 @@ class ImageFiles:
         return {"image": self.prepared(image).contiguous(), "name": Path(name).name}
 
     def prepared(self, image: Tensor) -> Tensor:
-        """A change of each image (C, H, W), 0..1; a subclass may need one."""
+        """Return a change of each image (C, H, W), 0..1; a subclass may need one."""
         return image
 
 
 def read_image(source: str | Path | BinaryIO, size: list[int] | None, channels: int) -> Tensor:
-    """The image in a file as (C, H, W), float in 0..1; `size`: resized to (height, width). Raises one of UNREADABLE."""
+    """Read the image in a file as (C, H, W), float in 0..1; `size`: resized to (height, width).
+
+    Raises one of UNREADABLE.
+    """
     try:
         opened = Image.open(source, formats=FORMATS)
     except UnidentifiedImageError:

@@ -51,7 +51,7 @@ class _Read(NamedTuple):
     `state`: after these micro-batches: of the data set, and whether it has `ended` on this process.
     """
 
-    found: list[_MicroBatch]
+    batches: list[_MicroBatch]
     total: int
     state: dict[str, Any]
 
@@ -93,9 +93,9 @@ class _Batches(IterableDataset[Any]):
             with loop_streams_unchanged():
                 seed_all(mix(self.seed, _STREAM, self.epoch, number, reader))
                 records = list(islice(source, self.batch_size * ranks))
-                own = records[rank::ranks]
+                share = records[rank::ranks]
                 # If only other ranks have samples left, this one borrows some, with weight 0, as `EpochPlan` does.
-                batch = self.collate(own or records[:2]) if records and is_own else None
+                batch = self.collate(share or records[:2]) if records and is_own else None
             if not records:
                 if number == 0 and self.begins_anew:
                     self.state, self.begins_anew = None, False
@@ -104,10 +104,10 @@ class _Batches(IterableDataset[Any]):
             if number == 0 and ranks * workers > 1:
                 mark = _mark(records[0])
             if is_own:
-                yield _MicroBatch(batch, len(own), len(records), mark)
+                yield _MicroBatch(batch, len(share), len(records), mark)
 
     def _begin(self, reader: int) -> Iterator[Any]:
-        """The records of the next pass. An order that `__iter__` draws at once is the same for all readers."""
+        """Return the records of the next pass. An order that `__iter__` draws at once is the same for all readers."""
         with loop_streams_unchanged():
             seed_all(mix(self.seed, _STREAM, self.epoch, -1, reader))
             set_epoch(self.dataset, self.epoch)
@@ -117,7 +117,7 @@ class _Batches(IterableDataset[Any]):
 
 
 def _mark(record: Any) -> int:
-    """A checksum of a record, the same for equal records in any process."""
+    """Return a checksum of a record, the same for equal records in any process."""
     return zlib.crc32(re.sub(r" at 0x\w+", "", repr(record)).encode())
 
 
@@ -196,7 +196,10 @@ class IterableStream(BatchStream):
         return {"dataset": deepcopy(self.dataset.state_dict())} if self.is_exactly_resumable else {}
 
     def sample_batch(self, *, full: bool) -> Any:
-        """A copy of the first batch, always a full one, to try a model on. The first epoch continues after it."""
+        """Return a copy of the first batch, always a full one, to try a model on.
+
+        The first epoch continues after it.
+        """
         if self._first is None:
             set_epoch(self.dataset, 0)  # before that, a data set may have no state
             self._start = self._start or self._dataset_state()
@@ -213,48 +216,48 @@ class IterableStream(BatchStream):
         )
 
     def epoch(self, at: Position) -> Iterator[Step]:
-        """The steps from `at` to the end of the epoch. Raises `UserError` when there are none."""
+        """Yield the steps from `at` to the end of the epoch. Raises `UserError` when there are none."""
         again, before = (at.sample - self._start.get("sample", 0)) // self.samples_per_step, at
         if again:
             logger.warning("the data set cannot restore its position: reading {} steps again to reach it", again)
         steps = islice(self._steps(at), again, None)
         # One step is read ahead to detect the last one; a checkpoint holds the state from before that read.
-        for current, ahead in ((each, each) for each in steps) if self.is_in_step else pairwise(steps):
+        for current, ahead in ((step, step) for step in steps) if self.is_in_step else pairwise(steps):
             if not current.total:
                 raise UserError(_TOO_SHORT.format(kind_of(self.dataset), at.sample, self.epoch_size))
             sample = at.sample + self.samples_per_step
             is_last = sample // self.samples_per_step == self.steps_per_epoch if self.is_in_step else not ahead.total
             at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else sample, self.epoch_size)
             self._state = {**(ahead if ahead.state["ended"] else current).state, "sample": at.sample}
-            sizes = [each.size for each in current.found]
+            sizes = [batch.size for batch in current.batches]
             weights = [size * self.rank.world_size / current.total for size in sizes]
-            yield Step([each.batch for each in current.found], GlobalBatch([], weights, sizes, current.total, at))
+            yield Step([micro.batch for micro in current.batches], GlobalBatch([], weights, sizes, current.total, at))
             if is_last:
                 return
         if at == before:
             raise self._no_samples(at.epoch)
 
     def _steps(self, at: Position) -> Iterator[_Read]:
-        """The data of each step from `at` to the end of the epoch, and of a last one that has none."""
+        """Yield the data of each step from `at` to the end of the epoch, and of a last one that has none."""
         batches, marks, total = self._pass(at), set(), 1
         while total:
-            found = list(islice(batches, self.accumulate))
-            state = {**self._dataset_state(), "ended": not found}
+            read = list(islice(batches, self.accumulate))
+            state = {**self._dataset_state(), "ended": not read}
             if self._batches.shares:
-                sizes = gather_objects([each.size for each in found], self.rank)
+                sizes = gather_objects([batch.size for batch in read], self.rank)
                 total = sum(map(sum, sizes))
-                missing = max(map(len, sizes)) - len(found)
+                missing = max(map(len, sizes)) - len(read)
                 if self.is_in_step and len(set(map(len, sizes))) > 1:
                     raise UserError(_TOO_SHORT.format(kind_of(self.dataset), "fewer", "others' shares"))
-                found += [_MicroBatch(self.sample_batch(full=True), 0, 0, 0) for _ in range(missing)]
+                read += [_MicroBatch(self.sample_batch(full=True), 0, 0, 0) for _ in range(missing)]
             else:
-                total = sum(each.total for each in found)
-                marks |= {each.mark for each in found}
+                total = sum(batch.total for batch in read)
+                marks |= {batch.mark for batch in read}
                 seen_here = total + sum(marks)
                 if len(marks) > 1 or seen_here != max_over_ranks(seen_here, self.rank):
                     raise UserError(_DIFFERENT_RECORDS.format("workers" if len(marks) > 1 else "ranks"))
             if total in (0, self.samples_per_step) or not self.drop_last:
-                yield _Read(found, total, state)
+                yield _Read(read, total, state)
 
     def _pass(self, at: Position) -> Iterator[_MicroBatch]:
         """This process' micro-batches of the epoch, from `at` if its state was restored, else from the start."""
@@ -274,16 +277,16 @@ class IterableStream(BatchStream):
         return read(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """The data set's state after the last step; one per rank if it has `share`."""
+        """Return the data set's state after the last step; one per rank if it has `share`."""
         return {"states": gather_objects(self._state, self.rank) if self._batches.shares else [self._state]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next pass at the saved position. Raises `UserError` if the number of shares differs inside one."""
         states = state["states"]
-        if not all({"dataset", "sample"} <= each.keys() for each in states) or not self.is_exactly_resumable:
+        if not all({"dataset", "sample"} <= state.keys() for state in states) or not self.is_exactly_resumable:
             return  # the epoch is read again
         if self._batches.shares and len(states) != self.rank.world_size:
-            if all(each.get("ended") for each in states):  # between epochs: every share starts anew
+            if all(state.get("ended") for state in states):  # between epochs: every share starts anew
                 return
             raise UserError(
                 f"dataset.train: {kind_of(self.dataset)} was shared by {len(states)} process(es) when the "

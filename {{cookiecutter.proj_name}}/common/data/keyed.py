@@ -94,12 +94,12 @@ def seed_all(seed: int) -> None:
 
 def set_epoch(dataset: Any, epoch: int) -> None:
     """Call `dataset.set_epoch(epoch)` if there is such a method. Call this in the process that reads."""
-    if callable(own := getattr(dataset, "set_epoch", None)):
-        own(epoch)
+    if callable(set_epoch := getattr(dataset, "set_epoch", None)):
+        set_epoch(epoch)
 
 
 def find_collate(dataset: SizedDataset, spec: str | Mapping[str, Any] | None, *, training: bool = False) -> Collate:
-    """The collate function that `loader.collate` names, else the data set's `collate`, else PyTorch's default.
+    """Find the collate function that `loader.collate` names, else the data set's `collate`, else PyTorch's default.
 
     A class is built, with the data set as its argument `dataset`. One whose attribute `training_only` is true (mixup)
     is used in training alone.
@@ -110,5 +110,5 @@ def find_collate(dataset: SizedDataset, spec: str | Mapping[str, Any] | None, *,
         if training or not getattr(target, "training_only", False):
             built = not isinstance(spec, str) or "dataset" in parameter_names(target)
             return COLLATE_REGISTRY.build(section, dataset=dataset) if built else target
-    own = getattr(dataset, "collate", None)
-    return own if callable(own) else default_collate
+    collate = getattr(dataset, "collate", None)
+    return collate if callable(collate) else default_collate

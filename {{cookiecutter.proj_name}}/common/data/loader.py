@@ -93,10 +93,10 @@ class BatchStream(Protocol):
     _loader: DataLoader[Any]
 
     def epoch(self, at: Position) -> Iterator[Step]:
-        """The steps from `at` to the end of its epoch."""
+        """Return the steps from `at` to the end of its epoch."""
 
     def sample_batch(self, *, full: bool) -> Any:
-        """A batch to try a model on: a small one, or a full one, with the shape that a compiler will see."""
+        """Return a batch to try a model on: a small one, or a full one, with the shape that a compiler will see."""
 
     def samples(self, at: Position) -> list[list[int]]:
         """Indices of this process' samples in the step that begins at `at`, by micro-batch; empty if they have none."""
@@ -136,25 +136,25 @@ class TrainStream(BatchStream):
         self._loader = make_loader(self._batches, config, worker, plan.order.seed, device, batch_sampler=self._keys)
 
     def sample_batch(self, *, full: bool) -> Any:
-        """A batch to try a model on; reading it leaves the random streams unchanged."""
+        """Return a batch to try a model on; reading it leaves the random streams unchanged."""
         size = min(self.plan.batch_size if full else 2, self.epoch_size)
         return self._batches.__getitems__((0, list(range(size))))
 
     def samples(self, at: Position) -> list[list[int]]:
-        found = next(self.plan.global_batches(at)).indices
-        return [[index % len(self.dataset) for index in indices] for indices in found]
+        shares = next(self.plan.global_batches(at)).indices
+        return [[index % len(self.dataset) for index in indices] for indices in shares]
 
     def state_dict(self) -> dict[str, Any]:
-        """The data set's own state, if it has any; the position in the data is part of the run's position."""
-        own = getattr(self.dataset, "state_dict", None)
-        return {"dataset": own()} if callable(own) else {}
+        """Return the data set's own state, if it has any; the position in the data is part of the run's position."""
+        state_dict = getattr(self.dataset, "state_dict", None)
+        return {"dataset": state_dict()} if callable(state_dict) else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if "dataset" in state and callable(own := getattr(self.dataset, "load_state_dict", None)):
-            own(state["dataset"])
+        if "dataset" in state and callable(load := getattr(self.dataset, "load_state_dict", None)):
+            load(state["dataset"])
 
     def epoch(self, at: Position) -> Iterator[Step]:
-        """The steps from `at` to the end of its epoch. Skipped samples are not read."""
+        """Yield the steps from `at` to the end of its epoch. Skipped samples are not read."""
         # Workers read ahead of the loop, so the keys are ahead of it too.
         self._keys.epoch, (self._keys.global_batches, global_batches) = at.epoch, tee(self.plan.global_batches(at))
         batches: Iterator[Any] = read(self._loader)
@@ -196,7 +196,7 @@ class EvaluationLoader:
         return read(self._loader)
 
     def sample_batch(self) -> Any:
-        """A batch of the first sample."""
+        """Return a batch of the first sample."""
         return self._batches.__getitems__((0, [0]))
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class EvaluationLoader:
 def make_loader(
     batches: Any, config: LoaderConfig, worker: int, seed: int, device: torch.device, **sampling: Any
 ) -> DataLoader[Any]:
-    """The `DataLoader` of a split; `sampling`: its options `batch_sampler` or `batch_size`."""
+    """Make the `DataLoader` of a split; `sampling`: its options `batch_sampler` or `batch_size`."""
     return DataLoader(
         batches,
         **sampling,

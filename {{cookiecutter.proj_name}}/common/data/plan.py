@@ -68,7 +68,7 @@ class EpochPlan:
         return (self.order.size + not_full) // self.samples_per_step
 
     def global_batches(self, at: Position) -> Iterator[GlobalBatch]:
-        """The global batches from `at` to the end of its epoch."""
+        """Yield the global batches from `at` to the end of its epoch."""
         order = self.order(at.epoch)
         batch_size, per_step, stop = self.batch_size, self.samples_per_step, self.order.size
         if self.drop_last:
@@ -81,12 +81,12 @@ class EpochPlan:
             # Rank 0 has the most micro-batches. The others run as many, if need be with borrowed samples of weight 0:
             # all ranks must take part in the exchange of gradients and, with FSDP, of weights.
             count = -(-samples // (self.world_size * batch_size))
-            own = [share[first : first + batch_size] for first in range(0, count * batch_size, batch_size)]
-            weights = [len(each) * self.world_size / samples for each in own]
-            indices = [each or window[:borrowed].tolist() for each in own]
+            batches = [share[first : first + batch_size] for first in range(0, count * batch_size, batch_size)]
+            weights = [len(batch) * self.world_size / samples for batch in batches]
+            indices = [batch or window[:borrowed].tolist() for batch in batches]
             is_last = start == starts[-1]
             at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else start + samples, self.order.size)
-            yield GlobalBatch(indices, weights, [len(each) for each in own], samples, at)
+            yield GlobalBatch(indices, weights, [len(batch) for batch in batches], samples, at)
 
 
 def evaluation_keys(size: int, batch_size: int, rank: int, world_size: int) -> list[BatchKey]:

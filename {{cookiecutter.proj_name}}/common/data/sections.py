@@ -25,19 +25,19 @@ Sections = dict[str, Mapping[str, Any]]
 
 
 def sets_of(part: Mapping[str, Any] | None) -> Sections:
-    """The sets of a split by name; a single one is called "". Empty if the split is null."""
+    """Return the sets of a split by name; a single one is called "". Empty if the split is null."""
     if part is None:
         return {}
-    return _named(part) or {"": part}
+    return _find_named(part) or {"": part}
 
 
-def _named(part: Mapping[str, Any]) -> Sections:
-    """The sections in `part`; empty if it is itself the section of a data set, which has a `type`."""
+def _find_named(part: Mapping[str, Any]) -> Sections:
+    """Return the sections in `part`; empty if it is itself the section of a data set, which has a `type`."""
     return {} if "type" in part else {name: item for name, item in part.items() if isinstance(item, Mapping)}
 
 
 def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:
-    """The data set of one split.
+    """Build the data set of one split.
 
     Raises:
         UserError: it is empty, cannot be indexed (except for training), or raises one itself (a missing folder, ...).
@@ -53,7 +53,7 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
 
 
 def build_set(section: Mapping[str, Any], mode: str, data_dir: Path) -> Any:
-    """The data set of a section, with its transforms. Raises `UserError` if one of them does."""
+    """Build the data set of a section, with its transforms. Raises `UserError` if one of them does."""
     dataset = DATASET_REGISTRY.build(section, ignore=(*OWN, "transforms"), data_dir=data_dir, mode=mode)
     return apply_transforms(dataset, section, mode)
 
@@ -61,22 +61,22 @@ def build_set(section: Mapping[str, Any], mode: str, data_dir: Path) -> Any:
 def apply_transforms(dataset: Any, section: Mapping[str, Any], mode: str) -> Any:
     """`dataset` with the transforms of a section."""
     transforms = []
-    for number, each in enumerate(section.get("transforms") or ()):
-        where = f"dataset.{mode}: transforms[{number}] ({each['type']})"
+    for number, spec in enumerate(section.get("transforms") or ()):
+        where = f"dataset.{mode}: transforms[{number}] ({spec['type']})"
         with error_context(lambda where=where: f"in {where}"):  # type: ignore[misc]
-            transforms.append(Transform(where, build_transform(each, ignore=("key",)), each.get("key", _KEY)))
+            transforms.append(Transform(where, build_transform(spec, ignore=("key",)), spec.get("key", _KEY)))
     return View(dataset, transforms) if transforms else dataset
 
 
 def build_transform(section: Mapping[str, Any], ignore: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """The transform of a section, after those in its arguments: `{type: RandomApply, transforms: [{type: ...}]}`."""
+    """Build a section's transform, after those in its arguments: `{type: RandomApply, transforms: [{type: ...}]}`."""
 
-    def built(value: Any) -> Any:
+    def build(value: Any) -> Any:
         if isinstance(value, list):
-            return [built(each) for each in value]
+            return [build(item) for item in value]
         return build_transform(value) if _is_section(value) else value
 
-    arguments = {name: built(value) for name, value in section.items()}
+    arguments = {name: build(value) for name, value in section.items()}
     try:
         function: Callable[..., Any] = TRANSFORM_REGISTRY.build(arguments, ignore=ignore)
     except (TypeError, ValueError) as error:
@@ -91,11 +91,11 @@ def _is_section(value: Any) -> bool:
 
 
 def _sections_in(value: Any, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The sections of transforms in an argument, and their keys."""
+    """Yield the sections of transforms in an argument, and their keys."""
     if _is_section(value):
         yield key, value
-    for number, each in enumerate(value if isinstance(value, list) else ()):
-        yield from _sections_in(each, join(key, number))
+    for number, item in enumerate(value if isinstance(value, list) else ()):
+        yield from _sections_in(item, join(key, number))
 
 
 def _check_transform(section: Any, key: str, ignore: tuple[str, ...] = ()) -> Iterator[Problem]:
@@ -151,7 +151,7 @@ class SetSection(EditorRule):
     ignore: tuple[str, ...] = ()
 
     def editor_rule(self) -> dict[str, Any]:
-        """The section of a data set."""
+        """Return the section of a data set."""
         transforms = {"items": TRANSFORM_REGISTRY.editor_rule(key={"type": ["string", "null"]})}
         return DATASET_REGISTRY.editor_rule(transforms=transforms, **{name: {} for name in self.ignore})
 
@@ -161,12 +161,12 @@ class SetSection(EditorRule):
         if transforms is not None and not isinstance(transforms, list):
             yield Problem(f"{key}.transforms", transforms, "must be a list of sections: [{type: ..., arguments}, ...]")
             return
-        for number, each in enumerate(transforms or ()):
+        for number, spec in enumerate(transforms or ()):
             below = f"{key}.transforms[{number}]"
-            yield from _check_transform(each, below, ignore=("key",))
-            if isinstance(each, Mapping) and not isinstance(each.get("key"), str | None):
+            yield from _check_transform(spec, below, ignore=("key",))
+            if isinstance(spec, Mapping) and not isinstance(spec.get("key"), str | None):
                 said = "must be the name of a part of a sample, or null for all of it"
-                yield Problem(f"{below}.key", each["key"], said)
+                yield Problem(f"{below}.key", spec["key"], said)
 
 
 class DatasetSection(SetSection):
@@ -190,21 +190,21 @@ class EvaluationSection(DatasetSection):
     """
 
     def editor_rule(self) -> dict[str, Any]:
-        """One section with a type, or several by name."""
-        one, has_type = super().editor_rule(), {"required": ["type"]}
-        each = {"if": {"type": "object", **has_type}, "then": one}
-        return {"if": has_type, "then": one, "else": {"additionalProperties": each}}
+        """Return one section with a type, or several by name."""
+        single, has_type = super().editor_rule(), {"required": ["type"]}
+        rule = {"if": {"type": "object", **has_type}, "then": single}
+        return {"if": has_type, "then": single, "else": {"additionalProperties": rule}}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
-        if not isinstance(value, Mapping) or not _named(value):
+        if not isinstance(value, Mapping) or not _find_named(value):
             yield from super().check(value, key)
             return
-        for name, one in value.items():
+        for name, part in value.items():
             below = f"{key}.{name}"
             if not re.fullmatch(r"[\w-]+", name):
                 yield Problem(below, ABSENT, "is not a valid name for a set: use only letters, digits, _ and -")
             else:
-                yield from super().check(one, below)
+                yield from super().check(part, below)
 
 
 TrainSection = Annotated[dict[str, Any], DatasetSection(), Field(description="training data")]

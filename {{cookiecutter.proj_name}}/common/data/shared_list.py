@@ -39,9 +39,9 @@ class SharedList(Sequence[Any]):
         return (pickle.loads(data[first:stop]) for first, stop in pairwise(ends))
 
     def __getitem__(self, index: Any) -> Any:
-        """A copy of the record: changing it does not change the list. A slice gives a list of copies."""
+        """Return a copy of the record: changing it does not change the list. A slice gives a list of copies."""
         number = range(len(self))[index]  # resolves negative numbers, and raises the IndexError of a list
         if isinstance(number, range):
-            return [self[each] for each in number]
+            return [self[index] for index in number]
         first, stop = self._ends[number : number + 2].tolist()
         return pickle.loads(self._data[first:stop].numpy().data)

@@ -34,33 +34,33 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank, config: LoaderCo
     """
     if not rank.is_main:
         return
-    sets = {name: each for name, each in data.items() if is_map_style(each)}
+    sets = {name: dataset for name, dataset in data.items() if is_map_style(dataset)}
     ids = {
-        name: set(islice(each.sample_ids(), len(each)))
-        for name, each in sets.items()
-        if callable(getattr(each, "sample_ids", None))
+        name: set(islice(dataset.sample_ids(), len(dataset)))
+        for name, dataset in sets.items()
+        if callable(getattr(dataset, "sample_ids", None))
     }
     for first, second in combinations(sets, 2):
         if first.split(".")[0] == second.split(".")[0]:
             continue
-        found = ""
+        overlap = ""
         if first in ids and second in ids:
             if shared := ids[first] & ids[second]:
-                found = f"{len(shared)} of {len(ids[second])} samples are also in dataset.{first}"
-                found += f", such as {min(shared, key=str)}"
+                overlap = f"{len(shared)} of {len(ids[second])} samples are also in dataset.{first}"
+                overlap += f", such as {min(shared, key=str)}"
             elif copies := _find_copies(ids[first], ids[second]):
-                found = f"{len(copies)} files have the name and content of a file of dataset.{first}"
-                found += f", such as {copies[0]}"
+                overlap = f"{len(copies)} files have the name and content of a file of dataset.{first}"
+                overlap += f", such as {copies[0]}"
         elif first == "train" and (count := _equal_samples(sets[first], sets[second], config, worker)):
-            found = f"{count} of {min(_SAMPLES, len(sets[second]))} samples looked at are also in dataset.{first}"
-        if found:
-            logger.warning("dataset.{}: {}; {}", second, found, _ADVICE)
+            overlap = f"{count} of {min(_SAMPLES, len(sets[second]))} samples looked at are also in dataset.{first}"
+        if overlap:
+            logger.warning("dataset.{}: {}; {}", second, overlap, _ADVICE)
 
 
-def _find_copies(one: Collection[Any], other: Collection[Any]) -> list[str]:
-    """The paths in `other` with the same path below their common folder, and the same content, as one in `one`."""
+def _find_copies(first: Collection[Any], second: Collection[Any]) -> list[str]:
+    """Find the paths in `second` with the same path below their common folder, and the same content, as in `first`."""
     with suppress(OSError, ValueError, TypeError):  # they are no paths
-        known, given = _by_name(one), _by_name(other)
+        known, given = _by_name(first), _by_name(second)
         same = spread(sorted(known.keys() & given.keys() - {""}), _FILES)
         return [given[name] for name in same if filecmp.cmp(known[name], given[name], shallow=False)]
     return []
@@ -73,7 +73,7 @@ def _by_name(paths: Collection[Any]) -> dict[str, str]:
 
 
 def _equal_samples(train: Any, other: Any, config: LoaderConfig, worker: int) -> int:
-    """How many samples of `other`, of a few, are in the training data: at the same index from the start or the end.
+    """Count which of a few samples of `other` are in the training data: at the same index from the start or end.
 
     Transforms of the config are left out. 0 if it is less than half of them, or if all samples are alike.
     """
@@ -82,7 +82,7 @@ def _equal_samples(train: Any, other: Any, config: LoaderConfig, worker: int) ->
     near = {index + offset for index in chosen for offset in (0, shift)} & set(range(len(train)))
     with suppress(Exception):  # a sample that cannot be read is reported where it is trained on
         wanted = look_at(other, chosen, digest, config, worker)
-        found = set(look_at(train, sorted(near), digest, config, worker))
-        count = sum(each in found for each in wanted)
+        seen = set(look_at(train, sorted(near), digest, config, worker))
+        count = sum(sample in seen for sample in wanted)
         return count if len(set(wanted)) > 1 and 2 * count >= len(wanted) else 0
     return 0

@@ -17,7 +17,7 @@ from common.data.workers import read
 def spread(items: Sequence[Any], count: int) -> list[Any]:
     """Up to `count` of the items, evenly spaced, the first and the last among them."""
     places = np.linspace(0, len(items) - 1, min(count, len(items))).round().astype(int)
-    return [items[place] for place in dict.fromkeys(places.tolist())]
+    return [items[index] for index in dict.fromkeys(places.tolist())]
 
 
 def look_at(
@@ -44,12 +44,12 @@ class _Samples:
 
 
 def digest(sample: Any) -> str:
-    """A checksum of a sample: the same for equal values, however tensors in it lie in memory."""
+    """Return a checksum of a sample: the same for equal values, however tensors in it lie in memory."""
     values = map_tensors(sample, lambda tensor: np.ascontiguousarray(tensor.detach()))
     return blake2b(pickle.dumps(values), digest_size=16).hexdigest()
 
 
 def label_of(sample: Any) -> int | None:
-    """The class of a sample: its `label`; None if it has none."""
+    """Return the class of a sample: its `label`; None if it has none."""
     label = sample.get("label") if isinstance(sample, Mapping) else None
     return None if label is None or np.asarray(label).size != 1 else int(label)

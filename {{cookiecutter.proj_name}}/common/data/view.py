@@ -18,7 +18,7 @@ class View:
     def __init__(self, whole: Any, transforms: Sequence[Callable[[Any], Any]] = (), limit: int = sys.maxsize) -> None:
         self.whole, self._transforms, self._limit = whole, transforms, limit
         # A data set that draws nothing need not be seeded, unless a transform draws.
-        drawing = any(getattr(each, "random", True) for each in transforms)
+        drawing = any(getattr(transform, "random", True) for transform in transforms)
         self.random = drawing or getattr(whole, "random", True)
 
     def __getattr__(self, name: str) -> Any:
@@ -42,26 +42,26 @@ class View:
 
 
 def innermost(dataset: Any) -> Any:
-    """The data set inside of all views."""
+    """Return the data set inside of all views."""
     while isinstance(dataset, View):
         dataset = dataset.whole
     return dataset
 
 
 def kind_of(dataset: Any) -> str:
-    """The name of a data set's class, or of the one inside of its views."""
+    """Return the name of a data set's class, or of the one inside of its views."""
     return type(innermost(dataset)).__name__
 
 
 def is_map_style(dataset: Any) -> bool:
-    """Whether samples can be indexed, not only read one after the other."""
+    """Return whether samples can be indexed, not only read one after the other."""
     inner = innermost(dataset)
     # PyTorch's own class for iterables has a `__getitem__`, which only raises an error.
     return hasattr(inner, "__len__") and hasattr(inner, "__getitem__") and not isinstance(inner, IterableDataset)
 
 
 def original(batch: Any, key: str = "image") -> Tensor:
-    """The images (B, C, H, W) of a batch as they were before `Normalize`; unchanged without it."""
+    """Return the images (B, C, H, W) of a batch as they were before `Normalize`; unchanged without it."""
     image: Tensor = batch[key]
     if not isinstance(batch, Mapping) or f"{key}_std" not in batch:
         return image

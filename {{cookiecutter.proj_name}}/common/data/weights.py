@@ -29,11 +29,11 @@ def refuse_stale_weights(sources: Iterable[BatchStream | EvaluationLoader], task
 
 
 def _contents(value: Any) -> Iterator[Any]:
-    """A value, or the items of a list, dictionary or partial; of modules and of their methods, the weights."""
+    """Yield a value, or the items of a list, dictionary or partial; of modules and of their methods, the weights."""
     if isinstance(value, partial):
         value = [value.func, *value.args, *value.keywords.values()]
     elif isinstance(value, dict):
         value = list(value.values())
-    for each in islice(value, _MOST) if isinstance(value, (list, tuple, set)) else [value]:
-        owner = each.__self__ if isinstance(each, MethodType) else each
+    for item in islice(value, _MOST) if isinstance(value, (list, tuple, set)) else [value]:
+        owner = item.__self__ if isinstance(item, MethodType) else item
         yield from owner.parameters() if isinstance(owner, nn.Module) else [owner]

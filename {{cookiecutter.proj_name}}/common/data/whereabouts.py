@@ -8,7 +8,7 @@ _SHOWN = 8  # sample numbers in a message
 
 
 def whereabouts(stream: BatchStream, step: Step | None, at: Position) -> str:
-    """The trainer's step and samples, given its position `at` and the last `step` it received."""
+    """Return the trainer's step and samples, given its position `at` and the last `step` it received."""
     if step is None:
         return "before the first step"
     if step.global_batch.after == at:

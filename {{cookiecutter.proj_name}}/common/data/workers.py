@@ -26,7 +26,7 @@ _DEATH_WITHIN_S = 5.0
 
 
 def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
-    """An iterator over `loader`. Its workers, and Python's helper processes, start with the trainer's signals blocked.
+    """Start reading `loader`. Its workers, and Python's helper processes, start with the trainer's signals blocked.
 
     A signal that arrives meanwhile reaches this process afterwards.
     """
@@ -43,7 +43,7 @@ def start_reading(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
-    """The batches of `loader`. In this process they are read without its iterator, which takes 15 us for each."""
+    """Yield the batches of `loader`. In this process they are read without its iterator, which takes 15 us for each."""
     iterator: Iterator[Any] | None = None
     try:
         if loader.num_workers == 0 and loader.batch_sampler is not None and not loader.pin_memory:
@@ -63,7 +63,7 @@ def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
 
 
 def _killed_worker(iterator: Iterator[Any] | None) -> Any:
-    """The process of a loader that a signal has killed; None if all live.
+    """Return the process of a loader that a signal has killed; None if all live.
 
     The kernel closes the pipes of a killed process first, and reports its death a little later; torch looks only once,
     and would raise an error of the pipe (ConnectionResetError, EOFError, ...). On a busy machine that is the usual one.
@@ -71,7 +71,7 @@ def _killed_worker(iterator: Iterator[Any] | None) -> Any:
     workers = iterator._workers if isinstance(iterator, _MultiProcessingDataLoaderIter) else ()
     until = time.monotonic() + _DEATH_WITHIN_S
     while workers and time.monotonic() < until:
-        if killed := next((each for each in workers if (each.exitcode or 0) < 0), None):
+        if killed := next((worker for worker in workers if (worker.exitcode or 0) < 0), None):
             return killed
         time.sleep(0.02)
     return None

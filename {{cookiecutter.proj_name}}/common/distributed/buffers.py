@@ -23,12 +23,12 @@ def named_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tenso
 
 
 def buffer_kinds(model: nn.Module) -> dict[str, str]:
-    """The kinds of the buffers that modules of `model` declare in `buffer_kinds`, by full name; see docs/task.md.
+    """Return the kinds of the buffers that `model`'s modules declare in `buffer_kinds`, by full name; see docs/task.md.
 
     Raises:
         UserError: a kind does not exist, or a name or pattern, relative to its module, matches no buffer.
     """
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for above, module in model.named_modules():
         declared = getattr(module, "buffer_kinds", {})
         names = [name for name, _ in module.named_buffers()] if declared else []
@@ -36,8 +36,8 @@ def buffer_kinds(model: nn.Module) -> dict[str, str]:
             key = f"{type(module).__name__}.buffer_kinds"
             if kind not in _KINDS:
                 raise UserError(f"{key}: {pattern}: {kind!r} must be one of {', '.join(_KINDS)}")
-            found |= {f"{above}.{name}".removeprefix("."): kind for name in match_names([pattern], names, key)}
-    return found
+            kinds |= {f"{above}.{name}".removeprefix("."): kind for name in match_names([pattern], names, key)}
+    return kinds
 
 
 class SharedBuffers:
@@ -52,8 +52,8 @@ class SharedBuffers:
 
     def __init__(self, task: nn.Module, rank: Rank) -> None:
         self._rank, self.kinds = rank, buffer_kinds(task)
-        kinds = [(self.kinds.get(name), module, own) for name, module, own, _ in named_buffers(task)]
-        self._shared = [each for each in kinds if each[0] in ("sum", "gather")]
+        kinds = [(self.kinds.get(name), module, attribute) for name, module, attribute, _ in named_buffers(task)]
+        self._shared = [item for item in kinds if item[0] in ("sum", "gather")]
         self._before: list[Tensor] = []
         for kind, module, name in self._shared:
             if kind == "sum" and getattr(module, name).dtype == torch.bool:
@@ -94,14 +94,14 @@ class SharedBuffers:
 def buffers_unchanged(model: nn.Module, only: Collection[str] | None = None) -> Iterator[None]:
     """Restore the buffers of `model`, or `only` those with these names, on exit: the same tensors, the same values."""
     kept = [
-        (module, own, buffer, buffer.detach().clone())
-        for name, module, own, buffer in named_buffers(model)
+        (module, attribute, buffer, buffer.detach().clone())
+        for name, module, attribute, buffer in named_buffers(model)
         if only is None or name in only
     ]
     yield
     with torch.no_grad():
-        for module, own, buffer, before in kept:
-            setattr(module, own, buffer.copy_(before))
+        for module, attribute, buffer, before in kept:
+            setattr(module, attribute, buffer.copy_(before))
 
 
 def share_buffers(model: nn.Module, rank: Rank) -> None:
@@ -115,7 +115,7 @@ def share_buffers(model: nn.Module, rank: Rank) -> None:
 
 
 def _gather_rows(rows: Tensor, rank: Rank) -> Tensor:
-    """The rows of all ranks, (N, ...) of each: the first row of each, then the second of each, as samples are dealt."""
+    """Gather the rows of all ranks, (N, ...): the first row of each, then the second of each, as samples are dealt."""
     parts = gather_objects(rows.cpu(), rank)
     turns = torch.cat([torch.arange(len(part)) for part in parts])
     return torch.cat(parts)[turns.argsort(stable=True)].to(rows.device)

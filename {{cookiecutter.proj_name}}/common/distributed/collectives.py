@@ -22,7 +22,7 @@ def sum_over_ranks(value: Tensor, rank: Rank) -> Tensor:
 
 
 def max_over_ranks(value: int, rank: Rank) -> int:
-    """The largest `value` of any process. One small collective."""
+    """Return the largest `value` of any process. One small collective."""
     if rank.is_single_process:
         return value
     return LaterMax([value], rank).read()[0]
@@ -36,13 +36,13 @@ class LaterMax:
         self._work = dist.all_reduce(self._tensor, op=dist.ReduceOp.MAX, group=rank.control, async_op=True)
 
     def read(self) -> list[int]:
-        """The maximum of each value. Waits until every process has made its `LaterMax`."""
+        """Read the maximum of each value. Waits until every process has made its `LaterMax`."""
         self._work.wait()
         return list(self._tensor.tolist())
 
 
 def gather_objects(value: T, rank: Rank) -> list[T]:
-    """Every process' `value`, in rank order, on every process. For small values: it pickles."""
+    """Return every process' `value`, in rank order, on every process. For small values: it pickles."""
     if rank.is_single_process:
         return [value]
     values: list[Any] = [None] * rank.world_size
@@ -51,7 +51,7 @@ def gather_objects(value: T, rank: Rank) -> list[T]:
 
 
 def gather_to_main(value: T, rank: Rank) -> list[T]:
-    """Every process' `value`, in rank order, on the main process only; the others get an empty list."""
+    """Return every process' `value`, in rank order, on the main process only; the others get an empty list."""
     if rank.is_single_process:
         return [value]
     values: list[Any] = [None] * rank.world_size if rank.is_main else []
@@ -60,7 +60,7 @@ def gather_to_main(value: T, rank: Rank) -> list[T]:
 
 
 def from_main(value: T, rank: Rank) -> T:
-    """The main process' `value`, on every process."""
+    """Return the main process' `value`, on every process."""
     if rank.is_single_process:
         return value
     box: list[Any] = [value]

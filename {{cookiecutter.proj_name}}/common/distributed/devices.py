@@ -49,7 +49,7 @@ def find_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str
 
 
 def host_devices(gpu_ids: GpuIds, processes: int | None, own_gpu: bool = False) -> list[torch.device]:
-    """The devices of this host's processes, one each.
+    """Return the devices of this host's processes, one each.
 
     Args:
         processes: how many; None: one per GPU, or one on the CPU.

@@ -77,7 +77,7 @@ def check_alike(values: Mapping[str, Any], rank: Rank) -> None:
 
 def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:
     """Reject a process whose values differ from rank 0's; the error lists them. Every process must call this."""
-    first, *others = [flat(own) for own in gather_objects(dict(values), rank)]
+    first, *others = [flat(values_of_rank) for values_of_rank in gather_objects(dict(values), rank)]
     for number, other in enumerate(others, 1):
         lines = [
             f"  {key}: {first.get(key)!r} on rank 0, {other.get(key)!r} on rank {number}"
@@ -103,7 +103,7 @@ def _open_store(rank: Rank, timeout: int) -> Store:
     )
 
 
-def _open_round(store: Store, own: Rank, timeout: int) -> int:
+def _open_round(store: Store, main: Rank, timeout: int) -> int:
     """Rank 0's part: wait until all others have checked in. Returns the round's number: 1 for the first at this store.
 
     A launcher that restarts dead processes keeps its store, with the entries of the dead ones, and torchrun's restart
@@ -112,13 +112,13 @@ def _open_round(store: Store, own: Rank, timeout: int) -> int:
     """
     until = time.monotonic() + timeout
     number = store.add("rounds", 1)
-    keys = [f"here/{number}/{rank}" for rank in range(own.world_size)]
+    keys = [f"here/{number}/{rank}" for rank in range(main.world_size)]
     store.set(keys[0], "")
     store.set("open", str(number))
     while not store.check(keys) and time.monotonic() < until:
         time.sleep(_POLL_S)
     arrived = [rank for rank, key in enumerate(keys) if store.check([key])]
-    missing = ", ".join(str(rank) for rank in range(own.world_size) if rank not in arrived)
+    missing = ", ".join(str(rank) for rank in range(main.world_size) if rank not in arrived)
     store.set("open", "")
     store.set(f"end/{number}", "incomplete" if missing else "complete")
     if not missing:
@@ -126,13 +126,16 @@ def _open_round(store: Store, own: Rank, timeout: int) -> int:
     with suppress(dist.DistError):  # let the others read it first: the store may end with this process
         store.wait([f"read/{number}/{rank}" for rank in arrived[1:]], timedelta(seconds=_GRACE_S))
     raise UserError(
-        f"rank {missing} of {own.world_size} did not arrive at {own.address}:{own.port} in {timeout} s "
+        f"rank {missing} of {main.world_size} did not arrive at {main.address}:{main.port} in {timeout} s "
         "(dist.timeout); is it running, and can it reach this host?"
     )
 
 
 def _join_round(store: Store, rank: Rank, timeout: int) -> int:
-    """The other ranks' part of `_open_round`: check in, and wait for the end of the round. Returns its number."""
+    """Do the other ranks' part of `_open_round`: check in, and wait for the end of the round.
+
+    Returns its number.
+    """
     until = time.monotonic() + timeout + _GRACE_S  # rank 0 must give up first, since it reports which ranks are missing
     number = ""
     try:

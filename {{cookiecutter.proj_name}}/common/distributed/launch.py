@@ -20,7 +20,7 @@ Environment = Mapping[str, str]
 
 
 def is_launched(launcher: str | None, environment: Environment = os.environ) -> bool:
-    """Whether a launcher other than our own `spawn` started this process. `launcher`: from the command line, if any.
+    """Return whether a launcher other than our `spawn` started this process. `launcher`: from the command line.
 
     Raises the same as `read_launch`.
     """
@@ -69,7 +69,7 @@ def _from_torchrun(environment: Environment) -> Rank | None:
 
 
 def _from_slurm(environment: Environment) -> Rank | None:
-    """A task of `srun`. A batch job's shell has most of these variables too, but no numeric step id."""
+    """Return a task of `srun`. A batch job's shell has most of these variables too, but no numeric step id."""
     if not environment.get("SLURM_STEP_ID", "").isdigit() or "SLURM_PROCID" not in environment:
         return None
     # "2(x3),1": two tasks on each of three nodes, then one.

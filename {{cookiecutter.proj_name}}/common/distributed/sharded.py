@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether `value` is a tensor of which each process holds a part (a DTensor)."""
+    """Return whether `value` is a tensor of which each process holds a part (a DTensor)."""
     return isinstance(value, Tensor) and hasattr(value, "to_local")
 
 
@@ -17,7 +17,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def norm_over_shards(norm: Tensor, like: Any) -> Tensor:
-    """The norm of sharded vectors. `norm`: that of this process' part; `like`: one of the vectors."""
+    """Return the norm of sharded vectors. `norm`: that of this process' part; `like`: one of the vectors."""
     mesh = like.device_mesh
     # Even weights offloaded to host memory are exchanged on the device.
     square = norm.square().to(mesh.device_type)

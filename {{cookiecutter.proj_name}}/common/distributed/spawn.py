@@ -51,8 +51,8 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     before = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in numbers}
     try:
         for rank in range(count):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            children.append(subprocess.Popen(command, env={**shared, **place}))
+            variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            children.append(subprocess.Popen(command, env={**shared, **variables}))
         return _wait(children, arrived)
     finally:
         for child in children:

@@ -118,7 +118,7 @@ class BestTracker:
 
 
 def check_names(metrics: Iterable[str], losses: Iterable[str]) -> Iterator[Problem]:
-    """A problem for each metric with the name of a loss, whose value it would replace in every record."""
+    """Yield a problem for each metric with the name of a loss, whose value it would replace in every record."""
     for metric in metrics:
         if metric in ("loss", *losses):
             rule = "is the name of a loss too, and only one of the two values could be kept"
@@ -128,16 +128,16 @@ def check_names(metrics: Iterable[str], losses: Iterable[str]) -> Iterator[Probl
 
 def metric_directions(sections: Mapping[str, Any]) -> dict[str, Better]:
     """`higher_is_better` of each metric's class; None if the class is not found, which `MetricSections` reports."""
-    found: dict[str, Better] = dict.fromkeys(sections)
-    for name, each in sections.items():
-        kind = each.get("type", name) if isinstance(each, Mapping) else name
+    directions: dict[str, Better] = dict.fromkeys(sections)
+    for name, spec in sections.items():
+        kind = spec.get("type", name) if isinstance(spec, Mapping) else name
         with suppress(UserError):
-            found[name] = getattr(METRIC_REGISTRY.get(str(kind)), "higher_is_better", None)
-    return found
+            directions[name] = getattr(METRIC_REGISTRY.get(str(kind)), "higher_is_better", None)
+    return directions
 
 
 def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[str]) -> Mode:
-    """Whether lower or higher values of the metric are better.
+    """Return whether lower or higher values of the metric are better.
 
     Args:
         better: whether higher is better, for each loss and metric by name; each may have parts, `name.part`.
@@ -146,8 +146,8 @@ def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[s
     Raises:
         ConfigError: the config has no such metric, its direction is unknown and `mode` auto, or `mode` contradicts it.
     """
-    name, named = config.metric, [each for each in sets if each]
-    measured = {f"{each}.{value}": says for each in named for value, says in better.items()} if named else better
+    name, named = config.metric, [label for label in sets if label]
+    measured = {f"{label}.{value}": says for label in named for value, says in better.items()} if named else better
     value = max((value for value in measured if f"{name}.".startswith(f"{value}.")), key=len, default=None)
     if value is None:
         hint = suggestion(name, list(measured), "there is")
@@ -155,8 +155,8 @@ def find_mode(config: BestConfig, better: Mapping[str, Better], sets: Iterable[s
             hint = f"dataset.val has sets by name, so name the set too, as in {named[0]}.{name}"
         rule = "is neither a loss with a weight other than 0 nor a metric of this config"
         raise ConfigError([Problem("best.metric", name, rule, hint)])
-    found = measured[value]
-    says = found.get(name.removeprefix(f"{value}.")) if isinstance(found, Mapping) else found
+    direction = measured[value]
+    says = direction.get(name.removeprefix(f"{value}.")) if isinstance(direction, Mapping) else direction
     if says is None and config.mode == "auto":
         rule = f"cannot tell whether higher values of {name} are better"
         hint = "set best.mode to min or max, or higher_is_better in the class of the metric"

@@ -32,7 +32,7 @@ class Gallery:
             self.pictures += self.task.pictures(output, batch, self.limit - len(self.pictures))
 
     def finish(self) -> list[Picture]:
-        """The pictures, on the main process. Every process of `rank` must call this."""
+        """Return the pictures, on the main process. Every process of `rank` must call this."""
         return self.pictures
 
 
@@ -76,22 +76,22 @@ class WorstFirst(Gallery):
         news = [_Candidate(error, number, row) for row, (error, number) in enumerate(zip(errors, indices, strict=True))]
         whole, size = (output, batch), len(indices)
         first = self._first([*self.kept, *news])
-        self.kept = [each if each.sample else each._replace(sample=_kept(whole, each.row, size)) for each in first]
+        self.kept = [item if item.sample else item._replace(sample=_copy(whole, item.row, size)) for item in first]
 
     def _first(self, candidates: Sequence[_Candidate]) -> list[_Candidate]:
-        """The first `limit` candidates in the order of showing."""
+        """Return the first `limit` candidates in the order of showing."""
         turns: Counter[Hashable] = Counter()
         ordered: list[tuple[bool, int, int, _Candidate]] = []
-        for each in sorted(candidates, key=lambda each: (0 if self.fixed else -_number(each.error.loss), each.number)):
-            wrong = each.error.wrong and not self.fixed
-            turns[wrong, each.error.group] += 1
-            ordered.append((not wrong, turns[wrong, each.error.group], len(ordered), each))
-        return [each for *_, each in sorted(ordered)[: self.limit]]
+        for item in sorted(candidates, key=lambda item: (0 if self.fixed else -_number(item.error.loss), item.number)):
+            wrong = item.error.wrong and not self.fixed
+            turns[wrong, item.error.group] += 1
+            ordered.append((not wrong, turns[wrong, item.error.group], len(ordered), item))
+        return [item for *_, item in sorted(ordered)[: self.limit]]
 
     def finish(self) -> list[Picture]:
-        drawn = [each._replace(sample=self.task.pictures(each.sample[0], each.sample[1], 1)) for each in self.kept]
-        everything = [each for kept in gather_to_main(drawn, self.rank) for each in kept]
-        return [picture for each in self._first(everything) for picture in each.sample]
+        drawn = [item._replace(sample=self.task.pictures(item.sample[0], item.sample[1], 1)) for item in self.kept]
+        everything = [item for kept in gather_to_main(drawn, self.rank) for item in kept]
+        return [picture for item in self._first(everything) for picture in item.sample]
 
 
 def _number(loss: float) -> float:
@@ -99,9 +99,9 @@ def _number(loss: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def _kept(values: Any, number: int, size: int) -> Any:
-    """One sample of a batch of `size`, as a batch of one on the CPU."""
-    return map_tensors(rows(values, slice(number, number + 1), size), lambda each: each.detach().to("cpu", copy=True))
+def _copy(values: Any, number: int, size: int) -> Any:
+    """Return one sample of a batch of `size`, as a batch of one on the CPU."""
+    return map_tensors(rows(values, slice(number, number + 1), size), lambda item: item.detach().to("cpu", copy=True))
 
 
 def rows(values: Any, part: slice, size: int) -> Any:
@@ -112,4 +112,4 @@ def rows(values: Any, part: slice, size: int) -> Any:
         return tuple(rows(value, part, size) for value in values)
     if isinstance(values, list) and len(values) == size:
         return values[part]
-    return map_tensors(values, lambda each: each[part] if each.ndim > 0 and len(each) == size else each)
+    return map_tensors(values, lambda item: item[part] if item.ndim > 0 and len(item) == size else item)

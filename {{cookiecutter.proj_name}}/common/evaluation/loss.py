@@ -54,7 +54,7 @@ class WeightSchedule:
             yield Problem("until", self.until, f"must be later than after, {self.after}")
 
     def __call__(self, at: TaskPosition) -> float:
-        """The weight at a position. Raises `UserError` if `until` is not known in steps."""
+        """Return the weight at a position. Raises `UserError` if `until` is not known in steps."""
         after = Interval.parse(self.after, "epoch").in_steps(at.steps_per_epoch)
         until = Interval.parse(self.until, "epoch").in_steps(at.steps_per_epoch) or at.total
         if until is None:
@@ -68,7 +68,7 @@ class LossSections(EditorRule):
     """Checks a section that maps names to losses: `{CrossEntropyLoss: {weight: 1.0, label_smoothing: 0.1}}`."""
 
     def editor_rule(self) -> dict[str, Any]:
-        """A section for each name."""
+        """Return a section for each name."""
         weight, inputs = {"type": ["number", "object"]}, {"type": ["object", "null"]}
         return {"additionalProperties": LOSS_REGISTRY.editor_rule(weight=weight, inputs=inputs)}
 
@@ -83,15 +83,15 @@ class LossSections(EditorRule):
             if name == "loss":
                 yield Problem(below, part, "is the name of the weighted sum; choose another one, with a type")
             part = {} if part is None else part
-            own = {word: part[word] for word in _OWN if word in part} if isinstance(part, Mapping) else {}
-            if isinstance(own.get("weight"), Mapping):
+            settings = {word: part[word] for word in _OWN if word in part} if isinstance(part, Mapping) else {}
+            if isinstance(settings.get("weight"), Mapping):
                 try:
-                    overlaid(WeightSchedule, own.pop("weight"))
+                    overlaid(WeightSchedule, settings.pop("weight"))
                 except ConfigError as error:
-                    yield from (replace(each, key=f"{below}.weight.{each.key}", origin=None) for each in error.problems)
-            mapped = tuple(own["inputs"]) if isinstance(own.get("inputs"), Mapping) else ()
+                    yield from (replace(item, key=f"{below}.weight.{item.key}", origin=None) for item in error.problems)
+            mapped = tuple(settings["inputs"]) if isinstance(settings.get("inputs"), Mapping) else ()
             yield from LOSS_REGISTRY.check(part, below, ignore=_OWN, default_type=name, mapped=mapped)
-            yield from check_arguments(Term, own, below, lambda: "every loss", provided=("name", "function"))
+            yield from check_arguments(Term, settings, below, lambda: "every loss", provided=("name", "function"))
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,10 @@ class Term:
 
 
 def look_up(inputs: Inputs, output: Any, batch: Any, key: str) -> dict[str, Any]:
-    """The values of `inputs` by name. `key`: of the config, for the message of the `UserError` if there is none."""
+    """Return the values of `inputs` by name.
+
+    `key`: of the config, for the message of the `UserError` if there is none.
+    """
     source = {"output": output, "batch": batch}
     return {name: _find(path, source, key) for name, path in inputs.items()}
 
@@ -178,22 +181,22 @@ class LossFactory(nn.Module):
 
 
 def measured_losses(sections: Mapping[str, Any] | None) -> list[str]:
-    """The sum and the losses that are part of it; losses with the weight 0 are not computed."""
+    """Return the sum and the losses that are part of it; losses with the weight 0 are not computed."""
     sections = sections or {}
     off = [name for name, part in sections.items() if isinstance(part, Mapping) and part.get("weight") == 0]
     return ["loss", *(name for name in sections if name not in off)]
 
 
 def by_part(name: str, value: Any) -> dict[str, Any]:
-    """A single value by `name`; a dict of several by `name.part`."""
-    return {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, dict) else {name: value}
+    """Return a single value by `name`; a dict of several by `name.part`."""
+    return {f"{name}.{part}": item for part, item in value.items()} if isinstance(value, dict) else {name: value}
 
 
 def _has_weights(function: Any) -> bool:
-    """Whether an object that is no module has a weight, or a module with weights, as an attribute."""
+    """Return whether an object that is no module has a weight, or a module with weights, as an attribute."""
     held = getattr(function, "__dict__", {}).values()
-    modules = nn.ModuleList(each for each in held if isinstance(each, nn.Module))
-    return bool(list(modules.parameters())) or any(isinstance(each, nn.Parameter) for each in held)
+    modules = nn.ModuleList(part for part in held if isinstance(part, nn.Module))
+    return bool(list(modules.parameters())) or any(isinstance(part, nn.Parameter) for part in held)
 
 
 class LossSums:
@@ -213,13 +216,13 @@ class LossSums:
     def means(self, rank: Rank) -> tuple[dict[str, float], int]:
         """`loss` (the weighted sum) and each part, over the items of all processes; and the number of samples."""
         values = to_floats([losses for _, _, losses in self._batches])
-        own = [(samples, count, each) for (samples, count, _), each in zip(self._batches, values, strict=True)]
+        batches = [(samples, count, losses) for (samples, count, _), losses in zip(self._batches, values, strict=True)]
         all_samples = total = 0
         terms: defaultdict[str, list[float]] = defaultdict(list)
-        for samples, count, losses in chain.from_iterable(gather_objects(own, rank)):
+        for samples, count, losses in chain.from_iterable(gather_objects(batches, rank)):
             all_samples, total = all_samples + samples, total + count
             for name, mean in losses.items():
                 terms[name].append(mean * count if count else 0.0)  # the mean over nothing is NaN
         # Rounded once, so the order of the terms has no effect; `fsum` raises an error for infinities of both signs.
-        sums = {name: math.fsum(each) if all(map(math.isfinite, each)) else sum(each) for name, each in terms.items()}
-        return {name: each / max(total, 1) for name, each in sums.items()}, all_samples
+        sums = {name: math.fsum(term) if all(map(math.isfinite, term)) else sum(term) for name, term in terms.items()}
+        return {name: value / max(total, 1) for name, value in sums.items()}, all_samples

@@ -55,10 +55,10 @@ class Metric(ABC):
 
     @abstractmethod
     def compute(self) -> Value:
-        """The value(s) over everything seen, at least one sample."""
+        """Return the value(s) over everything seen, at least one sample."""
 
     def figure(self, classes: Sequence[str]) -> ArrayLike | None:
-        """A picture of everything seen, as in `to_rgb`, or None. `classes`: their names, empty if unknown."""
+        """Return a picture of everything seen, as in `to_rgb`, or None. `classes`: their names, empty if unknown."""
         return None
 
 
@@ -81,10 +81,10 @@ class GatheredMetric(ABC):
 
     @abstractmethod
     def compute(self, results: Results) -> Value:
-        """The value(s) from the results of all samples."""
+        """Return the value(s) from the results of all samples."""
 
     def figure(self, results: Results, classes: Sequence[str]) -> ArrayLike | None:
-        """A picture of the results, as in `to_rgb`, or None. `classes`: their names, empty if unknown."""
+        """Return a picture of the results, as in `to_rgb`, or None. `classes`: their names, empty if unknown."""
         return None
 
 
@@ -92,7 +92,7 @@ class MetricSections(EditorRule):
     """Checks a section that maps names to metrics: `{Accuracy: null, top3: {type: Accuracy, k: 3}}`."""
 
     def editor_rule(self) -> dict[str, Any]:
-        """A section for each name."""
+        """Return a section for each name."""
         return {"additionalProperties": METRIC_REGISTRY.editor_rule(inputs={"type": ["object", "null"]})}
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
@@ -102,8 +102,8 @@ class MetricSections(EditorRule):
         for name, section in value.items():
             below, section = f"{key}.{name}", section or {}
             yield from METRIC_REGISTRY.check(section, below, ignore=_OWN, default_type=name)
-            own = {word: section[word] for word in _OWN if isinstance(section, Mapping) and word in section}
-            yield from check_arguments(Term, own, below, lambda: "every metric", provided=("name", "function"))
+            settings = {word: section[word] for word in _OWN if isinstance(section, Mapping) and word in section}
+            yield from check_arguments(Term, settings, below, lambda: "every metric", provided=("name", "function"))
 
 
 class MetricFactory:
@@ -140,9 +140,9 @@ class MetricDict:
         for name, metric in self._metrics.items():
             seen = [output, batch]
             if name in self._inputs:
-                found = look_up(self._inputs[name], output, batch, f"metric.{name}")
+                value = look_up(self._inputs[name], output, batch, f"metric.{name}")
                 # Parts that `inputs` does not name stay as they are, so one name that differs is one line.
-                seen = [{**part, **found} if isinstance(part, Mapping) else found for part in seen]
+                seen = [{**part, **value} if isinstance(part, Mapping) else value for part in seen]
             if isinstance(metric, Metric):
                 metric.update(*seen)
             else:
@@ -181,18 +181,18 @@ class SampleBuffer:
         """Keep the metric's results for a batch of the samples `indices` of the data set."""
         for name, value in results.items():
             if len(value) != len(indices):
-                found = f"{name} has {len(value)} for {len(indices)} samples"
-                raise UserError(f"metric.{self._metric}: every result must have one entry per sample, but {found}")
+                fault = f"{name} has {len(value)} for {len(indices)} samples"
+                raise UserError(f"metric.{self._metric}: every result must have one entry per sample, but {fault}")
         # A copy on the CPU too: a worker's tensor keeps a file of shared memory open, and a view its whole base alive.
-        own = map_tensors(results, lambda tensor: tensor.detach().to("cpu", copy=True))
-        self._batches.append((indices[0], own))
+        on_cpu = map_tensors(results, lambda tensor: tensor.detach().to("cpu", copy=True))
+        self._batches.append((indices[0], on_cpu))
 
     def gather(self, rank: Rank) -> Results:
-        """The results of all processes, in the order of the data set, on the main process; nothing on the others."""
+        """Gather the results of all processes on the main one, in the order of the data set; nothing on the others."""
         gathered = chain.from_iterable(gather_to_main(self._batches, rank))
         batches = [results for _, results in sorted(gathered, key=lambda batch: batch[0])]
-        return {name: _joined([results[name] for results in batches]) for name in batches[0]} if batches else {}
+        return {name: _join([results[name] for results in batches]) for name in batches[0]} if batches else {}
 
 
-def _joined(parts: list[Any]) -> Any:
+def _join(parts: list[Any]) -> Any:
     return torch.cat(parts) if isinstance(parts[0], Tensor) else list(chain.from_iterable(parts))

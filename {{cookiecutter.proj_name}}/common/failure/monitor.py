@@ -39,7 +39,7 @@ FailureSink = Callable[[Failure, bool], None]
 
 
 def print_failure(failure: Failure, to_terminal: bool, details: Path | None = None) -> None:
-    """The sink before there is a log. `details`: the file with the traceback."""
+    """Print a failure; the sink before there is a log. `details`: the file with the traceback."""
     if to_terminal:
         print(f"{'' if failure.is_boxed else 'error: '}{failure.text(details)}", file=sys.stderr)
 

@@ -75,7 +75,7 @@ class Failure:
         return self.code not in (EXIT_USER_ERROR, EXIT_INTERRUPTED)
 
     def summary(self, details: Path | None = None) -> str:
-        """The part to read first, and so printed last."""
+        """Return the part to read first, and so printed last."""
         if not self.is_boxed:
             return self.title if self.world_size == 1 else f"{self.title}\n  ({self.process})"
         rows = [("at", self.source), *(("during", note) for note in self.during)]
@@ -92,7 +92,7 @@ class Failure:
 
 
 def describe(error: BaseException, rank: Rank) -> Failure:
-    """The report of `error`, raised on `rank`."""
+    """Return the report of `error`, raised on `rank`."""
     if isinstance(error, OSError) and error.errno == errno.EROFS:
         error = UserError(f"{error.filename} cannot be written: {error.strerror}; choose a folder that can be written")
     if isinstance(error, UserError):
@@ -134,11 +134,11 @@ def _title(error: BaseException) -> str:
 
 
 def _source(trace: str) -> str:
-    """The innermost line of a traceback in the user's own code; if none, in the engine's."""
+    """Return the innermost line of a traceback in the user's own code; if none, in the engine's."""
     lines = [
         f"{path.removeprefix(_ROOT)}:{number}, in {function}:  {code}"
         for path, number, function, code in _FRAME.findall(trace)
         if path.startswith(_ROOT) and "site-packages" not in path
     ]
-    own = [line for line in lines if not line.startswith(("common/", "train.py", "evaluate.py", "cli/", "tools/"))]
-    return (own or lines or [""])[-1]
+    user = [line for line in lines if not line.startswith(("common/", "train.py", "evaluate.py", "cli/", "tools/"))]
+    return (user or lines or [""])[-1]

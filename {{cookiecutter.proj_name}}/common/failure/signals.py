@@ -30,7 +30,7 @@ def catch_early_signals() -> None:
 
 
 def exit_code(number: int) -> int:
-    """The exit code of a run that signal `number` stopped; 0 for none."""
+    """Return the exit code of a run that signal `number` stopped; 0 for none."""
     if number in _REQUEUE_SIGNALS:
         return EXIT_REQUEUE
     return 128 + number if number else 0
@@ -92,7 +92,7 @@ class StopSignals:
             self.signal, self._noted_at = number, time.monotonic()
 
     def sync(self, save: bool) -> StopDecision:
-        """Whether any rank received a signal, or requests a save. Called once per step, by all ranks.
+        """Return whether any rank received a signal, or requests a save. Called once per step, by all ranks.
 
         Several ranks exchange this about five times a second, and read the result one step later, so no rank waits for
         it: an exchange in each step cost 6 % at 10 ms per step, with one core per process.
@@ -121,5 +121,5 @@ def _announce(number: int) -> None:
 
 
 def is_main_thread() -> bool:
-    """Whether this is the main thread, the only one that receives signals and may set their handlers."""
+    """Return whether this is the main thread, the only one that receives signals and may set their handlers."""
     return threading.current_thread() is threading.main_thread()

@@ -20,24 +20,24 @@ def recompute_in_backward(module: nn.Module) -> None:
     forward, norms = module.forward, norms_with_statistics(module)
 
     @functools.wraps(forward)
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
+    def recompute(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         # torch.compile leaves the update of statistics out of the recomputation by itself.
-        contexts: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _statistics_unchanged(norms))}
+        contexts: dict[str, Any] = {"context_fn": lambda: (nullcontext(), _keep_statistics(norms))}
         options = {} if torch.compiler.is_compiling() else contexts
         return checkpoint(functools.partial(forward, **kwargs), *args, use_reentrant=False, **options)
 
-    setattr(module, "forward", recomputed)  # noqa: B010 - to the type checker a method cannot be replaced
+    setattr(module, "forward", recompute)  # noqa: B010 - to the type checker a method cannot be replaced
 
 
 def norms_with_statistics(model: nn.Module) -> list[_NormBase]:
     """Batch norms and the like that keep running statistics."""
-    return [each for each in model.modules() if isinstance(each, _NormBase) and each.running_mean is not None]
+    return [module for module in model.modules() if isinstance(module, _NormBase) and module.running_mean is not None]
 
 
 @contextmanager
-def _statistics_unchanged(norms: list[_NormBase]) -> Iterator[None]:
+def _keep_statistics(norms: list[_NormBase]) -> Iterator[None]:
     """Within this context norms compute as usual, but their running statistics do not change."""
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm, _, count in before:

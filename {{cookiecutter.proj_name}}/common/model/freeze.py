@@ -59,7 +59,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> Callable[[], None]:
 
 
 def parameter_names(model: nn.Module) -> list[str]:
-    """All parameter names, including further names of shared parameters."""
+    """Return all parameter names, including further names of shared parameters."""
     return [name for name, _ in model.named_parameters(remove_duplicate=False)]
 
 
@@ -86,23 +86,23 @@ def warn_of_unused(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
 
 
 def without_gradient(model: nn.Module, trained: Iterable[nn.Parameter]) -> list[str]:
-    """Names in `model` of those of the `trained` parameters that got no gradient in the last backward pass."""
+    """Return names in `model` of those of the `trained` parameters that got no gradient in the last backward pass."""
     unused = {parameter for parameter in trained if parameter.requires_grad and parameter.grad is None}
     return [name for name, parameter in model.named_parameters() if parameter in unused]
 
 
 def _is_frozen(name: str, norm: nn.Module, names: list[str], frozen: set[str]) -> bool:
-    """Whether all parameters of `norm` are frozen; if it has none, whether all of its parent module are."""
+    """Return whether all parameters of `norm` are frozen; if it has none, whether all of its parent module are."""
     prefix = f"{name}." if any(True for _ in norm.parameters()) else name.removesuffix(name.rpartition(".")[2])
-    inside = [each for each in names if each.startswith(prefix)]
+    inside = [name for name in names if name.startswith(prefix)]
     return bool(inside) and frozen.issuperset(inside)
 
 
 def _keep_in_evaluation(module: nn.Module) -> None:
     """Make `module.train()` do nothing, also when a parent module calls it, and in a copy of the module."""
     module.eval()
-    setattr(module, "train", MethodType(_unchanged, module))  # noqa: B010 - the type checker takes a method as fixed
+    setattr(module, "train", MethodType(_keep_mode, module))  # noqa: B010 - the type checker takes a method as fixed
 
 
-def _unchanged(module: M, mode: bool = True) -> M:
+def _keep_mode(module: M, mode: bool = True) -> M:
     return module

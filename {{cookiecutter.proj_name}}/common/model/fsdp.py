@@ -78,7 +78,7 @@ class Sharded(Strategy):
         groups = state["optimizer"]["param_groups"] if "optimizer" in state else []
         names = [name for group in groups for name in group["param_names"]]  # indexed by the optimizer's numbers
 
-        def sharded(value: Any, path: tuple[Any, ...]) -> Any:
+        def shard(value: Any, path: tuple[Any, ...]) -> Any:
             match path:
                 case ("model" | "task", name) | ("ema", "shadow", name):
                     return _like(live.get(name), value)
@@ -86,7 +86,7 @@ class Sharded(Strategy):
                     return _like(live.get(names[number]), value)
             return value
 
-        return dict(map_leaves(state, sharded))
+        return dict(map_leaves(state, shard))
 
     def _sharded_modules(self) -> list[FSDPModule]:
         return [module for module in self.task.modules() if isinstance(module, FSDPModule)]
@@ -103,7 +103,7 @@ class Sharded(Strategy):
 
 
 def _policy(config: FsdpConfig, precision: Precision, model: nn.Module) -> MixedPrecisionPolicy:
-    """The formats to compute in. Raises `UserError` for formats that do not go together."""
+    """Return the formats to compute in. Raises `UserError` for formats that do not go together."""
     has_norms = bool(norms_with_statistics(model))
     narrow = config.param_dtype == "bf16"
     if narrow and (has_norms or precision.mode in ("fp16", "fp64")):

@@ -63,7 +63,10 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
 
 
 def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[dict[str, nn.Module], ...]:
-    """The modules to recompute, to compile and to gather, by name. Raises `UserError` for a pattern without a match."""
+    """Return the modules to recompute, to compile and to gather, by name.
+
+    Raises `UserError` for a pattern without a match.
+    """
     match_names(config.freeze, parameter_names(task), "prepare.freeze")
     return (
         _match_modules(task, config.activation_checkpointing, "prepare.activation_checkpointing"),
@@ -73,7 +76,7 @@ def check_patterns(task: nn.Module, config: PrepareConfig) -> tuple[dict[str, nn
 
 
 def _match_modules(task: nn.Module, patterns: Sequence[str], key: str) -> dict[str, nn.Module]:
-    """The modules below a task's model that any of `patterns` matches, except those inside another match.
+    """Return the modules below a task's model that any of `patterns` matches, except those inside another match.
 
     Raises:
         UserError: a pattern matches nothing, or a list of modules, which is never called itself.

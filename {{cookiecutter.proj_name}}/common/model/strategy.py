@@ -40,7 +40,7 @@ class ModelHolder(nn.Module):
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Like `nn.Module.load_state_dict`, with the names of `state_dict`."""
         full = {name.removeprefix("model."): name for name in super().state_dict()}
-        return super().load_state_dict({full.get(name, name): each for name, each in state.items()}, strict, assign)
+        return super().load_state_dict({full.get(name, name): value for name, value in state.items()}, strict, assign)
 
 
 class Strategy:
@@ -74,11 +74,11 @@ class Strategy:
         return self.task
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
-        """A context in which backward passes of a wrapped task average gradients over processes only if `enabled`."""
+        """Return a context in which backward passes of a wrapped task average gradients over ranks if `enabled`."""
         return _NOTHING
 
     def shard_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The state of a checkpoint, with its tensors as this strategy holds them."""
+        """Return the state of a checkpoint, with its tensors as this strategy holds them."""
         return state
 
 

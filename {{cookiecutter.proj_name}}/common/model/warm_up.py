@@ -14,7 +14,7 @@ from common.model.freeze import without_gradient
 
 
 def warm_up_ddp(model: nn.Module, trained: Sequence[nn.Parameter], loss: Callable[[], Tensor], rank: Rank) -> None:
-    """One backward pass whose result is discarded: weights, buffers and random streams stay as they are.
+    """Run one backward pass and discard its result: weights, buffers and random streams stay as they are.
 
     DDP exchanges gradients in one order in its first backward and in another from the second on. A resumed run would
     use the first order again and, with three ranks or more, add up in another order than the uninterrupted run.
@@ -37,8 +37,8 @@ def warm_up_ddp(model: nn.Module, trained: Sequence[nn.Parameter], loss: Callabl
 
 def _refuse_unused(model: nn.Module, trained: Sequence[nn.Parameter], rank: Rank) -> None:
     unused = gather_objects(without_gradient(model, trained), rank)
-    names = list(dict.fromkeys(name for each in unused for name in each))
-    where = "" if all(each == names for each in unused) else ", on some of the ranks"
+    names = list(dict.fromkeys(name for names_of_rank in unused for name in names_of_rank))
+    where = "" if all(rank_names == names for rank_names in unused) else ", on some of the ranks"
     if names:
         raise UserError(
             f"{len(names)} parameters get no gradient in a first step{where}, and DDP would wait for it: "

@@ -129,7 +129,7 @@ class Monitor:
             self.recorder.flush()
 
     def step_done(self, at: Position, samples: int) -> None:
-        """An optimizer step on `samples` samples, of all processes, is done."""
+        """Count an optimizer step on `samples` samples, of all processes."""
         self.clock.step_done(samples)
         self.step = at.step
         if not self.bar.disable:
@@ -148,8 +148,8 @@ class Monitor:
         """Write the log line of training and its scalars. Waits for the device; every process must call it."""
         losses = self.meter.read()
         norm = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
-        found = learning_rates(optimizer)
-        rates = {"lr" if len(found) == 1 else f"lr_{name}": rate for name, rate in found.items()}
+        by_group = learning_rates(optimizer)
+        rates = {"lr" if len(by_group) == 1 else f"lr_{name}": rate for name, rate in by_group.items()}
         timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
         memory = peak_memory(self._device)
         others = {**metrics, **norm}
@@ -164,7 +164,7 @@ class Monitor:
         speed |= {f"{name}_ms": 1e3 * seconds for name, seconds in timing.timers.items()}
         self.recorder.record("speed", **where, values=speed | {"memory_bytes": memory})
         self.recorder.write("scalars", "train", at.step, drop_duplicate_loss(losses.raw) | others)
-        self.recorder.write("scalars", "lr", at.step, found if len(found) > 1 else rates)
+        self.recorder.write("scalars", "lr", at.step, by_group if len(by_group) > 1 else rates)
         self.recorder.write("scalars", "speed", at.step, speed | {"memory_GB": memory / 1e9})
         if self._histograms.is_due(self._logged, at) and isinstance(self.recorder, Recorder):
             self._write_histograms(at, optimizer)
@@ -177,15 +177,15 @@ class Monitor:
         Args:
             key: the value that decides about the best checkpoint.
         """
-        for name, one in result.sets.items():
-            decides = best and key in (f"{name}.{value}".removeprefix(".") for value in one.values)
-            where, values = position(at, self._totals), drop_duplicate_loss(one.values)
-            line = evaluation_line(label(split, name), where, values, one.samples, best=decides)
+        for name, measured in result.sets.items():
+            decides = best and key in (f"{name}.{value}".removeprefix(".") for value in measured.values)
+            where, values = position(at, self._totals), drop_duplicate_loss(measured.values)
+            line = evaluation_line(label(split, name), where, values, measured.samples, best=decides)
             _log.bind(row=True, best=decides).info("{}", line)
-            place = f"{split}/{name}" if name else split
-            self.pictures(place, at, one.pictures)
-            for metric, figure in one.figures.items():
-                self.recorder.write("images", at.step, f"view/{place}/{metric}", [figure])
+            prefix = f"{split}/{name}" if name else split
+            self.pictures(prefix, at, measured.pictures)
+            for metric, figure in measured.figures.items():
+                self.recorder.write("images", at.step, f"view/{prefix}/{metric}", [figure])
         if split == "val":
             self._show_on_bar(f"val {key}", result.values.get(key))
         about = {"step": at.step, "epoch": current_epoch(at), "samples": result.samples}
@@ -207,10 +207,10 @@ class Monitor:
             self.recorder.write("images", at.step, f"view/{split}", [picture.image for picture in pictures])
         names = [picture.name or f"{index:02}" for index, picture in enumerate(pictures)]
         for index, (name, picture) in enumerate(zip(names, pictures, strict=True)):
-            own = f"{name}_{index:02}" if name in names[:index] else name
+            unique = f"{name}_{index:02}" if name in names[:index] else name
             if self._pictures is not None:
                 with warn_on_oserror("a picture"):
-                    save_png(progress_path(self._pictures, split, own, current_epoch(at), at.step), picture.image)
+                    save_png(progress_path(self._pictures, split, unique, current_epoch(at), at.step), picture.image)
 
     def saving(self, at: Position, *, best: bool, numbered: bool) -> None:
         """Called before a checkpoint is written: flush everything that was measured up to it to disk."""

@@ -66,11 +66,11 @@ class Clock:
         self._mark = now
 
     def batch_ready(self) -> None:
-        """A batch has arrived."""
+        """Note that a batch has arrived."""
         self._data += perf_counter() - self._mark
 
     def step_done(self, samples: int) -> None:
-        """An optimizer step on `samples` samples (of all processes) is done."""
+        """Note that an optimizer step on `samples` samples (of all processes) is done."""
         self._mark = perf_counter()
         self._steps += 1
         self._samples += samples

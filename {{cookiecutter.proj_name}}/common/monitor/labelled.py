@@ -33,7 +33,7 @@ def draw_labelled(
     body = ImageOps.scale(Image.fromarray(pixels), scale, Image.Resampling.NEAREST)
     body = ImageOps.expand(body, _FRAME, fill=colour)
     if not legible(text):
-        letters = (each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+        letters = (char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
         text = "".join(letters).encode("ascii", "replace").decode()
     font = font_for(text, _FONT_SIZE)
     left, _, right, _ = ImageDraw.Draw(body).multiline_textbbox((0, 0), text, font=font)

@@ -24,7 +24,7 @@ def train_line(
     timing: Timing,
     memory: int,
 ) -> str:
-    """One line about training. A loss is shown as `raw (smooth)`.
+    """Return one line about training. A loss is shown as `raw (smooth)`.
 
     Args:
         at: position after the step.
@@ -48,7 +48,7 @@ def train_line(
 
 
 def evaluation_line(split: str, where: str, values: Mapping[str, float], samples: int, *, best: bool = False) -> str:
-    """One line about a pass over `samples` samples of evaluation data.
+    """Return one line about a pass over `samples` samples of evaluation data.
 
     Args:
         where: from `position`. The name of the split replaces its "epoch", so that losses are below those of training.
@@ -63,7 +63,7 @@ def position(at: Position, totals: tuple[int | None, int | None]) -> str:
 
 
 def current_epoch(at: Position) -> int:
-    """The epoch that the last step belonged to, counted from 1."""
+    """Return the epoch that the last step belonged to, counted from 1."""
     return at.epoch if at.sample == 0 and at.epoch > 0 else at.epoch + 1
 
 
@@ -73,7 +73,7 @@ def _of(value: int, total: int | None) -> str:
 
 
 def learning_rates(rates: Mapping[str, float]) -> str:
-    """The rate, or those of all groups by name, or their range where there are many."""
+    """Return the rate, or those of all groups by name, or their range where there are many."""
     if len(rates) > _MOST_RATES:
         return f"{min(rates.values()):.2e}..{max(rates.values()):.2e} ({len(rates)} groups)"
     return "  ".join(f"{name.removeprefix('lr').removeprefix('_')} {rate:.2e}".strip() for name, rate in rates.items())

@@ -62,9 +62,9 @@ def setup_log(
     _early.clear()
     logger.add(_early.append if file is None else Appender(file).write, level=lowest, format=_FILE, **options)
     logging.basicConfig(handlers=[_ToLoguru()], force=True)
-    for name, each in wanted.items():
+    for name, threshold in wanted.items():
         # At DEBUG libraries log a great deal (Pillow: a line for each block of a PNG), so they must be named for it.
-        number = logger.level(each).no
+        number = logger.level(threshold).no
         logging.getLogger(name).setLevel(number if name else max(number, logging.INFO))
     warnings.showwarning = _log_warning
 
@@ -87,7 +87,7 @@ def _to_console(message: str) -> None:
 
 
 def _console_format(shows_source: bool, rank: int) -> Callable[[Any], str]:
-    """The format of a record on the terminal, which cuts rows of numbers to its width."""
+    """Return the format of a record on the terminal, which cuts rows of numbers to its width."""
     indent = len("00:00:00 WARNING  ") + (_SOURCE_WIDTH + 1) * shows_source
     source = "<cyan>{extra[at]: <26}</cyan> " if shows_source else ""
 
@@ -107,7 +107,7 @@ def _add_place(record: Any) -> None:
 
 
 def _place(path: str, line: int) -> str:
-    """A source location: the path from the project's root, for libraries from site-packages, and the line."""
+    """Return a source location: the path from the project's root, for libraries from site-packages, and the line."""
     return f"{path.rpartition('/site-packages/')[2].removeprefix(f'{_PROJECT}/')}:{line}"
 
 
@@ -119,11 +119,11 @@ class _ToLoguru(logging.Handler):
             level: str | int = logger.level(record.levelname).name
         except ValueError:  # a level of the library's own
             level = record.levelno
-        place = logger.bind(at=_place(record.pathname, record.lineno)).patch(
-            lambda own: own.update({"name": record.name})
+        caller = logger.bind(at=_place(record.pathname, record.lineno)).patch(
+            lambda entry: entry.update({"name": record.name})
         )
         # Passed as an argument: braces in the text must not be taken for format fields.
-        place.opt(exception=record.exc_info).log(level, "{}", record.getMessage())
+        caller.opt(exception=record.exc_info).log(level, "{}", record.getMessage())
 
 
 def _log_warning(

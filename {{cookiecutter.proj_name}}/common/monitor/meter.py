@@ -56,12 +56,12 @@ class Meter:
         self._pending.append((step, {name: value.detach() for name, value in losses.items()}, samples))
 
     def first_bad_step(self) -> int | None:
-        """The first step with a loss that is not a finite number, on any process; None when there was none."""
+        """Return the first step with a loss that is not a finite number, on any process; None when there was none."""
         self._collect()
         return self._bad
 
     def read(self) -> Reading:
-        """The losses up to the last step. Waits for the device."""
+        """Read the losses up to the last step. Waits for the device."""
         self._collect()
         recent = list(self._recent)
         raw = {name: _mean([sum_]) for name, sum_ in (recent[-1] if recent else {}).items()}
@@ -90,10 +90,10 @@ class Meter:
 
 
 def to_floats(losses: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:
-    """The values of scalars that are on a device, brought to the host in one transfer."""
-    scalars = [value for each in losses for value in each.values()]
+    """Return the values of scalars that are on a device, brought to the host in one transfer."""
+    scalars = [value for step in losses for value in step.values()]
     values = iter(torch.stack(scalars).tolist() if scalars else [])
-    return [{name: next(values) for name in each} for each in losses]
+    return [{name: next(values) for name in step} for step in losses]
 
 
 def _mean(sums: Iterable[_Sum]) -> float:

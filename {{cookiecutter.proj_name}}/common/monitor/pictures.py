@@ -25,7 +25,7 @@ class Picture:
 
 
 def to_rgb(image: ArrayLike) -> Pixels:
-    """An image (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), floats from 0 to 1 or whole numbers to 255, as (H, W, 3).
+    """Bring an image (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), floats to 1 or whole numbers to 255, to (H, W, 3).
 
     Values outside the range are clipped; NaN becomes 0.
 
@@ -60,7 +60,7 @@ def progress_path(root: Path, split: str, name: str, epoch: int, step: int) -> P
 
 
 def mosaic(images: Sequence[Pixels]) -> Pixels:
-    """One picture (H, W, 3) of at least one, in rows from the left, each in the middle of a cell of one size."""
+    """Return one picture (H, W, 3) of at least one, in rows from the left, each in the middle of a cell of one size."""
     if len(images) == 1:
         return images[0]
     columns = math.ceil(math.sqrt(1.6 * len(images)))  # a little wider than high, as a screen is

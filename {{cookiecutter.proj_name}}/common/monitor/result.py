@@ -31,11 +31,11 @@ class SplitResult:
     @property
     def values(self) -> dict[str, float]:
         """All values: `loss`, or `name.loss` of a set with a name."""
-        found = ((name, key, value) for name, one in self.sets.items() for key, value in one.values.items())
-        return {f"{name}.{key}" if name else key: value for name, key, value in found}
+        rows = ((name, key, value) for name, measured in self.sets.items() for key, value in measured.values.items())
+        return {f"{name}.{key}" if name else key: value for name, key, value in rows}
 
     @property
     def samples(self) -> int | dict[str, int]:
         """Samples seen; per set if sets have names."""
-        counts = {name: one.samples for name, one in self.sets.items()}
+        counts = {name: measured.samples for name, measured in self.sets.items()}
         return counts.get("", counts)

@@ -23,17 +23,17 @@ class Show:
         self._recorder.scalars("task", self._step, {name: float(value) for name, value in values.items()})
 
     def text(self, name: str, text: str) -> None:
-        """A text of any length, for the log and the writers."""
+        """Show a text of any length in the log and the writers."""
         if isinstance(self._recorder, Recorder):
             logger.info("{}:\n{}", name, text)
         self._recorder.write("text", self._step, f"task/{name}", text)
 
     def histogram(self, name: str, values: Any) -> None:
-        """The distribution of numbers, a tensor or array of any shape, for writers that have histograms."""
+        """Show the distribution of numbers, a tensor or array of any shape, in writers that have histograms."""
         if isinstance(values, Tensor):
             values = values.detach().float().cpu().numpy()
         self._recorder.write("histogram", self._step, f"task/{name}", np.asarray(values))
 
     def image(self, name: str, image: ArrayLike) -> None:
-        """A picture (H, W), (H, W, 1) or (H, W, 3), floats from 0 to 1 or whole numbers to 255, for the writers."""
+        """Show a picture (H, W), (H, W, 1) or (H, W, 3), floats from 0 to 1 or whole numbers to 255, in the writers."""
         self._recorder.write("images", self._step, f"task/{name}", [to_rgb(image)])

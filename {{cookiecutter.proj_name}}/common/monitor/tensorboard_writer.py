@@ -48,8 +48,8 @@ class TensorBoardWriter(Writer):
         self.board = SummaryWriter(str(folder), purge_step=purge_step, max_queue=1000)
         # The run's row in HPARAMS, at the start: a run that is killed has one too.
         self.settings = {
-            key: each if type(each) in (int, float, str) else str(each)
-            for key, each in flat(run.config).items()
+            key: value if type(value) in (int, float, str) else str(value)
+            for key, value in flat(run.config).items()
             if key.partition(".")[0] not in _NO_COLUMNS
         }
         _, start, self.hparams_end = hparams(self.settings, {})

@@ -62,14 +62,14 @@ class Writer(ABC):
 
     @abstractmethod
     def text(self, step: int, tag: str, text: str) -> None:
-        """A text, to be shown as it is: lines and spaces have a meaning."""
+        """Write a text, to be shown as it is: lines and spaces have a meaning."""
 
     @abstractmethod
     def close(self, state: str) -> None:
         """Write everything and close. `state`: finished, stopped or failed; running if the run was cut off."""
 
     def histogram(self, step: int, tag: str, values: NDArray[Any]) -> None:  # noqa: B027 - optional
-        """The distribution of numbers, an array of any shape. By default, nothing is written."""
+        """Write the distribution of numbers, an array of any shape. By default, nothing is written."""
 
     def flush(self) -> None:  # noqa: B027 - optional
         """Bring everything written so far to its place; called before each checkpoint."""
@@ -79,9 +79,9 @@ class WriterSections:
     """Checks a list of writers, each a name or a section: `[tensorboard, {type: csv}]`."""
 
     def check(self, value: Any, key: str) -> Iterator[Problem]:
-        for number, each in enumerate(value if isinstance(value, list) else []):
-            below, name = f"{key}[{number}]", each if isinstance(each, str) else each.get("type")
-            problems = list(WRITER_REGISTRY.check({} if name is each else each, below, default_type=name))
+        for number, item in enumerate(value if isinstance(value, list) else []):
+            below, name = f"{key}[{number}]", item if isinstance(item, str) else item.get("type")
+            problems = list(WRITER_REGISTRY.check({} if name is item else item, below, default_type=name))
             yield from problems
             package = "" if problems else getattr(WRITER_REGISTRY.get(name), "package", "")
             if package and importlib.util.find_spec(package) is None:
@@ -139,7 +139,7 @@ class Recorder:
             _drop_after(metrics_file, run.resume_step)
         self._file = Appender(metrics_file)
         self._texts: dict[str, str] = {}
-        self._channels = [_Channel(each, run, self._texts) for each in writers]
+        self._channels = [_Channel(writer, run, self._texts) for writer in writers]
         self._state = "running"
         self.record("run", schema=1, run=run.id, attempt=attempt, resume_step=run.resume_step)
 

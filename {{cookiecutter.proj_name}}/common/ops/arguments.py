@@ -20,7 +20,7 @@ def check_tensors(operator: str, *tensors: Tensor) -> tuple[Tensor, ...]:
     """
     if torch.is_autocast_enabled(tensors[0].device.type):
         for tensor in tensors:
-            tensors = tuple(each.to(torch.promote_types(each.dtype, tensor.dtype)) for each in tensors)
+            tensors = tuple(operand.to(torch.promote_types(operand.dtype, tensor.dtype)) for operand in tensors)
     dtypes, devices = [tensor.dtype for tensor in tensors], [tensor.device for tensor in tensors]
     if dtypes[0] not in DTYPES or len(set(dtypes)) > 1:
         what = "tensors of one floating-point dtype" if len(tensors) > 1 else "a floating-point tensor"

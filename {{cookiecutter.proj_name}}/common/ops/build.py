@@ -34,14 +34,14 @@ def build(folder: Path) -> str:
         BuildError: a source does not compile, or what CXX or the CUDA variables ask for is not available.
     """
     start = time.monotonic()
-    compiler, cuda, found = find_compiler(), find_cuda(), find(folder)
+    compiler, cuda, current = find_compiler(), find_cuda(), find(folder)
     architectures = cuda.architectures
-    if cuda.nvcc is None and os.environ.get("FORCE_CUDA") != "0" and found.library is not None:
-        architectures = list(found.architectures)  # made for the GPUs of other nodes, which share this folder
+    if cuda.nvcc is None and os.environ.get("FORCE_CUDA") != "0" and current.library is not None:
+        architectures = list(current.architectures)  # made for the GPUs of other nodes, which share this folder
     record = record_now(folder, architectures)
     library = library_path(folder, record)
     done = "up to date"
-    if found.library != library:
+    if current.library != library:
         if compiler is None:
             return f"{folder}: nothing is built, since there is no C++ compiler on the PATH.\n{_WITHOUT_COMPILER}"
         _make(folder, record, library, compiler, cuda)
@@ -59,7 +59,7 @@ def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda
     sources = [folder / "src" / name for name in record.sources if name.endswith((".cpp", ".cu"))]
     objects = [objects_folder / _object_name(source, record, compiler, cuda) for source in sources]
     with tempfile.TemporaryDirectory(dir=target) as temporary:
-        fresh = [Path(temporary, each.name) for each in objects]
+        fresh = [Path(temporary, file.name) for file in objects]
         commands = [compile_command(*pair, compiler, cuda) for pair in zip(sources, fresh, strict=True)]
         # Editors take the include paths from this file; clangd finds it in `build` on its own.
         entries = [
@@ -85,7 +85,7 @@ def _make(folder: Path, record: Record, library: Path, compiler: str, cuda: Cuda
 
 
 def _object_name(source: Path, record: Record, compiler: str, cuda: Cuda) -> str:
-    """The file name of a compiled source: it changes with all that the result depends on, but other sources."""
+    """Return the file name of a compiled source: it changes with all that the result depends on, but other sources."""
     headers = {name: sum_ for name, sum_ in record.sources.items() if name.endswith((".h", ".cuh"))}
     command = compile_command(source, Path(), compiler, cuda)
     parts = [record.torch, record.sources[source.name], headers, command, os.environ.get("NVCC_APPEND_FLAGS")]

@@ -48,7 +48,7 @@ class Implementation:
 
 
 def record_now(folder: Path, architectures: Sequence[str]) -> Record:
-    """The record of a library built now for these GPUs."""
+    """Return the record of a library built now for these GPUs."""
     wanted = CPP | CUDA if architectures else CPP
     files = [file for file in sorted((folder / "src").glob("*")) if file.suffix in wanted]
     sources = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
@@ -56,18 +56,18 @@ def record_now(folder: Path, architectures: Sequence[str]) -> Record:
 
 
 def build_folder(folder: Path) -> Path:
-    """The folder of the built library: `build` in `folder`, or the one that OPS_BUILD_DIR names."""
+    """Return the folder of the built library: `build` in `folder`, or the one that OPS_BUILD_DIR names."""
     return Path(os.environ.get("OPS_BUILD_DIR") or folder / "build")
 
 
 def library_path(folder: Path, record: Record) -> Path:
-    """The path of the library with this record: libraries with different records have different names."""
+    """Return the path of the library with this record: libraries with different records have different names."""
     inputs = json.dumps(asdict(record), sort_keys=True).encode()
     return build_folder(folder) / f"{folder.parent.name}_{folder.name}-{hashlib.sha256(inputs).hexdigest()[:8]}.so"
 
 
 def find(folder: Path) -> Implementation:
-    """The library of `folder` if it is current; else the reason why there is none."""
+    """Return the library of `folder` if it is current; else the reason why there is none."""
     records = build_folder(folder).glob(f"{folder.parent.name}_{folder.name}-*.json")
     try:
         built = Record(**json.loads(max(records, key=os.path.getmtime).read_text()))
@@ -86,19 +86,19 @@ def load(folder: Path) -> Implementation:
 
     A library that is out of date is never loaded: a warning names what has changed, and the command to build.
     """
-    found = find(folder)
-    if found.library is not None:
+    build = find(folder)
+    if build.library is not None:
         try:
-            torch.ops.load_library(found.library)
+            torch.ops.load_library(build.library)
         except OSError as error:
             text = "{}: {} cannot be loaded; the Python reference runs: {}"
-            logger.warning(text, shown_path(folder), found.library.name, error)
+            logger.warning(text, shown_path(folder), build.library.name, error)
             return Implementation(reason="the built library cannot be loaded")
-    elif found.reason != NOTHING:
+    elif build.reason != NOTHING:
         logger.warning(
-            "{}: {}; the Python reference runs. To build: {}", shown_path(folder), found.reason, HOW_TO_BUILD
+            "{}: {}; the Python reference runs. To build: {}", shown_path(folder), build.reason, HOW_TO_BUILD
         )
-    return found
+    return build
 
 
 def _difference(old: Record, new: Record) -> str:

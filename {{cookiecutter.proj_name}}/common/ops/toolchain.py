@@ -30,21 +30,21 @@ class Cuda:
 
 
 def find_compiler(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The C++ compiler: the one in CXX, else the first one found; None if there is none.
+    """Find the C++ compiler: the one in CXX, else the first one found; None if there is none.
 
     Raises:
         BuildError: the compiler in CXX is not found.
     """
     wanted = environment.get("CXX")
     names = [wanted] if wanted else ["c++", "g++", "clang++"]
-    found = next(filter(None, map(shutil.which, names)), None)
-    if wanted and found is None:
+    compiler = next(filter(None, map(shutil.which, names)), None)
+    if wanted and compiler is None:
         raise BuildError(f"CXX={wanted} is not on the PATH")
-    return found
+    return compiler
 
 
 def find_cuda() -> Cuda:
-    """Whether to compile CUDA: if nvcc and a GPU are present, or if FORCE_CUDA=1 asks for it.
+    """Return whether to compile CUDA: if nvcc and a GPU are present, or if FORCE_CUDA=1 asks for it.
 
     Raises:
         BuildError: FORCE_CUDA=1 is impossible here.
@@ -70,20 +70,20 @@ def find_cuda() -> Cuda:
 def _find_nvcc() -> Path | None:
     if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         return nvcc if (nvcc := Path(home, "bin", "nvcc")).is_file() else None
-    found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    return Path(found) if found else None
+    path = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    return Path(path) if path else None
 
 
 def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> list[str]:
-    """The command that compiles one source, .cpp or .cu."""
+    """Return the command that compiles one source, .cpp or .cu."""
     include_and_files = ["-isystem", str(TORCH / "include"), "-c", str(source), "-o", str(target)]
     if source.suffix == ".cpp":
         return [compiler, *FLAGS, *include_and_files]
     code = []
-    for each in cuda.architectures:
-        number = each.removesuffix("+PTX").replace(".", "")
+    for architecture in cuda.architectures:
+        number = architecture.removesuffix("+PTX").replace(".", "")
         code.append(f"-gencode=arch=compute_{number},code=sm_{number}")
-        if each.endswith("+PTX"):
+        if architecture.endswith("+PTX"):
             code.append(f"-gencode=arch=compute_{number},code=compute_{number}")
     optimize, standard, *for_host = FLAGS
     flags = [optimize, standard, "-Xcompiler", ",".join(for_host), "-ccbin", compiler]
@@ -91,7 +91,10 @@ def compile_command(source: Path, target: Path, compiler: str, cuda: Cuda) -> li
 
 
 def link_command(objects: list[Path], target: Path, compiler: str, cuda: Cuda) -> list[str]:
-    """The command that links the objects into a library. CUDA's runtime is linked statically, so it loads anywhere."""
+    """Return the command that links the objects into a library.
+
+    CUDA's runtime is linked statically, so it loads anywhere.
+    """
     command = [compiler] if cuda.nvcc is None else [str(cuda.nvcc), "-nodlink", "-ccbin", compiler]
     command += ["-shared", *map(str, objects), "-o", str(target)]
     command += [f"-L{TORCH / 'lib'}", "-ltorch", "-ltorch_cpu"]

@@ -87,7 +87,7 @@ class Ema:
         `at` is the position before that step. Before `start`, the weights become the average.
         """
         self._steps += 1
-        if self._start and not self._start.passed(at):
+        if self._start and not self._start.times_passed(at):
             _copy(self._parts, self._weights(model))
             return
         if self._steps % self._config.every:
@@ -106,13 +106,13 @@ class Ema:
         Without `average` it has its own, and they too are restored afterwards.
         """
         weights = self._weights(model)
-        own = [tensor.to(self._config.device or tensor.device, copy=True) for tensor in weights]
+        kept = [tensor.to(self._config.device or tensor.device, copy=True) for tensor in weights]
         try:
             # In place: references to this memory (compiled graphs, wrappers, the optimizer) stay valid.
-            _copy(weights, self._parts if average else own)
+            _copy(weights, self._parts if average else kept)
             yield
         finally:
-            _copy(weights, own)
+            _copy(weights, kept)
 
     def reset(self, model: nn.Module) -> None:
         """Restart from the model's current weights. Needed if weights were loaded after the average was created."""
@@ -120,7 +120,7 @@ class Ema:
         _copy(self._parts, self._weights(model))
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages (not copies) and the numbers of steps and updates; empty if turned off."""
+        """Return the averages (not copies) and the numbers of steps and updates; empty if turned off."""
         counts = {"steps": self._steps, "updates": self._updates, "is_used": self._is_used}
         return {"shadow": self._shadow, **counts} if self._shadow else {}
 
@@ -135,12 +135,15 @@ class Ema:
             )
         saved = state["shadow"]
         # Parts that were frozen since keep their average. Older versions averaged what is frozen, too.
-        self._add({name: each.to(self._parts[0].device) for name, each in saved.items() if name not in self._never})
-        _copy(self._parts, [local(saved.get(name, each)) for name, each in self._shadow.items()])
+        self._add({name: tensor.to(self._parts[0].device) for name, tensor in saved.items() if name not in self._never})
+        _copy(self._parts, [local(saved.get(name, tensor)) for name, tensor in self._shadow.items()])
         self._steps, self._updates = state["steps"], state["updates"]
 
     def _weights(self, model: nn.Module) -> list[Tensor]:
-        """The model's tensors in the order of `_parts`. Looked up each time, since a module may replace a buffer."""
+        """Return the model's tensors in the order of `_parts`.
+
+        Looked up each time, since a module may replace a buffer.
+        """
         state = model.state_dict()
         return [local(state[name]) for name in self._shadow]
 

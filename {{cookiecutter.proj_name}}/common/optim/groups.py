@@ -57,8 +57,8 @@ class LayerDecayConfig:
     factor: Annotated[float, Field(gt=0.0, le=1.0, description="1 turns it off")] = 1.0
 
 
-def parameter_groups(config: "OptimizerConfig", task: nn.Module, own: Iterable[Group] = ()) -> list[dict[str, Any]]:
-    """The trainable parameters in named groups: those of `own` as given there, all others as configured.
+def parameter_groups(config: "OptimizerConfig", task: nn.Module, chosen: Iterable[Group] = ()) -> list[dict[str, Any]]:
+    """Return the trainable parameters in named groups: those `chosen` as given there, all others as configured.
 
     A group is {"name", "params": [(name, parameter), ...], "lr", "weight_decay"}. Each parameter is in exactly one.
 
@@ -66,9 +66,9 @@ def parameter_groups(config: "OptimizerConfig", task: nn.Module, own: Iterable[G
         UserError: no parameter is trainable, a pattern matches nothing, or it is not clear where one belongs.
     """
     names = dict(task.named_parameters(remove_duplicate=False))
-    given = _assigned(own, names, "groups()")
+    given = _assign(chosen, names, "groups()")
     inside = dict(getattr(task, "model", task).named_parameters(remove_duplicate=False))  # the same names, by design
-    entries = _assigned(_entries(config.groups, names), names, "optim.groups")
+    entries = _assign(_entries(config.groups, names), names, "optim.groups")
     sources = (entries, _layers(config.layer_decay, inside))
     without_decay = _without_decay(config.no_decay, task, names)
     rest = "rest" if given or any(sources) else "all"
@@ -78,7 +78,7 @@ def parameter_groups(config: "OptimizerConfig", task: nn.Module, own: Iterable[G
         total = len(list(task.parameters()))
         raise UserError(f"{type(task).__name__}: none of its {total} parameters requires a gradient; unfreeze some")
     for name, parameter in trainable:
-        parts = [given[parameter]] if parameter in given else [each[parameter] for each in sources if parameter in each]
+        parts = [given[parameter]] if parameter in given else [item[parameter] for item in sources if parameter in item]
         label = ".".join(part.name for part in parts) or rest
         decay = next((part.weight_decay for part in parts if part.weight_decay is not None), config.weight_decay)
         if decay and parameter in without_decay:
@@ -103,33 +103,33 @@ def log_groups(groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def group_name(group: Mapping[str, Any]) -> str:
-    """The name of an optimizer's group, for the learning rate: parts with and without weight decay share one."""
+    """Return the name of an optimizer's group, for the learning rate: parts with and without weight decay share one."""
     return str(group.get("name", "all")).removesuffix(_NO_DECAY)
 
 
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:
-    """The current learning rates by the group's name; in the course of a run the names stay the same."""
+    """Return the current learning rates by the group's name; in the course of a run the names stay the same."""
     return {group_name(group): float(group["lr"]) for group in optimizer.param_groups}
 
 
-def _assigned(groups: Iterable[Group], names: Mapping[str, nn.Parameter], where: str) -> dict[nn.Parameter, Group]:
-    """The group of each parameter: where several have it, the one that lies within all others."""
-    sets = sorted(((set(group.parameters), group) for group in groups), key=lambda each: len(each[0]))
+def _assign(groups: Iterable[Group], names: Mapping[str, nn.Parameter], where: str) -> dict[nn.Parameter, Group]:
+    """Return the group of each parameter: where several have it, the one that lies within all others."""
+    sets = sorted(((set(group.parameters), group) for group in groups), key=lambda pair: len(pair[0]))
     for inside, group in sets:
         for parameter in inside.difference(names.values()):
             shape = tuple(parameter.shape)
             raise UserError(f"{where}: {group.name} has a parameter of shape {shape} that is not part of the task")
-    found: dict[nn.Parameter, Group] = {}
+    assigned: dict[nn.Parameter, Group] = {}
     for name, parameter in names.items():
-        mine = [each for each in sets if parameter in each[0]]
+        mine = [pair for pair in sets if parameter in pair[0]]
         for inside, group in mine[1:]:
             if not mine[0][0] < inside:
                 both = f"{name} is in {mine[0][1].name} and in {group.name}, and neither lies within the other"
                 hint = "narrow one of them, or add a group for the parameters that are in both"
                 raise UserError(f"{where}: {both}: {hint}")
         if mine:
-            found[parameter] = mine[0][1]
-    return found
+            assigned[parameter] = mine[0][1]
+    return assigned
 
 
 def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) -> Iterator[Group]:
@@ -141,7 +141,7 @@ def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) 
 
 
 def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:
-    """The block of each of the model's parameters that is in one or before the first one."""
+    """Return the block of each of the model's parameters that is in one or before the first one."""
     if config.factor == 1:
         return {}
     blocks: list[str] = []  # with a dot at the end
@@ -153,24 +153,24 @@ def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict
         raise UserError(f"optim.layer_decay.blocks: {config.blocks} is not a list of blocks; write, say, {hint}*")
     below = list(takewhile(lambda name: not name.startswith(tuple(blocks)), names))
     layers = {"below_blocks": below} | {block[:-1]: [n for n in names if n.startswith(block)] for block in blocks}
-    found: dict[nn.Parameter, Group] = {}
+    scaled: dict[nn.Parameter, Group] = {}
     for height, (label, inside) in enumerate(reversed(layers.items())):  # a shared parameter is in the lowest
-        found |= {names[name]: Group(label, (), config.factor**height) for name in inside}
-    return found
+        scaled |= {names[name]: Group(label, (), config.factor**height) for name in inside}
+    return scaled
 
 
 def _without_decay(patterns: str | list[str], model: nn.Module, names: Mapping[str, nn.Parameter]) -> set[nn.Parameter]:
-    """The parameters without weight decay."""
+    """Return the parameters without weight decay."""
     listed = [] if patterns == "auto" else [pattern for pattern in patterns if pattern != "auto"]
-    found = {names[name] for name in match_names(listed, list(names), "optim.no_decay")}
+    exempt = {names[name] for name in match_names(listed, list(names), "optim.no_decay")}
     if "auto" not in patterns:
-        return found
-    found |= {parameter for parameter in names.values() if parameter.dim() < 2}
+        return exempt
+    exempt |= {parameter for parameter in names.values() if parameter.dim() < 2}
     for module in model.modules():
         inside = dict(module.named_parameters(remove_duplicate=False))
         declared = getattr(module, "no_decay", None)
         chosen = list(inside) if isinstance(module, _NORMS) else list(declared()) if callable(declared) else []
-        found |= {inside[name] for name in match_names(chosen, list(inside), f"{type(module).__name__}.no_decay()")}
+        exempt |= {inside[name] for name in match_names(chosen, list(inside), f"{type(module).__name__}.no_decay()")}
         if callable(timm := getattr(module, "no_weight_decay", None)):  # not all that these models list exists
-            found |= {inside[name] for name in timm() if name in inside}
-    return found
+            exempt |= {inside[name] for name in timm() if name in inside}
+    return exempt

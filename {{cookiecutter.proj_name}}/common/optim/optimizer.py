@@ -68,28 +68,28 @@ class OptimizerConfig:
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
-    """The class of torch.optim called `name`, in any case, or the one at an import path.
+    """Return the class of torch.optim called `name`, in any case, or the one at an import path.
 
     Raises `UserError` when there is none, or when it is no optimizer.
     """
     by_name = {known.lower(): cls for known, cls in vars(torch.optim).items() if isinstance(cls, type)}
     is_path = "." in name or ":" in name
-    found = by_name.get(name.lower()) or import_path(name if is_path else f"torch.optim.{name}")
-    if not (isinstance(found, type) and issubclass(found, Optimizer)):
+    target = by_name.get(name.lower()) or import_path(name if is_path else f"torch.optim.{name}")
+    if not (isinstance(target, type) and issubclass(target, Optimizer)):
         raise UserError(f"{name} is not derived from torch.optim.Optimizer")
-    return found
+    return target
 
 
 def build_optimizer(
-    config: OptimizerConfig, model: nn.Module, own: Iterable[Group] = (), before: Optimizer | None = None
+    config: OptimizerConfig, model: nn.Module, chosen: Iterable[Group] = (), before: Optimizer | None = None
 ) -> Optimizer:
-    """The configured optimizer over `model`'s trainable parameters, in named groups: first those of `own`.
+    """Build the configured optimizer over `model`'s trainable parameters, in named groups: first those `chosen`.
 
     It takes over the state of the optimizer `before` it if that is the same but for rate and decay.
     Raises `UserError` when nothing is trainable, or when the optimizer cannot train these parameters.
     """
     cls = optimizer_class(config.optim_type)
-    groups = parameter_groups(config, model, own)
+    groups = parameter_groups(config, model, chosen)
     if "weight_decay" not in parameter_names(cls):
         groups = [{key: value for key, value in group.items() if key != "weight_decay"} for group in groups]
     named = [pair for group in groups for pair in group["params"]]
@@ -108,12 +108,12 @@ def build_optimizer(
     varied = {"lr": None, "weight_decay": None}
     same = type(before) is cls and before.defaults | varied == optimizer.defaults | varied
     if before is not None and same and not needs_closure(optimizer):
-        optimizer.state.update({each: before.state[each] for _, each in named if each in before.state})
+        optimizer.state.update({weight: before.state[weight] for _, weight in named if weight in before.state})
     return optimizer
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether `step` must be given a function that computes the loss again and returns it (LBFGS)."""
+    """Return whether `step` must be given a function that computes the loss again and returns it (LBFGS)."""
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 

@@ -44,7 +44,7 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device_type) if mode == "fp16" else None
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context of the forward pass and the loss."""
+        """Return the context of the forward pass and the loss."""
         # A new one each time (1 us): the object stores the state it replaced, and so cannot be nested in itself.
         return _NOTHING if self._narrow is None else torch.autocast(self._device_type, self._narrow)
 
@@ -63,11 +63,11 @@ class Precision:
         return self.scaler.get_scale() >= before  # it only falls after gradients that are not finite
 
     def cast(self, model: nn.Module) -> nn.Module:
-        """The model with weights of this precision. Call it before the optimizer is built."""
+        """Cast the model with weights of this precision. Call it before the optimizer is built."""
         return model.double() if self.mode == "fp64" else model
 
     def cast_batch(self, batch: Any) -> Any:
-        """A batch (nested dicts, lists, tuples of tensors) whose floating point tensors are of this precision."""
+        """Cast the floating point tensors of a batch (nested dicts, lists, tuples of tensors) to this precision."""
         if self.mode != "fp64":
             return batch
         return map_tensors(batch, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
@@ -83,7 +83,7 @@ class Precision:
 
 
 def build_precision(config: PrecisionConfig, device: torch.device) -> Precision:
-    """The configured precision on `device`. Sets torch's process-wide TF32 switches when `tf32` says so.
+    """Build the configured precision on `device`. Sets torch's process-wide TF32 switches when `tf32` says so.
 
     Raises `UserError` when the device cannot compute in it.
     """

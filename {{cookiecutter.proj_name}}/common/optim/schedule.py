@@ -53,9 +53,9 @@ class LrSchedulerConfig:
     def __post_init__(self) -> None:
         """Complete `args` with the defaults of the schedule, and drop arguments of other schedules."""
         with suppress(UserError):  # which the registry reports
-            own = parameters(SCHEDULE_REGISTRY.get(self.type))[0]
-            unused, free = _all_arguments() - own.keys(), [name for name in own if name not in vars(self)]
-            plain = {name: own[name].default for name in free if isinstance(own[name].default, int | float | str)}
+            known = parameters(SCHEDULE_REGISTRY.get(self.type))[0]
+            unused, free = _all_arguments() - known.keys(), [name for name in known if name not in vars(self)]
+            plain = {name: known[name].default for name in free if isinstance(known[name].default, int | float | str)}
             given = {name: value for name, value in self.args.items() if name not in unused}
             object.__setattr__(self, "args", plain | given)
 
@@ -67,7 +67,7 @@ class LrSchedulerConfig:
             yield Problem("warmup", self.warmup, "must not be negative", "0 means none")
         if self.tmax is not None and not Interval.parse(self.tmax, "epoch"):
             yield Problem("tmax", self.tmax, "must be above 0; null means the end of the run")
-        if not self.lr_steps or not all(Interval.parse(each, "epoch") for each in self.lr_steps):
+        if not self.lr_steps or not all(Interval.parse(step, "epoch") for step in self.lr_steps):
             yield Problem("lr_steps", self.lr_steps, "needs at least one, and each above 0")
 
     def _argument_problems(self, target: Callable[..., Any]) -> Iterator[Problem]:
@@ -84,8 +84,8 @@ class LrSchedulerConfig:
 
 
 def _all_arguments() -> set[str]:
-    """The names of the arguments of all schedules."""
-    return {name for each in SCHEDULE_REGISTRY.entries().values() for name in parameter_names(each)}
+    """Return the names of the arguments of all schedules."""
+    return {name for schedule in SCHEDULE_REGISTRY.entries().values() for name in parameter_names(schedule)}
 
 
 class Schedule:
@@ -106,7 +106,7 @@ class Schedule:
         self._base = [self.value(group) for group in optimizer.param_groups]
 
     def value(self, group: Mapping[str, Any]) -> float:
-        """The value that a group has now."""
+        """Return the value that a group has now."""
         return float(group["lr"])
 
     def set(self, group: dict[str, Any], value: float) -> None:
@@ -114,7 +114,7 @@ class Schedule:
         group["lr"] = value
 
     def factor(self, step: int) -> float:
-        """The factor at optimizer step `step`, counted from 0 over the whole run."""
+        """Return the factor at optimizer step `step`, counted from 0 over the whole run."""
         if step >= self._warmup:
             return self._factor(step - self._warmup)
         rise = self._start + (1.0 - self._start) * (step + 1) / (self._warmup + 1)
@@ -165,7 +165,7 @@ def build_schedule(
     cut: bool = False,
     kind: type[Schedule] = Schedule,
 ) -> Schedule:
-    """The configured schedule over a run of `total_steps` optimizer steps; None for a run without a set end.
+    """Build the configured schedule over a run of `total_steps` optimizer steps; None for a run without a set end.
 
     `steps_per_epoch` is None for data without length. `debug`: the run is cut short for debugging, so a warm-up that
     does not fit into it is shortened; `cut`: by progress.max_steps, which shortens one that the schedule would refuse.
@@ -183,7 +183,7 @@ def build_schedule(
     arguments = {key: value for key, value in vars(config).items() if key in parameters}
     arguments |= fit_arguments(target, config.args)
     if "milestones" in parameters:
-        arguments["milestones"] = [_steps("lr_steps", each, steps_per_epoch) - warmup for each in config.lr_steps]
+        arguments["milestones"] = [_steps("lr_steps", point, steps_per_epoch) - warmup for point in config.lr_steps]
     if "steps_per_epoch" in parameters:
         arguments = {"steps_per_epoch": steps_per_epoch, **arguments}
     if "steps" in parameters:

@@ -14,33 +14,33 @@ import torch
 
 
 def packages() -> dict[str, str]:
-    """The version of each installed package of which this process has imported a module, by its name on PyPI."""
+    """Return the version of each installed package of which this process has imported a module, by its name on PyPI."""
     known = _packages_of(tuple(sys.path))
     modules = {module for module in sys.modules if "." not in module} - sys.stdlib_module_names
     # Python 3.10 does not know the modules of some packages; most have the name of their package.
-    names = {each for module in modules for each in known.get(module, (module,))}
+    names = {package for module in modules for package in known.get(module, (module,))}
     # In the one spelling that PyPI compares: `typing_extensions` is `typing-extensions`.
-    versions = {re.sub(r"[-_.]+", "-", name).lower(): installed(name) for name in names if name}
+    versions = {re.sub(r"[-_.]+", "-", name).lower(): version_of(name) for name in names if name}
     return dict(sorted((name, version) for name, version in versions.items() if version))
 
 
 @lru_cache(maxsize=1)
 def _packages_of(path: tuple[str, ...]) -> Mapping[str, set[str]]:
-    """The packages that provide each top-level module on `path`, which is `sys.path`.
+    """Return the packages that provide each top-level module on `path`, which is `sys.path`.
 
     `metadata.packages_distributions` parses every list of files, which takes as long as a tenth of a start.
     """
-    found = defaultdict[str, set[str]](set)
-    for record in (each for folder in path for each in Path(folder).glob("*.dist-info/RECORD")):
+    packages = defaultdict[str, set[str]](set)
+    for record in (file for folder in path for file in Path(folder).glob("*.dist-info/RECORD")):
         declared = record.with_name("top_level.txt")
         listed = declared if declared.exists() else record
         for line in listed.read_text(encoding="utf-8").splitlines():
-            found[re.split("[/.]", line, maxsplit=1)[0]].add(record.parent.name.partition("-")[0])
-    return found
+            packages[re.split("[/.]", line, maxsplit=1)[0]].add(record.parent.name.partition("-")[0])
+    return packages
 
 
-def installed(name: str) -> str | None:
-    """The version of a package; None if it is not installed."""
+def version_of(name: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
     try:
         return metadata.version(name)
     except (metadata.PackageNotFoundError, ValueError):
@@ -76,7 +76,7 @@ def machine(device: torch.device) -> dict[str, str | int | bool]:
 def _line(file: str, pattern: str) -> str:
     """Return what `pattern` captures in a system file; "" if it is missing."""
     try:
-        found = re.search(pattern, Path(file).read_text(encoding="utf-8", errors="replace"))
+        match = re.search(pattern, Path(file).read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
-    return found[1].strip() if found else ""
+    return match[1].strip() if match else ""

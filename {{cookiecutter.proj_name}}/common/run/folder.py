@@ -10,7 +10,7 @@ from typing import Any
 from loguru import logger
 
 from common.base.errors import UserError
-from common.base.files import unused, write_text
+from common.base.files import unused_path, write_text
 from common.config import dump
 from common.distributed import Rank
 from common.run.lock import FolderLock
@@ -79,7 +79,7 @@ def open_run(folder: RunPaths, values: Mapping[str, Any], attempt: dict[str, Any
 
 
 def is_restart(folder: RunPaths, rank: Rank) -> bool:
-    """Whether the launcher has restarted this process, and an earlier start of its launch has opened the run."""
+    """Return whether the launcher has restarted this process, and an earlier start of its launch has opened the run."""
     attempts = read_attempts(folder) if rank.restarted else []
     return bool(attempts) and not set(attempts[-1].get("launched_as", ())).isdisjoint(rank.launched_as)
 
@@ -105,7 +105,7 @@ def _move_away(folder: RunPaths) -> None:
     """Rename the folder of an earlier run to `<name>_<its start>`."""
     if not (folder.record_file.exists() or folder.checkpoints.exists()):
         return
-    target = unused(folder.root.with_name(f"{folder.name}_{_first_start(folder)}"))
+    target = unused_path(folder.root.with_name(f"{folder.name}_{_first_start(folder)}"))
     lock = FolderLock.take(folder.lock_file)  # so another process cannot start writing there meanwhile
     folder.root.rename(target)
     lock.path = target / lock.path.name

@@ -38,7 +38,7 @@ class GitState:
 
 
 def git_state(project: Path) -> GitState:
-    """The git state of the folder `project`. Never fails."""
+    """Return the git state of the folder `project`. Never fails."""
     if is_copy(project):  # not a repository, though it may lie inside one
         return GitState(**json.loads((project / SNAPSHOT).read_text()))
     state = GitState()
@@ -58,7 +58,7 @@ def git_state(project: Path) -> GitState:
 
 
 def is_copy(project: Path) -> bool:
-    """Whether this code was copied for a job, and so is exactly what ran."""
+    """Return whether this code was copied for a job, and so is exactly what ran."""
     return (project / SNAPSHOT).is_file()
 
 

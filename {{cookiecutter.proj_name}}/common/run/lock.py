@@ -64,12 +64,12 @@ class FolderLock:
         self._file.close()
 
     def _is_in_place(self) -> bool:
-        """Whether `path` still names the file that is locked."""
+        """Return whether `path` still names the file that is locked."""
         return self.path.exists() and os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock file `path`. Takes the lock for a moment, shared with others who ask."""
+    """Return whether a process holds the lock file `path`. Takes the lock for a moment, shared with others who ask."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

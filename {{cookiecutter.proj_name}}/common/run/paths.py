@@ -27,7 +27,7 @@ class DirConfig:
 
 
 def data_dir(config: DirConfig, project: Path) -> Path:
-    """The parent folder of all data sets."""
+    """Return the parent folder of all data sets."""
     return project / Path(config.data_dir or "data").expanduser()
 
 
@@ -56,7 +56,7 @@ class RunPaths:
 
     @classmethod
     def for_run(cls, config: DirConfig, name: str, project: Path) -> "RunPaths":
-        """The folder of the run `name`.
+        """Return the folder of the run `name`.
 
         Raises:
             UserError: `name` is not a valid folder name.
@@ -70,18 +70,18 @@ class RunPaths:
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Path) -> "RunPaths":
-        """The run folder of a checkpoint; the file's own folder if it was moved out of a run."""
+        """Return the run folder of a checkpoint; the file's own folder if it was moved out of a run."""
         folder = checkpoint.resolve().parent
         return cls(folder.parent if folder.name == "checkpoints" else folder)
 
     def contains(self, path: str | Path | None) -> bool:
-        """Whether a path is in this folder: true for `auto` (of the option `resume`), false for None."""
+        """Return whether a path is in this folder: true for `auto` (of the option `resume`), false for None."""
         if path is None:
             return False
         return path == "auto" or Path(path).expanduser().resolve().is_relative_to(self.root.resolve())
 
     def resume_command(self, program: str) -> str:
-        """How to continue the run; empty if it has saved nothing."""
+        """Return how to continue the run; empty if it has saved nothing."""
         saved = any(self.checkpoints.glob("*.pt"))
         return shlex.join(["python", shown_path(program), "--resume", shown_path(self.root)]) if saved else ""
 
@@ -89,5 +89,5 @@ class RunPaths:
         return self.root / ("train.log" if rank == 0 else f"train.rank{rank}.log")
 
     def error_file(self, rank: int) -> Path:
-        """The traceback of the error that ended this rank, if one did."""
+        """Return the traceback of the error that ended this rank, if one did."""
         return self.root / f"error_rank{rank}.txt"

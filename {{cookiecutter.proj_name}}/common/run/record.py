@@ -27,7 +27,7 @@ _REPEATED = ("OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", *RESULT_VARIABLES)  # tor
 
 
 def describe_start(project: Path, argv: Sequence[str], seed: int, rank: Rank) -> tuple[dict[str, Any], str]:
-    """One attempt's entry in `run.json`, of plain values only, and the text of its `git.diff`."""
+    """Return one attempt's entry in `run.json`, of plain values only, and the text of its `git.diff`."""
     template, git = project / "common" / "VERSION", git_state(project)
     attempt = {
         "time": now(),
@@ -59,7 +59,7 @@ def describe_start(project: Path, argv: Sequence[str], seed: int, rank: Rank) ->
 
 
 def read_attempts(folder: RunPaths) -> list[dict[str, Any]]:
-    """The entries of `run.json`, one for each start; none without that file."""
+    """Read the entries of `run.json`, one for each start; none without that file."""
     if not folder.record_file.exists():
         return []
     attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
@@ -67,7 +67,7 @@ def read_attempts(folder: RunPaths) -> list[dict[str, Any]]:
 
 
 def environment_text(attempt: dict[str, Any]) -> str:
-    """The banner at the top of a log: machine, versions, code, seed, command. One line each."""
+    """Return the banner at the top of a log: machine, versions, code, seed, command. One line each."""
     versions = attempt["versions"]
     known = ", ".join(f"{name} {version}" for name, version in versions.items() if version and name != "system")
     return (

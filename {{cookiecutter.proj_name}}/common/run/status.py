@@ -18,7 +18,7 @@ def write_status(folder: RunPaths, state: State, *, step: int | None = None, rea
 
 
 def read_status(folder: RunPaths) -> dict[str, Any] | None:
-    """The last status that `write_status` wrote; None if there is none."""
+    """Read the last status that `write_status` wrote; None if there is none."""
     if not folder.status_file.exists():
         return None
     status: dict[str, Any] = json.loads(folder.status_file.read_text())

@@ -59,7 +59,7 @@ class DigitsDataset:
         """Return `image` (1, 8, 8), float in 0..1, and `label`, int64 scalar."""
         image = self.images[index]
         if self.shift:
-            image = _shifted(image, self.shift)
+            image = _shift(image, self.shift)
         return {"image": image, "label": self.labels[index]}
 
 
@@ -72,7 +72,7 @@ class DigitFiles(ImageFiles):
         return 1 - image if border.median() > 0.5 else image
 
 
-def _shifted(image: Tensor, limit: int) -> Tensor:
+def _shift(image: Tensor, limit: int) -> Tensor:
     height, width = image.shape[-2:]
     dy, dx = torch.randint(-limit, limit + 1, (2,)).tolist()
     padded = torch.nn.functional.pad(image, (limit, limit, limit, limit))

@@ -12,7 +12,10 @@ from common.ops.arguments import check_tensors, needs_reference
 
 
 def reference(a: Tensor, b: Tensor) -> Tensor:
-    """The operator in plain PyTorch. The C++ and CUDA kernels must agree with it; without them, it runs itself."""
+    """Return the operator in plain PyTorch.
+
+    The C++ and CUDA kernels must agree with it; without them, it runs itself.
+    """
     return (a + b).contiguous()
 
 
@@ -29,7 +32,7 @@ def _shape(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient of a sum is that of each term; None for an input that needs none."""
+    """Return the gradients: a sum's is that of each term; None for an input that needs none."""
     return (grad if ctx.needs_input_grad[0] else None, grad if ctx.needs_input_grad[1] else None)
 
 

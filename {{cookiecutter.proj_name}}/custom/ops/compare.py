@@ -14,7 +14,7 @@ Operator = Callable[..., Tensor]
 
 
 def compare(operator: Operator, reference: Operator, inputs: Sequence[Tensor], **settings: Any) -> str:
-    """A table of differences and times: `operator(*inputs, *settings)` against `reference(*inputs, *settings)`.
+    """Return a table of differences and times: `operator(*inputs, *settings)` against `reference(*inputs, *settings)`.
 
     Differences are the largest over all elements; gradients are computed for a random upstream gradient. Times
     are medians, with as many threads as PyTorch uses. `gradcheck` compares a corner of the inputs with finite
@@ -28,7 +28,7 @@ def compare(operator: Operator, reference: Operator, inputs: Sequence[Tensor], *
             return [function(*inputs, *arguments)]
 
     def gradients(function: Operator) -> Sequence[Tensor]:
-        leaves = [each.detach().requires_grad_() for each in inputs]
+        leaves = [tensor.detach().requires_grad_() for tensor in inputs]
         return torch.autograd.grad(function(*leaves, *arguments), leaves, upstream)
 
     dtype = str(inputs[0].dtype).removeprefix("torch.")
@@ -38,7 +38,7 @@ def compare(operator: Operator, reference: Operator, inputs: Sequence[Tensor], *
         difference = max(map(largest_difference, measure(operator), measure(reference)))
         mine, theirs = median_ms(measure, operator), median_ms(measure, reference)
         lines.append(f"  {name:<10} {difference:>10.1e} {mine:>9.3f} ms {theirs:>9.3f} ms {theirs / mine:>8.2f}x")
-    corner = [each.detach()[tuple(slice(3) for _ in each.shape)].double().requires_grad_() for each in inputs]
+    corner = [item.detach()[tuple(slice(3) for _ in item.shape)].double().requires_grad_() for item in inputs]
     passed = torch.autograd.gradcheck(lambda *x: operator(*x, *arguments), corner)
     return "\n".join([*lines, f"  gradcheck: {'passed' if passed else 'failed'}"])
 
@@ -50,7 +50,7 @@ def median_ms(measure: Callable[[Operator], Any], function: Operator) -> float:
 
 
 def largest_difference(first: Tensor, second: Tensor) -> float:
-    """The largest absolute difference of two tensors; 0 where there are no elements."""
+    """Return the largest absolute difference of two tensors; 0 where there are no elements."""
     return (first.double() - second.double()).abs().max().item() if first.numel() else 0.0
 
 
@@ -61,18 +61,18 @@ def main(name: str = "", *sizes: str) -> None:
     module returns; its settings have their defaults.
     """
     package = import_module(str(__package__))
-    names = [each for each in package.__all__ if each != "implementation"]
+    names = [name for name in package.__all__ if name != "implementation"]
     if name not in names or not all(size.isdecimal() for size in sizes):
         sys.exit(f"usage: python -m {__package__}.compare {'|'.join(names)} [SIZE ...]")
-    module, size = import_module(f"{__package__}.{name}"), [int(each) for each in sizes or ("1024", "1024")]
+    module, size = import_module(f"{__package__}.{name}"), [int(size_text) for size_text in sizes or ("1024", "1024")]
     operator = getattr(module, name)
     parameters = inspect.signature(operator).parameters.values()
-    settings = {each.name: each.default for each in parameters if each.default is not inspect.Parameter.empty}
+    settings = {item.name: item.default for item in parameters if item.default is not inspect.Parameter.empty}
     count = len(parameters) - len(settings)
     make = getattr(module, "example_inputs", lambda *size: [torch.randn(size) for _ in range(count)])
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(f"{name}: {package.implementation}")
-    print(compare(operator, module.reference, [each.to(device) for each in make(*size)], **settings))
+    print(compare(operator, module.reference, [tensor.to(device) for tensor in make(*size)], **settings))
 
 
 if __name__ == "__main__":

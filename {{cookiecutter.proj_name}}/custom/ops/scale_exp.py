@@ -12,13 +12,16 @@ from common.ops.arguments import check_tensors, needs_reference
 
 
 def reference(x: Tensor, scale: float, shift: float) -> Tensor:
-    """The operator in plain PyTorch. The C++ and CUDA kernels must agree with it; without them, it runs itself."""
+    """Return the operator in plain PyTorch.
+
+    The C++ and CUDA kernels must agree with it; without them, it runs itself.
+    """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))  # half precision is for storage, not for arithmetic
     return (scale * torch.exp(-wide) + shift).to(x.dtype)
 
 
 def reference_backward(grad: Tensor, x: Tensor, scale: float) -> Tensor:
-    """The gradient for x: d/dx (scale * exp(-x) + shift) = -scale * exp(-x).
+    """Return the gradient for x: d/dx (scale * exp(-x) + shift) = -scale * exp(-x).
 
     It would be cheaper to save the output y and use shift - y. But if |shift| is much larger than scale * exp(-x), that
     difference has no correct digits.

@@ -50,10 +50,10 @@ class Scenes:
 
     @staticmethod
     def collate(items: list[dict[str, Tensor]]) -> dict[str, Any]:
-        """A batch: the images stacked; boxes and labels in lists, as their number differs from scene to scene."""
+        """Make a batch: the images stacked; boxes and labels in lists, as their number differs from scene to scene."""
         lists = {name: [item[name] for item in items] for name in ("boxes", "label")}
         return {"image": torch.stack([item["image"] for item in items]), **lists}
 
 
-def _overlap(one: list[int], other: list[int]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _overlap(first: list[int], second: list[int]) -> bool:
+    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]

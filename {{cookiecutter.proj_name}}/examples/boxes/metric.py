@@ -28,18 +28,18 @@ class AveragePrecision(GatheredMetric):
         return {"found": output["found"].float(), "boxes": batch["boxes"], "label": batch["label"]}
 
     def compute(self, results: Results) -> float:
-        found = results["found"].flatten(0, 1)
+        boxes = results["found"].flatten(0, 1)
         images = zip(results["found"], results["boxes"], results["label"], strict=True)
         right = torch.cat([self.right(*image) for image in images])
-        order = found[:, 4].argsort(descending=True, stable=True)
-        kind, right, label = found[order, 5], right[order], torch.cat(results["label"])
+        order = boxes[:, 4].argsort(descending=True, stable=True)
+        kind, right, label = boxes[order, 5], right[order], torch.cat(results["label"])
         areas = [_area(right[kind == number], int((label == number).sum())) for number in label.unique()]
         return float(torch.stack(areas).mean())
 
-    def right(self, found: Tensor, boxes: Tensor, label: Tensor) -> Tensor:
-        """Which of the boxes found in one image (most, 6), the most probable first, are right (most,)."""
-        overlaps = _overlaps(found[:, :4], boxes.float()) * (found[:, 5:] == label)
-        right = torch.zeros(len(found), dtype=torch.bool)
+    def right(self, predicted: Tensor, boxes: Tensor, label: Tensor) -> Tensor:
+        """Return which of the boxes found in one image (most, 6), the most probable first, are right (most,)."""
+        overlaps = _overlaps(predicted[:, :4], boxes.float()) * (predicted[:, 5:] == label)
+        right = torch.zeros(len(predicted), dtype=torch.bool)
         for number, row in enumerate(overlaps):
             best, at = row.max(dim=0)
             right[number] = best >= self.overlap

@@ -29,7 +29,7 @@ class DetectionTask(Task):
         return {"heat": heat.to(exact), "box": box.to(exact)}
 
     def count(self, batch: dict[str, Any]) -> int:
-        """The mean loss is over boxes."""
+        """Count the boxes: the mean loss is over them."""
         return sum(map(len, batch["boxes"]))
 
     def losses(self, output: dict[str, Tensor], batch: dict[str, Any]) -> Losses:
@@ -61,10 +61,10 @@ class DetectionTask(Task):
         return {"found": torch.cat([corners, score[..., None], (at // cells)[..., None]], dim=2)}
 
     def pictures(self, output: dict[str, Tensor], batch: dict[str, Any], limit: int) -> list[Picture]:
-        """The image with the boxes found with a probability above 0.3 in red, and the classes below it."""
+        """Return the image with the boxes found with a probability above 0.3 in red, and the classes below it."""
         drawn = []
-        for image, found in zip(batch["image"][:limit].float().cpu(), output["found"].cpu(), strict=False):
-            pixels, sure = image.expand(3, -1, -1).clone(), found[found[:, 4] > 0.3]
+        for image, predicted in zip(batch["image"][:limit].float().cpu(), output["found"].cpu(), strict=False):
+            pixels, sure = image.expand(3, -1, -1).clone(), predicted[predicted[:, 4] > 0.3]
             for x0, y0, x1, y1 in sure[:, :4].round().long().clamp(0, image.shape[-1] - 1).tolist():
                 pixels[0, [y0, y1], x0 : x1 + 1] = 1.0
                 pixels[0, y0 : y1 + 1, [x0, x1]] = 1.0

@@ -56,6 +56,6 @@ class DistillationTask(Task):
         losses = super().losses(output, batch)
         with torch.no_grad():
             expected = (self.teacher(batch["image"]) / self.temperature).log_softmax(dim=1)
-        found = (output["logits"] / self.temperature).log_softmax(dim=1)
-        distance = F.kl_div(found, expected, log_target=True, reduction="batchmean") * self.temperature**2
+        student = (output["logits"] / self.temperature).log_softmax(dim=1)
+        distance = F.kl_div(student, expected, log_target=True, reduction="batchmean") * self.temperature**2
         return {**losses, "loss": (1 - self.share) * losses["loss"] + self.share * distance, "teacher": distance}

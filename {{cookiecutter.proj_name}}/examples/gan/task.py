@@ -21,11 +21,11 @@ class GanTask(Task):
     model: ConditionalGan
 
     def updates(self) -> tuple[str, str]:
-        """The two updates of each step; each trains the part of the model that it is named after."""
+        """Return the two updates of each step; each trains the part of the model that it is named after."""
         return "discriminator", "generator"
 
     def update(self, name: str, batch: dict[str, Tensor]) -> Losses:
-        """The loss of one of the two, with the non-saturating one for the generator."""
+        """Return the loss of one of the two, with the non-saturating one for the generator."""
         label = batch["label"]
         if name == "generator":
             loss = softplus(-self.model.discriminator(self.output(batch)["image"], label)).mean()

@@ -14,14 +14,14 @@ PADDING = -1  # as a target: nothing is to be predicted
 
 
 def encode(text: str) -> Tensor:
-    """The numbers of the characters, int64; all that are not in `CHARACTERS` are left out."""
+    """Return the numbers of the characters, int64; all that are not in `CHARACTERS` are left out."""
     codes = np.frombuffer(text.encode("ascii", "ignore"), dtype=np.uint8).astype(np.int64)
     codes = codes[(codes == 10) | (codes >= 32) & (codes < 127)]
     return torch.from_numpy(np.where(codes == 10, 0, codes - 31))
 
 
 def decode(numbers: list[int]) -> str:
-    """The text of these numbers of characters."""
+    """Return the text of these numbers of characters."""
     return "".join(CHARACTERS[number] for number in numbers)
 
 

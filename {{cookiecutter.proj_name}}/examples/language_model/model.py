@@ -83,8 +83,8 @@ class CausalAttention(nn.Module):
         """Map (B, T, width) to (B, T, width)."""
         query, key, value = self.query_key_value(features).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
         dropout = self.dropout if self.training else 0.0
-        found = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
-        return self.out(found.transpose(1, 2).flatten(2))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 def _initialise(module: nn.Module) -> None:

@@ -45,7 +45,7 @@ class LanguageModelTask(Task):
         return {"loss": F.cross_entropy(output.flatten(0, 1), batch["target"].flatten(), ignore_index=PADDING)}
 
     def count(self, batch: dict[str, Tensor]) -> int:
-        """The characters to predict: all count equally, however they are divided into batches."""
+        """Count the characters to predict: all count equally, however they are divided into batches."""
         return int((batch["target"] != PADDING).sum())
 
     def inspect(self, show: Show) -> None:

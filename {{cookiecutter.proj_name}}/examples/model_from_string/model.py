@@ -88,13 +88,13 @@ class Builder:
         self.at = 0  # the next word
 
     def build(self, shape: Shape) -> nn.Sequential:
-        """The whole network for samples of this shape."""
+        """Build the whole network for samples of this shape."""
         if not self.words:
             raise UserError("model.layers: there is no layer")
         return self._sequence(shape, opened=None)[0]
 
     def _sequence(self, shape: Shape, opened: re.Match[str] | None) -> tuple[nn.Sequential, Shape]:
-        """The layers up to the bracket that closes `opened`, or to the end; and the shape after them."""
+        """Return the layers up to the bracket that closes `opened`, or to the end; and the shape after them."""
         layers = nn.Sequential()
         while self.at < len(self.words):
             word = self.words[self.at]

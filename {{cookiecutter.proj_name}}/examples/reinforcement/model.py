@@ -31,7 +31,7 @@ def _mlp(width: int, outputs: int) -> nn.Sequential:
 
 
 def push(state: Tensor, right: Tensor, time: float = 0.02) -> Tensor:
-    """The states (B, 4) after carts were pushed with 10 N to the right, or else to the left, for `time` seconds.
+    """Return the states (B, 4) after carts were pushed with 10 N to the right, or else to the left, for `time` seconds.
 
     A state is position (m), velocity, angle of the pole (rad) and its velocity. Cart 1 kg, pole 0.1 kg and 1 m.
     """
@@ -44,5 +44,5 @@ def push(state: Tensor, right: Tensor, time: float = 0.02) -> Tensor:
 
 
 def has_fallen(state: Tensor) -> Tensor:
-    """Whether the pole leans by more than 12 degrees, or the cart is more than 2.4 m away, (B,)."""
+    """Return whether the pole leans by more than 12 degrees, or the cart is more than 2.4 m away, (B,)."""
     return (state[:, 0].abs() > 2.4) | (state[:, 2].abs() > radians(12))

@@ -66,7 +66,7 @@ class PolicyTask(Task):
         return len(self.moves(batch["seed"]).right) if self.training else len(batch["seed"])
 
     def update(self, name: str, batch: dict[str, Tensor]) -> Losses:
-        """The clipped surrogate of the gain, the error of the value, and the entropy of the policy."""
+        """Return the clipped surrogate of the gain, the error of the value, and the entropy of the policy."""
         moves = self.moves(batch["seed"])
         chances, value = self.model(moves.state)
         ratio = (chances.gather(1, moves.right[:, None])[:, 0] - moves.chance).exp()
@@ -86,10 +86,10 @@ class PolicyTask(Task):
         return {}
 
     def moves(self, seed: Tensor) -> Moves:
-        """The moves of a batch's episodes, played with the weights at the beginning of the step: once in each step."""
+        """Play a batch's episodes with the weights at the step's beginning, once in each step; return the moves."""
         key = (self.at.step, *seed.tolist())
         if key not in self.played:
-            self.played = {each: moves for each, moves in self.played.items() if each[0] == self.at.step}
+            self.played = {key: moves for key, moves in self.played.items() if key[0] == self.at.step}
             self.played[key] = self.judge(*self.play(seed))
         return self.played[key]
 
@@ -100,7 +100,7 @@ class PolicyTask(Task):
         All randomness comes from the seeds, so an episode does not depend on the others that are played with it.
         """
         like = next(self.model.parameters())
-        draws = [torch.rand(4 + STEPS, generator=torch.Generator().manual_seed(each)) for each in seed.tolist()]
+        draws = [torch.rand(4 + STEPS, generator=torch.Generator().manual_seed(number)) for number in seed.tolist()]
         luck = torch.stack(draws).to(like)
         state, up = luck[:, :4] * 0.1 - 0.05, torch.ones(len(seed), dtype=torch.bool, device=like.device)
         states, moves, made = [state], [], []
@@ -116,7 +116,7 @@ class PolicyTask(Task):
 
     @torch.no_grad()
     def judge(self, states: Tensor, moves: Tensor, made: Tensor) -> Moves:
-        """What the moves of `play` have led to."""
+        """Return what the moves of `play` have led to."""
         chances, value = self.model(states)
         stands = ~has_fallen(states[1:].flatten(0, 1)).view_as(made)
         surprise = made * (1 + self.discount * stands * value[1:] - value[:-1])
@@ -126,8 +126,8 @@ class PolicyTask(Task):
             later = advantage[step] = surprise[step] + self.discount * self.trace * stands[step] * later
         right = moves.long()
         chance = chances[:-1].gather(2, right[..., None])[..., 0]
-        found = (states[:-1], right, chance, advantage + value[:-1], advantage)
-        return Moves(*(each[made] for each in found))
+        columns = (states[:-1], right, chance, advantage + value[:-1], advantage)
+        return Moves(*(column[made] for column in columns))
 
 
 class MeanLength(GatheredMetric):

@@ -44,7 +44,7 @@ class Shapes:
 
 
 def _inside(kind: int, draw: np.random.Generator, size: int) -> NDArray[np.bool_]:
-    """The pixels of one shape wholly inside the image, a third to half as wide."""
+    """Return the pixels of one shape wholly inside the image, a third to half as wide."""
     half = draw.uniform(size / 6, size / 4)
     y, x = np.mgrid[:size, :size] - draw.uniform(half, size - 1 - half, size=2)[:, None, None]
     if CLASSES[kind] == "disc":

@@ -20,8 +20,8 @@ class UNet(nn.Module):
         super().__init__()
         widths = [width * 2**level for level in range(depth + 1)]
         self.first = _stage(in_channels, width)
-        self.down = nn.ModuleList(_stage(here, 2 * here) for here in widths[:-1])
-        self.up = nn.ModuleList(_stage(3 * here, here) for here in reversed(widths[:-1]))
+        self.down = nn.ModuleList(_stage(width, 2 * width) for width in widths[:-1])
+        self.up = nn.ModuleList(_stage(3 * width, width) for width in reversed(widths[:-1]))
         self.head = nn.Conv2d(width, classes, kernel_size=1)
 
     def forward(self, image: Tensor) -> Tensor:

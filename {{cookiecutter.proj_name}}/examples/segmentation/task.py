@@ -26,7 +26,7 @@ class SegmentationTask(Task):
         return {"logits": self.model(batch["image"])}
 
     def count(self, batch: dict[str, Tensor]) -> int:
-        """The mean loss is over the pixels that are not ignored."""
+        """Count the pixels that are not ignored: the mean loss is over them."""
         return int((batch["mask"] != IGNORED).sum())
 
     def post_process(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Tensor]:

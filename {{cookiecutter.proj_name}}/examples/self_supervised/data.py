@@ -32,7 +32,7 @@ class TwoViews:
         return {"image": image, "first": first, "second": second, "label": self.labels[index]}
 
     def view(self, image: Tensor) -> Tensor:
-        """A random version of an image (1, H, W)."""
+        """Return a random version of an image (1, H, W)."""
         turn, stretch_x, stretch_y, x, y, contrast = (self.strength * (2 * torch.rand(6) - 1)).tolist()
         angle = torch.tensor(0.52 * turn)
         rotation = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).view(2, 2)

@@ -55,8 +55,8 @@ class DinoTask(Task):
             logits = self.teacher(views)
             self.step_sum += torch.cat([logits.sum(dim=0), logits.new_tensor([len(logits)])])
             wanted = ((logits - self.centre) / self.temperatures[1]).softmax(dim=1)
-        found = (self.model(views) / self.temperatures[0]).log_softmax(dim=1)
-        return {"loss": -(wanted.roll(len(views) // 2, dims=0) * found).sum(dim=1).mean()}
+        student = (self.model(views) / self.temperatures[0]).log_softmax(dim=1)
+        return {"loss": -(wanted.roll(len(views) // 2, dims=0) * student).sum(dim=1).mean()}
 
     @torch.no_grad()
     def after_step(self) -> None:

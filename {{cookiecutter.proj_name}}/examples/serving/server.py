@@ -33,7 +33,7 @@ MAX_BYTES, MAX_PIXELS = 10_000_000, 25_000_000  # of a request, and of an image 
 
 
 def load(path: Path, about: Mapping[str, Any]) -> Run:
-    """A function that runs the model: inputs by name -> outputs by name. Several threads may call it at once."""
+    """Return a function that runs the model: inputs by name -> outputs by name. Several threads may call it at once."""
     if path.suffix == ".onnx":
         need("onnxruntime")
         import onnxruntime
@@ -41,8 +41,8 @@ def load(path: Path, about: Mapping[str, Any]) -> Run:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
         def run_onnx(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            found = session.run(list(about["outputs"]), {name: value.numpy() for name, value in inputs.items()})
-            return dict(zip(about["outputs"], map(torch.from_numpy, found), strict=True))
+            outputs = session.run(list(about["outputs"]), {name: value.numpy() for name, value in inputs.items()})
+            return dict(zip(about["outputs"], map(torch.from_numpy, outputs), strict=True))
 
         return run_onnx
     if about["format"] != "torch":
@@ -51,16 +51,16 @@ def load(path: Path, about: Mapping[str, Any]) -> Run:
 
     @torch.no_grad()
     def run_torch(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = program(*(inputs[name] for name in about["inputs"]))
-        return dict(zip(about["outputs"], found if isinstance(found, tuple) else [found], strict=True))
+        outputs = program(*(inputs[name] for name in about["inputs"]))
+        return dict(zip(about["outputs"], outputs if isinstance(outputs, tuple) else [outputs], strict=True))
 
     return run_torch
 
 
 def answer(run: Run, about: Mapping[str, Any], data: bytes) -> dict[str, Any]:
-    """The prediction for the bytes of a file. Raises `UserError` if they cannot be read."""
+    """Return the prediction for the bytes of a file. Raises `UserError` if they cannot be read."""
     sample = build_files(about["dataset"], "eval", [io.BytesIO(data)])[0]
-    outputs = run({name: sample[each["key"]][None] for name, each in about["inputs"].items()})
+    outputs = run({name: sample[entry["key"]][None] for name, entry in about["inputs"].items()})
     first, classes = next(iter(outputs.values())), about["classes"]
     if not (classes and len(outputs) == 1 and first.shape == (1, len(classes))):
         return {name: value[0].tolist() for name, value in outputs.items()}
@@ -80,7 +80,7 @@ def limit_images(pixels: int) -> None:
 
 
 def build_app(path: Path, limit: int) -> Any:
-    """The web application. `limit`: the largest body of a request, bytes."""
+    """Build the web application. `limit`: the largest body of a request, bytes."""
     from anyio import CapacityLimiter, to_thread  # FastAPI is built on it
     from fastapi import FastAPI, HTTPException, Request
     from fastapi.responses import JSONResponse
@@ -120,17 +120,17 @@ def build_app(path: Path, limit: int) -> Any:
     async def health() -> dict[str, Any]:
         return {"status": "ok", "file": path.name, **{key: about[key] for key in ("format", "sha256", "step")}}
 
-    async def failed(request: Request, error: Exception) -> JSONResponse:
+    async def answer_error(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"detail": "the server failed; its log says why"}, 500)
 
     app.add_api_route("/predict", predict, methods=["POST"])
     app.add_api_route("/health", health, methods=["GET"])
-    app.add_exception_handler(Exception, failed)
+    app.add_exception_handler(Exception, answer_error)
     return app
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What `tools.export` wrote beside the model. Raises `UserError` if it cannot be served."""
+    """Return what `tools.export` wrote beside the model. Raises `UserError` if it cannot be served."""
     file = path.with_name(f"{path.name}.json")
     if not path.is_file() or not file.is_file():
         missing = file if path.is_file() else path
@@ -138,7 +138,7 @@ def describe(path: Path) -> dict[str, Any]:
     about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if not hasattr(DATASET_REGISTRY.get(about["dataset"]["type"]), "from_files"):
         build_files(about["dataset"], "eval", [])  # raises the error that says what to write
-    if computed := [name for name, each in about["inputs"].items() if each["key"] is None]:
+    if computed := [name for name, entry in about["inputs"].items() if entry["key"] is None]:
         raise UserError(f"{path}: the task computes {', '.join(computed)}, so a file alone is not enough to predict")
     return about
 

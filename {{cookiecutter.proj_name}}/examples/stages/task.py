@@ -31,11 +31,11 @@ class StagesTask(Task):
         return {"logits": self.model(batch["image"])}
 
     def groups(self) -> Iterator[Group]:
-        """The backbone has a rate of its own; the head has that of the config."""
+        """Give the backbone a rate of its own; the head has that of the config."""
         yield Group("backbone", list(self.model.backbone.parameters()))
 
     def rate(self, group: str) -> float:
-        """A group with the rate 0 stands still: no decay, no moments."""
+        """Freeze a group by the rate 0: no decay, no moments."""
         if group != "backbone":
             return 1.0
         return 0.0 if self.at.epoch < self.head_epochs else self.backbone

@@ -64,7 +64,7 @@ class LaterMeasurements:
 
 
 def advance(point: Point, time: float = 0.1, steps: int = 10) -> Point:
-    """The point of the system after `time`, by the midpoint method (Lorenz, Deterministic Nonperiodic Flow, 1963)."""
+    """Return the system's point after `time`, by the midpoint method (Lorenz, Deterministic Nonperiodic Flow, 1963)."""
     for _ in range(steps):
         half = _move(point, _velocity(point), time / steps / 2)
         point = _move(point, _velocity(half), time / steps)

@@ -53,7 +53,7 @@ class Reviews:
 
     @classmethod
     def from_files(cls, files: Sequence[str], **_: object) -> "Lines":
-        """A data set of these reviews, without labels."""
+        """Return a data set of these reviews, without labels."""
         return Lines(files)
 
     @staticmethod
@@ -87,7 +87,7 @@ class Lines:
 
 
 def review(draw: random.Random) -> tuple[list[str], int]:
-    """The words of a random review, and whether it is positive."""
+    """Return the words of a random review, and whether it is positive."""
     label = draw.randrange(2)
     words = ["<start>"] + ["i", "think"] * draw.randrange(2)
     joined = draw.choice(("", "", "and", "but"))

@@ -31,12 +31,15 @@ class NextWordTask(Task):
         return self.model(batch["words"], batch["mask"])
 
     def losses(self, output: Tensor, batch: Sentences) -> dict[str, Tensor]:
-        """The mean cross entropy of the words after the first one of each sentence."""
+        """Return the mean cross entropy of the words after the first one of each sentence."""
         real = batch["mask"][:, 1:]
         return {"loss": F.cross_entropy(output[:, :-1][real], batch["words"][:, 1:][real])}
 
     def count(self, batch: Sentences) -> int:
-        """The words to predict. So each counts equally, whichever sentences share a batch or a process with it."""
+        """Count the words to predict.
+
+        So each counts equally, whichever sentences share a batch or a process with it.
+        """
         return int(batch["mask"][:, 1:].sum())
 
     def describe(self, output: Tensor, batch: Sentences) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ class _Combined:
     def __init__(self, sets: list[Any], indices: Any = None) -> None:
         self.sets, self.ends = sets, list(accumulate(map(len, sets)))
         self.indices = range(self.ends[-1]) if indices is None else indices
-        self.random = any(getattr(each, "random", True) for each in sets)
+        self.random = any(getattr(part, "random", True) for part in sets)
 
     @classmethod
     def from_files(cls, files: Sequence[Any], sets: Any = None, set: Any = None, **_: Any) -> Any:
@@ -52,14 +52,14 @@ class _Combined:
         """Attributes with a value per sample (`targets`) follow the samples; others (`collate`) are the first set's."""
         if name.startswith("_") or name in ("sets", "whole"):
             raise AttributeError(name)
-        values = [getattr(each, name) for each in self.sets]  # AttributeError: one of them has none
+        values = [getattr(part, name) for part in self.sets]  # AttributeError: one of them has none
         if name in _PER_SAMPLE:  # attributes, or methods
             called = [value() if callable(value) else value for value in values]
             return (lambda: self._in_order(called)) if callable(values[0]) else self._in_order(called)
         if name == "state_dict":
             return lambda: {"sets": [value() for value in values]}
         if name == "load_state_dict":
-            return lambda state: [value(one) for value, one in zip(values, state["sets"], strict=True)]
+            return lambda state: [value(item) for value, item in zip(values, state["sets"], strict=True)]
         return values[0]
 
     def _in_order(self, values: list[Any]) -> list[Any]:
@@ -67,8 +67,8 @@ class _Combined:
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch to the data sets that have `set_epoch`."""
-        for each in self.sets:
-            set_epoch(each, epoch)
+        for part in self.sets:
+            set_epoch(part, epoch)
 
 
 def _build(section: dict[str, Any], mode: str, data_dir: Path, key: str) -> Any:
@@ -91,8 +91,8 @@ class Concat(_Combined):
     def __init__(self, data_dir: Path, mode: str, sets: list[Section]) -> None:
         if not sets:
             raise UserError(f"dataset.{mode}.sets: is empty; list the sections of one or more data sets")
-        super().__init__([_build(each, mode, data_dir, f"sets[{at}]") for at, each in enumerate(sets)])
-        named = [(at, tuple(names)) for at, each in enumerate(self.sets) if (names := getattr(each, "classes", None))]
+        super().__init__([_build(part, mode, data_dir, f"sets[{at}]") for at, part in enumerate(sets)])
+        named = [(at, tuple(names)) for at, part in enumerate(self.sets) if (names := getattr(part, "classes", None))]
         for at, names in named:
             if names != named[0][1]:
                 first = f"sets[{named[0][0]}] has {', '.join(map(str, named[0][1]))}"

@@ -115,8 +115,8 @@ def class_folders(root: Path, where: str) -> tuple[str, ...]:
     # Hidden folders (.ipynb_checkpoints) and files (._photo.jpg on a Mac) are not data.
     classes = tuple(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."))
     if len(classes) < 2:
-        found = ", ".join(classes) or "none"
-        raise UserError(f"{where}: {root} needs one sub-folder per class, at least two; found: {found}")
+        names = ", ".join(classes) or "none"
+        raise UserError(f"{where}: {root} needs one sub-folder per class, at least two; found: {names}")
     return classes
 
 
@@ -136,7 +136,7 @@ def scan_images(
             if path.suffix.lower() not in SUFFIXES:
                 ignored[name][path.suffix] += 1
                 continue
-            place = zlib.crc32(path.relative_to(root).as_posix().encode()) / 2**32
-            if part[0] <= place < part[1]:
+            fraction = zlib.crc32(path.relative_to(root).as_posix().encode()) / 2**32
+            if part[0] <= fraction < part[1]:
                 samples.append((str(path), label))
     return samples, ignored

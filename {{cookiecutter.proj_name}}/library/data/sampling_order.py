@@ -39,9 +39,9 @@ def balanced(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveIn
     classes, labels = np.unique(_of_each_sample(dataset, "balanced", "targets", "labels"), return_inverse=True)
     count, more = divmod(samples or size, len(classes))
     chosen = []
-    for place, number in enumerate(torch.randperm(len(classes)).tolist()):
+    for position, number in enumerate(torch.randperm(len(classes)).tolist()):
         members = np.flatnonzero(labels == number)
-        chosen.append(np.resize(members[torch.randperm(len(members)).numpy()], count + (place < more)))
+        chosen.append(np.resize(members[torch.randperm(len(members)).numpy()], count + (position < more)))
     return np.concatenate(chosen)[torch.randperm(samples or size).numpy()]
 
 
@@ -49,8 +49,8 @@ def _of_each_sample(dataset: Any, order: str, *names: str) -> np.ndarray:
     """Return a value per sample, from the first of the attributes or methods `names` that the data set has."""
     kind = kind_of(dataset)
     for name in names:
-        if (found := getattr(dataset, name, None)) is not None:
-            values = np.asarray(found() if callable(found) else found)
+        if (value := getattr(dataset, name, None)) is not None:
+            values = np.asarray(value() if callable(value) else value)
             if values.shape != (expected := (len(getattr(dataset, "whole", dataset)),)):
                 raise UserError(f"loader.order: {name} of {kind} has the shape {values.shape}, not {expected}")
             return values[: len(dataset)]

@@ -112,7 +112,7 @@ class TarDataset(_Tar):
         """Read the class of every sample; for `loader.order: {type: balanced}`."""
         kinds = self.fields["label"]
         places = [(number, next(files[kind] for kind in kinds if kind in files)) for number, _, files in self.samples]
-        return [int(read_bytes(self.shards[number], *place)) for number, place in places]
+        return [int(read_bytes(self.shards[number], *span)) for number, span in places]
 
     def sample_ids(self) -> list[str]:
         """Return shard and name of every sample; train, val and eval should have none in common."""
@@ -172,7 +172,7 @@ class TarStream(_Tar):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         (self.shard, self.sample), self._start = self._start, (0, 0)
-        order, every = self._permuted(len(self.shards)), self.readers
+        order, every = self._permute(len(self.shards)), self.readers
         if len(order) % self.readers == 0:
             order, every = order[self.reader :: self.readers], 1
         while self.shard < len(order):
@@ -190,9 +190,9 @@ class TarStream(_Tar):
             block = list(islice(samples, max(1, self.shuffle)))
             if not block:
                 return
-            yield from (block[at] for at in self._permuted(len(block), number, turn))
+            yield from (block[at] for at in self._permute(len(block), number, turn))
 
-    def _permuted(self, size: int, *key: int) -> list[int]:
+    def _permute(self, size: int, *key: int) -> list[int]:
         """Shuffle the numbers below `size`; the order depends on seed, epoch and `key`."""
         if not self.shuffle:
             return list(range(size))

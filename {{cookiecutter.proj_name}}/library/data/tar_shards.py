@@ -36,11 +36,11 @@ class Sample(NamedTuple):
 def find_shards(data_dir: Path, pattern: str | list[str], where: str) -> list[Path]:
     """List the matching files, sorted; a list of patterns keeps its order. Relative patterns start at `data_dir`."""
     shards: list[Path] = []
-    for each in [pattern] if isinstance(pattern, str) else pattern:
-        found = sorted(glob.glob(os.path.join(glob.escape(str(data_dir)), each)))
-        if not found:
-            raise UserError(f"{where}.shards: there is no file {data_dir / each}")
-        shards += map(Path, found)
+    for glob_text in [pattern] if isinstance(pattern, str) else pattern:
+        paths = sorted(glob.glob(os.path.join(glob.escape(str(data_dir)), glob_text)))
+        if not paths:
+            raise UserError(f"{where}.shards: there is no file {data_dir / glob_text}")
+        shards += map(Path, paths)
     return shards
 
 
@@ -64,11 +64,11 @@ def scan(shard: Path, skip: bool = False) -> Iterator[Sample]:
                 stem, dot, kind = name.partition(".")
                 if not (member.isfile() and stem and dot):  # a folder, a hidden file, or no kind
                     continue
-                if (found := os.path.join(folder, stem)) != key:
+                if (actual := os.path.join(folder, stem)) != key:
                     if files:
                         yield Sample(key, files)
                         number, kinds = number + 1, kinds or set(files)
-                    key, files = found, {}
+                    key, files = actual, {}
                 files[kind.lower()] = (member.offset_data, member.size)
             file.seek(archive.offset)
             if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
@@ -97,7 +97,7 @@ def read_index(shard: Path, skip: bool = False) -> list[Sample]:
     try:
         stored = json.loads(index.read_bytes())
         if stored["shard"] == stamp and not stored["damage"]:
-            return [Sample(*each) for each in stored["samples"]]
+            return [Sample(*entry) for entry in stored["samples"]]
     except (OSError, ValueError, KeyError, TypeError):
         pass  # missing, or not written by this function
     try:

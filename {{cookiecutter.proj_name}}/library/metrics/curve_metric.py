@@ -26,11 +26,11 @@ class CurveMetric(GatheredMetric):
     axes: ClassVar[tuple[str, str]]
 
     @abstractmethod
-    def area(self, own: NDArray[Any], scores: NDArray[Any]) -> float:
+    def area(self, inside: NDArray[Any], scores: NDArray[Any]) -> float:
         """Compute the area under the curve; arguments as for `curve`."""
 
     @abstractmethod
-    def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def curve(self, inside: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Compute the points, x and y. `own`: whether each sample is of the class, (N,); `scores`: (N,)."""
 
     def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Results:
@@ -38,14 +38,14 @@ class CurveMetric(GatheredMetric):
         return {"probabilities": output["probabilities"], "label": batch["label"]}
 
     def compute(self, results: Results) -> float:
-        areas = [self.area(own, scores) for _, own, scores in _classes(results)]
+        areas = [self.area(inside, scores) for _, inside, scores in _classes(results)]
         return math.fsum(areas) / len(areas) if areas else math.nan
 
     def figure(self, results: Results, classes: Sequence[str]) -> NDArray[np.uint8]:
         """Draw the curves of the ten classes with the smallest areas."""
-        found = sorted((self.area(own, scores), number) for number, own, scores in _classes(results))
-        worst = {number: f"{class_label(classes, number)} {area:.3f}" for area, number in found[:MOST_CURVES]}
-        points = {number: self.curve(own, scores) for number, own, scores in _classes(results) if number in worst}
+        ranking = sorted((self.area(inside, scores), number) for number, inside, scores in _classes(results))
+        worst = {number: f"{class_label(classes, number)} {area:.3f}" for area, number in ranking[:MOST_CURVES]}
+        points = {number: self.curve(inside, scores) for number, inside, scores in _classes(results) if number in worst}
         return draw_curves({name: points[number] for number, name in worst.items()}, *self.axes)
 
 
@@ -59,15 +59,15 @@ class AreaUnderCurve(CurveMetric):
 
     axes = ("false positive rate", "true positive rate")
 
-    def area(self, own: NDArray[Any], scores: NDArray[Any]) -> float:
+    def area(self, inside: NDArray[Any], scores: NDArray[Any]) -> float:
         from sklearn.metrics import roc_auc_score
 
-        return float(roc_auc_score(own, scores))
+        return float(roc_auc_score(inside, scores))
 
-    def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def curve(self, inside: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         from sklearn.metrics import roc_curve
 
-        false_positives, true_positives, _ = roc_curve(own, scores)
+        false_positives, true_positives, _ = roc_curve(inside, scores)
         return false_positives, true_positives
 
 
@@ -82,15 +82,15 @@ class MeanAveragePrecision(CurveMetric):
 
     axes = ("recall", "precision")
 
-    def area(self, own: NDArray[Any], scores: NDArray[Any]) -> float:
+    def area(self, inside: NDArray[Any], scores: NDArray[Any]) -> float:
         from sklearn.metrics import average_precision_score
 
-        return float(average_precision_score(own, scores))
+        return float(average_precision_score(inside, scores))
 
-    def curve(self, own: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    def curve(self, inside: NDArray[Any], scores: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         from sklearn.metrics import precision_recall_curve
 
-        precision, recall, _ = precision_recall_curve(own, scores, drop_intermediate=True)
+        precision, recall, _ = precision_recall_curve(inside, scores, drop_intermediate=True)
         return recall, precision
 
 

@@ -41,7 +41,7 @@ def exponential(step: int, milestones: Sequence[int], min_factor: float, lr_gamm
 @SCHEDULE_REGISTRY.register()
 def cosine_restarts(step: int, steps: int, milestones: Sequence[int], min_factor: float) -> float:
     """Falls along half a cosine towards `min_factor`, and again from 1 after every milestone; ends at `steps`."""
-    ends = [0, *sorted(each for each in set(milestones) if 0 < each < steps), steps]
+    ends = [0, *sorted(step for step in set(milestones) if 0 < step < steps), steps]
     last = bisect_right(ends, step)
     if last == len(ends):
         return min_factor

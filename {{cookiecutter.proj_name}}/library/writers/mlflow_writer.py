@@ -46,9 +46,9 @@ class MlflowWriter(Writer):
                 self.known[key] = max(point.step for point in self.client.get_metric_history(self.id, key))
             return
         name = experiment or folder.name
-        found = self.client.get_experiment_by_name(name)
-        place = None if tracking_uri else (folder / "mlflow").as_uri()
-        group = found.experiment_id if found else self.client.create_experiment(name, artifact_location=place)
+        existing = self.client.get_experiment_by_name(name)
+        address = None if tracking_uri else (folder / "mlflow").as_uri()
+        group = existing.experiment_id if existing else self.client.create_experiment(name, artifact_location=address)
         self.id = self.client.create_run(group, run_name=run.name).info.run_id
         params = [mlflow.entities.Param(key, str(value)[:_LONGEST]) for key, value in flat(run.config).items()]
         for first in range(0, len(params), 100):  # the most that a server takes at once

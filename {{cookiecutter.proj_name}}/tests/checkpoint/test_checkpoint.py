@@ -14,7 +14,7 @@ from tests.conftest import Runs, load, metrics, same
 
 
 def state(step: int, size: int = 1) -> dict[str, Any]:
-    """A checkpoint that can tell whether it is whole: all its numbers are its step."""
+    """Return a checkpoint that can tell whether it is whole: all its numbers are its step."""
     weights = {"weight": torch.full((size,), float(step))}
     return {"format": 1, "model": weights, "position": {"step": step}, "values": {}}
 

@@ -89,13 +89,13 @@ drawing = Drawing()
 
 
 def plugin(trainer: Trainer) -> None:
-    """What a config names in `plugins`."""
+    """Install what a config names in `plugins`."""
     drawing.count = 0
     trainer.register_state("drawing", drawing)
 
 
 def test_state_of_ones_own(runs: Runs) -> None:
-    """R-53, D-40, QQ-20: registered by a plugin of the config, saved, restored; missing or extra state is told."""
+    """R-53, D-40, QQ-20: registered by a plugin of the config, saved, restored; missing or extra state is reported."""
     more = ["--plugins", "[tests.checkpoint.test_resume:plugin]"]
     uncut, _ = same_after_cut(runs, "plain", *more)
     assert load(uncut)["user"] == {"drawing": {"count": STEPS}}

@@ -86,7 +86,7 @@ def test_the_record_of_a_run(runs: Runs) -> None:
 
 
 def test_a_split_that_is_not_there(runs: Runs) -> None:
-    """D-61: training goes on without it; asked for by name, it is an error that says so, never another split."""
+    """D-61: training continues without it; asked for by name, it is an error that says so, never another split."""
     folder = runs.train("--dataset.val", "null", "--progress.epoch", "1", "--best.metric", "loss")
     assert metrics(folder, "val") == []
     with pytest.raises(ValueError, match=r"dataset\.val is null"):

@@ -12,7 +12,7 @@ from tests.parts import images
 
 
 def test_pictures_of_every_kind(tmp_path: Path) -> None:
-    """16 bits are scaled and not cut off, a turned photo is turned back, hidden files are nobody's data."""
+    """16 bits are scaled and not cut off, a turned photo is turned back, hidden files are no data."""
     folder = images(tmp_path / "i", {"cat": 1, ".ipynb_checkpoints": 1, "dog": 1})
     (folder / "dog" / "._0.png").write_bytes(b"no picture")
     ramp = np.linspace(0, 65535, 64, dtype=np.uint16).reshape(8, 8)

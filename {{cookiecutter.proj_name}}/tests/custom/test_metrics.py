@@ -91,7 +91,7 @@ def test_without_the_packages(tmp_path: Path) -> None:
 
 
 def line_of(word: str) -> int:
-    """The line of the metrics of curves that asks for a package."""
+    """Return the line of the metrics of curves that asks for a package."""
     lines = Path(curve_metric.__file__).read_text().splitlines()
     (line,) = [number for number, text in enumerate(lines, 1) if f'needs("{word}")' in text]
     return line

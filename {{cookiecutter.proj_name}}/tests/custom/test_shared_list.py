@@ -44,7 +44,7 @@ class Records:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_read_the_same_memory(method: str) -> None:
-    """Sent to a process, the bytes move to shared memory; forked, they stay on the pages that nobody writes to."""
+    """Sent to a process, the bytes move to shared memory; forked, they stay on the pages without writes."""
     data = Records()
     context = multiprocessing.get_context(method)
     found = list(DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context=context))

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def shuffled(size: int, seed: int = 0) -> EpochOrder:
-    """The usual order of a data set with `size` samples."""
+    """Return the usual order of a data set with `size` samples."""
     return EpochOrder({"type": "shuffle"}, range(size), seed)
 
 

@@ -36,7 +36,7 @@ class Stream:
 
 
 class StatefulStream(Stream):
-    """The same, able to say where it stands and to go on there."""
+    """The same, able to say where it stands and to continue there."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"at": self.at}
@@ -77,7 +77,7 @@ class Sharing(StatefulStream):
 
 
 class HeldOpen(Rereading):
-    """Goes on where it stands, as a connection or a pipe does: 100 records an epoch; nothing gives one back."""
+    """Continues where it stands, as a connection or a pipe does: 100 records an epoch; nothing gives one back."""
 
     def __init__(self, data_dir: Path, mode: str) -> None:
         super().__init__(data_dir, mode)

@@ -123,7 +123,7 @@ def test_every_epoch_is_shuffled_anew(shards: Path) -> None:
 
 
 def on_shards(shards: Path, kind: str, *more: str, **extra: Any) -> list[str]:
-    """The words of a run on the shards, with a model that has no batch norm."""
+    """Return the words of a run on the shards, with a model that has no batch norm."""
     part = f"shards: {shards}/*.tar, size: [8, 8], channels: 1"
     train = f"{{type: {kind}, {part}{''.join(f', {key}: {value}' for key, value in extra.items())}}}"
     val = f"{{type: TarDataset, {part}}}"

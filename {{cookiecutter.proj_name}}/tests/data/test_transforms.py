@@ -34,12 +34,12 @@ class RandomScale(nn.Module):
 
 
 def negative(image: Tensor, brightest: float = 1.0) -> Tensor:
-    """A transform that is a function."""
+    """Return a transform that is a function."""
     return brightest - image
 
 
 def doubled(sample: dict[str, Any]) -> dict[str, Any]:
-    """A transform of the whole sample."""
+    """Return a transform of the whole sample."""
     return {**sample, "image": sample["image"] * 2, "twice": sample["image"]}
 
 

@@ -139,7 +139,7 @@ def test_spawn(runs: Runs, alone: Path, world: int) -> None:
 
 @pytest.mark.slow
 def test_elastic_goes_on_by_itself(runs: Runs) -> None:
-    """R-46: torchrun starts all again after a rank has died; the run goes on from its last checkpoint, untold."""
+    """R-46: torchrun starts all again after a rank has died; the run continues from its last checkpoint, by itself."""
     words = runs.words(
         "--progress.epoch", "4", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce}}", "--num_workers", "0",
         "--batch_size", "16",
@@ -169,9 +169,9 @@ def test_a_signal_to_the_starter(runs: Runs) -> None:
         while time.monotonic() < until and not (measured.exists() and '"train"' in measured.read_text()):
             time.sleep(0.05)
         child.send_signal(signal.SIGUSR1)
-        told = child.communicate(timeout=60)[1]
+        message = child.communicate(timeout=60)[1]
     finally:
         child.kill()
-    assert child.returncode == 75, told
+    assert child.returncode == 75, message
     assert json.loads(status.read_text())["reason"] == "SIGUSR1"
     assert load(runs.root / "run")["position"]["step"] > 0

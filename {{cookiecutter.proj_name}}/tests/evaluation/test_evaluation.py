@@ -37,7 +37,7 @@ class Numbered(Digits):
 
 
 def wide(output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
-    """A loss with a digit in every bit of a float64, so that its sums show the order they were added in."""
+    """Return a loss with a digit in every bit of a float64, so that its sums show the order they were added in."""
     return output["logits"].double().exp().mean()
 
 
@@ -86,7 +86,7 @@ SIZES = {"two": 2, "one_batch": 5, "prime": 43}
 
 
 def exact(runs: Runs, *more: str) -> list[str]:
-    """A run with batch norm and every kind of loss and metric."""
+    """Return a run with batch norm and every kind of loss and metric."""
     order = f"{{type: {HERE}.Order, log: {runs.root / 'order.txt'}}}"
     every = "Accuracy: null, top3: {type: tests.samples.Share, k: 3}"
     every += f", surprise: {{type: {HERE}.Surprise}}, order: {order}"
@@ -98,7 +98,7 @@ def exact(runs: Runs, *more: str) -> list[str]:
 
 
 def numbers(record: dict[str, Any]) -> str:
-    """Every digit, also of what is not a number."""
+    """Return every digit, also of what is not a number."""
     return repr(record["values"])
 
 

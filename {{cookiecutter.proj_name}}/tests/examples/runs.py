@@ -9,7 +9,7 @@ from tests.ranks import several
 
 
 def words(runs: Runs, example: str, *more: str, name: str = "run") -> list[str]:
-    """The command line for `examples/<example>.yaml`."""
+    """Return the command line for `examples/<example>.yaml`."""
     fixed = ["--config", f"examples/{example}.yaml", "--name", name, "--dir.runs_dir", str(runs.root)]
     return [*fixed, "--monitor.writers", "[]", *more]
 
@@ -25,13 +25,13 @@ def trained(runs: Runs, example: str, *more: str, name: str = "run", processes: 
 
 
 def distance(first: Path, second: Path) -> float:
-    """The largest difference between two weights of the last checkpoints of two runs."""
+    """Return the largest difference between two weights of the last checkpoints of two runs."""
     weights, others = load(first)["model"], load(second)["model"]
     return max(float((weights[name] - others[name]).abs().max()) for name in weights)
 
 
 def shown(folder: Path, name: str) -> list[str]:
-    """The texts that a task has shown in the log under this name, without line ends."""
+    """Return the texts that a task has shown in the log under this name, without line ends."""
     text = (folder / "train.log").read_text()
     found = re.findall(rf" {name}:\n(.*?)\n(?=20\d\d-|\d\d:\d\d:)", text, flags=re.DOTALL)
     return [each.replace("\n", "") for each in found]

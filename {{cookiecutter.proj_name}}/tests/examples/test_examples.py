@@ -87,7 +87,7 @@ def merged(*pairs: str) -> list[str]:
 
 
 def interrupted(trainer: Trainer) -> None:
-    """A plugin: a signal arrives after a step; the environment has the step and the number of the signal."""
+    """Send a signal after a step, as a plugin; the environment has the step and the number of the signal."""
     at, number = map(int, os.environ.get("SIGNAL_AFTER", "0 0").split())
 
     def interrupt() -> None:
@@ -98,7 +98,7 @@ def interrupted(trainer: Trainer) -> None:
 
 
 def all_of(folder: Path) -> dict[str, Any]:
-    """All that a run ends with: every part of the last checkpoint, and every number that was measured."""
+    """Return all that a run ends with: every part of the last checkpoint, and every number that was measured."""
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     measured = [row for row in rows if row["event"] not in ("run", "checkpoint", "speed", "end")]
     assert len(measured) > STEPS

@@ -42,7 +42,7 @@ class Noted(ForecastTask):
     [(1, 0), (1, 2), pytest.param(2, 0, marks=pytest.mark.slow), pytest.param(3, 2, marks=pytest.mark.slow)],
 )
 def test_each_record_once_per_epoch(runs: Runs, tmp_path: Path, processes: int, workers: int) -> None:
-    """Whoever reads them; two epochs."""
+    """In any reader; two epochs."""
     more = ["--task", f"{{type: tests.examples.test_stream.Noted, folder: {tmp_path}}}", "--num_workers", str(workers)]
     steps = str(24 // processes)
     trained(runs, EXAMPLE, *SMALL, *more, "--progress.max_steps", steps, processes=processes)

@@ -26,7 +26,7 @@ PLAIN = ["--model", "{type: tests.parts.Plain}"]
 
 
 def whole(folder: Path, name: str = "latest") -> dict[str, Any]:
-    """A checkpoint of a run, without what differs between any two runs."""
+    """Return a checkpoint of a run, without what differs between any two runs."""
     state = read_checkpoint(folder / "checkpoints" / f"{name}.pt")
     return {key: part for key, part in state.items() if key not in ("about", "fingerprint", "random")}
 
@@ -161,6 +161,6 @@ def test_one_ordinary_file(
     latest.unlink()  # the other names of the file stay whole
     latest.write_bytes(b"half")
     sharded("--resume", "auto", "--progress.epoch", "3")
-    told = log(runs.root / "run")
-    assert "trying the one before it" in told
-    assert f"step_{step:08d}.pt, step {step}" in told
+    message = log(runs.root / "run")
+    assert "trying the one before it" in message
+    assert f"step_{step:08d}.pt, step {step}" in message

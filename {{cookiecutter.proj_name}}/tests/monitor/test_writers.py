@@ -48,7 +48,7 @@ class Second(Diary):
 
 
 def test_a_class_of_the_users(runs: Runs) -> None:
-    """By import path; a resume tells it from which step it goes on."""
+    """By import path; a resume tells it from which step it continues."""
     writers = f"[{{type: {HERE}.Diary, title: dear}}]"
     folder = runs.train("--monitor.writers", writers, "--progress.max_steps", "6", "--progress.epoch_val", "4step")
     runs.train("--monitor.writers", writers, "--progress.max_steps", "8", "--resume", "auto")
@@ -60,7 +60,7 @@ def test_a_class_of_the_users(runs: Runs) -> None:
 
 
 def test_a_writer_that_fails_does_not_end_the_training(runs: Runs) -> None:
-    """One warning, and the others go on; it is tried again at each save, but not for ever."""
+    """One warning, and the others continue; it is tried again at each save, but not for ever."""
     writers = f"[{{type: {HERE}.Broken, title: x}}, {{type: {HERE}.Second, title: y}}]"
     folder = runs.train("--monitor.writers", writers, "--progress.epoch", "5")
     log = (folder / "train.log").read_text()

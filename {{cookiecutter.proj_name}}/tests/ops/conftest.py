@@ -17,7 +17,7 @@ OPS = PROJECT / "custom" / "ops"
 
 
 def install(folder: Path = OPS, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Build the operators in `folder` as scripts/install_ops.sh does, without CUDA unless told otherwise."""
+    """Build the operators in `folder` as scripts/install_ops.sh does, without CUDA unless asked."""
     variables = {**ENVIRONMENT, "FORCE_CUDA": "0", **environment}
     command = [sys.executable, "-m", "common.ops", str(folder)]
     return subprocess.run(command, cwd=PROJECT, env=variables, capture_output=True, text=True, timeout=300, check=False)

@@ -35,7 +35,7 @@ def script(project: Path, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def status(project: Path) -> str:
-    """What a training would log, in a process of its own."""
+    """Return what a training would log, in a process of its own."""
     code = "from custom.ops import implementation; print(implementation)"
     environment = {**ENVIRONMENT, "PYTHONPATH": str(project)}
     environment.pop("OPS_BUILD_DIR", None)

@@ -46,7 +46,7 @@ MATRICES = list(LAYOUTS)[:7]
 def agree(
     operator: Callable[..., Tensor], reference: Callable[..., Tensor], *inputs: Tensor, settings: Any = ()
 ) -> None:
-    """The same values, strides and gradients."""
+    """Check for the same values, strides and gradients."""
     found = []
     for function in (operator, reference):
         leaves = [each.clone(memory_format=torch.preserve_format).requires_grad_() for each in inputs]

@@ -53,7 +53,7 @@ class Net(nn.Module):
 
 
 def moved(model: nn.Module, step: int) -> None:
-    """One pretended training step: every weight and buffer changes."""
+    """Pretend a training step: every weight and buffer changes."""
     generator = torch.Generator().manual_seed(step)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -103,7 +103,7 @@ def test_evaluation_sees_the_average_and_training_its_own_weights(build) -> None
         raise ZeroDivisionError
     assert same(values(model), own)
     assert places == [tensor.data_ptr() for tensor in model.state_dict().values()]
-    moved(model, 1)  # and training goes on
+    moved(model, 1)  # and training continues
     ema.update(model, Position())
     model(torch.ones(4, 3)).sum().backward()
     assert model.layer.weight.grad is not None

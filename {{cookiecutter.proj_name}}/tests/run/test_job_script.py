@@ -33,7 +33,7 @@ def git(project: Path, *arguments: str) -> str:
 
 
 def run_job(run: RunPaths, *arguments: str, cwd: Path) -> tuple[list[str], str]:
-    """What train.py was called with, and what was said on stderr."""
+    """Return what train.py was called with, and what was said on stderr."""
     done = subprocess.run(
         ["sh", str(run.job_file), *arguments],
         cwd=cwd,

@@ -12,7 +12,7 @@ from tools import analyze
 
 
 def analyzed(tmp_path: Path, config: str | Path, *words: str) -> dict[str, Any]:
-    """What tools.analyze writes to its json file."""
+    """Return what tools.analyze writes to its json file."""
     file = tmp_path / "costs.json"
     assert analyze.main(["--config", str(config), "--json", str(file), *words]) == 0
     return json.loads(file.read_text())

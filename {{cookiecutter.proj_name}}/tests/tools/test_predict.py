@@ -72,7 +72,7 @@ def test_a_trained_task_in_three_lines(run: Path, page: str) -> None:
 
 
 def expected(run: Path, path: Path) -> Tensor:
-    """The probabilities of the two classes, computed by hand."""
+    """Return the probabilities of the two classes, computed by hand."""
     state = load(run, "best")
     model = Convolution(in_channels=1, classes=2, width=4).eval()
     model.load_state_dict(averaged_state_dict(state["model"], state["ema"]))

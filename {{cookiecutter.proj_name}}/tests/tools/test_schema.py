@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[type, ...]] = {
 
 
 def mistakes(path: Path) -> list[Problem]:
-    """What the program refuses in a config, but for packages that are not installed."""
+    """Return what the program refuses in a config, but for packages that are not installed."""
     try:
         resolve(EvalConfig, [path])  # which has every key of training too
     except ConfigError as error:
@@ -53,13 +53,13 @@ def mistakes(path: Path) -> list[Problem]:
 
 
 def lacks_a_package(problem: Problem) -> bool:
-    """Whether the value is only refused because a package is not installed."""
+    """Return whether the value is only refused because a package is not installed."""
     found = re.search(r"No module named '(\w+)'|needs (?:the package )?(\w+), which is not installed", problem.rule)
     return found is not None and importlib.util.find_spec(found[1] or found[2]) is None
 
 
 def plain(node: Node) -> Any:
-    """A file's values as the program reads them: 3e-3 is a number."""
+    """Return a file's values as the program reads them: 3e-3 is a number."""
     if isinstance(node.value, dict):
         return {name: plain(item) for name, item in node.value.items()}
     return [plain(item) for item in node.value] if isinstance(node.value, list) else node.value
@@ -87,7 +87,7 @@ def broken(value: Any, rule: dict[str, Any], key: str = "") -> list[str]:
 
 
 def fits(value: Any, rule: dict[str, Any]) -> bool:
-    """Whether `value` itself, without its items, keeps a rule's plain restrictions."""
+    """Return whether `value` itself, without its items, keeps a rule's plain restrictions."""
     names = rule.get("type", list(KINDS))
     kinds = tuple(kind for name in ([names] if isinstance(names, str) else names) for kind in KINDS[name])
     number = value if isinstance(value, (int, float)) else None

@@ -40,7 +40,7 @@ def begin(trainer):
 
 
 def words(folder: Path, *more: str) -> list[str]:
-    """A small sweep in `folder`, named tried."""
+    """Return a small sweep in `folder`, named tried."""
     settings = {**SMALL, "--dir.runs_dir": str(folder), "--name": "tried"}
     del settings["--model.width"]
     return [*(f"{key}={value}" for key, value in settings.items()), *more]
@@ -97,7 +97,7 @@ class Study:
 
     def __init__(self) -> None:
         self.trials: list[Any] = []
-        self.told: list[Any] = []
+        self.reports: list[Any] = []
 
     def get_trials(self, deepcopy: bool = True) -> list[Any]:
         return self.trials
@@ -113,7 +113,7 @@ class Study:
         return trial
 
     def tell(self, number: int, value: float | None = None, state: str = "complete") -> None:
-        self.told.append((number, state, value))
+        self.reports.append((number, state, value))
 
 
 def test_a_search_ends_trials_that_are_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,8 +135,8 @@ def test_a_search_ends_trials_that_are_worse(tmp_path: Path, monkeypatch: pytest
         found.watch(training)
         assert sent == ends
         trial.state = trial.state if sent else "finished"
-        found.ended(training)
-    assert study.told == [(0, "pruned", None), (1, "complete", 0.4)]
+        found.record_end(training)
+    assert study.reports == [(0, "pruned", None), (1, "complete", 0.4)]
     assert found.take() is None
 
 
@@ -218,7 +218,7 @@ def command(tmp_path: Path, plugin: Path, *more: str) -> tuple[list[str], dict[s
 
 
 def states(folder: Path) -> dict[str, str]:
-    """The state of each trial by its name, as the sweep recorded it."""
+    """Return the state of each trial by its name, as the sweep recorded it."""
     return {each["name"]: each["state"] for each in json.loads((folder / "sweep.json").read_text())["trials"]}
 
 

@@ -48,21 +48,21 @@ class Row:
         self.values |= {"remark": "; ".join(remarks)} if remarks else {}
 
     def record(self) -> dict[str, Any]:
-        """The run for --json."""
+        """Return the run for --json."""
         about = {name: getattr(self.run, name) for name in ("path", "state", "reason", "step", "best", "problems")}
         about |= {"path": str(self.run.path), "epoch": self.epoch, "seconds": self.seconds}
         return {"run": self.name, **about, "values": self.results, "config": self.config}
 
 
 def read(folders: Sequence[Path], *, failed: bool = False) -> tuple[list[Row], list[RunFiles]]:
-    """The runs in the folders; and apart from them those that failed before their first step, unless `failed`.
+    """Read the runs in the folders; and apart from them those that failed before their first step, unless `failed`.
 
     Raises `UserError` if a folder has no run.
     """
-    found = {run.path.resolve(): (run, folder) for folder in folders for run in compare.find_runs(folder)}
-    left_out = [] if failed else [run for run, _ in found.values() if compare.is_failed_start(run)]
+    runs = {run.path.resolve(): (run, folder) for folder in folders for run in compare.find_runs(folder)}
+    left_out = [] if failed else [run for run, _ in runs.values() if compare.is_failed_start(run)]
     named = {}
-    for run, folder in found.values():
+    for run, folder in runs.values():
         below = run.name if run.path == folder else str(run.path.relative_to(folder))
         named[below if len(folders) == 1 else str(run.path)] = run
     named = {name: run for name, run in named.items() if run not in left_out}
@@ -71,8 +71,10 @@ def read(folders: Sequence[Path], *, failed: bool = False) -> tuple[list[Row], l
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
-    """The columns that the rows have, the most important first: best, a metric, time, learning rates, the model; last
-    what and where a run was made on."""
+    """Return the columns that the rows have, the most important first: best, a metric, time, learning rates, the model.
+
+    The last ones say on what data and machine a run was made.
+    """
     names = dict.fromkeys(name for row in rows for name in row.results)
     results = sorted(names, key=lambda name: (name.lower().endswith("loss"), name.startswith("eval.")))
     metric = max(results, key=lambda name: sum(name in row.results for row in rows), default="")
@@ -85,7 +87,7 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 
 def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Row]:
-    """The rows sorted by a column: results with the best one first, all else rising; rows without a value last.
+    """Return the rows sorted by a column: results with the best one first, all else rising; rows without a value last.
 
     With `best`, only runs with the same metric and the same validation data are compared.
 
@@ -93,10 +95,10 @@ def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[
         UserError: there is no such column.
     """
     names = columns(rows)
-    found = [name for name in names if by in (name, name.rpartition(".")[2])]
-    if by not in found and len(found) != 1:
-        raise UserError(f"--sort {by}: {'this is one of' if found else 'choose one of'}: {', '.join(found or names)}")
-    column = by if by in found else found[0]
+    keys = [name for name in names if by in (name, name.rpartition(".")[2])]
+    if by not in keys and len(keys) != 1:
+        raise UserError(f"--sort {by}: {'this is one of' if keys else 'choose one of'}: {', '.join(keys or names)}")
+    column = by if by in keys else keys[0]
     metric = column.partition(".")[2] if column.startswith(("val.", "eval.")) else ""
 
     def rank(row: Row) -> tuple[Any, ...]:
@@ -112,7 +114,7 @@ def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[
 
 
 def table(rows: Sequence[Row], width: int | None = None) -> str:
-    """The rows as text, in lines of at most `width` characters; None for any length."""
+    """Return the rows as text, in lines of at most `width` characters; None for any length."""
     metrics = {row.ranking[0] for row in rows if row.run.best}
     best = " ".join(["best", *metrics]) if len(metrics) == 1 else "best"
     repeated = {f"{split}.{name}" for name in compare.twins([row.run for row in rows]) for split in ("val", "eval")}
@@ -137,16 +139,16 @@ def _cell(row: Row, name: str, *, with_metric: bool) -> str:
         return "-"
     if name == "best" or name in row.results:
         return f"{row.ranking[0]} " * (with_metric and name == "best") + number(row.values[name]).strip()
-    return compare.duration(row.seconds) if name == "time" else compare.shown(row.values[name])
+    return compare.duration(row.seconds) if name == "time" else compare.to_text(row.values[name])
 
 
 def write_csv(rows: Sequence[Row]) -> None:
-    """All columns in full precision, to the standard output."""
+    """Write all columns in full precision to the standard output."""
     writer = csv.DictWriter(sys.stdout, [*columns(rows), "metric"], lineterminator="\n")
     writer.writeheader()
     for row in rows:
         values = {**row.values, "metric": row.ranking[0]}
-        writer.writerow({name: json.dumps(each) if isinstance(each, list) else each for name, each in values.items()})
+        writer.writerow({name: json.dumps(item) if isinstance(item, list) else item for name, item in values.items()})
 
 
 def remove(runs: Sequence[RunFiles], *, is_sure: bool) -> None:
@@ -188,8 +190,8 @@ def main(argv: list[str]) -> int:
         write_csv(rows)
     elif rows:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        found = compare.conclusion([row.run for row in rows], [row.name for row in rows])
-        lines = [f"{text}\n  {command}" if command else text for text, command in found]
+        verdict = compare.conclusion([row.run for row in rows], [row.name for row in rows])
+        lines = [f"{text}\n  {command}" if command else text for text, command in verdict]
         print(table(rows, width), *(lines or ["No run has a best validation yet."]), sep="\n")
     if left_out:
         count = f"{len(left_out)} start{'s' * (len(left_out) > 1)}"

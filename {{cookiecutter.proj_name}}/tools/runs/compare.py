@@ -31,14 +31,14 @@ _TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", re.MULTILINE)
 
 
 def find_runs(folder: Path) -> list[RunFiles]:
-    """The run in a folder, or the runs anywhere below it, in the order of their paths. Raises `UserError`."""
+    """Find the run in a folder, or the runs anywhere below it, in the order of their paths. Raises `UserError`."""
     if not folder.is_dir():
-        near = nearest(folder.name, [each.name for each in folder.parent.glob("*") if each.is_dir()])
+        near = nearest(folder.name, [path.name for path in folder.parent.glob("*") if path.is_dir()])
         raise UserError(f"there is no folder {folder}{f'; did you mean {folder.with_name(near)}?' if near else ''}")
-    found = [read_run(each) for each in sorted(_run_folders(folder, _DEPTH))]
-    if not found:
+    runs = [read_run(path) for path in sorted(_run_folders(folder, _DEPTH))]
+    if not runs:
         raise UserError(f"there are no runs in {folder}: a run is a folder with status.json or metrics.jsonl")
-    return found
+    return runs
 
 
 def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
@@ -47,40 +47,40 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
         yield folder
     elif depth:
         with os.scandir(folder) as entries:
-            inner = [Path(each.path) for each in entries if each.is_dir() and not each.name.startswith(".")]
-        for each in inner:
-            yield from _run_folders(each, depth - 1)
+            inner = [Path(item.path) for item in entries if item.is_dir() and not item.name.startswith(".")]
+        for path in inner:
+            yield from _run_folders(path, depth - 1)
 
 
 def results(run: RunFiles) -> dict[str, float]:
     """`val.NAME` of the best validation, or the last one if none was the best; `eval.NAME` of the last evaluation."""
     val, evaluation = run.measured("val"), run.measured("eval")
     step = run.best["step"] if run.best else max(val, default=-1)
-    found = {"val": val.get(step, {}), "eval": evaluation.get(max(evaluation, default=-1), {})}
-    return {f"{split}.{name}": value for split, values in found.items() for name, value in values.items()}
+    measured = {"val": val.get(step, {}), "eval": evaluation.get(max(evaluation, default=-1), {})}
+    return {f"{split}.{name}": value for split, values in measured.items() for name, value in values.items()}
 
 
 def twins(runs: Sequence[RunFiles]) -> set[str]:
-    """The losses that are equal to the sum, in each run that has measured anything: those of runs with one loss."""
+    """Return the losses equal to the sum in each run that has measured anything, as in runs with a single loss."""
     last = [run.last.get("val", run.last.get("train", {})) for run in runs if run.last]
-    equal = [{name for name, value in each.items() if name != "loss" and value == each.get("loss")} for each in last]
+    equal = [{name for name, value in row.items() if name != "loss" and value == row.get("loss")} for row in last]
     return set.intersection(*equal) if equal else set()
 
 
 def evaluations(run: RunFiles) -> dict[str, dict[str, float]]:
-    """The values that evaluate.py has written to the run's eval folder, by the name of the checkpoint and split."""
-    found = {}
+    """Return the values that evaluate.py has written to the run's eval folder, by name of the checkpoint and split."""
+    results = {}
     for file in sorted(RunPaths(run.path).eval.glob("*/metrics.json")):
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             if "checkpoint" in (about := json.loads(file.read_text())):
                 values = {name: float(value) for name, value in about["values"].items()}
-                found[f"evaluate.py, {file.parent.name}"] = values
-    return found
+                results[f"evaluate.py, {file.parent.name}"] = values
+    return results
 
 
 def epoch(run: RunFiles) -> float:
-    """The epoch of the last measurement."""
-    return max((each["epoch"] for each in run.records if "epoch" in each), default=0)
+    """Return the epoch of the last measurement."""
+    return max((row["epoch"] for row in run.records if "epoch" in row), default=0)
 
 
 def seconds(run: RunFiles) -> float:
@@ -90,11 +90,11 @@ def seconds(run: RunFiles) -> float:
     except OSError:
         return 0.0
     times = [[datetime.fromisoformat(time) for time in _TIME.findall(part)] for part in parts]
-    return sum((each[-1] - each[0]).total_seconds() for each in times if each)
+    return sum((span[-1] - span[0]).total_seconds() for span in times if span)
 
 
 def mode(run: RunFiles, name: str = "") -> str:
-    """Whether the lower ("min") or the higher ("max") of two values of a loss or metric is better.
+    """Return whether the lower ("min") or the higher ("max") of two values of a loss or metric is better.
 
     Args:
         name: by default the metric that the best checkpoint is chosen by.
@@ -103,7 +103,7 @@ def mode(run: RunFiles, name: str = "") -> str:
     if not name or name == metric:
         if (given := run.config.get("best.mode")) in ("min", "max"):
             return str(given)
-        values = [each[metric] for each in run.measured("val").values() if metric in each]
+        values = [row[metric] for row in run.measured("val").values() if metric in row]
         # Of all values, the best one is the lowest or the highest; but two that are almost equal can be in any order.
         gaps = sum((value > run.best["value"]) - (value < run.best["value"]) for value in values) if run.best else 0
         if gaps:
@@ -128,33 +128,33 @@ def _mode_by_class(run: RunFiles, name: str) -> str:
 
 
 def ranking(run: RunFiles) -> tuple[str, str]:
-    """What a run is ranked by: its metric, and its validation data as text. Only runs with the same ones are compared.
+    """Return what a run is ranked by: its metric, and its validation data as text. Runs are compared if both agree.
 
     The size of images and transforms are left out: they prepare the same data in another way.
     """
     keys = [key for key in run.config if run.config[key] and _DATA.fullmatch(key)]
     keys.sort(key=lambda key: key.startswith("debug."))
-    words = [f"{key.removeprefix('dataset.val.')} {shown(run.config[key])}".removeprefix("type ") for key in keys]
+    words = [f"{key.removeprefix('dataset.val.')} {to_text(run.config[key])}".removeprefix("type ") for key in keys]
     return str(run.config.get("best.metric", "loss")), ", ".join(words)
 
 
-def ranked(runs: Iterable[RunFiles]) -> dict[tuple[str, str], list[RunFiles]]:
-    """The runs that have a best validation by what they are ranked by, see `ranking`; the best first."""
+def rank_runs(runs: Iterable[RunFiles]) -> dict[tuple[str, str], list[RunFiles]]:
+    """Return the runs that have a best validation by what they are ranked by, see `ranking`; the best first."""
     groups: dict[tuple[str, str], list[tuple[float, RunFiles]]] = {}
     for run in runs:
         if run.best:
             value = run.best["value"] * (-1 if mode(run) == "max" else 1)
             groups.setdefault(ranking(run), []).append((value, run))
-    return {what: [run for _, run in sorted(group, key=lambda each: each[0])] for what, group in groups.items()}
+    return {what: [run for _, run in sorted(group, key=lambda pair: pair[0])] for what, group in groups.items()}
 
 
 def conclusion(runs: Sequence[RunFiles], names: Sequence[str]) -> list[tuple[str, str]]:
-    """Which run is best, by what, and the command that evaluates it, for each metric and each validation data."""
-    lines, groups = [], ranked(runs)
+    """Return for each metric and validation data which run is best, by what, and the command that evaluates it."""
+    lines, groups = [], rank_runs(runs)
     for (metric, data), (run, *_) in groups.items():
         best, file = run.best or {}, RunPaths(run.path).checkpoints / "best.pt"
-        by = f"{metric} on {data}" if len({each[1] for each in groups}) > 1 else metric
-        name = names[[each is run for each in runs].index(True)]
+        by = f"{metric} on {data}" if len({key[1] for key in groups}) > 1 else metric
+        name = names[[other is run for other in runs].index(True)]
         text = f"best by {by}: {name}, {number(best['value']).strip()} at step {best['step']}"
         command = f"python evaluate.py --model_pt {shlex.quote(shown_path(file))}" if file.is_file() else ""
         lines.append((text if command else f"{text}; its best.pt is gone", command))
@@ -164,7 +164,7 @@ def conclusion(runs: Sequence[RunFiles], names: Sequence[str]) -> list[tuple[str
 
 
 def is_failed_start(run: RunFiles) -> bool:
-    """Whether a run failed before its first step, and saved nothing."""
+    """Return whether a run failed before its first step, and saved nothing."""
     return run.state == "failed" and run.step == 0 and not any(RunPaths(run.path).checkpoints.glob("*"))
 
 
@@ -176,19 +176,19 @@ def defaults() -> dict[str, Any]:
 
 
 def differing(runs: Sequence[RunFiles]) -> list[str]:
-    """The keys whose values differ among the runs, in the order of the config.
+    """Return the keys whose values differ among the runs, in the order of the config.
 
     A run that lacks a key, since its model has other arguments or its code was older, counts as equal to runs that have
     the default.
     """
     usual, readable = defaults(), [run.config for run in runs if run.config]
     keys = dict.fromkeys(key for config in readable for key in config if not _NOT_COMPARED.fullmatch(key))
-    found = {key: [config.get(key, usual.get(key, ABSENT)) for config in readable] for key in keys}
-    return [key for key, values in found.items() if any(value != values[0] for value in values)]
+    columns = {key: [config.get(key, usual.get(key, ABSENT)) for config in readable] for key in keys}
+    return [key for key, values in columns.items() if any(value != values[0] for value in values)]
 
 
-def changed(run: RunFiles) -> list[tuple[str, Any, Any]]:
-    """Each key of the run that differs from configs/default.yaml: key, value there, value of the run.
+def find_changes(run: RunFiles) -> list[tuple[str, Any, Any]]:
+    """Return each key of the run that differs from configs/default.yaml: key, value there, value of the run.
 
     A section of another `type` has other keys, which are ABSENT there; a key that the run lacks is left out.
     """
@@ -200,13 +200,13 @@ def changed(run: RunFiles) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def shown(value: Any) -> str:
-    """A number, text or list in a few characters; of what is ABSENT, a dash."""
+def to_text(value: Any) -> str:
+    """Return a number, text or list in a few characters; of what is ABSENT, a dash."""
     if value is ABSENT or value is None or isinstance(value, bool):
         return "–" if value is ABSENT else "null" if value is None else str(value).lower()
     if isinstance(value, float):
         return f"{value:.4g}"
-    return ",".join(map(shown, value)) if isinstance(value, list) else str(value)
+    return ",".join(map(to_text, value)) if isinstance(value, list) else str(value)
 
 
 def duration(number: float) -> str:

@@ -38,19 +38,19 @@ class RunFiles:
     problems: list[str] = field(default_factory=list)
 
     def measured(self, event: str) -> dict[int, dict[str, float]]:
-        """The values of train, speed, val or eval by optimizer step, in the order of the steps."""
-        return {each["step"]: each["values"] for each in self.records if each["event"] == event}
+        """Return the values of train, speed, val or eval by optimizer step, in the order of the steps."""
+        return {row["step"]: row["values"] for row in self.records if row["event"] == event}
 
     @property
     def last(self) -> dict[str, dict[str, float]]:
         """The last values of train, val and eval; those that were never measured are missing."""
-        return {each["event"]: each["values"] for each in self.records if each["event"] in ("train", "val", "eval")}
+        return {row["event"]: row["values"] for row in self.records if row["event"] in ("train", "val", "eval")}
 
     @property
     def best(self) -> dict[str, Any] | None:
         """`{metric, value, step}` of the validation that best.pt is of; None before the first."""
         metric, val = self.config.get("best.metric", "loss"), self.measured("val")
-        saved = [each["step"] for each in self.records if each["event"] == "checkpoint" and each.get("best")]
+        saved = [row["step"] for row in self.records if row["event"] == "checkpoint" and row.get("best")]
         steps = [step for step in saved if metric in val.get(step, {})]
         return {"metric": metric, "value": val[steps[-1]][metric], "step": steps[-1]} if steps else None
 
@@ -71,12 +71,12 @@ def read_run(folder: Path) -> RunFiles:
         run.state, run.step, run.reason = status["state"], status["step"] or 0, status["reason"]
     if run.state == "running" and not is_held(paths.lock_file):
         run.state = "killed"
-    run.step = max([run.step, *(each["step"] for each in run.records)])
+    run.step = max([run.step, *(row["step"] for row in run.records)])
     return run
 
 
 def leaves(config: Node) -> dict[str, Any]:
-    """The values of a config by dotted key. Lists and empty sections are values."""
+    """Return the values of a config by dotted key. Lists and empty sections are values."""
     nodes = [(key, node) for key, node in by_key(config) if "[" not in key]  # a list counts as a whole
     return {key: plain(node) for key, node in nodes if node.value == {} or not isinstance(node.value, dict)}
 

@@ -47,16 +47,16 @@ def write_report(folder: Path) -> None:
 
 
 def report(runs: Sequence[RunFiles]) -> str:
-    """The page of one run, or of several side by side."""
+    """Return the page of one run, or of several side by side."""
     pages = Environment(loader=FileSystemLoader(_HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    pages.filters |= {"number": lambda value: number(value).strip(), "tick": _tick, "shown": compare.shown}
+    pages.filters |= {"number": lambda value: number(value).strip(), "tick": _tick, "shown": compare.to_text}
     parts = (attempts, cards, charts, charts_of_all, environment, pictures, results, results_of_all, rows_of, warnings)
     pages.globals |= {part.__name__: part for part in parts} | {"compare": compare, "dump": dump}
     return pages.get_template("page.html.jinja").render(runs=runs, names=names_of(runs), colours=_COLOURS)
 
 
 def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """Names that tell the runs apart: their paths where two have the same."""
+    """Return names that tell the runs apart: their paths where two have the same."""
     names = [run.name for run in runs]
     return [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
 
@@ -65,7 +65,7 @@ def names_of(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def cards(run: RunFiles) -> Iterator[tuple[str, float, str]]:
-    """The numbers that are asked for first, each as (name, value, note): the best validation leads."""
+    """Yield the numbers that are asked for first, each as (name, value, note): the best validation leads."""
     best, same = run.best, compare.twins([run])
     if best:
         yield f"best val {best['metric']}", best["value"], f"step {best['step']:,}"
@@ -90,11 +90,11 @@ def results(run: RunFiles) -> dict[str, Mapping[str, float]]:
 
 
 def results_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Mapping[str, float]]:
-    """A column of values for each run, without losses that are there twice."""
+    """Return a column of values for each run, without losses that are there twice."""
     same, columns = compare.twins(runs), dict[str, Mapping[str, float]]()
     for name, run in zip(names, runs, strict=True):
-        found = compare.results(run).items()
-        columns[name] = {key.replace(".", " ", 1): each for key, each in found if key.partition(".")[2] not in same}
+        results = compare.results(run).items()
+        columns[name] = {key.replace(".", " ", 1): value for key, value in results if key.partition(".")[2] not in same}
     return columns
 
 
@@ -104,15 +104,15 @@ def rows_of(
     """Rows of (name, value of each column, the best one): none is best in a single run, or on other validation data."""
     is_alike = len(runs) > 1 and len({compare.ranking(run)[1] for run in runs}) == 1
     for name in dict.fromkeys(name for values in columns.values() for name in values):
-        values = [each.get(name) for each in columns.values()]
+        values = [column.get(name) for column in columns.values()]
         known = [value for value in values if is_alike and value is not None and value == value]
         choose = max if known and compare.mode(runs[0], name.partition(" ")[2]) == "max" else min
         yield name, values, choose(known) if len(known) > 1 else None
 
 
 def attempts(run: RunFiles) -> Iterator[dict[str, Any]]:
-    """Each start or resume, as in run.json, with its number, the step that it resumed from, and a short command."""
-    resumed = {each.get("attempt"): each.get("resume_step") for each in run.records if each["event"] == "run"}
+    """Yield each start or resume, as in run.json: its number, the step that it resumed from, and a short command."""
+    resumed = {row.get("attempt"): row.get("resume_step") for row in run.records if row["event"] == "run"}
     for count, attempt in enumerate(run.attempts, 1):
         words = [str(word) for word in attempt.get("argv", [])]
         command = " ".join(["python", Path(words[0]).name, *words[1:]]) if words else str(attempt.get("command"))
@@ -129,7 +129,7 @@ def environment(attempt: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warnings(run: RunFiles) -> list[str]:
-    """The lines of warnings and errors in train.log."""
+    """Return the lines of warnings and errors in train.log."""
     file = RunPaths(run.path).log_file()
     return _WARNING.findall(file.read_text(errors="replace")) if file.is_file() else []
 
@@ -141,14 +141,14 @@ def pictures(run: RunFiles, most: int) -> dict[str, list[tuple[str, str, int]]]:
     """Pictures as (name, address, width) by heading: of the last evaluation, the latest of each split's progress."""
     paths = RunPaths(run.path)
     evaluations = [folder for folder in paths.eval.glob("*/") if any(folder.rglob("*.png"))]
-    last = max(evaluations, key=lambda each: (each.stat().st_mtime, each.name), default=None)
+    last = max(evaluations, key=lambda folder: (folder.stat().st_mtime, folder.name), default=None)
     groups = {f"eval/{last.name}": sorted(last.rglob("*.png"))} if last else {}
     for split in sorted(paths.progress.glob("*/")):
         newest = {file.parent: file for file in sorted(split.rglob("*.png"))}  # the steps of a folder are in order
         if not (split.name == "eval" and last):  # they are those of the eval folder
             groups[f"progress/{split.name}"] = list(newest.values())
-    found = {heading: [each for file in files[:most] if (each := _picture(file))] for heading, files in groups.items()}
-    return {heading: shown for heading, shown in found.items() if shown}
+    drawn = {heading: [item for file in files[:most] if (item := _picture(file))] for heading, files in groups.items()}
+    return {heading: shown for heading, shown in drawn.items() if shown}
 
 
 def _picture(file: Path) -> tuple[str, str, int] | None:
@@ -173,54 +173,54 @@ class Curve(NamedTuple):
 
 
 def series(run: RunFiles, event: str) -> dict[str, list[Point]]:
-    """The values of train, speed, val or eval by name: (step, value) in the order of the steps."""
-    found: dict[str, list[Point]] = {}
+    """Return the values of train, speed, val or eval by name: (step, value) in the order of the steps."""
+    points: dict[str, list[Point]] = {}
     for step, values in run.measured(event).items():
         for name, value in values.items():
-            found.setdefault(name, []).append((step, value))
-    return found
+            points.setdefault(name, []).append((step, value))
+    return points
 
 
 def charts(run: RunFiles) -> list[dict[str, Any]]:
-    """A chart for each value, with training, validation and evaluation in it; then rates, gradients and speed."""
-    same, found, train = compare.twins([run]), dict[str, list[Curve]](), series(run, "train")
+    """Draw a chart for each value, with training, validation and evaluation in it; then rates, gradients and speed."""
+    same, charts, train = compare.twins([run]), dict[str, list[Curve]](), series(run, "train")
     for colour, event in enumerate(("train", "val", "eval")):
         for name, points in series(run, event).items():
             if name not in same and not (event == "train" and _is_setting(name)):
-                drawn = found.setdefault(base := _base(run, name), [])
+                drawn = charts.setdefault(base := _base(run, name), [])
                 hue = colour if all(curve.colour != colour for curve in drawn) else (len(drawn) + 2) % _COLOURS
                 drawn += _curves(f"{event} {name.removesuffix(base)}".rstrip(" ."), points, hue, event)
     best = {_base(run, run.best["metric"]): (run.best["step"], run.best["value"])} if run.best else {}
-    order = sorted(found, key=lambda name: (name not in best, name != "loss", name.endswith("loss")))
+    order = sorted(charts, key=lambda name: (name not in best, name != "loss", name.endswith("loss")))
     rates = [name for name in train if _RATE.fullmatch(name)]
     lines = [Curve(name.removeprefix("lr_"), train[name], at % _COLOURS) for at, name in enumerate(rates)]
     speed = series(run, "speed").get("samples_per_second", [])
-    all_charts = [chart(name, found[name], best.get(name)) for name in order]
+    all_charts = [chart(name, charts[name], best.get(name)) for name in order]
     all_charts += [chart("learning rate", lines, log=False)]
     all_charts += [chart("gradient norm", _curves("train", train.get("grad_norm", []), 4, "train"))]
     all_charts += [chart("samples per second", [Curve("training", speed, 6)], log=False)]
-    return [each for each in all_charts if each]
+    return [chart for chart in all_charts if chart]
 
 
 def charts_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[str, Any]]:
-    """A chart for each value of each split, with a curve for each run; of training, smooth ones."""
-    found, same = [], compare.twins(runs)
+    """Return a chart for each value of each split, with a curve for each run; of training, smooth ones."""
+    charts, same = [], compare.twins(runs)
     for event in ("val", "train", "eval"):
         measured = [series(run, event) for run in runs]
-        values = [name for name in dict.fromkeys(name for each in measured for name in each) if name not in same]
+        values = [name for name in dict.fromkeys(name for part in measured for name in part) if name not in same]
         for value in sorted(values, key=lambda name: (_is_setting(name), name != "loss")):
             is_rate = event == "train" and _RATE.fullmatch(value) is not None
             title = value.replace("lr", "learning rate", 1) if is_rate else f"{event} {value.replace('_', ' ')}"
-            points = [each.get(value, []) for each in measured]
-            points = [smooth(each) for each in points] if event == "train" and not is_rate else points
+            points = [part.get(value, []) for part in measured]
+            points = [smooth(line) for line in points] if event == "train" and not is_rate else points
             kind = "dots" if event == "eval" else "line"
             curves = [Curve(name, points[at], at % _COLOURS, kind) for at, name in enumerate(names)]
-            found.append(chart(title, curves, log=not is_rate))
-    return [each for each in found if each]
+            charts.append(chart(title, curves, log=not is_rate))
+    return [chart for chart in charts if chart]
 
 
 def _base(run: RunFiles, name: str) -> str:
-    """The name of a value without its set (`shifted.loss`), and without `weights.`, see optim.ema.evaluate."""
+    """Return the name of a value without its set (`shifted.loss`), and without `weights.`, see optim.ema.evaluate."""
     sets = {key.split(".")[2] for key in run.config if re.fullmatch(r"dataset\.(val|eval)\.[\w-]+\.type", key)}
     while name.partition(".")[0] in sets | {"weights"} and "." in name:
         name = name.partition(".")[2]
@@ -232,25 +232,25 @@ def _is_setting(name: str) -> bool:
 
 
 def _curves(name: str, points: list[Point], colour: int, event: str) -> list[Curve]:
-    """The points; of many points of training, those behind a smooth curve."""
+    """Return the points; of many points of training, those behind a smooth curve."""
     if event != "train" or len(points) < _SMOOTH_FROM:
         return [Curve(name, points, colour, "dots" if event == "eval" else "line")]
     return [Curve(name, points, colour, "faint"), Curve(f"{name}, smooth", smooth(points), colour)]
 
 
 def smooth(points: Sequence[Point]) -> list[Point]:
-    """An exponential moving average over about a fiftieth of the points, without the bias of its start.
+    """Return an exponential moving average over about a fiftieth of the points, without the bias of its start.
 
     Few points stay as they are: an average over several of them would come too late.
     """
     keep = max(0.0, 1 - 50 / max(1, len(points)))
     total = weight = 0.0
-    found = []
+    kept = []
     for step, value in points:
         if math.isfinite(value):
             total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
-            found.append((step, total / weight))
-    return found
+            kept.append((step, total / weight))
+    return kept
 
 
 def thin(points: Sequence[Point]) -> list[Point]:
@@ -265,7 +265,7 @@ def thin(points: Sequence[Point]) -> list[Point]:
 
 
 def chart(title: str, curves: Sequence[Curve], best: Point | None = None, *, log: bool = True) -> dict[str, Any] | None:
-    """What the template draws: finite points, no more than can be seen, and the axes. None without two points.
+    """Return what the template draws: finite points, no more than can be seen, and the axes. None without two points.
 
     Args:
         best: a point to mark.
@@ -305,8 +305,8 @@ class _Axis:
         if self._is_log:
             factors, every = (1, 2, 5) if high - low < 2 else (1,), max(1, round((high - low) / 6))
             decades = range(math.floor(low), math.ceil(high) + 1, every)
-            found = [factor * 10.0**decade for decade in decades for factor in factors]
-            return [value for value in found if low <= math.log10(value) <= high]
+            ticks = [factor * 10.0**decade for decade in decades for factor in factors]
+            return [value for value in ticks if low <= math.log10(value) <= high]
         rough = (high - low) / 6
         power = 10.0 ** math.floor(math.log10(rough))
         size = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
@@ -314,7 +314,7 @@ class _Axis:
 
 
 def _tick(value: float) -> str:
-    """The label of a tick: 1500 as 1.5k."""
+    """Return the label of a tick: 1500 as 1.5k."""
     letters = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""))
-    size, letter = next((each for each in letters if each[0] <= abs(value) < 1e12), (1, ""))
+    size, letter = next((pair for pair in letters if pair[0] <= abs(value) < 1e12), (1, ""))
     return f"{value / size:.4g}{letter}".replace("e-0", "e-").replace("e+0", "e").replace("-", "−")

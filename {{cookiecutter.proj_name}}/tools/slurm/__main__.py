@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import UserError
-from common.base.files import unused, write_text
+from common.base.files import unused_path, write_text
 from common.checkpoint.weights import weights_path
 from common.config import Resolved, dump, option_value
 from common.config.registry import REGISTRIES
@@ -51,10 +51,10 @@ def main(argv: list[str]) -> int:
     gpus = gpus_per_node(gpu_ids, options.gpus, typed=option_value(words, "--gpu_ids") is not None)
     names: dict[str, str] = json.loads(options.names.read_text()) if options.names else {}
     values = {}
-    for task, each in resolved.items():
+    for task, result in resolved.items():
         run = folder if task is None else RunPaths(folder.root / names.get(str(task), f"task_{task}"))
-        values[task] = freeze_config(each.values, run, gpus)
-    job = unused(jobs / f"{datetime.now():%Y%m%d-%H%M%S}")
+        values[task] = freeze_config(result.values, run, gpus)
+    job = unused_path(jobs / f"{datetime.now():%Y%m%d-%H%M%S}")
     if not options.dry_run:
         check_unused(folder, jobs)
         prepare(job, values, folder)
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The options before `--`, and the words of train.py's command line after it."""
+    """Read the options before `--`, and the words of train.py's command line after it."""
     parser = argparse.ArgumentParser(prog="python -m tools.slurm", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="only check, write nothing")
     parser.add_argument("--array", metavar="TASKS", help="one run for each of these numbers, in sbatch's notation")
@@ -74,22 +74,22 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def resolve(words: Sequence[str]) -> Resolved[Config]:
-    """The config that train.py would read from the same words."""
+    """Return the config that train.py would read from the same words."""
     default = stored_config(words, "--resume") or PROJECT / "configs" / "default.yaml"
     debug = PROJECT / "configs" / "debug.yaml"
     return parse(Config, words, prog="slurm.sh", registries=REGISTRIES, default=default, debug_overlay=debug)
 
 
 def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
-    """The folder of the run, or of the whole array. Raises `UserError` if the tasks of an array have several."""
-    roots = {RunPaths.for_run(each.config.dir, each.config.name, PROJECT).root for each in resolved.values()}
+    """Return the folder of the run, or of the whole array. Raises `UserError` if the tasks of an array have several."""
+    roots = {RunPaths.for_run(result.config.dir, result.config.name, PROJECT).root for result in resolved.values()}
     if len(roots) > 1:
         raise UserError("--slurm.array: the tasks share one folder; leave %a out of --name and --dir.runs_dir")
     return RunPaths(roots.pop())
 
 
 def array_tasks(text: str) -> list[int]:
-    """The numbers in Slurm's `--array` notation: `0-4`, `1,3,7-9:2`, and `0-99%4` for four at a time.
+    """Return the numbers in Slurm's `--array` notation: `0-4`, `1,3,7-9:2`, and `0-99%4` for four at a time.
 
     Raises:
         UserError: `text` is not in that notation.
@@ -126,7 +126,7 @@ def gpus_per_node(gpu_ids: GpuIds, asked: int | None, typed: bool) -> int:
 
 
 def freeze_config(values: Mapping[str, Any], run: RunPaths, gpus: int) -> dict[str, Any]:
-    """A config's values, adapted to the copy of the code (another project root) and to the cluster's nodes.
+    """Return a config's values, adapted to the copy of the code (another project root) and to the cluster's nodes.
 
     Other relative paths are kept: the job runs in the project's folder, like the command that submits it.
 
@@ -184,8 +184,8 @@ def check_unused(folder: RunPaths, jobs: Path) -> None:
     command = ["squeue", "--noheader", "--format=%F %T %Z"]  # job, state, working directory
     if shutil.which("squeue") is not None:
         listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-        for job, state, place in (line.split(" ", 2) for line in listed.splitlines()):
-            if Path(place).parent == jobs:
+        for job, state, folder_of_job in (line.split(" ", 2) for line in listed.splitlines()):
+            if Path(folder_of_job).parent == jobs:
                 raise UserError(
                     f"{folder.root} belongs to job {job}, which is {state}; wait for it, stop it (scancel {job}),"
                     " or give this run another --name"

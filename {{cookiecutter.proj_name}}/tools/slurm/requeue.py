@@ -81,7 +81,7 @@ def job_id() -> str:
 
 
 def is_preempted(job: str) -> bool:
-    """Whether Slurm is preempting the job. It requeues such a job itself only if it has to kill it."""
+    """Return whether Slurm is preempting the job. It requeues such a job itself only if it has to kill it."""
     return "PreemptTime=2" in _scontrol("-o", "show", "job", job)[1]  # a date, or else None
 
 
@@ -109,7 +109,7 @@ def _scontrol(*words: str) -> tuple[bool, str]:
 
 
 def _read_status(run: Path, since: Path) -> dict[str, Any]:
-    """The run's current status; {} if it was written before the file `since`, by another start or run."""
+    """Read the run's current status; {} if it was written before the file `since`, by another start or run."""
     paths = RunPaths(run)
     with suppress(FileNotFoundError):
         if paths.status_file.stat().st_mtime_ns >= since.stat().st_mtime_ns:
@@ -122,7 +122,7 @@ def _say(text: str) -> None:
 
 
 def main(words: list[str]) -> int:
-    """The command line. Returns the exit code."""
+    """Run the command line. Return the exit code."""
     match words:
         case ["before", run, starts]:
             print("finished" if before(Path(run), Path(starts)) else "")

@@ -29,7 +29,10 @@ SLURM = PROJECT / "scripts" / "slurm.sh"
 
 
 def read_command(argv: Sequence[str]) -> argparse.Namespace:
-    """The options; `space` read, and as `words` the settings of train.py. Raises `UserError` if they make no sweep."""
+    """Read the options; `space` read, and as `words` the settings of train.py.
+
+    Raises `UserError` if they make no sweep.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m tools.sweep", description=__doc__.partition(":")[0] + ".", allow_abbrev=False,
         epilog="All other options are settings of train.py, the same for every run.",
@@ -66,7 +69,7 @@ def read_command(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def split_words(words: Sequence[str], *options: str) -> tuple[list[str], list[str]]:
-    """The options that begin with one of `options`, with their values; and all other words."""
+    """Return the options that begin with one of `options`, with their values; and all other words."""
     chosen, others = list[str](), list[str]()
     for before, word in zip(["", *words], words, strict=False):
         is_value = before.startswith(options) and "=" not in before
@@ -75,13 +78,13 @@ def split_words(words: Sequence[str], *options: str) -> tuple[list[str], list[st
 
 
 def read_config(options: argparse.Namespace, *words: str) -> Resolved[Config]:
-    """What train.py would read, with these words too. Raises `ConfigError`."""
+    """Return what train.py would read, with these words too. Raises `ConfigError`."""
     words, debug = ("--config", options.config, *options.words, *words), PROJECT / "configs" / "debug.yaml"
     return parse(Config, words, prog="tools.sweep", registries=REGISTRIES, debug_overlay=debug)
 
 
 def plan(options: argparse.Namespace) -> list[Trial]:
-    """The trials of a sweep; of a search, some with every choice and both ends of ranges.
+    """Return the trials of a sweep; of a search, some with every choice and both ends of ranges.
 
     Raises:
         UserError: a key is also set for all runs.
@@ -95,8 +98,8 @@ def plan(options: argparse.Namespace) -> list[Trial]:
         if (value := option_value(options.words, f"--{key}")) is not None:
             raise UserError(f"{key} is among the values to try, and also set for all runs (--{key} {value}); keep one")
     trials, problems = list[Trial](), dict[str, Problem]()
-    for each in values:
-        trials.append(Trial(run_name(each, [trial.name for trial in trials]), each))
+    for item in values:
+        trials.append(Trial(run_name(item, [trial.name for trial in trials]), item))
         try:
             read_config(options, *trials[-1].words, f"--name={trials[-1].name}", "--resume=auto")
         except ConfigError as error:
@@ -139,7 +142,7 @@ def main(argv: list[str]) -> int:
         raise UserError("dataset.val is null, but a search compares the results of validation")
     name = options.name or f"{config.name}_{'search' if options.optuna else 'sweep'}"
     root = RunPaths.for_run(config.dir, name, PROJECT).root
-    space = {key: each._asdict() if isinstance(each, Range) else each for key, each in options.values.items()}
+    space = {key: item._asdict() if isinstance(item, Range) else item for key, item in options.values.items()}
     more = {"metric": config.best.metric} if options.optuna else {"seed": options.seed} if options.trials else {}
     slots = devices(config.gpu_ids, options.jobs)
     _, words = split_words(options.words, "--dir.runs_dir", *(["--gpu_ids"] if slots[0] else []))
@@ -149,7 +152,7 @@ def main(argv: list[str]) -> int:
             study = open_study(folder, config.best_mode, options)
             search = Search(study, folder, options.values, config, options.trials)
             print(f"search {root}: {options.trials} trials, {search.metric} should be {search.mode}imal", flush=True)
-            if not run_trials(folder, search.take, slots, words, watch=search.watch, ended=search.ended):
+            if not run_trials(folder, search.take, slots, words, watch=search.watch, ended=search.record_end):
                 return 130
             code = folder.show("")
             print(search.best())

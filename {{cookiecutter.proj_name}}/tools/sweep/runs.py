@@ -80,8 +80,8 @@ class SweepFolder:
         swept = {*old, *self._about["space"]}
         free = (*_FREE, *swept, *(f"{key}.*" for key in swept))
         settings = changes(config, self._about["config"], Config())
-        if found := [*changes(old, self._about["space"]), *(each for each in settings if not each.matches(free))]:
-            shown = "\n".join(f"  {each.key}: {each.old} in the folder, {each.new} now" for each in found)
+        if changed := [*changes(old, self._about["space"]), *(item for item in settings if not item.matches(free))]:
+            shown = "\n".join(f"  {item.key}: {item.old} in the folder, {item.new} now" for item in changed)
             raise UserError(
                 f"{self.root} holds a sweep of the same name that differs from this one:\n{shown}\n"
                 "give this sweep another --name, or use the values of the first to continue it"
@@ -93,7 +93,7 @@ class SweepFolder:
         write_text(self.root / FILE, json.dumps(data, indent=1) + "\n")
 
     def run(self, trial: Trial) -> RunPaths:
-        """The paths of the run of a trial."""
+        """Return the paths of the run of a trial."""
         return RunPaths(self.root / trial.name)
 
     def say(self, trial: Trial, text: str) -> None:
@@ -132,8 +132,8 @@ class Training:
         self.trial, self.started = trial, time.time()
         self.output = folder.root / "output" / f"{trial.name}.txt"
         self.output.parent.mkdir(exist_ok=True)
-        place = [f"--name={trial.name}", f"--dir.runs_dir={folder.root}", "--resume=auto"]
-        command = [sys.executable, str(PROJECT / "train.py"), *words, *trial.words, *place]
+        options = [f"--name={trial.name}", f"--dir.runs_dir={folder.root}", "--resume=auto"]
+        command = [sys.executable, str(PROJECT / "train.py"), *words, *trial.words, *options]
         threads = {"OMP_NUM_THREADS": str(max(1, available_cores() // jobs))} if jobs > 1 else {}  # else one per core
         # In a session of its own: Ctrl-C reaches the sweep alone, which then stops its runs.
         alone: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(die_with_parent, os.getpid())}
@@ -218,6 +218,6 @@ def devices(gpu_ids: Any, jobs: int) -> list[list[str]]:
     gpus = [gpus] if isinstance(gpus, int) else gpus
     if jobs == 1 or not isinstance(gpus, list) or not gpus or gpus == [-1]:
         return [[] for _ in range(jobs)]
-    each = max(len(gpus) // jobs, 1)  # with unequal shares, the runs would differ in their global batch
-    shares = [[gpus[(slot + turn * jobs) % len(gpus)] for turn in range(each)] for slot in range(jobs)]
+    per_job = max(len(gpus) // jobs, 1)  # with unequal shares, the runs would differ in their global batch
+    shares = [[gpus[(slot + turn * jobs) % len(gpus)] for turn in range(per_job)] for slot in range(jobs)]
     return [[f"--gpu_ids={','.join(map(str, share))}"] for share in shares]

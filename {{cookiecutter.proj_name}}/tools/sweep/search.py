@@ -27,27 +27,27 @@ class Search:
         self._live: dict[str, Any] = {}  # Optuna's trial, by the name of its run
         self._sizes: dict[str, int] = {}  # of the metrics files that were read last
         known = {trial.name for trial in folder.trials}
-        started = [each for each in study.get_trials() if "run" in each.user_attrs]
+        started = [trial for trial in study.get_trials() if "run" in trial.user_attrs]
         # Those that were killed before `sweep.json` was written.
-        missing = [each.user_attrs for each in started if each.user_attrs["run"] not in known]
-        folder.trials += [Trial(each["run"], each["values"]) for each in missing]
-        self._unfinished = [each for each in started if not each.state.is_finished()]
+        missing = [trial.user_attrs for trial in started if trial.user_attrs["run"] not in known]
+        folder.trials += [Trial(attrs["run"], attrs["values"]) for attrs in missing]
+        self._unfinished = [trial for trial in started if not trial.state.is_finished()]
         self._count, folder.total = len(started), trials
 
     def take(self) -> Trial | None:
-        """The next trial: one that was interrupted, or a new one; None at the end."""
+        """Return the next trial: one that was interrupted, or a new one; None at the end."""
         from optuna.trial import Trial as Attempt
 
         if self._unfinished:
             frozen = self._unfinished.pop(0)
-            trial = next(each for each in self.folder.trials if each.name == frozen.user_attrs["run"])
+            trial = next(trial for trial in self.folder.trials if trial.name == frozen.user_attrs["run"])
             self._live[trial.name] = Attempt(self.study, frozen._trial_id)
             return trial
         if self._count >= self.trials:
             return None
         self._count += 1
         attempt = self.study.ask()
-        values = {key: suggest(attempt, key, each) for key, each in self.space.items()}
+        values = {key: suggest(attempt, key, choices) for key, choices in self.space.items()}
         short = {
             key: f"{scalar(text):.3g}" if isinstance(scalar(text), float) else text for key, text in values.items()
         }
@@ -76,13 +76,13 @@ class Search:
         known = self.study.get_trials(deepcopy=False)[attempt.number].intermediate_values
         file, metric = self.folder.run(trial).metrics_file, self.metric
         rows = read_metrics(file) if file.exists() else []
-        found = [row["values"][metric] for row in rows if row["event"] == "val" and metric in row["values"]]
-        for number, value in enumerate(found):
+        values = [row["values"][metric] for row in rows if row["event"] == "val" and metric in row["values"]]
+        for number, value in enumerate(values):
             if number not in known:
                 attempt.report(value, number)
-        return found
+        return values
 
-    def ended(self, training: Training) -> None:
+    def record_end(self, training: Training) -> None:
         """Record in the study how a trial ended. One that was stopped by hand is resumed by the same command."""
         from optuna.trial import TrialState
 
@@ -97,15 +97,15 @@ class Search:
             self.study.tell(number, state=TrialState.FAIL)
 
     def best(self) -> str:
-        """A line with the best trial so far; "" without."""
-        if not any(each.value is not None for each in self.study.get_trials(deepcopy=False)):
+        """Return a line with the best trial so far; "" without."""
+        if not any(trial.value is not None for trial in self.study.get_trials(deepcopy=False)):
             return ""
         trial = self.study.best_trial
         return f"best: {trial.user_attrs['run']}  {self.metric} {trial.value:.6g}"
 
 
 def suggest(attempt: Any, key: str, values: list[str] | Range) -> str:
-    """The value that Optuna's sampler chooses for a key, as written on a command line."""
+    """Return the value that Optuna's sampler chooses for a key, as written on a command line."""
     if isinstance(values, list):
         return str(attempt.suggest_categorical(key, values))
     draw, kind = (attempt.suggest_int, int) if values.whole else (attempt.suggest_float, float)
@@ -113,7 +113,7 @@ def suggest(attempt: Any, key: str, values: list[str] | Range) -> str:
 
 
 def open_study(folder: SweepFolder, mode: str, options: Namespace) -> Any:
-    """The study of the folder. Raises `UserError` without Optuna."""
+    """Return the study of the folder. Raises `UserError` without Optuna."""
     try:
         import optuna
         from optuna.storages import journal

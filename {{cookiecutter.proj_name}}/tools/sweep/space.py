@@ -26,7 +26,7 @@ class Range(NamedTuple):
 
     @classmethod
     def parse(cls, key: str, text: str) -> "Range":
-        """The range that `text` describes, as in `SPEC`. Raises `UserError`."""
+        """Return the range that `text` describes, as in `SPEC`. Raises `UserError`."""
         match = _RANGE.fullmatch(text)
         if match is None:
             raise UserError(f"{key}={text}: is not a range; write {SPEC}")
@@ -40,7 +40,7 @@ class Range(NamedTuple):
         return cls(low, high, log, whole)
 
     def draw(self, source: random.Random) -> str:
-        """A random number, as written on a command line: to three digits, so that it fits into a run's name."""
+        """Draw a random number, as written on a command line: to three digits, so that it fits into a run's name."""
         if self.whole and not self.log:
             return str(source.randint(int(self.low), int(self.high)))
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
@@ -76,7 +76,7 @@ class Trial:
 
 
 def read_space(pairs: Sequence[str], *, ranges: bool) -> Space:
-    """The space that words such as `optim.lr=1e-2,1e-3` describe; with `ranges` also `optim.lr=log:1e-5:1e-1`.
+    """Read the space that words such as `optim.lr=1e-2,1e-3` describe; with `ranges` also `optim.lr=log:1e-5:1e-1`.
 
     Raises:
         UserError: a word has another form, or a key is given twice.
@@ -112,7 +112,7 @@ def split(text: str) -> list[str]:
 
 
 def grid(space: Space) -> list[dict[str, str]]:
-    """Every combination of the choices."""
+    """Return every combination of the choices."""
     lists = [values for values in space.values() if isinstance(values, list)]
     return [dict(zip(space, values, strict=True)) for values in product(*lists)]
 
@@ -121,7 +121,7 @@ def draw(space: Space, trials: int, seed: int) -> list[dict[str, str]]:
     """Random trials, all different; more of them with the same seed begin with the same ones. Raises `UserError`."""
     source, drawn = random.Random(seed), dict[tuple[str, ...], dict[str, str]]()
     for _ in range(100 * trials):
-        values = {k: each.draw(source) if isinstance(each, Range) else source.choice(each) for k, each in space.items()}
+        values = {k: item.draw(source) if isinstance(item, Range) else source.choice(item) for k, item in space.items()}
         drawn.setdefault(tuple(values.values()), values)
         if len(drawn) == trials:
             return list(drawn.values())
@@ -131,15 +131,15 @@ def draw(space: Space, trials: int, seed: int) -> list[dict[str, str]]:
 
 def corners(space: Space) -> list[dict[str, str]]:
     """Trials that contain, together, every choice and both ends of every range."""
-    ends = {key: each for key, each in space.items() if isinstance(each, list)}
-    for key, each in space.items():
-        if isinstance(each, Range):
-            ends[key] = [str(int(end)) if each.whole else repr(end) for end in (each.low, each.high)]
+    ends = {key: item for key, item in space.items() if isinstance(item, list)}
+    for key, choices in space.items():
+        if isinstance(choices, Range):
+            ends[key] = [str(int(end)) if choices.whole else repr(end) for end in (choices.low, choices.high)]
     return [{key: ends[key][at % len(ends[key])] for key in space} for at in range(max(map(len, ends.values())))]
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """A short name for each dotted key: as many of its last words as it takes to tell it from the others."""
+    """Return a short name for each dotted key: as many of its last words as it takes to tell it from the others."""
     names = {}
     for key in keys:
         words = key.split(".")
@@ -150,7 +150,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def run_name(values: Mapping[str, str], taken: Sequence[str] = ()) -> str:
-    """A folder's name such as `lr=1e-2_width=16`, unlike those that are `taken`."""
+    """Return a folder's name such as `lr=1e-2_width=16`, unlike those that are `taken`."""
     short = short_names(list(values))
     name = re.sub(r"[^\w.=+,-]+", "-", "_".join(f"{short[key]}={value}" for key, value in values.items()))
     if len(name) > 100:

@@ -55,7 +55,7 @@ def end(run: RunPaths, code: int) -> int:
 def test_who_is_queued_again(
     job: RunPaths, cluster: Path, state: str | None, reason: str, code: int, expected: int, again: bool
 ) -> None:
-    """R-46: only what was stopped in order to go on; decided by what the main process wrote, not by srun's code."""
+    """R-46: only what was stopped to be continued; decided by what the main process wrote, not by srun's code."""
     if state is not None:
         write_status(job, state, step=3, reason=reason)
     assert end(job, code) == expected
@@ -81,7 +81,7 @@ def test_a_preempted_job_that_saved_in_time_is_queued_again(
 
 
 def test_a_job_that_gets_nowhere_is_stopped(job: RunPaths) -> None:
-    """R-46: three restarts without a newer checkpoint, whoever queued it again; with one, the count starts anew."""
+    """R-46: three restarts without a newer checkpoint, however it was queued again; with one, the count starts anew."""
     for number in range(1, 6):
         if number == 3:
             (job.checkpoints / "latest.pt").touch()

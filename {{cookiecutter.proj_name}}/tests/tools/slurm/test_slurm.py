@@ -62,20 +62,20 @@ def submit_in(project: Path, *words: str, **variables: str) -> subprocess.Comple
 
 
 def run_job(file: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A job file as Slurm would run it."""
+    """Return a job file as Slurm would run it."""
     own = {"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "0"}
     environment = {**ENVIRONMENT, "PATH": os.environ["PATH"], "PYTHONPATH": "", **own, **variables}
     return subprocess.run([SHELL, str(file)], capture_output=True, text=True, env=environment, cwd="/", timeout=120)
 
 
 def job_of(run: Path) -> Path:
-    """The folder of the only job of a run or array."""
+    """Return the folder of the only job of a run or array."""
     (job,) = (run.parent / ".jobs" / run.name).iterdir()
     return job
 
 
 def directives(text: str) -> dict[str, str]:
-    """The #SBATCH lines of a job file."""
+    """Return the #SBATCH lines of a job file."""
     return dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, flags=re.MULTILINE))
 
 
@@ -143,7 +143,7 @@ def test_a_submitted_job_trains_what_was_submitted(project: Path, cluster: Path)
 
 
 @pytest.mark.slow
-def test_a_mistake_in_the_config_is_told_at_once(project: Path, cluster: Path) -> None:
+def test_a_mistake_in_the_config_is_reported_at_once(project: Path, cluster: Path) -> None:
     """R-46: on the machine where one types, not hours later; nothing is moved, copied or queued."""
     done = submit_in(project, "--optim.lrr", "0.1")
     assert done.returncode == 2
