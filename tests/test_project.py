@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -41,6 +42,13 @@ def copy(render: Render, tmp_path: Path) -> Render:
 def test_style(copy: Render, answers: dict[str, str]) -> None:
     """R-10: a fresh project is clean, whatever its package is called."""
     project = copy(**answers)
+    run(project, sys.executable, "-m", "ruff", "check", "--no-cache", ".")
+    run(project, sys.executable, "-m", "ruff", "format", "--no-cache", "--check", ".")
+
+
+def test_style_under_the_longest_name(copy: Render, pre_gen: ModuleType) -> None:
+    """R-10: each line that names the package has room for it."""
+    project = copy(custom_name="x" * pre_gen.LONGEST_PACKAGE, examples="all")
     run(project, sys.executable, "-m", "ruff", "check", "--no-cache", ".")
     run(project, sys.executable, "-m", "ruff", "format", "--no-cache", "--check", ".")
 

@@ -30,11 +30,12 @@ __all__ = ["Group", "Parts", "Task", "TaskPosition", "fixed"]
 
 
 class Task(ModelHolder, ABC):
-    """Connects model, losses, metrics and pictures. Yours are in `custom/tasks`; only `output` must be written.
+    """Connects model, losses, metrics, pictures. Yours are in `custom/tasks`.
 
-    The task owns all trainable and persistent state: the model, losses with weights, a teacher, a queue (as a buffer).
-    So it is trained, exchanged between processes, averaged, saved and restored. Anything that varies during training
-    should be computed from `at`; then a resume is exact, and nothing has to be saved.
+    Only `output` must be written. The task owns all trainable and persistent state: the model, losses with weights, a
+    teacher, a queue (as a buffer). So it is trained, exchanged between processes, averaged, saved and restored.
+    Anything that varies during training should be computed from `at`; then a resume is exact, and nothing has to be
+    saved.
 
     The trainer handles devices, processes, precision, averaged weights and files. A batch is whatever the collate
     function returns: a mapping, tuple or dataclass of tensors, or an object with `to(device)`.

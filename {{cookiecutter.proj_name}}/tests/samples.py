@@ -17,7 +17,7 @@ from common.task import Task
 
 
 class Digits:
-    """Small images of digits, as `custom/` has them at first; shifted at random by up to `shift` pixels."""
+    """Small images of digits, as `custom/` has them at first; shifted by up to `shift` pixels."""
 
     classes = tuple("0123456789")
 

@@ -14,7 +14,7 @@ from common.ops.toolchain import BuildError
 def main(arguments: list[str]) -> int:
     """Build, and print what was built. Returns the exit code."""
     if len(arguments) != 1 or not Path(arguments[0], "src").is_dir():
-        print(f"{__doc__}\nFOLDER must hold the sources in src/, as custom/ops does.", file=sys.stderr)
+        print(f"{__doc__}\nFOLDER must have sources in src/, as custom/ops does.", file=sys.stderr)
         return 2
     try:
         print(build(Path(arguments[0])))

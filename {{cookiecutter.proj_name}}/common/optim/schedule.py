@@ -72,7 +72,7 @@ class LrSchedulerConfig:
 
     def _argument_problems(self, target: Callable[..., Any]) -> Iterator[Problem]:
         if isinstance(target, type) and not issubclass(target, Plateau):
-            hint = "see --list schedules, or write a function in custom/<name>_schedule.py; torch's do not fit here"
+            hint = "see --list schedules, or write custom/<name>_schedule.py; torch's do not fit here"
             yield Problem("type", self.type, "is not a function of the step", hint)
             return
         ours = {"step", "steps", "milestones", "steps_per_epoch", *vars(self)}  # these do not come from `args`

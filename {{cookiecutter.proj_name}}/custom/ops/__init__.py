@@ -1,4 +1,4 @@
-"""Your operators. `from custom.ops import scale_exp` works whether or not their C++ and CUDA kernels are built.
+"""Your operators. `from custom.ops import scale_exp` works with and without built kernels.
 
 `implementation` describes what runs: log it in models that use an operator. README.md explains how to write one.
 """

@@ -1,6 +1,6 @@
 """scale_exp(x, scale, shift) = scale * exp(-x) + shift: the full example, with its own backward kernel.
 
-`python -m custom.ops.compare scale_exp` compares the built kernels with the reference: values, gradients, time.
+`python -m custom.ops.compare scale_exp` compares kernels and reference: values, gradients, time.
 """
 
 from typing import Any

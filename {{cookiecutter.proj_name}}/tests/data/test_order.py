@@ -119,8 +119,8 @@ def test_two_processes_are_one(runs: Runs, kind: str) -> None:
 def test_the_order_of_the_manual(tmp_path: Path) -> None:
     """docs/data.md: the file as it is printed there, found by its name."""
     project = copy_of_project(tmp_path / "project")
-    text = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8").partition("```python\n# custom/datasets/pk")[2]
-    lines = text.partition("```")[0].splitlines()[1:]
+    page = (PROJECT / "docs" / "data.md").read_text(encoding="utf-8")
+    lines = page.partition("```python\n# custom/datasets/pk")[2].partition("```")[0].splitlines()[1:]
     assert len(lines) <= 22
     (project / "custom" / "datasets" / "pk_order.py").write_text("\n".join(lines) + "\n")
     words = ["--config", "configs/default.yaml", "--progress.max_steps", "2", "--monitor.writers", "[]"]

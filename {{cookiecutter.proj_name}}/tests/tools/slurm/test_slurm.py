@@ -124,7 +124,7 @@ def test_a_submitted_job_trains_what_was_submitted(project: Path, cluster: Path)
     done = submit_in(project, "--config", "configs/mine.yaml", *words)
     assert done.returncode == 0, done.stderr
     (project / "configs" / "mine.yaml").write_text("broken: [")
-    (project / "custom" / "models" / "conv_model.py").write_text("raise RuntimeError('edited meanwhile')\n")
+    (project / "custom" / "models" / "conv_model.py").write_text("raise RuntimeError('edited')\n")
     run = project / "experiments" / "a 'b' \"c\" $HOME"
     done = run_job(job_of(run) / "job.sh")
     assert done.returncode == 0, done.stderr

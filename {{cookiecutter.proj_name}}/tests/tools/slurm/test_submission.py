@@ -112,8 +112,9 @@ def git(project: Path, *arguments: str) -> None:
 def test_what_is_copied(tmp_path: Path, with_git: bool) -> None:
     """R-48: all code, changes and new files too; no data, runs, caches, environments. Links lead where they led."""
     project = tmp_path / "project"
-    for name in ("train.py", "custom/a.py", "new/ä b.py", "data/huge.bin", "experiments/x/y", ".venv/pyvenv.cfg",
-                 ".venv/lib.py", "custom/__pycache__/a.pyc", "ignored.so", "gone.py", "runs/here/z",
+    for name in ("train.py", "custom/a.py", "new/ä b.py", "data/huge.bin", "experiments/x/y",
+                 ".venv/pyvenv.cfg", ".venv/lib.py",
+                 "custom/__pycache__/a.pyc", "ignored.so", "gone.py", "runs/here/z",
                  "sub/.git/x", "sub/b.py"):  # fmt: skip
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(name)
