@@ -218,7 +218,7 @@ class Registered(EditorRule):
 
 
 def file_of(target: Any) -> str:
-    """Return where an object is defined, "custom/models/my_model.py:6"; without a source, its module."""
+    """Return the place of an object, "custom/models/a_model.py:6"; without a source, its module."""
     try:
         file, (_, line) = inspect.getsourcefile(target), inspect.getsourcelines(target)
         return f"{shown_path(file or '?').rpartition('/site-packages/')[2]}:{line}"
