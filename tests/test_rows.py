@@ -40,6 +40,15 @@ def test_every_row_has_a_fate(rows: ModuleType) -> None:
     assert [other for other in given["same"] if other not in {**found, **rows.others()}] == []
 
 
+def test_a_project_has_no_row_ids(rows: ModuleType) -> None:
+    """They mean nothing there: tools/rows.yaml names the rows of the project's tests, each of which exists."""
+    text = {file: file.read_text(encoding="utf-8") for file in TEMPLATE.rglob("*.py")}
+    assert [file for file, code in text.items() if rows.ROW.search(code)] == []
+    for test in yaml.safe_load(rows.OTHERS.read_text(encoding="utf-8"))["project"]:
+        file, _, name = test.partition("::")
+        assert f"def {name}(" in text[TEMPLATE / "tests" / file], test
+
+
 def test_every_row_of_the_spine_has_a_test(rows: ModuleType) -> None:
     found = rows.rows_of_tests()
     assert [row for row in rows.SPINE if not found.get(row)] == []

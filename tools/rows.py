@@ -1,8 +1,9 @@
 """Writes docs/rows.md: every row of the study before the template, and what became of it.  python tools/rows.py
 
-The ids stand in the docstrings of tests; `tools/rows.yaml` has those that no test names. They come from a study of the
-trainers this template learnt from: CT the older template of this kind, QQ, MM, BS, AN, XP, KW, TP, ZN and PN other
-trainers and notes, R requirements, D defects not to be repeated.
+The ids stand in the docstrings of tests that are not rendered. `tools/rows.yaml` has those of the project's tests, and
+what became of rows that no test holds. They come from a study of the trainers this template learnt from: CT the older
+template of this kind, QQ, MM, BS, AN, XP, KW, TP, ZN and PN other trainers and notes, R requirements, D defects not to
+be repeated.
 """
 
 import ast
@@ -354,9 +355,13 @@ ASKED = {
 
 
 def rows_of_tests(repo: Path = REPO) -> dict[str, list[str]]:
-    """Return the row ids in docstrings of tests, with the tests as `folder/file.py::name`, in the order of files."""
+    """Return the row ids with the tests that hold them, as `folder/file.py::name`, in the order of files."""
     found: dict[str, list[str]] = {}
-    for folder in (Path(PROJECT, "tests"), Path("proofs"), Path("tests")):
+    named: dict[str, str] = yaml.safe_load((repo / "tools" / "rows.yaml").read_text(encoding="utf-8"))["project"]
+    for test, rows in named.items():
+        for row in rows.split():
+            found.setdefault(row, []).append(f"{PROJECT}/tests/{test}")
+    for folder in (Path("proofs"), Path("tests")):
         for file in sorted((repo / folder).rglob("test_*.py")):
             for name, text in _docstrings(file):
                 for row in dict.fromkeys(ROW.findall(text)):
@@ -403,7 +408,7 @@ def table(found: dict[str, list[str]]) -> str:
     lines = [
         "# The rows of the study, and what became of each",
         "",
-        "Written by `python tools/rows.py` from the docstrings of the tests and from `tools/rows.yaml`. `project/`",
+        "Written by `python tools/rows.py` from docstrings of tests and from `tools/rows.yaml`. `project/`",
         f"stands for the project in the template, `{PROJECT}/`, and so for every rendered one;",
         "`proofs/` are tests of the same files that rendered projects do not carry, `tests/` the",
         "template's own. The ids come from a study of other trainers: CT, QQ, MM, BS, AN, XP,",

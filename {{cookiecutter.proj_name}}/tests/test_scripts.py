@@ -37,7 +37,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_cpu_runs_in_the_project_and_passes_arguments_on(call) -> None:
-    """CT-12: an argument with a space stays one argument."""
+    """An argument with a space stays one argument."""
     folder, *arguments = call("cpu.sh", "--name", "a b").stdout.splitlines()
     assert Path(folder) == ROOT
     assert arguments == ["train.py", "--gpu_ids", "-1", "--config", "configs/default.yaml", "--name", "a b"]
@@ -45,7 +45,7 @@ def test_cpu_runs_in_the_project_and_passes_arguments_on(call) -> None:
 
 @pytest.mark.parametrize(("gpus", "ids"), [("0,2,3", "0,2,3"), ("1", "1"), ("", "all")])
 def test_gpu_names_the_devices(call, gpus: str, ids: str) -> None:
-    """CT-13: the program itself starts one process for each."""
+    """The program itself starts one process for each."""
     arguments = call("gpu.sh", "--name", "x", GPUS=gpus).stdout.splitlines()[1:]
     assert arguments == ["train.py", "--gpu_ids", ids, "--config", "configs/default.yaml", "--name", "x"]
 
@@ -82,7 +82,7 @@ def test_python_without_the_dependencies(words: list[str], tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_train_and_evaluate_as_a_user_does(runs: Runs) -> None:
-    """CT-12, D-32: cpu.sh, then eval.sh with what it has left, for real; `best.pt` as seen from where the user is."""
+    """cpu.sh, then eval.sh with what it has left, for real; `best.pt` as seen from where the user is."""
     environment = {**ENVIRONMENT, "PYTHON": sys.executable, "PYTHONPATH": ""}
     words = runs.words("--progress.epoch", "1")
     done = run([SHELL or "sh", str(ROOT / "scripts" / "cpu.sh"), *words], env=environment, cwd=runs.root)

@@ -52,7 +52,7 @@ def moved(folder: Path, first: int, last: int) -> set[str]:
 
 
 def test_each_stage_trains_what_it_says(runs: Runs) -> None:
-    """R-51, QQ-32: frozen parts stand still, rates and weights are those of the stage, and its start is recorded."""
+    """Frozen parts stand still, rates and weights are those of the stage, and its start is recorded."""
     folder = runs.train(*TOWER, *LOSSES, "--stages", THREE, *EACH_STEP)
     assert moved(folder, 1, 3) == {"head"}
     assert moved(folder, 3, 5) == {"stem", "layers", "head"}
@@ -72,7 +72,7 @@ def test_each_stage_trains_what_it_says(runs: Runs) -> None:
 
 @pytest.mark.parametrize("at", [2, 4, 5, 6, 8])
 def test_cut_in_a_stage_and_at_its_start(runs: Runs, at: int) -> None:
-    """R-51, R-60: in stage 1, exactly at its end (4), in stage 2, at the start of stage 3 and an epoch (6), in it."""
+    """In stage 1, exactly at its end (4), in stage 2, at the start of stage 3 and an epoch (6), in it."""
     given = [*TOWER, *LOSSES, "--stages", THREE, "--optim.ema.decay", "0.9", "--optim.lr_scheduler.warmup", "0"]
     _, folder = same_after_cut(runs, "plain", *given, at=at)
     assert [entry["step"] for entry in metrics(folder, "stage")] == [4, 6]
@@ -80,7 +80,7 @@ def test_cut_in_a_stage_and_at_its_start(runs: Runs, at: int) -> None:
 
 @pytest.mark.parametrize("at", [3, 7, 8, 10])
 def test_a_plateau_ends_a_stage(runs: Runs, at: int) -> None:
-    """R-51: after 2 validations without progress, one every 2 steps, thus at step 6; its counts are saved."""
+    """After 2 validations without progress, one every 2 steps, thus at step 6; its counts are saved."""
     given = [*TOWER, "--stages", PLATEAU]
     folder, _ = same_after_cut(runs, "plain", *given, at=at)
     assert [entry["step"] for entry in metrics(folder, "stage")] == [7, 10]
@@ -89,7 +89,7 @@ def test_a_plateau_ends_a_stage(runs: Runs, at: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_other_training_data_in_a_stage(runs: Runs, workers: str) -> None:
-    """R-51: other arguments of the data set from the next epoch on; cut before, at and after that."""
+    """Other arguments of the data set from the next epoch on; cut before, at and after that."""
     data = ["--dataset.train", "{type: tests.test_stages.Scaled}", "--num_workers", workers]
     given = [*data, "--stages", DATA]
     folder = runs.train(*resumable("plain", *given), name="uncut")
@@ -104,7 +104,7 @@ def test_other_training_data_in_a_stage(runs: Runs, workers: str) -> None:
 
 
 def test_the_weight_of_a_loss_changes(runs: Runs) -> None:
-    """R-51: between two positions, along a line; a loss of the weight 0 is computed and logged; also in evaluation."""
+    """Between two positions, along a line; a loss of the weight 0 is computed and logged; also in evaluation."""
     ramp = "{type: linear, start: 0.0, end: 1.0, after: 2step, until: 1.2epoch}"
     wave = "{type: cosine, start: 2, end: -2}"
     losses = f"{{$REPLACE: true, ce: {{type: tests.parts.Mortal, weight: {wave}}}, "
@@ -124,7 +124,7 @@ def test_the_weight_of_a_loss_changes(runs: Runs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [4, 6, 14])
 def test_two_ranks_cut_and_resumed(runs: Runs, at: int) -> None:
-    """R-51, R-60: inside stage 1, exactly at its end, in stage 3. A stage begins with two calls more, for DDP."""
+    """Inside stage 1, exactly at its end, in stage 3. A stage begins with two calls more, for DDP."""
     given = [*TOWER, "--loss", CE, "--stages", THREE, "--batch_size", "16"]
     same_after_cut(runs, "plain", *given, at=at, ranks=2)
 

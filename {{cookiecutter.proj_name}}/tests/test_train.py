@@ -42,7 +42,7 @@ def test_a_seed_decides_everything(runs: Runs) -> None:
 
 
 def test_no_seed_draws_one_and_records_it(runs: Runs) -> None:
-    """CT-20: an absent seed is drawn, and the run can be repeated with it."""
+    """An absent seed is drawn, and the run can be repeated with it."""
     folder = runs.train("--dist.random_seed", "null", "--progress.epoch", "1")
     seed = json.loads((folder / "run.json").read_text())["attempts"][0]["seed"]
     again = runs.train("--dist.random_seed", str(seed), "--progress.epoch", "1", name="again")
@@ -57,7 +57,7 @@ def test_no_seed_draws_one_and_records_it(runs: Runs) -> None:
 
 @pytest.mark.parametrize("worker", ["0", "2"])
 def test_resuming_inside_an_epoch_equals_the_uncut_run(runs: Runs, worker: str) -> None:
-    """CT-51, D-05, R-33: dropout, augmentation of three generators, and a stop in the middle of an epoch."""
+    """Dropout, augmentation of three generators, and a stop in the middle of an epoch."""
     data = ["--dataset.train", "{type: tests.parts.NoisyDigits}", "--num_workers", worker]
     uncut = load(runs.train(*data, name="uncut"))
     part = runs.train(*data, "--progress.max_steps", "3", name="cut")
@@ -69,7 +69,7 @@ def test_resuming_inside_an_epoch_equals_the_uncut_run(runs: Runs, worker: str) 
 
 @pytest.mark.parametrize("how", ["file", "folder", "checkpoints", "auto"])
 def test_ways_to_resume(runs: Runs, how: str) -> None:
-    """CT-54, D-30: a file, a run folder, its checkpoints, or auto; the log continues in the same file."""
+    """A file, a run folder, its checkpoints, or auto; the log continues in the same file."""
     folder = runs.train("--progress.epoch", "1")
     where = {"file": folder / "checkpoints/latest.pt", "folder": folder, "checkpoints": folder / "checkpoints"}
     runs.train("--resume", str(where.get(how, "auto")))
@@ -81,7 +81,7 @@ def test_ways_to_resume(runs: Runs, how: str) -> None:
 
 
 def test_auto_starts_afresh_when_there_is_nothing(runs: Runs) -> None:
-    """BS-08: the same command starts a run and continues with it; a finished run stays as it is."""
+    """The same command starts a run and continues with it; a finished run stays as it is."""
     folder = runs.train("--resume", "auto")
     before = load(folder)
     runs.train("--resume", "auto")
@@ -89,7 +89,7 @@ def test_auto_starts_afresh_when_there_is_nothing(runs: Runs) -> None:
 
 
 def test_start_epoch_0_takes_only_weights(runs: Runs) -> None:
-    """CT-51: fine-tuning begins at epoch 0 with a new optimizer, in a folder of its own."""
+    """Fine-tuning begins at epoch 0 with a new optimizer, in a folder of its own."""
     first = runs.train(name="first")
     tuned = runs.train(
         "--resume",
@@ -108,7 +108,7 @@ def test_start_epoch_0_takes_only_weights(runs: Runs) -> None:
 
 
 def test_a_second_run_of_a_name_never_overwrites_the_first(runs: Runs) -> None:
-    """BS-07, CT-08: the first run's folder is moved, whole."""
+    """The first run's folder is moved, whole."""
     first = runs.train("--progress.epoch", "1")
     kept = load(first)
     runs.train("--progress.epoch", "1", "--dist.random_seed", "1")
@@ -118,7 +118,7 @@ def test_a_second_run_of_a_name_never_overwrites_the_first(runs: Runs) -> None:
 
 
 def test_evaluate_gives_the_number_of_training(runs: Runs, evaluated: Evaluated) -> None:
-    """R-02, D-60: the same evaluator, the same number to the last digit, for the averaged weights too."""
+    """The same evaluator, the same number to the last digit, for the averaged weights too."""
     for name, more in (("plain", []), ("ema", ["--optim.ema.decay", "0.9"])):
         folder = runs.train("--progress.epoch_eval", "1", *more, name=name)
         printed = metrics(folder, "eval")[-1]["values"]
@@ -130,7 +130,7 @@ def test_evaluate_gives_the_number_of_training(runs: Runs, evaluated: Evaluated)
 
 
 def test_lengths_and_periods_in_steps_and_parts_of_epochs(runs: Runs) -> None:
-    """R-63, QQ-25, D-19: max_steps ends a run; "0.4epoch" and "3step" are asked the same way; the last step counts."""
+    """max_steps ends a run; "0.4epoch" and "3step" are asked the same way; the last step counts."""
     folder = runs.train(
         "--progress.epoch", "null", "--progress.max_steps", "7",
         "--progress.epoch_val", "0.4epoch", "--progress.log_every", "3step",
@@ -145,7 +145,7 @@ def test_lengths_and_periods_in_steps_and_parts_of_epochs(runs: Runs) -> None:
 
 
 def test_early_stop(runs: Runs) -> None:
-    """QQ-40: no better value for `patience` validations; the state survives in the checkpoint."""
+    """No better value for `patience` validations; the state survives in the checkpoint."""
     folder = runs.train(
         "--model",
         "{type: tests.parts.Plain}",
@@ -163,7 +163,7 @@ def test_early_stop(runs: Runs) -> None:
 
 @pytest.mark.parametrize("split", [("32", "1"), ("8", "4"), ("6", "5")])
 def test_accumulation_equals_one_big_batch(runs: Runs, split: tuple[str, str]) -> None:
-    """QQ-22, QQ-23: steps are optimizer steps, and the last window of an epoch, not full, weighs every sample alike."""
+    """Steps are optimizer steps, and the last window of an epoch, not full, weighs every sample alike."""
     batch, accumulate = split
     model = [
         "--model",
@@ -185,7 +185,7 @@ def test_accumulation_equals_one_big_batch(runs: Runs, split: tuple[str, str]) -
 
 @pytest.mark.parametrize("mode", ["bf16", "fp16", "fp64"])
 def test_precisions(runs: Runs, mode: str) -> None:
-    """QQ-54: each mode trains; fp64 casts model and batches."""
+    """Each mode trains; fp64 casts model and batches."""
     folder = runs.train("--precision.mode", mode)
     losses = [entry["values"]["loss"] for entry in metrics(folder, "val")]
     assert losses[-1] < losses[0]
@@ -193,7 +193,7 @@ def test_precisions(runs: Runs, mode: str) -> None:
 
 
 def test_a_plain_torch_loss_and_a_loss_of_parts(runs: Runs) -> None:
-    """R-01: arguments mapped from output and batch; a dict of parts; weights combined; each part recorded."""
+    """Arguments mapped from output and batch; a dict of parts; weights combined; each part recorded."""
     loss = (
         "{$REPLACE: true, ce: {type: torch.nn.CrossEntropyLoss, weight: 0.5,"
         " inputs: {input: output.logits, target: batch.label}},"
@@ -207,12 +207,12 @@ def test_a_plain_torch_loss_and_a_loss_of_parts(runs: Runs) -> None:
 
 
 def test_collate_of_ones_own(runs: Runs) -> None:
-    """R-39: by path, from the config."""
+    """By path, from the config."""
     runs.train("--loader.collate", "tests.parts:stack", "--progress.epoch", "1")
 
 
 def test_debug_and_the_shipped_configs(runs: Runs) -> None:
-    """R-03: --debug lays configs/debug.yaml over any config; anomaly detection, gradients, every step a line."""
+    """--debug lays configs/debug.yaml over any config; anomaly detection, gradients, every step a line."""
     code = train.main(["--config", str(CONFIG), "--debug", "--dir.runs_dir", str(runs.root)])
     assert code == 0
     log = (runs.root / "debug" / "train.log").read_text()
@@ -221,7 +221,7 @@ def test_debug_and_the_shipped_configs(runs: Runs) -> None:
 
 
 def test_pictures_on_disk(runs: Runs) -> None:
-    """CT-59: with local_progress, under progress/{train,val}; max_samples_val of them."""
+    """With local_progress, under progress/{train,val}; max_samples_val of them."""
     folder = runs.train(
         "--progress.local_progress", "true", "--progress.iter_save_progress", "5",
         "--progress.max_samples_val", "3", "--progress.max_samples_train", "2",
@@ -234,7 +234,7 @@ def test_pictures_on_disk(runs: Runs) -> None:
 def test_a_signal_saves_and_the_run_goes_on_exactly(
     runs: Runs, number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CT-50, D-59: saved between two steps, said where, exit code 128 + signal, and nothing lost."""
+    """Saved between two steps, said where, exit code 128 + signal, and nothing lost."""
     words = ["--loss", "{$REPLACE: true, entropy: {type: tests.parts.Signalled}}", "--best.metric", "entropy"]
     monkeypatch.setenv("SIGNAL_AT", f"3 {int(number)}")
     assert runs.fail(*words, name="cut") == code
@@ -250,7 +250,7 @@ def test_a_signal_saves_and_the_run_goes_on_exactly(
 
 @pytest.mark.slow
 def test_two_processes_equal_one(runs: Runs) -> None:
-    """D-02, D-11: plain DDP by torchrun on gloo, uneven last window; evaluation counts each sample once."""
+    """Plain DDP by torchrun on gloo, uneven last window; evaluation counts each sample once."""
     model = [
         "--model",
         "{type: tests.parts.Plain}",

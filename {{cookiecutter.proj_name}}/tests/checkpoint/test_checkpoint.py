@@ -32,7 +32,7 @@ def damage(path: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["empty", "zeros", "cut", "bit"])
 def test_a_damaged_newest_falls_back(runs: Runs, how: str) -> None:
-    """D-30: the one before is used, with a warning that names the file; the result is that of the uncut run."""
+    """The one before is used, with a warning that names the file; the result is that of the uncut run."""
     words = [
         "--progress.epoch_save_latest",
         "1step",
@@ -51,7 +51,7 @@ def test_a_damaged_newest_falls_back(runs: Runs, how: str) -> None:
 
 
 def test_what_is_kept(tmp_path: Path) -> None:
-    """D-52: the newest `keep`, every `keep_every`-th for good; best and latest beside."""
+    """The newest `keep`, every `keep_every`-th for good; best and latest beside."""
     folder = CheckpointFolder(tmp_path, keep=2, keep_every=40)
     for step in range(10, 110, 10):
         folder.save(state(step), step=step, best=step == 30)
@@ -96,7 +96,7 @@ def test_an_early_stop_stays_stopped(runs: Runs) -> None:
 
 
 def test_changes_of_the_config(runs: Runs) -> None:
-    """R-47, D-69: shown key by key; harmless ones taken, others refused with the flag that overrides."""
+    """Shown key by key; harmless ones taken, others refused with the flag that overrides."""
     folder = runs.train("--progress.epoch", "1")
     config = ["--resume", str(folder)]
     assert runs.fail(*config, "--optim.lr", "0.5", "--num_workers", "1") == 2
@@ -113,7 +113,7 @@ def test_changes_of_the_config(runs: Runs) -> None:
 
 
 def test_a_run_is_resumed_with_its_own_config(runs: Runs) -> None:
-    """R-47: without --config, and with the changes on the command line."""
+    """Without --config, and with the changes on the command line."""
     folder = runs.train("--progress.epoch", "1", "--optim.lr", "0.005")
     assert train.main(["--resume", str(folder), "--progress.epoch", "3"]) == 0
     assert "A new run with this progress.epoch could differ" in (folder / "train.log").read_text()
@@ -129,7 +129,7 @@ def init(runs: Runs, path: Path, more: str = "", *words: str) -> Path:
 
 
 def test_init_from(runs: Runs, tmp_path: Path) -> None:
-    """R-34, R-37, D-12, D-13: prefix, rename, exclude, strict, and a report of what did not fit."""
+    """Prefix, rename, exclude, strict, and a report of what did not fit."""
     source = runs.train("--progress.epoch", "1", name="source") / "checkpoints" / "best.pt"
     weights = load(source.parents[1], "best")["model"]
     assert torch.equal(load(init(runs, source))["model"]["head.2.weight"], weights["head.2.weight"])

@@ -19,24 +19,24 @@ from tests.resume import KINDS, STEPS, cut, differing, final, same_after_cut, wo
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_cut_in_the_middle_and_resumed(runs: Runs, kind: str) -> None:
-    """R-33, D-05, D-17, QQ-39: each thing that has a state, cut inside the second epoch, in the midst of a window."""
+    """Each thing that has a state, cut inside the second epoch, in the midst of a window."""
     same_after_cut(runs, kind, at=23 if kind == "accumulate" else 8)
 
 
 @pytest.mark.parametrize("at", range(2, STEPS + 1))
 def test_cut_at_any_step(runs: Runs, at: int) -> None:
-    """R-60, D-03: before every step: inside an epoch, at its boundary (6), after a validation (3), before the last."""
+    """Before every step: inside an epoch, at its boundary (6), after a validation (3), before the last."""
     same_after_cut(runs, "ema", at=at)
 
 
 def test_a_resume_of_a_resume_inside_one_epoch(runs: Runs) -> None:
-    """R-60: the second cut is where others drift."""
+    """The second cut is where others drift."""
     same_after_cut(runs, "ema", at=(3, 2, 1))
 
 
 @pytest.mark.parametrize("worker", ["0", "2"])
 def test_workers_do_not_change_the_run(runs: Runs, worker: str) -> None:
-    """R-35, D-38: 0 and 2 workers train the same run, and it may be resumed with another number."""
+    """0 and 2 workers train the same run, and it may be resumed with another number."""
     uncut = final(runs.train(*words("plain"), name="uncut"))
     cut(runs, "plain", 8, "--num_workers", worker)
     folder = runs.train(*words("plain", "--resume", "auto", "--num_workers", str(2 - int(worker))), name="cut")
@@ -45,7 +45,7 @@ def test_workers_do_not_change_the_run(runs: Runs, worker: str) -> None:
 
 @pytest.mark.slow
 def test_killed_for_real(runs: Runs) -> None:
-    """R-33, MM-65: the whole program with its loader workers, SIGKILL at random moments, the same command each time."""
+    """The whole program with its loader workers, SIGKILL at random moments, the same command each time."""
     more = words("ema", "--num_workers", "2", "--progress.epoch", "8", "--checkpoint.background", "true")
     uncut = final(runs.train(*more, name="uncut"))
     command = [sys.executable, "train.py", *runs.words(*more, "--resume", "auto", name="cut")]
@@ -95,7 +95,7 @@ def plugin(trainer: Trainer) -> None:
 
 
 def test_state_of_ones_own(runs: Runs) -> None:
-    """R-53, D-40, QQ-20: registered by a plugin of the config, saved, restored; missing or extra state is reported."""
+    """Registered by a plugin of the config, saved, restored; missing or extra state is reported."""
     more = ["--plugins", "[tests.checkpoint.test_resume:plugin]"]
     uncut, _ = same_after_cut(runs, "plain", *more)
     assert load(uncut)["user"] == {"drawing": {"count": STEPS}}
@@ -122,7 +122,7 @@ def resumed_by(runs: Runs, world: int, setup: Any = None) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_several_processes(runs: Runs, world: int) -> None:
-    """R-33, D-39: with 2 and 3 ranks, uneven last windows, batch norm, dropout on each rank's own stream."""
+    """With 2 and 3 ranks, uneven last windows, batch norm, dropout on each rank's own stream."""
     assert resumed_by(runs, world) == []
     state = load(runs.root / "cut")
     assert not any(key.startswith("module.") for key in state["model"])

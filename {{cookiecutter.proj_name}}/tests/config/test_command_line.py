@@ -17,7 +17,7 @@ from tests.conftest import CONFIG, PROJECT, Runs, metrics
 
 
 def test_values_and_their_origins_are_printed(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """R-17, QQ-05, CT-02: --print-config names file and line of every value, through two bases; nothing is started."""
+    """--print-config names file and line of every value, through two bases; nothing is started."""
     (tmp_path / "slow.yaml").write_text("optim:\n  lr: 1e-5\n")
     mine = tmp_path / "mine.yaml"
     mine.write_text(f"$BASE: ['{CONFIG}', slow.yaml]\nworker: 1\n")
@@ -34,7 +34,7 @@ def test_values_and_their_origins_are_printed(runs: Runs, tmp_path: Path, capsys
 
 
 def test_forms_of_values_on_the_command_line(runs: Runs) -> None:
-    """CT-03, CT-04, QQ-03, D-21, D-23: with a space or `=`, lists with commas, switches, any way to write a number."""
+    """With a space or `=`, lists with commas, switches, any way to write a number."""
     folder = runs.train(
         "--optim.lr=1.5E-3", "--optim.weight_decay", "+1e-2", "--optim.lr_scheduler.lr_steps", "1,2",
         "--progress.local_progress", "--optim.lr_scheduler.args={}", "--progress.epoch", "1",
@@ -47,7 +47,7 @@ def test_forms_of_values_on_the_command_line(runs: Runs) -> None:
 
 
 def test_what_a_run_leaves_and_where(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CT-08, CT-11, R-05: from any working directory; data are found below the project, relative paths start there."""
+    """From any working directory; data are found below the project, relative paths start there."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -66,7 +66,7 @@ def test_what_a_run_leaves_and_where(runs: Runs, tmp_path: Path, monkeypatch: py
 
 
 def test_the_record_of_a_run(runs: Runs) -> None:
-    """CT-09, D-58: the resolved config, command, seed, versions, code; a resume adds to it and changes nothing."""
+    """The resolved config, command, seed, versions, code; a resume adds to it and changes nothing."""
     words = ["--dist.random_seed", "null", "--batch_size", "40"]
     folder = runs.train(*words, "--progress.epoch", "1")
     resolved = resolve(RunConfig, [CONFIG], runs.words(*words, "--progress.epoch", "1")[2:])
@@ -86,7 +86,7 @@ def test_the_record_of_a_run(runs: Runs) -> None:
 
 
 def test_a_split_that_is_not_there(runs: Runs) -> None:
-    """D-61: training continues without it; asked for by name, it is an error that says so, never another split."""
+    """Training continues without it; asked for by name, it is an error that says so, never another split."""
     folder = runs.train("--dataset.val", "null", "--progress.epoch", "1", "--best.metric", "loss")
     assert metrics(folder, "val") == []
     with pytest.raises(ValueError, match=r"dataset\.val is null"):
@@ -96,7 +96,7 @@ def test_a_split_that_is_not_there(runs: Runs) -> None:
 
 
 def test_help_asks_for_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    """R-09, QQ-02: every key of both programs is listed with its meaning, without a config."""
+    """Every key of both programs is listed with its meaning, without a config."""
     for program, keys in ((train, []), (evaluate, ["--model_pt", "--split"])):
         with pytest.raises(SystemExit) as stop:
             program.main(["--help"])

@@ -104,14 +104,14 @@ SCALARS = [
 
 @pytest.mark.parametrize(("text", "value"), SCALARS)
 def test_scalars_mean_the_same_in_file_and_command_line(text: str, value: Any) -> None:
-    """CT-02, QQ-06, D-21, D-25: numbers as YAML 1.2 has them; `no`, `007` and times are text; lists nest."""
+    """Numbers as YAML 1.2 has them; `no`, `007` and times are text; lists nest."""
     for found in (load(f"loss: {{}}\nval:\n  x: {text}\n"), load("", f"--val.x={text}")):
         assert found.values["val"]["x"] == value
         assert type(found.values["val"]["x"]) is type(value)
 
 
 def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """QQ-06: ${env:VAR} and ${env:VAR:-default}; an unset one is an error with its line; $$ is a dollar."""
+    """${env:VAR} and ${env:VAR:-default}; an unset one is an error with its line; $$ is a dollar."""
     monkeypatch.setenv("WHO", "me")
     monkeypatch.setenv("LR", "1e-2")
     monkeypatch.delenv("NONE_SUCH", raising=False)
@@ -126,7 +126,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_base_order_and_origin() -> None:
-    """QQ-05, R-17, D-43: paths relative to the includer, child wins, a shared default undoes nothing."""
+    """Paths relative to the includer, child wins, a shared default undoes nothing."""
     write("sub/default.yaml", "name: d\ngpu_ids: 1\noptim: {lr: 1, eta_min: 0.5, steps: [1, 2]}\n")
     write("sub/b.yaml", "$BASE: default.yaml\nname: b\noptim: {lr: 2}\n")
     write("c.yaml", "$BASE: ./sub/default.yaml\n\noptim:\n  steps: [3]\n")
@@ -139,7 +139,7 @@ def test_base_order_and_origin() -> None:
 
 
 def test_a_new_type_drops_the_old_ones_arguments() -> None:
-    """QQ-05: in a free section; what is no argument stays, a section with a schema stays, $REPLACE drops all."""
+    """In a free section; what is no argument stays, a section with a schema stays, $REPLACE drops all."""
     write("b.yaml", "model: {type: A, width: 2, batch: 8}\nloss: {L1: {weight: 1}}\noptim: {type: x, lr: 3}\n")
     assert load("$BASE: b.yaml\nmodel: {type: B, depth: 1}").values["model"] == {"batch": 8, "type": "B", "depth": 1}
     assert load("$BASE: b.yaml\nmodel: {type: A, depth: 1}").values["model"]["width"] == 2
@@ -178,7 +178,7 @@ OVERRIDES = [
 
 @pytest.mark.parametrize(("argv", "key", "value"), OVERRIDES, ids=[" ".join(argv) for argv, _, _ in OVERRIDES])
 def test_overrides(argv: list[str], key: str, value: Any) -> None:
-    """CT-03, TP-14, CT-04, QQ-03, D-23, D-24, D-61: two forms, typed by the schema; below a null, through a default."""
+    """Two forms, typed by the schema; below a null, through a default."""
     found: Any = load("resume: r\n", *argv).values
     for part in key.split("."):
         found = found[part]
@@ -229,14 +229,14 @@ WRONG = [
 
 @pytest.mark.parametrize(("text", "argv", "pieces"), WRONG, ids=[f"{file!r} {argv}" for file, argv, _ in WRONG])
 def test_mistakes_are_explained(text: str, argv: list[str], pieces: list[str]) -> None:
-    """CT-03, TP-14, QQ-03, QQ-04, D-16, D-22, D-23, D-24, D-26: key, value, rule, origin, nearest right name."""
+    """Key, value, rule, origin, nearest right name."""
     message = refusal(text, *argv)
     assert all(piece in message for piece in pieces), message
     assert "has 1 problem:" in message, message
 
 
 def test_every_problem_at_once_on_one_screen() -> None:
-    """D-22: unknown keys, types, limits, checks and files are reported together; very many are cut."""
+    """Unknown keys, types, limits, checks and files are reported together; very many are cut."""
     text = "optim: {lrr: 1, ema: {decay: 2}}\nmodel: {width: 3}\nname: x\nname: y\ngpu_ids: x\n"
     message = refusal(text, "--kind", "x")
     assert all(key in message for key in ("optim.lrr", "optim.ema.decay", "model.width", "name", "gpu_ids", "kind ="))
@@ -247,7 +247,7 @@ def test_every_problem_at_once_on_one_screen() -> None:
 
 
 def test_debug_layers_its_own_values_only() -> None:
-    """R-03: --debug lays a file over the config, without its base, and under the command line."""
+    """--debug lays a file over the config, without its base, and under the command line."""
     write("base.yaml", "name: base\n")
     write("debug.yaml", "$BASE: base.yaml\ngpu_ids: 5\noptim:\n  lr: 5\nmodel: {width: 8}\n")
     found = load("name: x", "--debug", "--optim.lr", "6", debug_overlay="debug.yaml")
@@ -278,7 +278,7 @@ NASTY = [
 
 
 def test_dump_loads_back_to_an_equal_config(capsys: pytest.CaptureFixture[str]) -> None:
-    """CT-05, R-17: saved values and --print-config are both configurations that mean the same."""
+    """Saved values and --print-config are both configurations that mean the same."""
     odd = {"list": [1, [2.5, {"x": None}]], "inf": math.inf, "tiny": 1e-300, "deep": {"a": {}}, "no": "off", "é b": 1}
     keys = {"$x": 1, "3": 2, "<<": 3, "a: b": 4, "": 5, **{f"k{at}": text for at, text in enumerate(NASTY)}}
     values = {"name": "${x}", "val": {"type": "V", "odd": odd, "nasty": NASTY, **keys}}
@@ -294,7 +294,7 @@ def test_dump_loads_back_to_an_equal_config(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_print_config_shows_origins(capsys: pytest.CaptureFixture[str]) -> None:
-    """R-09, R-17: every value, in the order of the schema, with the place it was written."""
+    """Every value, in the order of the schema, with the place it was written."""
     with pytest.raises(SystemExit):
         load("\noptim: {lr: 1}\n", "--gpu_ids", "0,1", "--print-config")
     lines = capsys.readouterr().out.splitlines()
@@ -306,7 +306,7 @@ def test_print_config_shows_origins(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_rule_in_post_init_is_reported_for_its_section() -> None:
-    """QQ-02: a section of one's own may raise as any dataclass does; the message has the section's line."""
+    """A section of one's own may raise as any dataclass does; the message has the section's line."""
 
     @section
     class Own:

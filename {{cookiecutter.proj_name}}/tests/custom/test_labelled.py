@@ -15,7 +15,7 @@ from custom.tasks.classification_task import ClassificationTask
 
 
 def test_a_labelled_picture_shows_image_frame_and_text():
-    """CT-59: the frame is green or red, the text is below, and a digit of 8 x 8 is large enough to see."""
+    """The frame is green or red, the text is below, and a digit of 8 x 8 is large enough to see."""
     image = np.zeros((8, 8))
     image[2, 3] = 1.0
     right = draw_labelled(image, "3 -> 3", ok=True).image

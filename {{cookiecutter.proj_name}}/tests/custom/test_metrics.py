@@ -25,7 +25,7 @@ def scores(seed: int, ties: bool = True) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("seed", "ties"), [(0, True), (1, True), (2, False)])
 def test_areas_under_curves(seed: int, ties: bool) -> None:
-    """QQ-44, MM-68: against counting all pairs, and against walking all thresholds."""
+    """Against counting all pairs, and against walking all thresholds."""
     probabilities, labels = scores(seed, ties)
     areas, precisions = [], []
     for number in range(3):
@@ -98,7 +98,7 @@ def line_of(word: str) -> int:
 
 
 def test_confusion_matrix() -> None:
-    """QQ-44: against counting by hand; a class without samples or predictions is left out."""
+    """Against counting by hand; a class without samples or predictions is left out."""
     probabilities, labels = scores(5)
     predictions = probabilities[:, :3].argmax(dim=1)
     metric, other, empty = ConfusionMatrix(per_class=True), ConfusionMatrix(), ConfusionMatrix()

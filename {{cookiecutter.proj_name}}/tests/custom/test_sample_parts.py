@@ -57,7 +57,7 @@ def test_the_loss_is_small_for_the_right_class() -> None:
 
 
 def test_the_loss_says_that_it_applies_softmax_itself() -> None:
-    """TP-01: a softmax at the end of the model does not fail, and trains badly."""
+    """A softmax at the end of the model does not fail, and trains badly."""
     said: list[str] = []
     number = logger.add(said.append, format="{message}")
     for logits in (torch.full((2, 4), 0.25), torch.randn(2, 4)):

@@ -51,7 +51,7 @@ def seen(stream: TrainStream, at: Position) -> dict[int, list[float]]:
 
 
 def test_items_depend_on_seed_epoch_and_index_alone() -> None:
-    """R-35, D-67: two epochs differ, two runs agree; the number of workers and the place of a resume change nothing."""
+    """Two epochs differ, two runs agree; the number of workers and the place of a resume change nothing."""
     alone = stream_of(Noisy())
     first, second = seen(alone, Position()), seen(alone, Position(epoch=1))
     assert sorted(first) == list(range(10))
@@ -69,7 +69,7 @@ def test_items_depend_on_seed_epoch_and_index_alone() -> None:
     ("size", "batch", "accumulate", "world"), [(23, 4, 1, 1), (21, 2, 3, 2), (7, 2, 1, 3), (5, 4, 2, 3), (24, 4, 2, 3)]
 )
 def test_every_sample_once_and_weighted_alike(size: int, batch: int, accumulate: int, world: int) -> None:
-    """QQ-23: whatever the ranks and windows, weights give the mean over the samples of each window, last included."""
+    """Whatever the ranks and windows, weights give the mean over the samples of each window, last included."""
     plans = [
         EpochPlan(shuffled(size, 5), batch_size=batch, accumulate=accumulate, rank=rank, world_size=world)
         for rank in range(world)
@@ -95,7 +95,7 @@ def test_every_sample_once_and_weighted_alike(size: int, batch: int, accumulate:
 
 
 def test_resume_continues_with_the_samples_not_yet_seen_for_any_number_of_ranks() -> None:
-    """R-60: the place in the data is one number, valid for any split."""
+    """The place in the data is one number, valid for any split."""
 
     def read(plan: EpochPlan, sample: int) -> list[int]:
         return [
@@ -113,7 +113,7 @@ def test_resume_continues_with_the_samples_not_yet_seen_for_any_number_of_ranks(
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_evaluation_covers_each_sample_once_in_order(world: int) -> None:
-    """D-02, R-66: no shuffling, no padding, uneven shares; a rank may have none."""
+    """No shuffling, no padding, uneven shares; a rank may have none."""
     shares = [[index for keys in evaluation_keys(7, 2, rank, world) for index in keys[1]] for rank in range(world)]
     assert sorted(index for share in shares for index in share) == list(range(7))
     assert all(share == sorted(share) for share in shares)
@@ -147,7 +147,7 @@ class FirstSamplesFrom6(Broken):
 
 
 def test_collate_by_path_by_data_set_or_by_default() -> None:
-    """R-39: `module:function`, the data set's own method, PyTorch's default."""
+    """`module:function`, the data set's own method, PyTorch's default."""
 
     class Own(Noisy):
         def collate(self, items: list[Any]) -> int:

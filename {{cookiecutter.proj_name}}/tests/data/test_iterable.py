@@ -138,7 +138,7 @@ def stream(name: str, *more: str) -> list[str]:
 
 
 def test_epochs_end_where_the_data_ends(runs: Runs) -> None:
-    """R-63: without a length, the epoch ends when the data does, and periods in epochs are asked there."""
+    """Without a length, the epoch ends when the data does, and periods in epochs are asked there."""
     folder = runs.train(*stream("Rereading"))
     assert load(folder)["position"] == {"step": 8, "epoch": 2, "sample": 0, "epoch_size": 0}
     assert [entry["step"] for entry in metrics(folder, "val")] == [4, 8]

@@ -42,14 +42,14 @@ def place(environment: dict[str, str], launcher: str = "auto") -> tuple[Any, ...
 
 
 def test_one_process() -> None:
-    """CT-14, MM-72: no variables, one process on the CPU; the batch shell of a Slurm job counts as one, too."""
+    """No variables, one process on the CPU; the batch shell of a Slurm job counts as one, too."""
     assert find_rank(-1, DistConfig(), {}) == Rank()
     assert read_launch(BATCH_SHELL) is None
     assert read_launch({"MASTER_ADDR": "here", "MASTER_PORT": "1"}) is None
 
 
 def test_torchrun() -> None:
-    """CT-14: its variables, and the agent's own store."""
+    """Its variables, and the agent's own store."""
     assert place(TORCHRUN) == ("torchrun", 3, 1, 4, 2, "node1")
     found = read_launch(TORCHRUN)
     assert found is not None
@@ -59,7 +59,7 @@ def test_torchrun() -> None:
 
 
 def test_slurm() -> None:
-    """CT-15, MM-75, QQ-56: a task of srun; uneven tasks per node; the first host of several brackets."""
+    """A task of srun; uneven tasks per node; the first host of several brackets."""
     assert place(SLURM) == ("slurm", 2, 0, 3, 1, "rack1n03")
     assert place({**SLURM, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}) == ("slurm", 0, 0, 3, 2, "rack1n03")
     one_node = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_NODEID": "0"}
@@ -69,7 +69,7 @@ def test_slurm() -> None:
 
 @pytest.mark.parametrize("variables", [OPEN_MPI, MPICH], ids=["open-mpi", "mpich"])
 def test_mpi(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """MM-75: Open MPI, and MPICH with its relatives, on one host; over several it is said where rank 0 is."""
+    """Open MPI, and MPICH with its relatives, on one host; over several it is said where rank 0 is."""
     assert place(variables) == ("mpi", 1, 1, 2, 2, "127.0.0.1")
     first = read_launch(variables)
     monkeypatch.setattr(os, "getpid", lambda: 1)
@@ -91,7 +91,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_devices(gpus: Any) -> None:
-    """CT-12, CT-13, CT-16, D-45: the device of each local rank; one visible GPU per Slurm task is number 0; "all"."""
+    """The device of each local rank; one visible GPU per Slurm task is number 0; "all"."""
     gpus(4)
     assert find_rank([2, 3], DistConfig(), TORCHRUN).device == torch.device("cuda", 3)
     assert find_rank(2, DistConfig(), {}).device == torch.device("cuda", 2)
@@ -127,7 +127,7 @@ def same_as(alone: Path, folder: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_spawn(runs: Runs, alone: Path, world: int) -> None:
-    """R-64, TP-12, TP-13: the program starts its own processes, from the same command line."""
+    """The program starts its own processes, from the same command line."""
     words = runs.words(*LAUNCHED, "--batch_size", str(30 // world), "--dist.processes", str(world))
     done = run([sys.executable, "train.py", *words])
     assert done.returncode == 0, done.stderr
@@ -139,7 +139,7 @@ def test_spawn(runs: Runs, alone: Path, world: int) -> None:
 
 @pytest.mark.slow
 def test_elastic_goes_on_by_itself(runs: Runs) -> None:
-    """R-46: torchrun starts all again after a rank has died; the run continues from its last checkpoint, by itself."""
+    """Torchrun starts all again after a rank has died; the run continues from its last checkpoint, by itself."""
     words = runs.words(
         "--progress.epoch", "4", "--loss", "{$REPLACE: true, ce: {type: tests.parts.DiesOnce}}", "--num_workers", "0",
         "--batch_size", "16",
@@ -157,7 +157,7 @@ def test_elastic_goes_on_by_itself(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_a_signal_to_the_starter(runs: Runs) -> None:
-    """R-46: the process that started the others hands signals on; they save, and it ends with their code."""
+    """The process that started the others hands signals on; they save, and it ends with their code."""
     words = runs.words("--dist.processes", "2", "--progress.epoch", "5000", "--progress.epoch_val", "-1")
     child = subprocess.Popen(
         [sys.executable, "train.py", *words], cwd=PROJECT, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True

@@ -115,7 +115,7 @@ def evaluated_on(runs: Runs, model_pt: Path, world: int, worker: int, *more: str
 def test_the_same_number_to_the_last_digit(
     runs: Runs, world: int, worker: int, evaluated: Callable[..., dict[str, Any]]
 ) -> None:
-    """R-66, D-01, D-02, D-66, MM-69, QQ-45: however many ranks and workers, in training and in evaluate.py."""
+    """However many ranks and workers, in training and in evaluate.py."""
     alone = runs.train(*exact(runs), name="alone")
     first, last = metrics(alone, "eval")
     assert first["samples"] == SIZES
@@ -149,7 +149,7 @@ def test_samples_are_counted_whatever_a_batch_is(runs: Runs, collate: str) -> No
 
 
 def test_results_are_put_in_order() -> None:
-    """QQ-44, MM-68: copies, so that no memory of a worker stays open; what is not one entry per sample is refused."""
+    """Copies, so that no memory of a worker stays open; what is not one entry per sample is refused."""
     kept = SampleBuffer("mine")
     shared = torch.arange(5).share_memory_()
     kept.add({"x": shared[2:4], "y": ["c", "d"]}, [2, 3])
@@ -187,7 +187,7 @@ def named(tmp_path: Path) -> str:
 def test_named_sets_from_the_config_to_the_files(
     runs: Runs, named: str, evaluated: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """QQ-43: training, choosing the best by one of them, lines, numbers and pictures, evaluate.py, a resume."""
+    """Training, choosing the best by one of them, lines, numbers and pictures, evaluate.py, a resume."""
     folder = runs.train(
         "--config", named, "--progress.epoch_eval", "1", "--progress.init_eval", "true",
         "--optim.lr_scheduler", "{type: plateau, mode: max, patience: 1}", "--early_stop.patience", "5",

@@ -105,7 +105,7 @@ CASES: list[tuple[list[str], int, list[str]]] = [
 def test_what_the_message_says(
     runs: Runs, capsys: pytest.CaptureFixture[str], words: list[str], code: int, parts: list[str]
 ) -> None:
-    """TP-01: cause, place and remedy."""
+    """Cause, place and remedy."""
     assert runs.fail(*words, "--batch_size", "160") == code
     text = capsys.readouterr().err
     text = text[text.rfind(" failed ====" if code == 1 else " ERROR ") :]
@@ -115,7 +115,7 @@ def test_what_the_message_says(
 
 
 def test_errors_that_a_worker_reports(runs: Runs) -> None:
-    """TP-01: samples that a worker could not join; and the message is the last of the output."""
+    """Samples that a worker could not join; and the message is the last of the output."""
     words = runs.words(*data("size", "train"), "--num_workers", "1", "--dataset.eval", "null")
     done = run([sys.executable, "train.py", *words])
     assert done.returncode == 1
@@ -125,7 +125,7 @@ def test_errors_that_a_worker_reports(runs: Runs) -> None:
 
 @pytest.mark.parametrize("has_mistakes", [True, False])
 def test_warnings_of_what_does_not_fail(runs: Runs, has_mistakes: bool) -> None:
-    """TP-01: a model with too many classes and an unused layer; nothing otherwise."""
+    """A model with too many classes and an unused layer; nothing otherwise."""
     words = [*model("constant"), "--model.classes", "12"] if has_mistakes else []
     log = (runs.train(*words) / "train.log").read_text()
     counts = [

@@ -53,7 +53,7 @@ def assert_near(first: Any, second: Any, where: str = "") -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_it_trains_as_a_whole_model_does(runs: Runs, world: int) -> None:
-    """R-36: in 64 bits, the same weights, moments, averages and measurements as one process, to 1e-7.
+    """In 64 bits, the same weights, moments, averages and measurements as one process, to 1e-7.
 
     Clipped by their norm, averaged, accumulated in windows whose last leaves some ranks with fewer micro-batches (and
     the evaluation with fewer batches); with pictures, gradients logged, and weights that do not divide by the ranks.
@@ -71,7 +71,7 @@ def test_it_trains_as_a_whole_model_does(runs: Runs, world: int) -> None:
 
 @pytest.mark.slow
 def test_it_trains_as_ddp_does(runs: Runs) -> None:
-    """R-36: with batch norm, each rank's own, and rank 0's statistics in evaluation and checkpoint."""
+    """With batch norm, each rank's own, and rank 0's statistics in evaluation and checkpoint."""
     common = [*BUSY, "--precision.mode", "fp64", "--batch_size", "16", "--model.dropout", "0.2"]
     several(runs, 2, runs.words(*common, name="ddp"))
     several(runs, 2, runs.words(*common, *FSDP, "--prepare.fsdp.blocks", "[features.*]", name="fsdp"))
@@ -93,7 +93,7 @@ RESUMED = ["--model", "{$REPLACE: true, type: tests.parts.Tower, batch: true}", 
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 3])
 def test_cut_and_resumed(runs: Runs, world: int) -> None:
-    """R-33, D-39: bit for bit the run that was never cut: dropout, batch norm, AdamW, average, uneven windows."""
+    """Bit for bit the run that was never cut: dropout, batch norm, AdamW, average, uneven windows."""
 
     def argv(name: str, *more: str) -> list[str]:
         return runs.words(*words("plain", *RESUMED, *FSDP, "--optim.ema.decay", "0.9", *more), name=name)
@@ -116,7 +116,7 @@ def test_cut_and_resumed(runs: Runs, world: int) -> None:
     ("before", "after", "strategy"), [(2, 1, "fsdp"), (1, 2, "fsdp"), (2, 3, "fsdp"), (2, 2, "ddp")]
 )
 def test_another_number_of_ranks(runs: Runs, before: int, after: int, strategy: str) -> None:
-    """R-33, R-34: every sample once, the same weights but for rounding; one process reads and writes whole files."""
+    """Every sample once, the same weights but for rounding; one process reads and writes whole files."""
 
     def go(world: int, name: str, *more: str) -> None:
         common = [*PLAIN, "--precision.mode", "fp64", "--optim.ema.decay", "0.9", "--progress.epoch_val", "-1"]
@@ -147,7 +147,7 @@ def sharded(runs: Runs) -> Callable[..., Path]:
 def test_one_ordinary_file(
     runs: Runs, sharded: Callable[..., Path], evaluated: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """R-34, R-37, D-30: loaded by plain torch, looked into, evaluated, started from; a damaged one is passed over."""
+    """Loaded by plain torch, looked into, evaluated, started from; a damaged one is passed over."""
     latest = sharded() / "latest.pt"
     state = torch.load(latest, weights_only=True)
     assert {type(value) for value in state["model"].values()} == {torch.Tensor}

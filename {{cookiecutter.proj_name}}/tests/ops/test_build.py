@@ -48,7 +48,7 @@ def status(project: Path) -> str:
 @pytest.mark.slow
 @WITHOUT
 def test_from_nothing_twice_and_after_an_edit(project: Path) -> None:
-    """CT-69, D-54: what is current is left alone; an edited source is noticed, never loaded, and built again."""
+    """What is current is left alone; an edited source is noticed, never loaded, and built again."""
     folder = project / PACKAGE / "ops"
     assert "Python reference (nothing is built; sh scripts/install_ops.sh builds" in status(project)
     done = script(project)
@@ -87,7 +87,7 @@ def test_from_nothing_twice_and_after_an_edit(project: Path) -> None:
 
 @WITHOUT
 def test_a_mistake_in_a_source(project: Path) -> None:
-    """CT-69, KW-02: the compiler's first error, the line it is about, and where the rest is. Editors know the paths."""
+    """The compiler's first error, the line it is about, and where the rest is. Editors know the paths."""
     source = project / PACKAGE / "ops" / "src" / "add_matrix.cpp"
     line = source.read_text().splitlines().index("Tensor add_matrix(const Tensor& a, const Tensor& b) {") + 1
     source.write_text(source.read_text().replace("Tensor out = torch::stable::empty_like(x);", "Tensor out = empty(x;"))
@@ -107,7 +107,7 @@ def test_a_mistake_in_a_source(project: Path) -> None:
 
 
 def test_without_a_compiler(tmp_path: Path) -> None:
-    """CT-69, XP-02: said with the remedy, and no error: a script that trains next does so, on the reference."""
+    """Said with the remedy, and no error: a script that trains next does so, on the reference."""
     done = install(OPS_BUILD_DIR=str(tmp_path / "build"), PATH="/nowhere")
     assert done.returncode == 0 and done.stderr == ""
     assert "nothing is built, since there is no C++ compiler on the PATH" in done.stdout

@@ -63,7 +63,7 @@ def agree(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_scale_exp_is_its_reference(layout: str, dtype: torch.dtype) -> None:
-    """CT-63, CT-70: values and gradients, whatever the shape, the strides and the precision."""
+    """Values and gradients, whatever the shape, the strides and the precision."""
     x = LAYOUTS[layout](dtype, 0)
     agree(scale_exp, scale_reference, x, settings=(-1.5, 0.25))
     expanded = torch.ones((), dtype=dtype).expand(x.shape)  # as the gradient of a sum is
@@ -74,7 +74,7 @@ def test_scale_exp_is_its_reference(layout: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", MATRICES)
 def test_add_matrix_is_its_reference(layout: str, dtype: torch.dtype) -> None:
-    """CT-62, CT-70: also where the two matrices lie differently in memory."""
+    """Also where the two matrices lie differently in memory."""
     a, b = LAYOUTS[layout](dtype, 0), LAYOUTS[layout](dtype, 1)
     agree(add_matrix, add_reference, a, b)
     agree(add_matrix, add_reference, a, b.t().contiguous().t())
@@ -83,7 +83,7 @@ def test_add_matrix_is_its_reference(layout: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("layout", ["matrix", "transposed", "sliced", "empty"])
 def test_gradients_are_derivatives(layout: str) -> None:
-    """CT-70: first and second derivatives against finite differences, in float64."""
+    """First and second derivatives against finite differences, in float64."""
     x, y = (LAYOUTS[layout](torch.float64, seed).requires_grad_() for seed in (0, 1))
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
         assert check(lambda each: scale_exp(each, 1.5, -0.5), (x,))
@@ -94,7 +94,7 @@ def test_gradients_are_derivatives(layout: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ["matrix", "transposed", "sliced", "expanded", "empty"])
 def test_pytorch_finds_nothing_wrong(layout: str, dtype: torch.dtype) -> None:
-    """CT-63: schema, registration of the gradient, shapes without data, and tracing, as PyTorch itself checks them."""
+    """Schema, registration of the gradient, shapes without data, and tracing, as PyTorch itself checks them."""
     x, y = (LAYOUTS[layout](dtype, seed).clone(memory_format=torch.preserve_format) for seed in (0, 1))
     torch.library.opcheck(scale_operator, (x.requires_grad_(), 2.0, 1.0))
     torch.library.opcheck(add_operator, (x, y.requires_grad_()))
@@ -103,7 +103,7 @@ def test_pytorch_finds_nothing_wrong(layout: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_without_a_break(backend: str) -> None:
-    """CT-63: torch.compile with fullgraph fails at the first thing it cannot trace."""
+    """torch.compile with fullgraph fails at the first thing it cannot trace."""
 
     def function(a: Tensor, b: Tensor) -> Tensor:
         return scale_exp(add_matrix(a, b), -1.0, 1.0).sin().sum()
@@ -132,13 +132,13 @@ def test_compiled_without_a_break(backend: str) -> None:
     ],
 )
 def test_bad_input(call: Callable[[], Any], words: str) -> None:
-    """D-54: refused in Python, before any kernel starts, with the value and the rule."""
+    """Refused in Python, before any kernel starts, with the value and the rule."""
     with pytest.raises(ValueError, match=words):
         call()
 
 
 def test_which_kernels_run(build_dir: str) -> None:
-    """XP-02: the compiled ones, if there are any; this test says which all others have used."""
+    """The compiled ones, if there are any; this test says which all others have used."""
     built = bool(list(Path(build_dir).glob("*.so")))
     for name in ("add_matrix", "scale_exp", "scale_exp_backward"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"custom_ops::{name}", "CPU") == built
@@ -146,5 +146,5 @@ def test_which_kernels_run(build_dir: str) -> None:
 
 @pytest.mark.skipif("OPS_BUILD_DIR" in os.environ, reason="without a build, in the run above")
 def test_the_build_is_tested_where_there_is_a_compiler(build_dir: str) -> None:
-    """XP-02: else the tests above would pass on the reference alone, and say nothing of the kernels."""
+    """Else the tests above would pass on the reference alone, and say nothing of the kernels."""
     assert has_compiler() == bool(list(Path(build_dir).glob("*.so")))

@@ -27,7 +27,7 @@ def start(*words: str, build_dir: str, **variables: str) -> subprocess.Completed
 
 @pytest.mark.slow
 def test_trains_and_evaluates(tmp_path: Path, build_dir: str) -> None:
-    """CT-63: the shipped config, whole: at least 97 % of the digits, and a line that says which kernels ran."""
+    """The shipped config, whole: at least 97 % of the digits, and a line that says which kernels ran."""
     done = start("train.py", *CONFIG, "--dir.runs_dir", str(tmp_path), build_dir=build_dir)
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "ops" / "train.log").read_text()
@@ -41,7 +41,7 @@ def test_trains_and_evaluates(tmp_path: Path, build_dir: str) -> None:
 
 
 def test_resumed_to_the_bit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CT-63: cut inside the second epoch and resumed, it ends where the run that was never cut ends."""
+    """Cut inside the second epoch and resumed, it ends where the run that was never cut ends."""
     words = [*CONFIG, *MORTAL, "--progress.epoch_save_latest", "1step", "--checkpoint.background", "false"]
     uncut = runs.train(*words, name="uncut")
     monkeypatch.setenv("MORTAL_AT", "8")
@@ -56,7 +56,7 @@ def test_resumed_to_the_bit(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 def test_two_processes(runs: Runs, build_dir: str) -> None:
-    """CT-63: two processes with half the batch each train what one does, with DDP and with FSDP."""
+    """Two processes with half the batch each train what one does, with DDP and with FSDP."""
     plain = ["--model", "{$REPLACE: true, type: tests.ops.test_training.NoBatchNorm}", "--precision.mode", "fp64"]
     words = [*CONFIG, *plain, "--progress.epoch", "1"]
     (one,) = metrics(runs.train(*words, name="one"), "val")

@@ -68,7 +68,7 @@ def values(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("warmup", [False, True])
 def test_the_average_is_the_weighted_sum_of_all_weights(build, warmup: bool) -> None:
-    """D-50: closed form per update; running statistics averaged too, the count of batches is the model's own."""
+    """Closed form per update; running statistics averaged too, the count of batches is the model's own."""
     model = Net()
     ema = build(f"{{decay: 0.9, warmup: {str(warmup).lower()}}}", model)
     expected = {name: tensor.double() for name, tensor in values(model).items()}
@@ -87,7 +87,7 @@ def test_the_average_is_the_weighted_sum_of_all_weights(build, warmup: bool) -> 
 
 
 def test_evaluation_sees_the_average_and_training_its_own_weights(build) -> None:
-    """D-50: within `applied` the model has the averages; afterwards every bit is back, after an error too."""
+    """Within `applied` the model has the averages; afterwards every bit is back, after an error too."""
     model = Net()
     ema = build(FIXED, model)
     moved(model, 0)
@@ -110,7 +110,7 @@ def test_evaluation_sees_the_average_and_training_its_own_weights(build) -> None
 
 
 def test_a_saved_average_continues_bit_for_bit(build, tmp_path: Path) -> None:
-    """D-50: save, safe load, continue: as if never stopped, with the decay's warm-up and `every`."""
+    """Save, safe load, continue: as if never stopped, with the decay's warm-up and `every`."""
     text = "{decay: 0.99, every: 2}"
     uncut_model, cut_model = Net(), Net()
     cut_model.load_state_dict(uncut_model.state_dict())
@@ -138,7 +138,7 @@ def test_a_saved_average_continues_bit_for_bit(build, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_averages_late_resumes_exactly(runs: Runs, evaluated: Evaluated) -> None:
-    """MM-59: stopped before the start, at it, and after it; evaluate.py reads each of these checkpoints."""
+    """Stopped before the start, at it, and after it; evaluate.py reads each of these checkpoints."""
     words = ["--optim.ema", "{decay: 0.9, start: 4step, every: 2}", "--progress.epoch_val", "1step"]
     uncut = runs.train(*words, name="uncut")
     plain = runs.train("--progress.epoch_val", "1step", name="plain")

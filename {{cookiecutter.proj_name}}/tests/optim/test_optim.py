@@ -74,7 +74,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
 
 @pytest.mark.parametrize("name", TORCH_OPTIMIZERS)
 def test_every_torch_optimizer_trains_or_says_why_not(configured, name: str) -> None:
-    """CT-21, QQ-29, MM-49, R-07, D-14, D-15: each class of torch.optim by name, LBFGS with its closure."""
+    """Each class of torch.optim by name, LBFGS with its closure."""
     config = configured(optim=f"{{optim_type: {name.lower()}, lr: 0.01}}").optim
     model = mlp()
     if name == "Muon":
@@ -93,7 +93,7 @@ def test_every_torch_optimizer_trains_or_says_why_not(configured, name: str) -> 
 
 
 def test_weight_decay_zero_is_zero(configured) -> None:
-    """CT-21: AdamW's own default of 0.01 does not slip in; a written value arrives."""
+    """AdamW's own default of 0.01 does not slip in; a written value arrives."""
     assert build_optimizer(configured().optim, mlp()).param_groups[0]["weight_decay"] == 0.0
     config = configured(optim="{optim_type: rmsprop, weight_decay: 0.1, args: {eps: 1e-5}}").optim
     group = build_optimizer(config, mlp()).param_groups[0]
@@ -118,7 +118,7 @@ def clipped(clip: Clip, parameters: list[nn.Parameter]) -> torch.Tensor:
 
 
 def test_norm_clip_scales_all_gradients_by_their_common_norm(configured) -> None:
-    """CT-25, QQ-24, MM-44, PN-19, D-50: the numbers of torch's clip_grad_norm_; the norm before it comes back."""
+    """The numbers of torch's clip_grad_norm_; the norm before it comes back."""
     clip = Clip(configured(optim="{clip_gradients: 2.5}").optim)
     mine, reference = with_gradients([3.0, 0.0], [4.0]), with_gradients([3.0, 0.0], [4.0])
     norm = clipped(clip, mine)
@@ -141,7 +141,7 @@ def test_norm_clip_scales_all_gradients_by_their_common_norm(configured) -> None
     ],
 )
 def test_one_code_path_serves_every_mode(configured, mode: str, inside: torch.dtype, weights: torch.dtype) -> None:
-    """MM-45, PN-16, D-50: the same calls; products in the mode's format, weights as they should be."""
+    """The same calls; products in the mode's format, weights as they should be."""
     config = configured(precision=f"{{mode: {mode}}}", optim="{lr: 0.02}")
     precision = build_precision(config.precision, CPU)
     model = precision.cast(mlp())

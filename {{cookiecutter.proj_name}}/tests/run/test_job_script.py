@@ -47,7 +47,7 @@ def run_job(run: RunPaths, *arguments: str, cwd: Path) -> tuple[list[str], str]:
 
 
 def test_job_script_repeats_the_run_from_anywhere(project, tmp_path):
-    """CT-10, D-31, R-48: from another folder, under another name, with the run's own config and seed."""
+    """From another folder, under another name, with the run's own config and seed."""
     elsewhere = tmp_path / "else where"
     elsewhere.mkdir()
     with closing(open_(project, name='it\'s "1"', seed=11)) as run:
@@ -60,7 +60,7 @@ def test_job_script_repeats_the_run_from_anywhere(project, tmp_path):
 
 
 def test_job_script_follows_when_run_or_project_move(project, tmp_path):
-    """CT-10, BS-07: an archived run is repeated with its own config, not with that of the run that took its name."""
+    """An archived run is repeated with its own config, not with that of the run that took its name."""
     open_(project).close()
     open_(project).close()
     moved = tmp_path / "moved"
@@ -71,7 +71,7 @@ def test_job_script_follows_when_run_or_project_move(project, tmp_path):
 
 
 def test_job_script_keeps_the_launcher(project, monkeypatch):
-    """CT-10, R-48, D-31: as many processes as there were, and the variables that change results."""
+    """As many processes as there were, and the variables that change results."""
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("SECRET_TOKEN", "canary-4711")
     other = project / "train two.py"
@@ -84,7 +84,7 @@ def test_job_script_keeps_the_launcher(project, monkeypatch):
 
 
 def test_job_script_warns_when_the_code_is_another(project, tmp_path):
-    """CT-10, R-48: the recorded commit and the present one are both named."""
+    """The recorded commit and the present one are both named."""
     git(project, "init", "-q")
     git(project, "add", ".")
     git(project, "commit", "-qm", "first")
@@ -98,7 +98,7 @@ def test_job_script_warns_when_the_code_is_another(project, tmp_path):
 
 
 def test_a_resume_leaves_it(runs: Runs) -> None:
-    """CT-09: it repeats the run as it was started."""
+    """It repeats the run as it was started."""
     folder = runs.train("--progress.epoch", "1")
     script = (folder / "job.sh").read_bytes()
     runs.train("--progress.epoch", "2", "--resume", "auto")

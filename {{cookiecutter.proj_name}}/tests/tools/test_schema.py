@@ -20,7 +20,7 @@ SCHEMA = json.loads(files()["configs/schema.json"])  # as it would be written no
 
 
 def test_every_config_is_right_and_fits_the_schema() -> None:
-    """QQ-04, R-09: what an editor underlines is what the program refuses; no file in configs/ has any of it.
+    """What an editor underlines is what the program refuses; no file in configs/ has any of it.
 
     A config may name a package that is not installed here, or a class that `python -m tools.schema` would add.
     """

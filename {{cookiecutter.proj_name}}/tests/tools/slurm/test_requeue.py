@@ -55,7 +55,7 @@ def end(run: RunPaths, code: int) -> int:
 def test_who_is_queued_again(
     job: RunPaths, cluster: Path, state: str | None, reason: str, code: int, expected: int, again: bool
 ) -> None:
-    """R-46: only what was stopped to be continued; decided by what the main process wrote, not by srun's code."""
+    """Only what was stopped to be continued; decided by what the main process wrote, not by srun's code."""
     if state is not None:
         write_status(job, state, step=3, reason=reason)
     assert end(job, code) == expected
@@ -70,7 +70,7 @@ def test_who_is_queued_again(
 def test_a_preempted_job_that_saved_in_time_is_queued_again(
     job: RunPaths, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-46: Slurm itself requeues only what it has to kill: one that ends within its grace time would be lost."""
+    """Slurm itself requeues only what it has to kill: one that ends within its grace time would be lost."""
     monkeypatch.setenv("PREEMPT", "2026-03-01T14:05:00")
     assert end(job, 143) == 75  # before there was anything to save
     write_status(job, "running", step=0)
@@ -81,7 +81,7 @@ def test_a_preempted_job_that_saved_in_time_is_queued_again(
 
 
 def test_a_job_that_gets_nowhere_is_stopped(job: RunPaths) -> None:
-    """R-46: three restarts without a newer checkpoint, however it was queued again; with one, the count starts anew."""
+    """Three restarts without a newer checkpoint, however it was queued again; with one, the count starts anew."""
     for number in range(1, 6):
         if number == 3:
             (job.checkpoints / "latest.pt").touch()

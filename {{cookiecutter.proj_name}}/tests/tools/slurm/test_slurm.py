@@ -80,7 +80,7 @@ def directives(text: str) -> dict[str, str]:
 
 
 def test_the_job_file_of_a_dry_run(script: Script, tmp_path: Path, cluster: Path) -> None:
-    """R-46, CT-15: what the job asks of Slurm, by default; nothing is queued and no file appears."""
+    """What the job asks of Slurm, by default; nothing is queued and no file appears."""
     done = script("--dry-run", "--name", "a b")
     assert done.returncode == 0, done.stderr
     asked = directives(done.stdout)
@@ -98,7 +98,7 @@ def test_the_job_file_of_a_dry_run(script: Script, tmp_path: Path, cluster: Path
 
 
 def test_options_go_before_variables_and_these_before_the_defaults(script: Script, tmp_path: Path) -> None:
-    """CT-15: each setting has an option and an environment variable; config words are passed on untouched."""
+    """Each setting has an option and an environment variable; config words are passed on untouched."""
     variables = {"TRAIN_PARTITION": "old", "TRAIN_CPUS": "8", "TRAIN_ACCOUNT": "phys", "TRAIN_TIME": "1-12"}
     options = ["--slurm.partition", "gpu", "--slurm.nodes=2", "--slurm.mem", "32G", "--slurm.qos", "low prio"]
     words = ["--optim.lr=1e-3", "--loss", "{a: 'b c', $REPLACE: true}", "--slurm.signal_seconds", "300", "--name", "*"]
@@ -118,7 +118,7 @@ def test_options_go_before_variables_and_these_before_the_defaults(script: Scrip
 
 @pytest.mark.slow
 def test_a_submitted_job_trains_what_was_submitted(project: Path, cluster: Path) -> None:
-    """R-46, R-48: code, config and paths are those of the moment of submission, with any character in them."""
+    """Code, config and paths are those of the moment of submission, with any character in them."""
     words = ["--name", "a 'b' \"c\" $HOME", "--loss", "{ce: {type: tests.samples.CrossEntropy, label_smoothing: 0.25}}"]
     (project / "configs" / "mine.yaml").write_text("$BASE: default.yaml\nmodel: {width: 4, dropout: 0.25}\n")
     done = submit_in(project, "--config", "configs/mine.yaml", *words)
@@ -144,7 +144,7 @@ def test_a_submitted_job_trains_what_was_submitted(project: Path, cluster: Path)
 
 @pytest.mark.slow
 def test_a_mistake_in_the_config_is_reported_at_once(project: Path, cluster: Path) -> None:
-    """R-46: on the machine where one types, not hours later; nothing is moved, copied or queued."""
+    """On the machine where one types, not hours later; nothing is moved, copied or queued."""
     done = submit_in(project, "--optim.lrr", "0.1")
     assert done.returncode == 2
     assert "did you mean optim.lr" in done.stderr
@@ -154,7 +154,7 @@ def test_a_mistake_in_the_config_is_reported_at_once(project: Path, cluster: Pat
 
 @pytest.mark.slow
 def test_tasks_of_an_array_train_apart(project: Path, cluster: Path) -> None:
-    """R-46: each has its own folder, status and way back into the queue; a wrong one does not touch the others."""
+    """Each has its own folder, status and way back into the queue; a wrong one does not touch the others."""
     words = ["--slurm.array", "0-1", "--dist.random_seed", "%a", "--progress.epoch", "1"]
     done = submit_in(project, *words)
     assert done.returncode == 0, done.stderr
@@ -174,7 +174,7 @@ def test_tasks_of_an_array_train_apart(project: Path, cluster: Path) -> None:
 
 @pytest.mark.slow
 def test_a_job_continues_its_own_run(project: Path, cluster: Path) -> None:
-    """R-46: when it starts again, though its config does not say so; a new job does with --resume auto."""
+    """When it starts again, though its config does not say so; a new job does with --resume auto."""
     run = project / "experiments" / "default"
     assert submit_in(project).returncode == 0
     assert run_job(job_of(run) / "job.sh").returncode == 0

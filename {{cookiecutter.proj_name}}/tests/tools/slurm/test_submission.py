@@ -30,7 +30,7 @@ def prepared(tmp_path: Path, cluster: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_each_job_has_a_folder_of_its_own(prepared: Callable[..., tuple[Path, str]], tmp_path: Path) -> None:
-    """CT-08, R-46: the run's folder is left alone, whether it will be moved away or gone on with."""
+    """The run's folder is left alone, whether it will be moved away or gone on with."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("mine")
     jobs = [prepared(words=words)[0] for words in ([], ["--resume", "auto"], ["--resume", str(tmp_path / "run")])]
@@ -45,7 +45,7 @@ def test_each_job_has_a_folder_of_its_own(prepared: Callable[..., tuple[Path, st
 def test_a_queued_run_is_not_submitted_again(
     prepared: Callable[..., tuple[Path, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CT-08, R-46: nor one that is in use; the message says which job or process, and how to stop it."""
+    """Nor one that is in use; the message says which job or process, and how to stop it."""
     job, _ = prepared()
     monkeypatch.setenv("QUEUE", f"16 RUNNING {tmp_path}/.jobs/run_2/a\n17 PENDING {job}\n")
     for words in ([], ["--resume", "auto"]):
@@ -64,7 +64,7 @@ def test_a_queued_run_is_not_submitted_again(
 def test_the_gpus_of_a_job(
     prepared: Callable[..., tuple[Path, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R-64, CT-13: as many as asked for, else as the config says; never other than what was typed."""
+    """As many as asked for, else as the config says; never other than what was typed."""
     for options, words, count, ids in [
         ([], [], "0", -1),
         (["--gpus", "2"], [], "2", [0, 1]),
@@ -87,7 +87,7 @@ def test_the_gpus_of_a_job(
 def test_an_array_has_a_folder_and_a_config_for_each_task(
     prepared: Callable[..., tuple[Path, str]], tmp_path: Path
 ) -> None:
-    """R-46: `%a` is the task's number, in every config word; all of them are checked at once; one copy of the code."""
+    """`%a` is the task's number, in every config word; all of them are checked at once; one copy of the code."""
     words = ["--dist.random_seed", "1%a", "--model", "{type: tests.samples.Convolution, width: %a}"]
     job, _ = prepared("--array", "2,4-8:2%2", words=words)
     expected = [name for task in (2, 4, 6, 8) for name in (f"config_{task}.yaml", f"run_{task}")]
@@ -110,7 +110,7 @@ def git(project: Path, *arguments: str) -> None:
 
 @pytest.mark.parametrize("with_git", [True, False])
 def test_what_is_copied(tmp_path: Path, with_git: bool) -> None:
-    """R-48: all code, changes and new files too; no data, runs, caches, environments. Links lead where they led."""
+    """All code, changes and new files too; no data, runs, caches, environments. Links lead where they led."""
     project = tmp_path / "project"
     for name in ("train.py", "custom/a.py", "new/ä b.py", "data/huge.bin", "experiments/x/y",
                  ".venv/pyvenv.cfg", ".venv/lib.py",
