@@ -65,7 +65,7 @@ def weights_digest(state: Mapping[str, Any]) -> str:
     def add(value: Any, path: tuple[Any, ...]) -> None:
         if isinstance(value, Tensor):
             found.update(repr((path, str(value.dtype), tuple(value.shape))).encode())
-            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     map_leaves({name: state.get(name) for name in ("model", "task", "ema")}, add)
     return found.hexdigest()

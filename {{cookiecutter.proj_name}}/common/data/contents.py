@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.base.files import atomic_file
-from common.data.digest import Search
+from common.data.digest import Search, differences, search
 
 _WHOLE = 1 << 28  # bytes read of each data set: a quarter of a second; of more data, evenly spread files
 _ROWS = 1 << 17  # checksums of each array; rows of longer ones are taken together
@@ -34,7 +34,7 @@ def write_contents(file: Path, searches: Mapping[str, Search], digests: Mapping[
         return  # data that changed since the run began without another digest would be taken for those of its beginning
     found = {f"{name}/{key}": value for name, each in searches.items() for key, value in marks(each).items()}
     with atomic_file(file) as out:
-        np.savez(out, digests=np.array(text), **found)
+        np.savez(out, **{"digests": np.array(text), **found})  # type: ignore[arg-type]
 
 
 def read_contents(file: Path) -> Marks:
@@ -58,6 +58,29 @@ def marks(found: Search, read: NDArray[Any] | None = None) -> Marks:
     return {"names": name_sums, "sizes": sizes, "times": times, "contents": contents, **rows}
 
 
+def compare_contents(
+    file: Path, datasets: Mapping[str, Any], old: Mapping[str, Any], new: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Compare data sets with the record in `file`, and their digests, `new`, with those of the run, `old`.
+
+    Returns:
+        What has changed, by the names of files and the numbers of samples; and what was not compared in full.
+    """
+    stored = read_contents(file) if file.is_file() else {}
+    said, missing = [], []
+    for name, dataset in datasets.items():
+        if name not in old:
+            missing.append(f"dataset.{name} (the run does not record it)")
+            continue
+        other, times = differences(name, old[name], new[name])
+        named, unread = changed(stored, name, search(dataset)) if f"{name}/names" in stored else ([times], "")
+        if not stored and old[name]["files"]:
+            unread = f"dataset.{name}: all of its files (the run does not record their contents)"
+        said += [text for text in named or [other] if text] or [other] * bool(other)
+        missing += [text for text in (unread, *(f"dataset.{name}: {each}" for each in new[name]["unknown"])) if text]
+    return said, missing
+
+
 def changed(stored: Marks, name: str, found: Search) -> tuple[list[str], str]:
     """What differs in the data set `name` from its record: files and rows by name, and how far it was compared."""
     old = {key.removeprefix(f"{name}/"): value for key, value in stored.items() if key.startswith(f"{name}/")}
@@ -65,7 +88,9 @@ def changed(stored: Marks, name: str, found: Search) -> tuple[list[str], str]:
     if not np.array_equal(old["names"], now["names"]):
         new = np.flatnonzero(~np.isin(now["names"], old["names"]))
         gone = int((~np.isin(old["names"], now["names"])).sum())
-        what = [f"{_listed([names[at] for at in new])} (new)"] * bool(len(new)) + [f"{gone} files are gone"] * bool(gone)
+        what = [f"{_listed([names[at] for at in new])} (new)"] * bool(len(new)) + [f"{gone} files are gone"] * bool(
+            gone
+        )
         return [f"dataset.{name}: {'; '.join(what) or 'files in another order'}"], ""
     read = np.flatnonzero(old["contents"] != _UNREAD)
     now["contents"] = marks(found, read)["contents"]
@@ -98,7 +123,7 @@ def relative_names(found: Search) -> list[str]:
 def _rows(array: NDArray[Any]) -> NDArray[Any]:
     per = max(1, -(-len(array) // _ROWS))
     starts = range(0, len(array), per)
-    return np.array([zlib.crc32(np.ascontiguousarray(array[at : at + per])) for at in starts], np.uint32)
+    return np.array([zlib.crc32(np.ascontiguousarray(array[at : at + per]).data) for at in starts], np.uint32)
 
 
 def _checksum_of_file(path: str) -> int:
