@@ -88,9 +88,8 @@ def changed(stored: Marks, name: str, found: Search) -> tuple[list[str], str]:
     if not np.array_equal(old["names"], now["names"]):
         new = np.flatnonzero(~np.isin(now["names"], old["names"]))
         gone = int((~np.isin(old["names"], now["names"])).sum())
-        what = [f"{_listed([names[at] for at in new])} (new)"] * bool(len(new)) + [f"{gone} files are gone"] * bool(
-            gone
-        )
+        what = [f"{_listed([names[at] for at in new])} (new)"] if len(new) else []
+        what += [f"{gone} of {len(old['names'])} files gone"] if gone else []
         return [f"dataset.{name}: {'; '.join(what) or 'files in another order'}"], ""
     read = np.flatnonzero(old["contents"] != _UNREAD)
     now["contents"] = marks(found, read)["contents"]

