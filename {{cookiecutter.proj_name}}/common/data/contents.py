@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from common.base.files import atomic_file
 from common.data.digest import Search, differences, search
 
-_WHOLE = 1 << 28  # bytes read of each data set: a quarter of a second; of more data, evenly spread files
+_WHOLE = 1 << 28  # bytes read of each data set; of more data, evenly spread files
 _ROWS = 1 << 17  # checksums of each array; rows of longer ones are taken together
 _THREADS = 8
 _UNREAD = -1

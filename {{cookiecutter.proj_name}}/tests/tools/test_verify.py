@@ -158,17 +158,17 @@ def test_one_changed_line_is_refused(tmp_path: Path) -> None:
     project, runs = copy_of_project(tmp_path / "project"), Runs(tmp_path / "runs")
     variables = {**ENVIRONMENT, "PYTHONPATH": str(project)}
     command = [sys.executable, "train.py", *runs.words(*SAVES)]
-    assert run(command, cwd=project, env=variables).returncode == 0
+    assert run(command, cwd=project, env=variables, timeout=600).returncode == 0
     samples = project / "common" / "optim" / "clip.py"
     text = samples.read_text()
     command = [sys.executable, "-m", "tools.verify", str(runs.root / "run")]
     samples.write_text(text + "# a line\n")
-    ended = run(command, cwd=project, env=variables)
+    ended = run(command, cwd=project, env=variables, timeout=600)
     assert ended.returncode == 2 and "changed:\n  common/optim/clip.py" in ended.stdout, ended
-    ended = run([*command, "--anyway"], cwd=project, env=variables)
+    ended = run([*command, "--anyway"], cwd=project, env=variables, timeout=600)
     assert ended.returncode == 0 and "are equal to the last bit" in ended.stdout, ended
     samples.write_text(text)
-    assert run(command, cwd=project, env=variables).returncode == 0
+    assert run(command, cwd=project, env=variables, timeout=600).returncode == 0
 
 
 @pytest.mark.slow
@@ -178,9 +178,9 @@ def test_a_stopped_and_resumed_run_is_verified_from_the_start(words: list[str], 
     loss = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}"]
     command = [sys.executable, "train.py", *runs.words(*SAVES, *loss, *words)]
     # SIGTERM in the seventh step: several processes stop some steps later, together.
-    stopped = run(command, env={**ENVIRONMENT, "SIGNAL_AT": "7 15"})
+    stopped = run(command, env={**ENVIRONMENT, "SIGNAL_AT": "7 15"}, timeout=600)
     assert stopped.returncode == 143, stopped
-    assert run([*command, "--resume", "auto"]).returncode == 0
+    assert run([*command, "--resume", "auto"], timeout=600).returncode == 0
     assert main([str(runs.root / "run"), "--from", "start"]) == 0
     found = certificate(runs.root / "run")
     assert (found["from"]["step"], found["to"]["step"]) == (0, 10)
