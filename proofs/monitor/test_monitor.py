@@ -169,7 +169,7 @@ def short_run(project: Path, *, resume_step: int | None = None, last: int = 3, r
                 monitor.train(at, optimizer, torch.tensor(2.0), {})
         monitor.evaluation("val", at, SplitResult({"": SetResult({"loss": 0.5}, 7, [picture, picture])}), best=True)
         monitor.pictures("train", at, [Picture("7", picture.image)] * 2)
-        monitor.saving(at, best=False, numbered=False)
+        monitor.saving(at, "0" * 64, best=False, numbered=False)
         monitor.end("finished", at, "3 epochs")
     return lines
 

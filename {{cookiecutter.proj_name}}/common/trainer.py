@@ -66,7 +66,9 @@ class Trainer:
             self.task,
             {"ema": self.ema, "precision": precision, "best": self.best, **stages},
             rank=self.rank,
-            fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about, parts.deciding_data()),
+            fingerprint=fingerprint(
+                self.rank, self.stream, run.seed, self.strategy.about, parts.deciding_data(), self.paths.contents_file
+            ),
             about={"config": run.values, "seed": run.seed, "lengths": [self.total_steps, steps_per_epoch]},
             keep_frozen=config.checkpoint.frozen,
         )
@@ -260,9 +262,9 @@ class Trainer:
         if max_over_ranks(int(not are_finite(self.parameters)), self.rank):  # a finite loss can have a NaN gradient
             raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver)
         state = self.state.state_dict(self.at, self.progress.values, self.progress.pending)
-        if self.rank.is_main:  # metrics reach the disk before the checkpoint
-            self.monitor.saving(self.at, best=best, numbered=numbered)
-        self.saver.save(state, step=self.at.step, best=best, numbered=numbered)
+        self.monitor.recorder.flush()  # metrics reach the disk before the checkpoint, as does the row that announces it
+        announce = partial(self.monitor.saving, self.at, best=best, numbered=numbered)
+        self.saver.save(state, step=self.at.step, best=best, numbered=numbered, announce=announce)
         self.monitor.reset_timer()
 
     def finish(self) -> Outcome:

@@ -1,8 +1,9 @@
 """Checksums of tensors and states: whether ranks hold the same, and whether a tensor is what it was."""
 
 import zlib
+from collections.abc import Mapping
 from functools import cache
-from hashlib import shake_128
+from hashlib import sha256, shake_128
 from typing import Any
 
 import torch
@@ -52,3 +53,19 @@ def state_checksum(state: Any) -> int:
 
     map_leaves(state, add)
     return mix(*numbers)
+
+
+def weights_digest(state: Mapping[str, Any]) -> str:
+    """SHA-256 of what was trained: every tensor in `model`, `task` and `ema` of a checkpoint's state, in their order.
+
+    Names, types, shapes and bits count. 64 hexadecimal digits; a CPU with instructions for it digests 1 GB/s.
+    """
+    digest = sha256()
+
+    def add(value: Any, path: tuple[Any, ...]) -> None:
+        if isinstance(value, Tensor):
+            digest.update(repr((path, str(value.dtype), tuple(value.shape))).encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+    map_leaves({name: state.get(name) for name in ("model", "task", "ema")}, add)
+    return digest.hexdigest()

@@ -13,10 +13,10 @@ from common.distributed import Rank
 from common.optim.factors import Plateau
 
 # Keys that decide when and what a run measures, and thereby its best value, early stopping, perhaps its rate.
-_MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val.*", "metric", "metric.*")
+MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val.*", "metric", "metric.*")
 # Keys that decide how a run is carried out, not what it trains: a resume accepts new values of these.
 SAFE = (
-    *_MEASURING,
+    *MEASURING,
     "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "num_workers", "plugins", "dir.*",
     "debug.debug_mode", "debug.print_all_grad", "monitor.*", "profile.*", "checkpoint.*", "init_*", "dataset.eval",
     "dataset.eval.*",
@@ -132,7 +132,7 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
         text = f"bit-exact {extent}"
     lists = {"harmless": causes["harmless"], "not compared": causes["missing"], "not checked": unknowns(run)}
     text += "".join(f"; {title}: {', '.join(items)}" for title, items in lists.items() if items)
-    if measuring := ", ".join(change.key for change in safe if change.matches(_MEASURING)):
+    if measuring := ", ".join(change.key for change in safe if change.matches(MEASURING)):
         text += (
             f". A new run with this {measuring} could differ: its length and its validation steps affect "
             "schedules and early stopping"

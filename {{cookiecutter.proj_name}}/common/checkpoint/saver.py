@@ -1,7 +1,7 @@
 """Saving in the background: the loop waits for a copy in memory, and a thread writes it to disk."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from typing import Annotated, Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
+from common.checkpoint.checksum import weights_digest
 from common.checkpoint.folder import CheckpointFolder
 from common.config import section
 from common.distributed import Rank
@@ -52,10 +53,21 @@ class Saver(AbstractContextManager["Saver"]):
         self._saved_at = time.monotonic()
         self._failed = 0
 
-    def save(self, state: Mapping[str, Any], *, step: int, numbered: bool = False, best: bool = False) -> None:
+    def save(
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        numbered: bool = False,
+        best: bool = False,
+        announce: Callable[[str], object] = lambda weights: None,
+    ) -> None:
         """Write `state`, now or in the background. Waits for the previous save, if it is still running.
 
         Every process must call this.
+
+        Args:
+            announce: called before the file is written, with the digest of its weights; from the thread that writes.
 
         Raises:
             UserError: too many saves in a row have failed.
@@ -65,7 +77,7 @@ class Saver(AbstractContextManager["Saver"]):
         state = self._copy_to_host(state)
         if not self.rank.is_main:
             return
-        self._pending = self._executor.submit(self._write, state, step, numbered, best)
+        self._pending = self._executor.submit(self._write, state, step, numbered, best, announce)
         if not self.config.background:
             self.wait()
 
@@ -111,7 +123,10 @@ class Saver(AbstractContextManager["Saver"]):
         more = f"{left} more failed save{'s' * (left > 1)}"
         logger.error("checkpoint not written: {}. Training continues; the run ends after {}", what, more)
 
-    def _write(self, state: Mapping[str, Any], step: int, numbered: bool, best: bool) -> None:
+    def _write(
+        self, state: Mapping[str, Any], step: int, numbered: bool, best: bool, announce: Callable[[str], object]
+    ) -> None:
+        announce(weights_digest(state))
         paths = self.folder.save(state, step=step if numbered else None, best=best)
         names = ", ".join(path.name for path in paths)
         level = "INFO" if len(paths) > 1 else "DEBUG"  # latest.pt alone is no news, with a line for each epoch

@@ -38,23 +38,33 @@ def digest(dataset: Any) -> dict[str, Any]:
         `files`, `arrays`, `values`, `digests`: how many there are of each; `names`, `times`, `contents`: checksums of
         the files' names and sizes, of their times, and of all that was read; `unknown`: what cannot be compared.
     """
-    search = _Search()
+    return describe(search(dataset), dataset)
+
+
+def search(dataset: Any) -> "Search":
+    """Look for what a data set holds; it holds nothing, with a warning, if its class raises an error."""
+    held = Search()
     try:
-        search.dataset(dataset)
+        held.dataset(dataset)
     except Exception as error:  # noqa: BLE001 - classes of others can raise anything, and training needs no digest
         logger.warning("{} has no digest, so a resume will not compare its data: {!r}", kind_of(dataset), error)
-        search = _Search()
-    names = [path for path, _, _ in search.files]
+        held = Search()
+    return held
+
+
+def describe(held: "Search", dataset: Any) -> dict[str, Any]:
+    """The digest of a data set, see `digest`, from what was found in it."""
+    names = [path for path, _, _ in held.files]
     # Names in between share what the first and the last in alphabetical order have in common.
     start = len(os.path.commonpath([os.path.dirname(name) for name in (min(names), max(names))])) if names else 0
-    sizes = array("q", [size for _, size, _ in search.files]).tobytes()
-    counts = {name: len(getattr(search, name)) for name in ("files", "arrays", "digests")} | {"values": search.values}
+    sizes = array("q", [size for _, size, _ in held.files]).tobytes()
+    counts = {name: len(getattr(held, name)) for name in ("files", "arrays", "digests")} | {"values": held.values}
     return {
         **counts,
         "names": _checksum(sizes + "\n".join(name[start:] for name in names).encode(errors="surrogateescape")),
-        "times": _checksum(array("q", [time for _, _, time in search.files]).tobytes()),
-        "contents": _checksum(repr((search.arrays, search.digests, search.sums, _beginnings(names))).encode()),
-        "unknown": search.unknown if any(counts.values()) else [f"{kind_of(dataset)} has no digest()"],
+        "times": _checksum(array("q", [time for _, _, time in held.files]).tobytes()),
+        "contents": _checksum(repr((held.arrays, held.digests, held.sums, _beginnings(names))).encode()),
+        "unknown": held.unknown if any(counts.values()) else [f"{kind_of(dataset)} has no digest()"],
     }
 
 
@@ -75,11 +85,13 @@ def describe_counts(digests: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(f"{n} {name if n > 1 else name[:-1]}" for name, n in sums.items() if n)
 
 
-class _Search:
+class Search:
     """Collects what data sets hold.
 
     Attributes:
+        files: path, size in bytes and time of the last change, in ns, of each.
         arrays: shape, type and checksum of each.
+        held: the same arrays, not copied.
         values: numbers and strings in lists.
         sums: checksums of these lists.
         digests: what data sets returned as their digest.
@@ -89,6 +101,7 @@ class _Search:
     def __init__(self) -> None:
         self.files: list[_File] = []
         self.arrays: list[tuple[tuple[int, ...], str, int]] = []
+        self.held: list[np.ndarray] = []
         self.digests: list[str] = []
         self.sums: list[int] = []
         self.unknown: list[str] = []
@@ -155,7 +168,7 @@ class _Search:
                 self._collect(item, leaves, depth - 1)
         elif isinstance(value, Tensor) and value.layout == torch.strided:
             data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            self.arrays.append((tuple(value.shape), str(value.dtype), zlib.crc32(data.data)))
+            self._note(data, tuple(value.shape), str(value.dtype))
         elif isinstance(value, np.ndarray):
             self._array(value, leaves, depth)
         elif callable(getattr(value, "to_numpy", None)):  # a table of pandas, polars or Arrow
@@ -174,8 +187,12 @@ class _Search:
         elif value.dtype.hasobject or value.dtype.kind in "US":
             self._collect(value.ravel().tolist(), leaves, depth)
         else:
-            data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-            self.arrays.append((value.shape, str(value.dtype), zlib.crc32(data.data)))
+            self._note(np.ascontiguousarray(value).reshape(-1).view(np.uint8), value.shape, str(value.dtype))
+
+    def _note(self, data: np.ndarray, shape: tuple[int, ...], kind: str) -> None:
+        """Note an array by its bytes."""
+        self.arrays.append((shape, kind, zlib.crc32(data.data)))
+        self.held.append(data.reshape(shape[0] if shape else 1, -1) if data.size else data)
 
 
 def _files(names: Sequence[str], folders: Sequence[str]) -> dict[str, _File]:

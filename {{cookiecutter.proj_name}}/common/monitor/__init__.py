@@ -212,10 +212,10 @@ class Monitor:
                 with warn_on_oserror("a picture"):
                     save_png(progress_path(self._pictures, split, unique, current_epoch(at), at.step), picture.image)
 
-    def saving(self, at: Position, *, best: bool, numbered: bool) -> None:
-        """Called before a checkpoint is written: flush everything that was measured up to it to disk."""
-        self.recorder.record("checkpoint", step=at.step, epoch=current_epoch(at), best=best, numbered=numbered)
-        self.recorder.flush()
+    def saving(self, at: Position, weights: str, *, best: bool, numbered: bool) -> None:
+        """Record a checkpoint before it is written, from any thread. `weights`: the digest of what it holds."""
+        about = {"step": at.step, "epoch": current_epoch(at), "best": best, "numbered": numbered}
+        self.recorder.record("checkpoint", **about, weights=weights)
 
     def end(self, state: State, at: Position, reason: str) -> None:
         """Write the last line, entry and status of the run. Nothing can be written afterwards."""

@@ -1,0 +1,201 @@
+"""python -m tools.verify: a run is replayed and certified, and what has changed since is refused by its name."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from common.base.errors import UserError
+from common.run.lock import FolderLock
+from tests.conftest import ENVIRONMENT, Runs, copy_of_project, metrics, run
+from tools.verify.__main__ import main
+
+SAVES = ["--progress.epoch_save_checkpoint", "1"]
+
+
+class Pictures:
+    """Pictures of digits as files of 64 bytes, and their labels in memory."""
+
+    classes = tuple("0123456789")
+
+    def __init__(self, folder: str) -> None:
+        self.files = sorted(map(str, Path(folder).glob("*.raw")))
+        self.labels = torch.arange(len(self.files)) % 10
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        pixels = np.fromfile(self.files[index], np.uint8).astype(np.float32)
+        return {"image": torch.from_numpy(pixels).reshape(1, 8, 8) / 255, "label": self.labels[index]}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Two runs of two epochs: `digits`, of arrays in memory, and `pictures`, of 80 files, which imports a package."""
+    runs = Runs(tmp_path_factory.mktemp("verify"))
+    (folder := runs.root / "pictures.data").mkdir()
+    for number in range(80):
+        np.random.default_rng(number).integers(0, 256, 64, np.uint8).tofile(folder / f"{number:03}.raw")
+    (about := runs.root / "lib" / "tiny_package-1.0.dist-info").mkdir(parents=True)
+    (about.parent / "tiny_package.py").touch()
+    (about / "RECORD").write_text("tiny_package.py,,\n")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny_package\nVersion: 1.0\n")
+    data = f"{{type: tests.tools.test_verify.Pictures, folder: {folder}}}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(about.parent)
+        __import__("tiny_package")
+        torch.set_num_threads(1)
+        runs.train(*SAVES, name="digits")
+        runs.train("--dataset.train", data, "--dataset.val", data, "--dataset.eval", "null", name="pictures")
+        yield runs
+    del sys.modules["tiny_package"]
+
+
+@pytest.fixture
+def copies(trained: Runs, tmp_path: Path, restored_log: None) -> Runs:
+    """Copies of both runs, to be changed."""
+    for name in ("digits", "pictures"):
+        shutil.copytree(trained.root / name, tmp_path / name)
+    return Runs(tmp_path)
+
+
+def certificate(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "certificate.json").read_text())
+
+
+def test_each_save_records_the_weights(trained: Runs) -> None:
+    """Also what a resume continues: each save is there once."""
+    rows = metrics(trained.root / "digits", "checkpoint")
+    assert [row["step"] for row in rows] == [5, 10]
+    assert len({row["weights"] for row in rows}) == 2 and all(len(row["weights"]) == 64 for row in rows)
+
+
+def test_a_run_is_verified(copies: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """From its oldest checkpoint to its newest one; the run keeps all its files, and gets the certificate."""
+    folder = copies.root / "digits"
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+    assert main([str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "replaying steps 6 to 10 on 1 process: about" in out
+    assert "verified: 1 saves, " in out and "from step 5 to step 10 are equal to the last bit" in out
+    assert before == {file: file.stat().st_mtime_ns for file in before}
+    found = certificate(folder)
+    assert (found["verdict"], found["exit"], found["changed"], found["different"]) == ("verified", 0, [], [])
+    assert found["compared"]["saves"] == 1 and found["compared"]["tensors"] > 20
+    assert [each["step"] for each in found["checkpoints"]] == [5, 10]
+    assert all(each["weights"] == each["recorded"] for each in found["checkpoints"])
+
+
+def test_one_changed_pixel_is_refused(trained: Runs, copies: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Though size and time of its file are as before, and only the beginnings of 64 files count for a resume."""
+    file = trained.root / "pictures.data" / "077.raw"
+    pixels, times = bytearray(file.read_bytes()), file.stat().st_mtime_ns
+    pixels[63] ^= 1
+    file.write_bytes(pixels)
+    os.utime(file, ns=(times, times))
+    try:
+        assert main([str(copies.root / "pictures")]) == 2
+    finally:
+        pixels[63] ^= 1
+        file.write_bytes(pixels)
+        os.utime(file, ns=(times, times))
+    assert "changed:\n  dataset.train: 077.raw\n  dataset.val: 077.raw\nrefused: " in capsys.readouterr().out
+    assert certificate(copies.root / "pictures")["verdict"] == "refused"
+
+
+def test_one_changed_package_is_refused(trained: Runs, copies: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    about = trained.root / "lib" / "tiny_package-1.0.dist-info"
+    newer = about.rename(about.with_name("tiny_package-2.0.dist-info"))
+    text = (newer / "METADATA").read_text()
+    (newer / "METADATA").write_text(text.replace("Version: 1.0", "Version: 2.0"))
+    try:
+        assert main([str(copies.root / "digits")]) == 2
+    finally:
+        (newer / "METADATA").write_text(text)
+        newer.rename(about)
+    assert "changed:\n  package tiny-package 1.0 -> 2.0\nrefused: " in capsys.readouterr().out
+
+
+def test_other_weights_than_were_saved(copies: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint whose own checksums are right, but that is not what the run wrote."""
+    file = copies.root / "digits" / "checkpoints" / "step_00000005.pt"
+    state = torch.load(file, weights_only=True)
+    next(iter(state["model"].values())).view(-1)[0] += 1
+    file.unlink()  # it is latest.pt of that time, too
+    torch.save(state, file)
+    assert main([str(file.parent.parent)]) == 1
+    assert capsys.readouterr().out.startswith("differs: step_00000005.pt: other weights than metrics.jsonl recorded")
+
+
+def test_what_cannot_be_verified(copies: Runs) -> None:
+    folder = copies.root / "digits"
+    with pytest.raises(UserError, match="is not the folder of a run"):
+        main([str(copies.root)])
+    with pytest.raises(UserError, match=r"--from best.pt: choose one of start, step_00000005.pt"):
+        main([str(folder), "--from", "best.pt"])
+    lock = FolderLock.take(folder / "run.lock")
+    with pytest.raises(UserError, match=r"is in use by process \d+ .*; verify the run when that has ended"):
+        main([str(folder)])
+    lock.release()
+    for file in (folder / "checkpoints").glob("*.pt"):
+        file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match="has no intact checkpoint to replay to"):
+        main([str(folder)])
+
+
+@pytest.mark.slow
+def test_one_changed_line_is_refused(tmp_path: Path) -> None:
+    """In the user's own folder; and what changed results differ by, on request."""
+    project, runs = copy_of_project(tmp_path / "project"), Runs(tmp_path / "runs")
+    variables = {**ENVIRONMENT, "PYTHONPATH": str(project)}
+    command = [sys.executable, "train.py", *runs.words(*SAVES)]
+    assert run(command, cwd=project, env=variables, timeout=600).returncode == 0
+    samples = project / "common" / "optim" / "clip.py"
+    text = samples.read_text()
+    command = [sys.executable, "-m", "tools.verify", str(runs.root / "run")]
+    samples.write_text(text + "# a line\n")
+    ended = run(command, cwd=project, env=variables, timeout=600)
+    assert ended.returncode == 2 and "changed:\n  common/optim/clip.py" in ended.stdout, ended
+    ended = run([*command, "--anyway"], cwd=project, env=variables, timeout=600)
+    assert ended.returncode == 0 and "are equal to the last bit" in ended.stdout, ended
+    samples.write_text(text)
+    assert run(command, cwd=project, env=variables, timeout=600).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["--dist.processes", "2"], ["--optim.ema.decay", "0.9", "--num_workers", "2"]])
+def test_a_stopped_and_resumed_run_is_verified_from_the_start(words: list[str], runs: Runs, restored_log: None) -> None:
+    """Of two processes, and with a moving average and workers; stopped inside the second epoch."""
+    loss = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}"]
+    command = [sys.executable, "train.py", *runs.words(*SAVES, *loss, *words)]
+    # SIGTERM in the seventh step: several processes stop some steps later, together.
+    stopped = run(command, env={**ENVIRONMENT, "SIGNAL_AT": "7 15"}, timeout=600)
+    assert stopped.returncode == 143, stopped
+    assert run([*command, "--resume", "auto"], timeout=600).returncode == 0
+    assert main([str(runs.root / "run"), "--from", "start"]) == 0
+    found = certificate(runs.root / "run")
+    assert (found["from"]["step"], found["to"]["step"]) == (0, 10)
+    assert found["compared"]["saves"] >= len(found["checkpoints"]) == 2
+
+
+@pytest.mark.slow
+def test_how_far_apart(trained: Runs, copies: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other data, replayed anyway: the first measurement that differs, and tensors by how much."""
+    file = trained.root / "pictures.data" / "005.raw"
+    pixels = file.read_bytes()
+    file.write_bytes(bytes(255 - each for each in pixels))
+    assert main([str(copies.root / "pictures"), "--anyway", "--from", "start"]) == 1
+    file.write_bytes(pixels)
+    out = capsys.readouterr().out
+    assert "saves, first the weights of step " in out and " measurements, first in the " in out
+    assert " apart, relative to their largest number (" in out
+    assert certificate(copies.root / "pictures")["different"]

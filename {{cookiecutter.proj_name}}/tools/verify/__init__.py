@@ -1,0 +1,1 @@
+"""Replay a run and certify its bits: python -m tools.verify RUN"""
