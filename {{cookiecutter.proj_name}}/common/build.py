@@ -23,6 +23,7 @@ from common.data.shared_samples import warn_of_shared_samples
 from common.data.view import is_map_style
 from common.distributed import Rank, check_same
 from common.distributed.seed import mix, set_seed
+from common.distributed.tree import leaves_here
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import check_patterns, fill_weights
@@ -80,7 +81,15 @@ def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool 
 def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
     """Build the training data, divided among the ranks, and shuffled unless it can only be read in order."""
     dataset = seeded_dataset(config, "train", "train", config.dataset.train, rank, seed)
+    is_fixed, accumulate = config.dist.reduction == "fixed", config.optim.accumulate
+    if is_fixed:
+        accumulate = leaves_here(accumulate, rank)
     if not is_map_style(dataset):
+        if is_fixed:
+            raise UserError(
+                f"dist.reduction fixed: {type(dataset).__name__} is a stream, whose records are dealt out to as many "
+                "processes as there are; it needs a data set with __len__ and __getitem__"
+            )
         return IterableStream(
             dataset,
             config.loader,
@@ -96,10 +105,11 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
     plan = EpochPlan(
         order,
         batch_size=config.batch_size,
-        accumulate=config.optim.accumulate,
+        accumulate=accumulate,
         rank=rank.rank,
         world_size=rank.world_size,
         drop_last=config.loader.drop_last,
+        in_blocks=is_fixed,
     )
     return TrainStream(dataset, plan, config.loader, worker=config.num_workers, device=rank.device)
 
