@@ -81,15 +81,7 @@ def build_task(config: RunConfig, seed: int, rank: Rank, *, first_weights: bool 
 def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
     """Build the training data, divided among the ranks, and shuffled unless it can only be read in order."""
     dataset = seeded_dataset(config, "train", "train", config.dataset.train, rank, seed)
-    is_fixed, accumulate = config.dist.reduction == "fixed", config.optim.accumulate
-    if is_fixed:
-        accumulate = leaves_here(accumulate, rank)
     if not is_map_style(dataset):
-        if is_fixed:
-            raise UserError(
-                f"dist.reduction fixed: {type(dataset).__name__} is a stream, whose records are dealt out to as many "
-                "processes as there are; it needs a data set with __len__ and __getitem__"
-            )
         return IterableStream(
             dataset,
             config.loader,
@@ -100,12 +92,13 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
             seed=seed,
             limit=config.debug.max_samples,
         )
+    is_fixed, accumulate = config.dist.reduction == "fixed", config.optim.accumulate
     order = EpochOrder(config.loader.order, dataset, seed)
     check_same({"its first samples": order(0)[:8].tolist()}, rank, "has another loader.order than rank 0")
     plan = EpochPlan(
         order,
         batch_size=config.batch_size,
-        accumulate=accumulate,
+        accumulate=leaves_here(accumulate, rank) if is_fixed else accumulate,
         rank=rank.rank,
         world_size=rank.world_size,
         drop_last=config.loader.drop_last,

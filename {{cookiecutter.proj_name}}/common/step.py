@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from common.base.errors import UserError
 from common.checkpoint.finite import LossCheck
 from common.data.loader import Step
-from common.distributed import Rank, SharedBuffers, gather_objects, sum_over_ranks
+from common.distributed import Rank, SharedBuffers, sum_over_ranks
 from common.distributed.buffers import buffers_unchanged
 from common.evaluation.loss import Losses
 from common.model import Strategy
@@ -61,7 +61,10 @@ class OptimizerStep:
         updates: the prepared updates by name; an update that was not due yet is missing.
         rate: the task's factors of the learning rates (`Task.rate`); None if the task defines none.
         grad_norm: norm of the last update's gradients before clipping; None without clipping.
+        in_parts: whether every micro-batch is a part of its own, see `_part`.
     """
+
+    in_parts = False
 
     def __init__(
         self,
@@ -87,17 +90,7 @@ class OptimizerStep:
         self.cast = strategy.precision.cast_batch if strategy.precision.mode == "fp64" else None
         self.parameters = [parameter for parameter in task.parameters() if parameter.requires_grad]
         buffers = SharedBuffers(task, rank)
-        self.reduction = strategy.reduction
-        self.declared = buffers.kinds
-        self.buffers = buffers if buffers.are_shared and self.reduction is None else None
-        # The weights of a process' micro-batches count in an average over processes, or in a sum.
-        self.replicas, self.part = rank.world_size, self._part
-        if self.reduction is not None:
-            self.replicas, self.part = 1, self.reduction.part
-            meter.gather = partial(gather_objects, rank=rank)
-            if self.needs_closure:
-                kind = type(optimizer).__name__
-                raise UserError(f"dist.reduction fixed: optim.optim_type {kind} calls a closure; use another optimizer")
+        self.declared, self.buffers = buffers.kinds, buffers if buffers.are_shared else None
         self.updates: dict[str, TaskUpdate] = {}
         if sample is not None:
             for name in task.updates():
@@ -109,8 +102,6 @@ class OptimizerStep:
         weights = self._counted(step, self.count) if self.count else list(zip(plan.weights, plan.sizes, strict=True))
         if self.buffers is not None:
             self.buffers.begin()
-        if self.reduction is not None:
-            self.reduction.begin(plan)
         for name in self.task.updates():
             update = self.updates.get(name) or self._begin(name, lambda: deepcopy(step.batches[0]))
             if self.needs_closure:
@@ -138,8 +129,8 @@ class OptimizerStep:
         total, last, sizes = None, len(step.batches) - 1, step.global_batch.sizes
         for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
             # An ordinary step has one batch, and needs none of this.
-            in_parts = last or not sizes[number] or self.reduction is not None
-            with self.part(update, number == last, sizes[number]) if in_parts else _NOTHING:
+            is_part = last or not sizes[number] or self.in_parts
+            with self._part(update, number == last, sizes[number]) if is_part else _NOTHING:
                 batch = self.task.prepare_batch(batch if self.cast is None else self.cast(batch), self.rank.device)
                 with self.precision.autocast():
                     losses = update.forward(update.name, batch)
@@ -216,10 +207,6 @@ class OptimizerStep:
                 losses = forward(name, batch)
             return losses["loss"] if "loss" in losses else self._refuse(update)
 
-        if self.reduction is not None:
-            batch = sample()
-            sample = partial(deepcopy, batch)
-            self.reduction.try_twice(update, loss)
         warm_up_ddp(model, trained, loss, self.rank)
         return update
 
@@ -242,4 +229,4 @@ class OptimizerStep:
                 raise UserError(_NO_COUNT.format(kind=type(self.task).__name__, rank=self.rank.rank))
             counts.append(int(count) if weight else 0)
         total = sum_over_ranks(torch.tensor(float(sum(counts)), dtype=torch.float64), self.rank).item()
-        return [(count * self.replicas / max(total, 1.0), count) for count in counts]
+        return [(count * self.rank.world_size / max(total, 1.0), count) for count in counts]

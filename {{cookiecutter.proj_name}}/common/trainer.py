@@ -24,7 +24,8 @@ from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
 from common.evaluator import EvaluationInterrupted, Evaluator, write_evaluation
 from common.failure.signals import StopSignals, exit_code
-from common.model import FixedReduction, check_trained, prepare
+from common.fixed_step import FixedStep
+from common.model import check_trained, prepare
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
 from common.optim import Clip, Ema, build_optimizer
@@ -54,8 +55,6 @@ class Trainer:
         self.task = parts.task
         self.task.clock = self.monitor.clock
         self.strategy = prepare(self.task, self.stages.config.prepare, config.dist, parts.precision, self.rank)
-        if config.dist.reduction == "fixed":
-            self.strategy.reduction = FixedReduction(self.task, config.optim.accumulate, config, run.seed, self.rank)
         precision, lockstep = self.strategy.precision, self.strategy.lockstep_forward
         self.evaluator = Evaluator(self.task, self.rank, precision, lockstep, lambda: self.stop_signals.signal)
         self.ema = Ema(config.optim.ema, self.task, config.best.metric)
@@ -105,9 +104,11 @@ class Trainer:
         self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
         # Anomaly detection names the operation, in the backward pass; with it, each step is logged, and so checked.
         check = None if config.debug.debug_mode else LossCheck(self.stream, self.saver, self.rank)
-        full = config.prepare.compile.enabled or self.strategy.reduction is not None
+        is_fixed = config.dist.reduction == "fixed"
+        full = config.prepare.compile.enabled or is_fixed
         sample = partial(self.stream.sample_batch, full=full) if self.stream.is_indexed else None
-        self.optimizer_step = OptimizerStep(
+        kind = partial(FixedStep, config, self.state.about["seed"]) if is_fixed else OptimizerStep
+        self.optimizer_step = kind(
             self.task, self.strategy, self.optimizer, Clip(config.optim), self.monitor.meter, check, self.rank, sample
         )
 

@@ -52,8 +52,8 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allow
     if breaking and not (allowed or (rank.restarted and breaking == [resized])):
         lines = "\n".join(map(str, breaking))
         if is_resized:
-            processes = f" * processes ({old['ranks']} then, {new['ranks']} now)" * (not _is_fixed(run))
-            lines += f"\n  samples per step must stay the same: batch_size * optim.accumulate{processes}"
+            processes = f"processes ({old['ranks']} then, {new['ranks']} now)"
+            lines += f"\n  samples per step must stay the same: batch_size * optim.accumulate * {processes}"
         fits = "if the weights still fit the model, " * any(each.matches(["model.*"]) for each in breaking)
         raise UserError(
             f"cannot resume, since these changes alter what is trained:\n{lines}\n"
@@ -88,11 +88,6 @@ def unknowns(run: RunState) -> list[str]:
     return found
 
 
-def _is_fixed(run: RunState) -> bool:
-    """Whether the number of processes changes no bit. A change of this setting is among those that alter training."""
-    return bool(run.about["config"]["dist"]["reduction"] == "fixed")
-
-
 def _path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -105,8 +100,8 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
     """
     old, new = saved["fingerprint"], run.fingerprint
     harmless = []
-    if _is_fixed(run) and old["ranks"] != new["ranks"]:
-        harmless = [f"{old['ranks']} -> {new['ranks']} processes, with dist.reduction fixed"]
+    if run.about["config"]["dist"]["reduction"] == "fixed" and old["ranks"] != new["ranks"]:
+        harmless = [f"ranks {old['ranks']} -> {new['ranks']}, with dist.reduction fixed"]
         old = {**old, "ranks": new["ranks"]}
     other_val = any(change.matches(["dataset.val", "dataset.val.*"]) for change in safe)
     found, compared = compare(old, new, other_val=other_val)

@@ -38,8 +38,7 @@ class EpochPlan:
         batch_size: samples per micro-batch and process.
         accumulate: micro-batches per optimizer step.
         drop_last: leave out the last global batch of an epoch when it is not full.
-        in_blocks: each rank takes neighbouring micro-batches, so that these are the same on any number of ranks, and
-            `weights` are summed over ranks, not averaged.
+        in_blocks: each rank takes neighbouring micro-batches, which are the same on any number of ranks.
     """
 
     order: EpochOrder
@@ -84,13 +83,11 @@ class EpochPlan:
             # Rank 0 has the most micro-batches. The others run as many, if need be with borrowed samples of weight 0:
             # all ranks must take part in the exchange of gradients and, with FSDP, of weights.
             count = -(-samples // (self.world_size * batch_size))
-            replicas = self.world_size
             if self.in_blocks:
-                block = batch_size * self.accumulate
-                share = window[self.rank * block : (self.rank + 1) * block].tolist()
-                count, replicas = max(1, -(-len(share) // batch_size)), 1
+                share = window[self.rank * (block := batch_size * self.accumulate) :][:block].tolist()
+                count = max(1, -(-len(share) // batch_size))
             own = [share[first : first + batch_size] for first in range(0, count * batch_size, batch_size)]
-            weights = [len(each) * replicas / samples for each in own]
+            weights = [len(each) * self.world_size / samples for each in own]
             indices = [each or window[:borrowed].tolist() for each in own]
             is_last = start == starts[-1]
             at = Position(at.step + 1, at.epoch + is_last, 0 if is_last else start + samples, self.order.size)

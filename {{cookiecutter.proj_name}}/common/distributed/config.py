@@ -1,11 +1,10 @@
 """Configuration of processes and randomness."""
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config import Problem, section
+from common.config import section
 
 
 @section
@@ -35,7 +34,7 @@ class DistConfig:
     ] = "ddp"
     reduction: Annotated[
         Literal["default", "fixed"],
-        Field(description="fixed: the same bits on 1, 2, 4, 8 processes; optim.accumulate then counts over all of them"),
+        Field(description="fixed: the same bits on 1, 2, 4, 8 processes; optim.accumulate then counts those of all"),
     ] = "default"
     find_unused_parameters: Annotated[bool, Field(description="DDP: allow parameters that get no gradient")] = False
     static_graph: Annotated[bool, Field(description="DDP: assume that the graph never changes")] = False
@@ -47,10 +46,3 @@ class DistConfig:
         bool, Field(description="train with rank 0's buffers (batch norm statistics), except buffer_kinds")
     ] = True
     sync_bn: Annotated[bool, Field(description="batch norm statistics over all processes (CUDA only)")] = False
-
-    def problems(self) -> Iterator[Problem]:
-        """What cannot have the same bits on any number of processes."""
-        if self.reduction == "fixed" and (self.strategy == "fsdp" or self.sync_bn):
-            other = "dist.sync_bn" if self.sync_bn else "dist.strategy fsdp"
-            rule = f"{other} computes with parts of the model or batch whose size depends on the number of processes"
-            yield Problem("reduction", self.reduction, rule, "use ddp without sync_bn, or the default reduction")

@@ -8,9 +8,8 @@ from common.model.config import PrepareConfig
 from common.model.freeze import check_trained, fixed
 from common.model.initial import WeightRules, fill_weights
 from common.model.prepare import check_patterns, prepare
-from common.model.reduction import FixedReduction
 from common.model.strategy import Strategy
 
 __all__ = [
-    "FixedReduction", "PrepareConfig", "Strategy", "WeightRules", "check_patterns", "check_trained", "fill_weights", "fixed", "prepare",
+    "PrepareConfig", "Strategy", "WeightRules", "check_patterns", "check_trained", "fill_weights", "fixed", "prepare",
 ]  # fmt: skip

@@ -10,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 from common.base.errors import UserError
 from common.distributed import DistConfig, buffer_kinds
 from common.model.freeze import freeze
-from common.model.reduction import FixedReduction
 from common.optim.precision import Precision
 
 _NOTHING = nullcontext()
@@ -53,11 +52,9 @@ class Strategy:
         precision: number format of the forward pass.
         frozen: the patterns of frozen parameters, and a function that unfreezes these.
         lockstep_forward: whether each forward pass needs all processes, so that all must make the same number of them.
-        reduction: sums the gradients of micro-batches and processes, with dist.reduction fixed.
     """
 
     lockstep_forward = False
-    reduction: FixedReduction | None = None
 
     def __init__(self, task: nn.Module, precision: Precision, about: str = "whole") -> None:
         self.about = about

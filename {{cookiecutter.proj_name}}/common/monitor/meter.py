@@ -4,7 +4,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -28,7 +27,6 @@ class Reading:
 
 
 _Sum = tuple[float, int]  # sum of the losses of samples, and number of samples
-_Row = tuple[int, dict[str, float], int]  # step, losses of a micro-batch, its samples
 
 
 class Meter:
@@ -38,15 +36,10 @@ class Meter:
         window: optimizer steps averaged in the smooth values.
         reduce: sums a float64 tensor over all processes, in place. With it, `first_bad_step` and `read` are
             collectives: every process must call them at the same steps. None in a single process.
-
-    Attributes:
-        gather: every process' list, in rank order, instead of `reduce`: with processes that take neighbouring
-            micro-batches, sums are then added in the same order on any number of them.
     """
 
     def __init__(self, window: int = 20, reduce: Callable[[Tensor], Any] | None = None) -> None:
         self._reduce = reduce
-        self.gather: Callable[[list[_Row]], list[list[_Row]]] | None = None
         self._pending: list[tuple[int, dict[str, Tensor], int]] = []
         self._recent: deque[dict[str, _Sum]] = deque(maxlen=window)  # steps
         self._bad: int | None = None
@@ -79,30 +72,21 @@ class Meter:
         pending, self._pending = self._pending, []
         if not pending:
             return
-        values = to_floats([losses for _, losses, _ in pending])
-        own = [(step, each, samples) for (step, _, samples), each in zip(pending, values, strict=True)]
-        steps = _sums(own)
+        steps: dict[int, dict[str, _Sum]] = {}
+        for (step, _, samples), values in zip(pending, to_floats([losses for _, losses, _ in pending]), strict=True):
+            sums = steps.setdefault(step, {})
+            for name, value in values.items():
+                total, count = sums.get(name, (0.0, 0))
+                # The loss of a process without samples must not count, and may be NaN.
+                sums[name] = (total + value * samples if samples else total, count + samples)
         self.bad_here = self.bad_here or _first_bad(steps)
-        if self.gather is not None:
-            steps = _sums(chain.from_iterable(self.gather(own)))
-        elif self._reduce is not None:
+        if self._reduce is not None:
             table = torch.tensor([sum_ for sums in steps.values() for sum_ in sums.values()], dtype=torch.float64)
             self._reduce(table)
             rows = iter(table.tolist())
             steps = {step: {name: next(rows) for name in sums} for step, sums in steps.items()}
         self._bad = self._bad or _first_bad(steps)
         self._recent.extend(steps.values())
-
-
-def _sums(rows: Iterable[_Row]) -> dict[int, dict[str, _Sum]]:
-    steps: dict[int, dict[str, _Sum]] = {}
-    for step, values, samples in rows:
-        sums = steps.setdefault(step, {})
-        for name, value in values.items():
-            total, count = sums.get(name, (0.0, 0))
-            # The loss of a process without samples must not count, and may be NaN.
-            sums[name] = (total + value * samples if samples else total, count + samples)
-    return steps
 
 
 def to_floats(losses: Sequence[Mapping[str, Tensor]]) -> list[dict[str, float]]:

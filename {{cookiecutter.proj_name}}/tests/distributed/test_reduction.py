@@ -87,11 +87,9 @@ class Cached(Plain):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--dist.strategy", "fsdp"], "use ddp without sync_bn"),
-        (["--dist.sync_bn", "true"], "use ddp without sync_bn"),
-        (["--optim.optim_type", "LBFGS"], "LBFGS calls a closure"),
-        (["--prepare.compile.enabled", "true"], "prepare.compile must be off"),
-        (["--model", f"{{type: {HERE}.Noisy}}"], "first in the module noise"),
+        (["--dist.strategy", "fsdp"], "does not go with dist.strategy fsdp"),
+        (["--dist.sync_bn", "true"], "does not go with dist.sync_bn"),
+        (["--model", f"{{type: {HERE}.Noisy}}"], "first in the output of noise"),
         (["--model", f"{{type: {HERE}.Cached}}"], "a batch changes the buffer mean"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
