@@ -33,7 +33,8 @@ def sha256(folder: Path, *parts: str) -> str:
 
 def result(folder: Path) -> tuple[Any, ...]:
     """All that a run ends with: weights, buffers, averages, moments, and every number that was measured."""
-    digest = sha256(folder, "model", "task", "ema", "optimizer", "precision", "schedule", "best", "values", "position")
+    parts = ("model", "task", "ema", "optimizer", "precision", "schedule", "best", "values", "position", "random")
+    digest = sha256(folder, *parts)
     return digest, *([entry["values"] for entry in metrics(folder, event)] for event in ("train", "val"))
 
 
