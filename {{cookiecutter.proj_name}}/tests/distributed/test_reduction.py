@@ -50,6 +50,23 @@ def test_two_processes_have_the_bits_of_one(runs: Runs) -> None:
     one, two = on(runs, [1, 2], *FIXED)
     assert len(one[1]) == 8 and one[1][0] != one[1][1]
     assert one == two
+    assert load(runs.root / "on_2")["model"]["features.0.1.num_batches_tracked"] == 8  # once per step
+
+
+def test_it_is_the_step_of_the_default(runs: Runs) -> None:
+    """Without dropout: the same weights as the default's, up to the order of sums; to the last bit without sums."""
+    plain = ["--model.dropout", "0", "--optim.clip_gradients", "1", "--optim.optim_type", "SGD"]
+    for size, accumulate, apart in ((32, 1, 0.0), (8, 4, 1e-6)):
+        words = [*plain, "--batch_size", str(size), "--optim.accumulate", str(accumulate), "--precision.mode", "fp64"]
+        usual, fixed = (
+            load(runs.train(*words, "--dist.reduction", kind, name=f"{kind}{size}"))["model"]
+            for kind in ("default", "fixed")
+        )
+        for name, value in usual.items():
+            if "running" not in name and "num_batches" not in name:
+                assert float((value - fixed[name]).abs().max()) <= apart, name
+            elif size == 32:
+                assert torch.allclose(value, fixed[name]), name
 
 
 class Noisy(Plain):
