@@ -15,10 +15,10 @@ FLOORS = (
     {"failure", "run", "data", "optim"},
     {"checkpoint", "model", "monitor"},
     {"evaluation"},
-    {"task", "stage", "stages", "settings", "evaluator", "step", "build", "run_context", "trainer"},
+    {"task", "stage", "stages", "settings", "evaluator", "step", "fixed_step", "build", "run_context", "trainer"},
 )
 # The top floor is the story: modules in this order, each may import those before it.
-STORY = ("task", "stage", "stages", "settings", "evaluator", "step", "build", "run_context", "trainer")
+STORY = ("task", "stage", "stages", "settings", "evaluator", "step", "fixed_step", "build", "run_context", "trainer")
 # Rooms that can be deleted with what is built on them: nothing else in the engine knows of them.
 LEAVES = {"ops"}
 YOURS = {Path(custom.__path__[0]).name, "train", "evaluate", "predict", "library", "cli", "support", "tools", "tests"}
@@ -91,7 +91,7 @@ def test_every_room_says_what_it_is_for() -> None:
     loose = [path.name for path in (PROJECT / "common").glob("*.py") if path.name != "__init__.py"]
     assert silent == []
     assert len(rooms) <= 14
-    assert len(loose) <= 10
+    assert len(loose) <= 11
 
 
 def test_no_module_needs_itself() -> None:

@@ -14,6 +14,7 @@ SMALLEST = {
     "data_digest.py": "--files 200",
     "ddp.py": "--segments 2 --steps 5",
     "loop.py": "--segments 2 --steps 10",
+    "reduction.py": "--segments 2 --steps 2 --ranks 2 --leaves 2",
     "resume.py": "--runs 1 --size 100000",
     "save.py": "--runs 1 --megabytes 10",
     "shared_list.py": "--records 1000 --workers 1",

@@ -29,6 +29,7 @@ from common.progress import Interval, Outcome
 from common.run_context import RunContext
 from common.trainer import Trainer
 from cli.first_batch import FirstBatch
+from cli.repeatable import refuse_varying_bits
 from cli.slow_data import SlowDataAdvice, warn_of_busy_machine
 from custom.config import Config
 
@@ -53,6 +54,7 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     if run.rank.is_main:
         trainer.evaluator.after_sanity_check.append(FirstBatch(config, trainer))
         warn_of_busy_machine(run.rank)
+    refuse_varying_bits(trainer)
     log_data("train", config.dataset.train, trainer.stream.dataset)
     for loader in (*trainer.val, *trainer.evaluation):
         part = sets_of(getattr(config.dataset, loader.split))[loader.name]

@@ -23,6 +23,7 @@ from common.data.shared_samples import warn_of_shared_samples
 from common.data.view import is_map_style
 from common.distributed import Rank, check_same
 from common.distributed.seed import mix, set_seed
+from common.distributed.tree import leaves_here
 from common.evaluation.loss import LossFactory
 from common.evaluation.metric import MetricFactory
 from common.model import check_patterns, fill_weights
@@ -91,15 +92,17 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
             seed=seed,
             limit=config.debug.max_samples,
         )
+    is_fixed, accumulate = config.dist.reduction == "fixed", config.optim.accumulate
     order = EpochOrder(config.loader.order, dataset, seed)
     check_same({"its first samples": order(0)[:8].tolist()}, rank, "has another loader.order than rank 0")
     plan = EpochPlan(
         order,
         batch_size=config.batch_size,
-        accumulate=config.optim.accumulate,
+        accumulate=leaves_here(accumulate, rank) if is_fixed else accumulate,
         rank=rank.rank,
         world_size=rank.world_size,
         drop_last=config.loader.drop_last,
+        in_blocks=is_fixed,
     )
     return TrainStream(dataset, plan, config.loader, worker=config.num_workers, device=rank.device)
 

@@ -61,7 +61,10 @@ class OptimizerStep:
         updates: the prepared updates by name; an update that was not due yet is missing.
         rate: the task's factors of the learning rates (`Task.rate`); None if the task defines none.
         grad_norm: norm of the last update's gradients before clipping; None without clipping.
+        in_parts: whether every micro-batch is a part of its own, see `_part`.
     """
+
+    in_parts = False
 
     def __init__(
         self,
@@ -126,7 +129,8 @@ class OptimizerStep:
         total, last, sizes = None, len(step.batches) - 1, step.global_batch.sizes
         for number, (batch, (weight, count)) in enumerate(zip(step.batches, weights, strict=True)):
             # An ordinary step has one batch, and needs none of this.
-            with self._part(update, number == last, sizes[number]) if last or not sizes[number] else _NOTHING:
+            is_part = last or not sizes[number] or self.in_parts
+            with self._part(update, number == last, sizes[number]) if is_part else _NOTHING:
                 batch = self.task.prepare_batch(batch if self.cast is None else self.cast(batch), self.rank.device)
                 with self.precision.autocast():
                     losses = update.forward(update.name, batch)

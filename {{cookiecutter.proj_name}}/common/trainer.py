@@ -24,6 +24,7 @@ from common.distributed.seed import mix, set_seed
 from common.evaluation.best import BestTracker
 from common.evaluator import EvaluationInterrupted, Evaluator, write_evaluation
 from common.failure.signals import StopSignals, exit_code
+from common.fixed_step import FixedStep
 from common.model import check_trained, prepare
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
@@ -105,9 +106,11 @@ class Trainer:
         self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
         # Anomaly detection names the operation, in the backward pass; with it, each step is logged, and so checked.
         check = None if config.debug.debug_mode else LossCheck(self.stream, self.saver, self.rank)
-        full = config.prepare.compile.enabled
+        is_fixed = config.dist.reduction == "fixed"
+        full = config.prepare.compile.enabled or is_fixed
         sample = partial(self.stream.sample_batch, full=full) if self.stream.is_indexed else None
-        self.optimizer_step = OptimizerStep(
+        kind = partial(FixedStep, config, self.state.about["seed"]) if is_fixed else OptimizerStep
+        self.optimizer_step = kind(
             self.task, self.strategy, self.optimizer, Clip(config.optim), self.monitor.meter, check, self.rank, sample
         )
 

@@ -35,7 +35,7 @@ def plan_rates(config: Config) -> Iterator[tuple[int, int | None, float, float |
     Rates of groups are multiples of it. What depends on validation (plateau) is shown as if nothing came of it.
     """
     processes = config.dist.processes or (len(config.gpu_ids) if isinstance(config.gpu_ids, list) else 1)
-    size = config.batch_size * config.optim.accumulate * processes
+    size = config.batch_size * config.optim.accumulate * (1 if config.dist.reduction == "fixed" else processes)
     folder, limit, per_epoch = data_dir(config.dir, PROJECT), config.debug.max_samples, None
     dataset = build_dataset(config.dataset.train, "train", folder, limit=limit)
     if is_map_style(dataset):

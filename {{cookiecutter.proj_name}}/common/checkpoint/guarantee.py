@@ -102,6 +102,10 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
         safe, breaking: changes of the config.
     """
     old, new = saved["fingerprint"], run.fingerprint
+    harmless = []
+    if run.about["config"]["dist"]["reduction"] == "fixed" and old["ranks"] != new["ranks"]:
+        harmless = [f"ranks {old['ranks']} -> {new['ranks']}, with dist.reduction fixed"]
+        old = {**old, "ranks": new["ranks"]}
     other_val = any(change.matches(["dataset.val", "dataset.val.*"]) for change in safe)
     causes, compared = compare(old, new, other_val=other_val)
     order = causes["order"] + [change.arrow for change in breaking]
@@ -130,7 +134,7 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
             text += "; the random streams of the ranks (dropout) start again"
     else:
         text = f"bit-exact {extent}"
-    lists = {"harmless": causes["harmless"], "not compared": causes["missing"], "not checked": unknowns(run)}
+    lists = {"harmless": harmless + causes["harmless"], "not compared": causes["missing"], "not checked": unknowns(run)}
     text += "".join(f"; {title}: {', '.join(items)}" for title, items in lists.items() if items)
     if measuring := ", ".join(change.key for change in safe if change.matches(MEASURING)):
         text += (

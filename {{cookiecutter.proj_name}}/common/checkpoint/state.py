@@ -74,6 +74,7 @@ class RunState:
     def __post_init__(self) -> None:
         self._frozen = Frozen(self.task, kept=self.keep_frozen)
         self._warned = False
+        self._draws_alike = self.about["config"]["dist"]["reduction"] == "fixed"
 
     def register(self, name: str, part: Stateful) -> None:
         """Save `part` with the run, for each rank if ranks differ. Raises `UserError` if the name is taken."""
@@ -103,7 +104,8 @@ class RunState:
             "user": user,
             "ranks": self._state_of_ranks(user),
             "differing": self.differing_buffers(),
-            "random": gather_objects(mine, self.rank),
+            # With dist.reduction fixed, all ranks have the same, and each step seeds its own.
+            "random": gather_objects(mine, self.rank)[: 1 if self._draws_alike else None],
             "fingerprint": dict(self.fingerprint),
             "about": {**self.about, "classes": [str(name) for name in getattr(self.task, "classes", ())]},
         }

@@ -38,6 +38,7 @@ class EpochPlan:
         batch_size: samples per micro-batch and process.
         accumulate: micro-batches per optimizer step.
         drop_last: leave out the last global batch of an epoch when it is not full.
+        in_blocks: each rank takes neighbouring micro-batches, which are the same on any number of ranks.
     """
 
     order: EpochOrder
@@ -47,6 +48,7 @@ class EpochPlan:
     rank: int = 0
     world_size: int = 1
     drop_last: bool = False
+    in_blocks: bool = False
 
     def __post_init__(self) -> None:
         if self.steps_per_epoch == 0:
@@ -81,6 +83,9 @@ class EpochPlan:
             # Rank 0 has the most micro-batches. The others run as many, if need be with borrowed samples of weight 0:
             # all ranks must take part in the exchange of gradients and, with FSDP, of weights.
             count = -(-samples // (self.world_size * batch_size))
+            if self.in_blocks:
+                share = window[self.rank * (block := batch_size * self.accumulate) :][:block].tolist()
+                count = max(1, -(-len(share) // batch_size))
             batches = [share[first : first + batch_size] for first in range(0, count * batch_size, batch_size)]
             weights = [len(batch) * self.world_size / samples for batch in batches]
             indices = [batch or window[:borrowed].tolist() for batch in batches]

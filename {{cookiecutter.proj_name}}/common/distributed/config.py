@@ -32,6 +32,10 @@ class DistConfig:
         Literal["ddp", "fsdp"],
         Field(description="ddp: each process holds the whole model; fsdp: a part of it, see prepare.fsdp"),
     ] = "ddp"
+    reduction: Annotated[
+        Literal["default", "fixed"],
+        Field(description="fixed: the same bits on 1, 2, 4, 8 processes; optim.accumulate then counts those of all"),
+    ] = "default"
     find_unused_parameters: Annotated[bool, Field(description="DDP: allow parameters that get no gradient")] = False
     static_graph: Annotated[bool, Field(description="DDP: assume that the graph never changes")] = False
     bucket_mb: Annotated[float, Field(gt=0, description="DDP: size of a gradient bucket in MB")] = 25.0

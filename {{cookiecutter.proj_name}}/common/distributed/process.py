@@ -19,7 +19,9 @@ def set_up_process(config: DistConfig, rank: Rank) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=config.deterministic == "warn")
     torch.backends.cudnn.benchmark = config.cudnn_benchmark and config.deterministic == "off"
-    if not rank.is_single_process and "OMP_NUM_THREADS" not in os.environ:
+    if config.reduction == "fixed" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # the last bits of a sum depend on this number, which no other may decide
+    elif not rank.is_single_process and "OMP_NUM_THREADS" not in os.environ:
         # Otherwise each process would start a thread per core: in total, many times more threads than cores.
         torch.set_num_threads(cores(rank.local_world, os.environ))
     raise_file_limit()

@@ -50,7 +50,7 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
         from common.model.fsdp import Sharded  # the import takes 0.8 s, and most runs do not need it
 
         strategy = Sharded(task, blocks.values(), precision, config.fsdp, broadcast=dist.broadcast_buffers, rank=rank)
-    elif rank.is_single_process:
+    elif rank.is_single_process or dist.reduction == "fixed":  # which exchanges gradients itself
         if dist.strategy == "fsdp":
             logger.info("dist.strategy fsdp has no effect on a single process")
         strategy = Strategy(task.to(rank.device), precision)
