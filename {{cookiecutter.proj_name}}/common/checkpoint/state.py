@@ -103,7 +103,7 @@ class RunState:
             "user": user,
             "ranks": self._state_of_ranks(user),
             "differing": self.differing_buffers(),
-            "random": gather_objects(mine, self.rank),
+            "random": gather_to_main(mine, self.rank),
             "fingerprint": dict(self.fingerprint),
             "about": {**self.about, "classes": [str(name) for name in getattr(self.task, "classes", ())]},
         }
