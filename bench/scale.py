@@ -1,17 +1,19 @@
 """What a run costs as its processes grow in number: connections, messages, bytes and time, for 1 to 64 real processes.
 
-Each run is train.py of the project on a tiny model, with `--dist.processes N` and a plugin of this file that measures in
-every process. Counts do not depend on how busy the machine is; seconds do, and with more processes than cores they also
-grow for that reason alone. Prints a table with the law of each row, fitted, and its value at 1,000. Takes 10 minutes.
+Each run is train.py of the project on a tiny model, as torchrun would start it, with a plugin of this file that
+measures in every process; they are forked from a server that has imported torch. Counts do not depend on how busy the
+machine is; seconds do, and with more processes than cores they also grow for that reason alone. Prints a table with
+the law of each row, fitted, and its value at 1,000. Then connects the failure monitors of up to 1,000 ranks in one
+process. Takes 15 minutes on two cores, and 14 GB of memory.
 
     python bench/scale.py [--processes 1,2,4,8,16,32,64]
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,8 +25,13 @@ PROJECT = Path(__file__).resolve().parents[1] / "{{cookiecutter.proj_name}}"
 sys.path.insert(0, str(PROJECT))
 
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from common.distributed import barrier, max_over_ranks  # noqa: E402
+import train  # noqa: E402
+from common.distributed import Rank, barrier, max_over_ranks  # noqa: E402
+from common.distributed.process import raise_file_limit  # noqa: E402
+from common.failure import monitor  # noqa: E402
+from common.failure.monitor import end  # noqa: E402
 
 OUTPUT = "SCALE_OUTPUT"
 REPEATS = 20
@@ -94,18 +101,38 @@ def attach(trainer: Any) -> None:
     Path(os.environ[OUTPUT], f"rank{rank.rank}.json").write_text(json.dumps(found))
 
 
+def be_rank(words: list[str], rank: int, processes: int, port: int, folder: str) -> None:
+    """Train as one of the ranks, with the variables that torchrun would set."""
+    terminal = os.open(f"{folder}/terminal{rank}.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(terminal, 1)
+    os.dup2(terminal, 2)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "scale", OUTPUT: folder}
+    shared["TORCHELASTIC_USE_AGENT_STORE"] = True
+    os.environ.update({name: str(value) for name, value in (place | shared).items()})
+    torch.set_num_threads(1)
+    end(train.main(words))
+
+
 def run(processes: int) -> dict[str, float]:
     """Start a run, and return what it costs: of rank 0, of the rank with the most, or of all together."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, OUTPUT: name, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        words = [*WORDS.split(), "--dir.runs_dir", name, "--dist.processes", str(processes)]
+        words = [*WORDS.split(), "--dir.runs_dir", name]
         start = time.perf_counter()
-        command = [sys.executable, str(PROJECT / "train.py"), *words]
-        ended = subprocess.run(command, cwd=PROJECT, env=environment, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            sys.exit(f"the run of {processes} failed:\n{ended.stderr[-3000:]}")
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["train", "scale"])
+        port = store.port
+        children = [
+            context.Process(target=be_rank, args=(words, rank, processes, port, name)) for rank in range(processes)
+        ]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        if any(child.exitcode for child in children):
+            sys.exit(f"the run of {processes} failed: {(folder / 'terminal0.txt').read_text()[-3000:]}")
         seconds = time.perf_counter() - start
         ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
         saved = (folder / "default" / "checkpoints" / "latest.pt").stat().st_size
@@ -128,6 +155,27 @@ def run(processes: int) -> dict[str, float]:
         "checkpoint: bytes of the file": saved,
         "memory of rank 0, bytes": first["memory"],
     }
+
+
+def connect_monitors(count: int) -> float:
+    """Connect the failure monitors of so many ranks, all of them in this process. Returns seconds."""
+    offers: list[Any] = []
+
+    def offered(offer: Any, rank: Rank) -> Any:
+        offers.append(offer)
+        return offers[0]
+
+    monitor.from_main = offered  # type: ignore[attr-defined]
+    raise_file_limit(4 * count)
+    start = time.perf_counter()
+    each = [monitor.connect(Rank(number, number, count, backend="gloo", local_world=count)) for number in range(count)]
+    hub = each[0]._hub  # type: ignore[attr-defined]
+    while len(hub._members) < count:
+        time.sleep(0.01)
+    seconds = time.perf_counter() - start
+    for one in reversed(each):
+        one.leave()
+    return seconds
 
 
 def fit(processes: list[int], values: list[float]) -> tuple[str, float, float]:
@@ -154,6 +202,9 @@ def main() -> None:
     parser.add_argument("--processes", default="1,2,4,8,16,32,64")
     parser.add_argument("--json", type=Path, help="also write the numbers there")
     options = parser.parse_args()
+    os.chdir(PROJECT)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), str(Path(__file__).parent)])  # of the server
+    os.environ["OMP_NUM_THREADS"] = "1"
     processes = [int(each) for each in options.processes.split(",")]
     rows: list[dict[str, float]] = []
     for number in processes:
@@ -167,6 +218,8 @@ def main() -> None:
         print(f"{name:<46}{cells}   {law}  ({error:.0%})  {at:,.4g}")
     if options.json:
         options.json.write_text(json.dumps({"processes": processes, "rows": rows}, indent=1) + "\n")
+    for count in (10, 100, 1000):
+        print(f"failure monitor: {count:,} connections in {connect_monitors(count):.2f} s")
 
 
 if __name__ == "__main__":

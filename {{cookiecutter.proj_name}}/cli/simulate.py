@@ -171,7 +171,6 @@ def simulate(config: Config, values: Mapping[str, Any], command: Sequence[str]) 
         shares, memory, saved = list(all_shares(trainer)), measure_step(trainer), measure_checkpoint(trainer)
         for data in trainer.parts.data:
             data.close()
-        noted = list(notes(trainer, shares, memory, saved[0]))
     world, stream = rank.world_size, trainer.stream
     print(f"rank {rank.rank:,} of {world:,}, simulated on {rank.device}; no run was started\n")
     print(f"{'samples':<36}{'all':>13}{'least':>11}{'most':>11}{f'rank {rank.rank:,}':>13}")
@@ -186,7 +185,7 @@ def simulate(config: Config, values: Mapping[str, Any], command: Sequence[str]) 
         print(f"  {name:<50}{in_bytes(value):>10}")
     print(f"\na checkpoint has {in_bytes(saved[0])}, {in_bytes(saved[1])} of them random states and parts of each rank")
     print(f"it was written in {saved[2]:.2f} s, {in_bytes(saved[0] / saved[2])} per second")
-    print("".join(f"\nnote: {note}" for note in noted))
+    print("".join(f"\nnote: {note}" for note in notes(trainer, shares, memory, saved[0])))
     return int(bool(wrong))
 
 
@@ -201,10 +200,9 @@ def notes(trainer: Trainer, shares: Sequence[Shares], memory: Mapping[str, int],
     config, rank, world = trainer.config, trainer.rank, trainer.rank.world_size
     for name, own, _ in shares:
         if idle := own.count(0):
-            what = (
-                "sample and repeat others, with weight 0" if "last" in name else "batch: use a smaller eval_batch_size"
-            )
-            yield f"{name}: {idle:,} ranks have no {what}"
+            wasted = "sample and repeat others, with weight 0" if "train" in name else "batch"
+            advice = ": use a smaller eval_batch_size" if wasted == "batch" and sum(own) > world - idle else ""
+            yield f"{name}: {idle:,} ranks have no {wasted}{advice}"
     rows = [len(each) for each in trainer.task.parameters() if is_sharded(each)]
     if few := sum(each <= (world - 1) * -(-each // world) for each in rows):
         yield f"{few} of {len(rows)} weights have too few rows for {world:,} ranks: the last ranks hold nothing of them"

@@ -146,7 +146,7 @@ def test_a_lost_and_a_repeated_sample_are_found() -> None:
     assert "sample 2 is read 2 times" in simulate.count_shares("val", wanted, [[0, 1, 2], [2, 3, 4, 5]]).wrong
 
 
-@pytest.mark.parametrize("more", [[], ["--dist.strategy", "fsdp"]])
+@pytest.mark.parametrize("more", [[], pytest.param(["--dist.strategy", "fsdp"], marks=pytest.mark.slow)])
 def test_rank_731_of_a_thousand(runs: Runs, capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
     """What it prints; no folder is made, no group is left, and an earlier run stays as it was."""
     earlier = runs.root / "run" / "config.yaml"
