@@ -14,6 +14,7 @@ from common.trainer import Trainer
 from cli.advice import explain_errors
 from cli.command_line import parse
 from cli.job_script import write_job_script
+from cli.simulate import simulate
 from cli.stored_config import drop_stored_launch_options, stored_config
 from cli.summary import log_end, log_start
 from custom.config import Config
@@ -32,6 +33,8 @@ def main(argv: list[str]) -> int:
         debug_overlay=PROJECT / "configs" / "debug.yaml",
     )
     config, command = resolved.config, [__file__, *argv]
+    if config.dist.simulate is not None:
+        return simulate(config, resolved.values, command)
     code = distributed.spawn(config.gpu_ids, config.dist, command)
     if code is not None:  # this process only started the ones that train
         return code

@@ -88,6 +88,8 @@ def test_open_files() -> None:
         raise_file_limit()
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(4096, before[1])
         raise_file_limit()
+        set_up_process(DistConfig(), Rank(world_size=2000, local_world=2))  # two groups, and the failure monitor
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(10096, before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

@@ -105,7 +105,7 @@ class RunState:
             "ranks": self._state_of_ranks(user),
             "differing": self.differing_buffers(),
             # With dist.reduction fixed, all ranks have the same, and each step seeds its own.
-            "random": gather_objects(mine, self.rank)[: 1 if self._draws_alike else None],
+            "random": gather_to_main(mine, self.rank)[: 1 if self._draws_alike else None],
             "fingerprint": dict(self.fingerprint),
             "about": {**self.about, "classes": [str(name) for name in getattr(self.task, "classes", ())]},
         }

@@ -10,6 +10,7 @@ from common.base.process import available_cores
 from common.distributed import DistConfig, Rank
 
 _FILES = 4096  # tensors from loader workers arrive as open files; many systems start with 1024
+_FILES_PER_RANK = 3  # connections to each other rank: two process groups, and rank 0's failure monitor
 
 
 def set_up_process(config: DistConfig, rank: Rank) -> None:
@@ -24,7 +25,7 @@ def set_up_process(config: DistConfig, rank: Rank) -> None:
     elif not rank.is_single_process and "OMP_NUM_THREADS" not in os.environ:
         # Otherwise each process would start a thread per core: in total, many times more threads than cores.
         torch.set_num_threads(cores(rank.local_world, os.environ))
-    raise_file_limit()
+    raise_file_limit(_FILES + _FILES_PER_RANK * rank.world_size)
 
 
 def cores(local_world: int, environment: Mapping[str, str]) -> int:
@@ -33,8 +34,8 @@ def cores(local_world: int, environment: Mapping[str, str]) -> int:
     return int(promised) if promised.isdigit() else max(1, available_cores() // local_world)
 
 
-def raise_file_limit() -> None:
-    """Allow this process `_FILES` open files, as far as the system permits."""
+def raise_file_limit(files: int = _FILES) -> None:
+    """Allow this process so many open files, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < _FILES:  # without a limit, -1 on Linux and a large number on macOS
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES if hard < 0 else min(_FILES, hard), hard))
+    if 0 <= soft < files:  # without a limit, -1 on Linux and a large number on macOS
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files if hard < 0 else min(files, hard), hard))

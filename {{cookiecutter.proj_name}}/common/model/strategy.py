@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from common.base.errors import UserError
 from common.distributed import DistConfig, buffer_kinds
+from common.distributed.simulate import keep_own_gradients
 from common.model.freeze import freeze
 from common.optim.precision import Precision
 
@@ -102,6 +104,8 @@ class Replicated(Strategy):
             bucket_cap_mb=config.bucket_mb,
             gradient_as_bucket_view=config.gradient_as_bucket_view,
         )
+        if dist.get_backend() == "fake":
+            keep_own_gradients(wrapped)
         wrapped.broadcast_buffers = config.broadcast_buffers  # the argument's name depends on PyTorch's version
         return wrapped
 
