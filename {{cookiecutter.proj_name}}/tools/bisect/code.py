@@ -11,16 +11,16 @@ from pathlib import Path
 from common.base.errors import UserError
 from common.distributed.code import code_of
 from common.run.paths import PROJECT
-from tools.bisect.records import Recorded
 
 
 @dataclass(frozen=True)
 class Point:
-    """The code at one point of the way: of a commit, and perhaps with the uncommitted changes in a run's git.diff.
+    """The code at one point of the way: of a commit, perhaps with the uncommitted changes that a run recorded.
 
     Attributes:
         commit: None without git: the code as it is now.
         step: how it differs from the point before.
+        diff: the file `git.diff` of the run.
     """
 
     commit: str | None
@@ -28,7 +28,7 @@ class Point:
     diff: Path | None = None
 
 
-def points_between(good: Recorded, bad: Recorded) -> list[Point]:
+def way(good: Point, bad: Point) -> list[Point]:
     """Return the code of GOOD, of each commit on the way, and of BAD. Commits that change only pages (*.md) are left out.
 
     If GOOD's commit is not in BAD's history, the way first takes back the commits that only GOOD has.
@@ -36,25 +36,25 @@ def points_between(good: Recorded, bad: Recorded) -> list[Point]:
     Raises:
         UserError: a commit is not in this repository.
     """
-    (first, last), (before, after) = zip(*((run.start["git"]["commit"], run.diff) for run in (good, bad)), strict=True)
-    if first is None or last is None:
+    if good.commit is None or bad.commit is None:
         return [Point(None)]
-    base = git("merge-base", first, last).strip()
-    back, forth = (git("rev-list", "--first-parent", f"{base}..{tip}", "--", ".", ":(exclude)*.md").split()
-                   for tip in (first, last))  # fmt: skip
-    points = [Point(first, "", before)]
-    if before and (first, before.read_bytes()) != (last, after and after.read_bytes()):
-        points.append(Point(first, "taking back GOOD's uncommitted changes"))
-    points += [Point(f"{commit}^", f"taking back {_name(commit)}") for commit in back]
-    points += [Point(commit, _name(commit)) for commit in reversed(forth)]
-    return [*points, Point(last, "BAD's uncommitted changes", after)] if after and not points[-1].diff else points
+    base, points = git("merge-base", good.commit, bad.commit), [good]
+    if good.diff and (not bad.diff or (good.commit, good.diff.read_text()) != (bad.commit, bad.diff.read_text())):
+        points.append(Point(good.commit, "taking back GOOD's uncommitted changes"))
+    back, forth = (
+        git("log", "--first-parent", "--format=%H commit %h '%s'", f"{base}..{end.commit}", "--", ".", ":(exclude)*.md")
+        for end in (good, bad)
+    )
+    points += [Point(f"{line[:40]}^", f"taking back {line[41:]}") for line in back.splitlines()]
+    points += [Point(line[:40], line[41:]) for line in reversed(forth.splitlines())]
+    return [*points, bad] if bad.diff and not points[-1].diff else points
 
 
 class Copies:
     """Copies of the code in a temporary folder.
 
     Args:
-        untracked: Python files that git does not know; they are taken as they are now.
+        untracked: names of Python files that git did not know; they are taken as they are now.
     """
 
     def __init__(self, folder: Path, points: Sequence[Point], untracked: Collection[str]) -> None:
@@ -82,38 +82,30 @@ class Copies:
             shutil.copytree(self.project(point), partial, symlinks=True)
         else:
             partial.mkdir(parents=True)
-            subprocess.run(["tar", "-x", "-C", partial], input=_git("archive", at.commit), check=True)
-            depth = 1 + len(Path(git("rev-parse", "--show-prefix").strip()).parts)
-            git("apply", f"-p{depth}", str(at.diff), cwd=partial) if at.diff else None
+            git("archive", "-o", f"{partial}.tar", at.commit)  # of the project, which may be a part of a repository
+            shutil.unpack_archive(f"{partial}.tar", partial)
             for name in self._untracked:
-                (partial / name).parent.mkdir(parents=True, exist_ok=True)
-                (partial / name).exists() or shutil.copy2(PROJECT / name, partial / name)
+                if not (copy := partial / name).exists():
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(PROJECT / name, copy)
+        if at.diff and not without:
+            git("apply", f"-p{1 + len(Path(git('rev-parse', '--show-prefix')).parts)}", str(at.diff), cwd=partial)
         for step in sorted(without, reverse=True):
-            (self._folder / "step.diff").write_bytes(self._difference(step))
-            git("apply", "-R", "-p2", "--allow-empty", "../step.diff", cwd=partial)
+            git("apply", "-R", "-p2", "--allow-empty", str(self._difference(step)), cwd=partial)
         return partial.rename(target)
 
     def changed(self, step: int) -> list[str]:
         """Return the names of the files that a step changes."""
-        names = self._difference(step, "--name-only").decode(errors="replace").splitlines()
-        return [name.partition("/")[2] for name in names]
+        return [line.partition("/")[2] for line in self._difference(step, "--name-only").read_text().splitlines()]
 
-    def _difference(self, step: int, *options: str) -> bytes:
-        folders = [self.project(at).name for at in (step, step + 1)]
-        return _git("diff", "--no-index", "--binary", *options, *folders, cwd=self._folder, codes=(0, 1))
-
-
-def _name(commit: str) -> str:
-    return "commit " + git("log", "-1", "--format=%h '%s'", commit).strip()
+    def _difference(self, step: int, *options: str) -> Path:
+        folders, file = [self.project(at).name for at in (step, step + 1)], self._folder / "difference"
+        git("diff", "--no-index", "--binary", f"--output={file}", *options, *folders, cwd=self._folder, codes=(0, 1))
+        return file
 
 
-def git(*words: str, cwd: Path = PROJECT) -> str:
-    """Return what git prints, see `_git`."""
-    return _git(*words, cwd=cwd).decode(errors="replace")
-
-
-def _git(*words: str, cwd: Path = PROJECT, codes: Collection[int] = (0,)) -> bytes:
-    """Return what git prints; of another folder than the project's, it takes no repository around it for its own.
+def git(*words: str, cwd: Path = PROJECT, codes: Collection[int] = (0,)) -> str:
+    """Return what git prints. For another folder than the project's, a repository around it is not taken for its own.
 
     Raises:
         UserError: it fails.
@@ -124,4 +116,4 @@ def _git(*words: str, cwd: Path = PROJECT, codes: Collection[int] = (0,)) -> byt
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, check=False)
     if done.returncode not in codes:
         raise UserError(f"git {' '.join(words)}: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout
+    return done.stdout.decode(errors="replace").strip()

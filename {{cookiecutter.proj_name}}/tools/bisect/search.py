@@ -32,21 +32,21 @@ class Trial:
 
 @dataclass(frozen=True)
 class Cause:
-    """Changes that together turn good to bad, each of them needed.
+    """Settings, a step of the code, or both, that turn good to bad; each of them is needed.
 
     Attributes:
-        steps: numbers of steps of the code; more than one if no run can tell them apart.
-        present, absent: the trial with nothing but these changes, and BAD without them.
+        present: GOOD with nothing but these changes and the code before the step; `settings` are those of the cause.
+        steps: the number of the step; several if no run can tell them apart.
+        absent: BAD without these changes.
     """
 
-    settings: frozenset[str]
-    steps: range
     present: Trial
+    steps: range
     absent: Trial
 
 
 Judge = Callable[[Trial], bool | None]
-"""Says whether a trial is bad; None if it has no value, since it does not run. It is asked for some more than once."""
+"""Says whether a trial is bad; None if it does not run. It is asked about some trials more than once."""
 
 
 def find_causes(settings: Sequence[str], steps: int, is_bad: Judge) -> Iterator[Cause]:
@@ -59,20 +59,21 @@ def find_causes(settings: Sequence[str], steps: int, is_bad: Judge) -> Iterator[
     while left or len(without) < steps:
         present, changed = _one_cause(left, steps, without, is_bad)
         left, without = [each for each in left if each not in present.settings], without | {*changed}
-        yield Cause(present.settings, changed, present, absent := Trial(frozenset(left), steps, without))
+        yield Cause(present, changed, absent := Trial(frozenset(left), steps, without))
         if not is_bad(absent):
             return
 
 
 def _one_cause(settings: Sequence[str], steps: int, without: frozenset[int], is_bad: Judge) -> tuple[Trial, range]:
-    """Find settings, a step, or settings with a step. Returns the trial of nothing but them, and the step's number."""
-
     def trial(chosen: Sequence[str], point: int) -> Trial:
         return Trial(frozenset(chosen), point, frozenset(step for step in without if step < point))
 
+    def found_with(count: int) -> list[str]:
+        return [*rest[:count], *found]
+
     found, rest = list[str](), list(settings)
     while rest and not is_bad(trial(found, steps)):  # at first: GOOD's settings with BAD's code
-        start, end = first_bad(len(rest), lambda count: is_bad(trial([*rest[:count], *found], steps)))
+        start, end = first_bad(len(rest), lambda count: is_bad(trial(found_with(count), steps)))
         found, rest = [*rest[start:end], *found], rest[:start]
         if is_bad(alone := trial(found, 0)):
             return alone, range(0)
@@ -81,7 +82,7 @@ def _one_cause(settings: Sequence[str], steps: int, without: frozenset[int], is_
 
 
 def first_bad(count: int, is_bad: Callable[[int], bool | None]) -> tuple[int, int]:
-    """Return the last good and the first bad number of 0 to `count`; numbers between them have no value.
+    """Return the last good and the first bad number of 0 to `count`; those between them do not run.
 
     0 is good and `count` is bad. Tried next is the number farthest from all that are known: at first the middle.
     """
