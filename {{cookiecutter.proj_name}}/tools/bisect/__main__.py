@@ -9,8 +9,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 from common.base.errors import UserError
 from common.base.text import number, to_json
@@ -18,14 +18,11 @@ from common.failure.program import report_errors
 from tools.bisect.runs import Recorded, Trials, default_metric, differing_environment, first_clear_step
 from tools.bisect.search import Cause, Noise, Trial, find_causes, most_runs
 
-_START_S = 6.0  # of a run, until its first step; a guess
-
 
 class Search:
     """Measures the noise over seeds, then searches; says each run as it ends, on stderr.
 
     Attributes:
-        bad: BAD's value, with GOOD's seed.
         values: of all trials so far; None for one that does not run.
         runs: how many trials the search has taken, besides those of the noise and of BAD.
     """
@@ -33,16 +30,22 @@ class Search:
     def __init__(self, trials: Trials, seeds: int) -> None:
         self.trials, self.settings, self.points, self.runs = trials, trials.settings, trials.points, 0
         self.values: dict[Trial, float | None] = {}
-        first = trials.good.start["seed"]
-        self.noise = Noise([self.reference(f"GOOD, seed {seed}", seed) for seed in range(first, first + seeds)])
         self.worst = Trial(frozenset(self.settings), len(self.points) - 1)
-        self.bad = self.reference(f"BAD, seed {first}", first, self.worst)
+        most, first = most_runs(len(self.settings), self.worst.point), trials.good.start["seed"]
+        _say(
+            f"runs      {seeds} of GOOD for the noise, 1 of BAD, then at most {most} if a single change is to be found"
+        )
+        values = [self.reference(f"GOOD, seed {first}", Trial())]
+        left = trials.result(Trial()).seconds * (seeds + most) / 60
+        _say(f"          ({trials.result(Trial()).seconds:.0f} s each: about {left:.0f} minutes more)")
+        values += [self.reference(f"GOOD, seed {seed}", Trial(seed=seed)) for seed in range(first + 1, first + seeds)]
+        self.noise = Noise(values)
+        self.bad = self.reference(f"BAD, seed {first}", self.worst)
 
-    def reference(self, what: str, seed: int, trial: Trial = Trial()) -> float:
+    def reference(self, what: str, trial: Trial) -> float:
         """Return a value that others are compared with. Raises `UserError` if the run has none."""
-        trial = trial if seed == self.trials.good.start["seed"] else Trial(trial.settings, trial.point, seed=seed)
         value = self._run(trial, what)
-        if value is None or (value != value and what[0] == "G"):
+        if value is None or (value != value and what.startswith("GOOD")):
             raise UserError(f"{what} gives no value: {self.trials.result(trial).note or 'its loss is not finite'}")
         return value
 
@@ -55,52 +58,48 @@ class Search:
         return None if value is None else self.noise.is_bad(value, self.bad)
 
     def _run(self, trial: Trial, what: str, count: int = 0) -> float | None:
-        result = self.trials.result(trial)
-        self.values[trial] = result.value
+        value, note, seconds = self.trials.result(trial)
+        self.values[trial] = value
         verdict = {None: "skipped", True: "bad", False: "good"}[self.is_bad(trial)] if count else ""
-        shown, note = "" if result.value is None else number(result.value), result.note and f" ({result.note})"
-        line = f"{count or '':>3} {shown:>9} {verdict:<7} {result.seconds:5.1f} s  {what}{note}"
-        print(line, file=sys.stderr, flush=True)
-        return result.value
+        shown = "" if value is None else number(value)
+        _say(f"{count or '':>3} {shown:>9} {verdict:<7} {seconds:5.1f} s  {what}{note and f' ({note})'}")
+        return value
 
     def describe(self, trial: Trial) -> str:
         """Return a trial in words: whose settings, whose code."""
         taken, left = ([key for key in self.settings if (key in trial.settings) is has] for has in (True, False))
-        words = [f"GOOD's settings, but BAD's {_listed(taken)}", f"BAD's settings, but GOOD's {_listed(left)}"]
-        whose = words[len(taken) > len(left)].replace(", but GOOD's none", "").replace(", but BAD's none", "")
-        at = {0: "GOOD's code", self.worst.point: "BAD's code"}.get(trial.point)
-        at = at or f"code of {self.points[trial.point].step}"
-        at += "".join(f", without {self.points[step + 1].step}" for step in sorted(trial.without))
-        return "; ".join([whose] * bool(self.settings) + [at] * (len(self.points) > 1))
+        few = f"BAD's settings, but GOOD's {_listed(left)}" if left else "BAD's settings"
+        if len(taken) <= len(left):
+            few = f"GOOD's settings, but BAD's {_listed(taken)}" if taken else "GOOD's settings"
+        code = {0: "GOOD's code", self.worst.point: "BAD's code"}.get(trial.point)
+        code = code or f"code of {self.points[trial.point].step}"
+        code += "".join(f", without {self.points[step + 1].step}" for step in sorted(trial.without))
+        return "; ".join([few] * bool(self.settings) + [code] * (len(self.points) > 1))
 
     def explain(self, cause: Cause) -> str:
         """Return a cause in words, with the values that prove it."""
         names = [key.arrow for name, keys in self.settings.items() if name in cause.present.settings for key in keys]
         steps = [f"{self.points[step + 1].step} ({_listed(self.trials.copies.changed(step))})" for step in cause.steps]
         names += steps if len(steps) < 2 else [f"one of these, which no run tells apart: {'; '.join(steps)}"]
-        text = f"{' and '.join(names)} make{'s' * (len(names) == 1)} the difference: {self.trials.metric} "
-        text += f"{_number(self.values[cause.present])} with it, "
-        if (without := self.values[cause.absent]) is None:
-            return f"{text}but BAD without it does not run ({self.trials.result(cause.absent).note})"
-        return f"{text}{_number(without)} in BAD without it"
+        text = f"{' and '.join(names)} make{'s' * (len(names) == 1)} the difference: {self.trials.metric} is "
+        text += f"{_number(self.values[cause.present])} with it"
+        if cause.steps:
+            before = replace(cause.present, point=cause.steps.start, without=cause.present.without - {*cause.steps})
+            text += f", {_number(self.values.get(before))} just before it"
+        without = self.values[cause.absent]
+        return f"{text}; BAD without it " + ("does not run" if without is None else f"has {_number(without)}")
 
 
-def announce(trials: Trials, seeds: int, file: Path) -> str:
-    """Return what differs, what will be measured, and how many runs that takes."""
-    good, bad, steps, step = trials.good, trials.bad, len(trials.points) - 1, trials.step
-    commits = sum("uncommitted" not in point.step for point in trials.points[1:])
-    other = differing_environment(good, bad)
-    pace = median([row["step_seconds"] for row in good.files.measured("speed").values()] or [0.0])
-    most, length = most_runs(len(trials.settings), steps), _START_S + pace * step
-    return "\n".join([
-        f"differ    {len(trials.settings)} settings, {commits} commits, uncommitted changes: "
-        f"{'yes' if steps > commits else 'no'}, seeds {good.start['seed']} and {bad.start['seed']}",
-        f"          and what no run here can change: {'; '.join(other) or 'nothing'}",
-        f"measure   {trials.metric} after step {step}; recorded: "
-        f"{' and '.join(_number(run.value(trials.metric, step)) for run in (good, bad))}",
-        f"runs      {seeds} of GOOD for the noise, 1 of BAD, at most {most} to find a single change: about "
-        f"{(seeds + 1 + most) * length / 60:.0f} minutes; results are kept in {file}",
-    ])  # fmt: skip
+def announce(trials: Trials, file: Path) -> None:
+    """Say what differs, and what will be measured."""
+    good, bad, steps = trials.good, trials.bad, [point.step for point in trials.points[1:]]
+    commits = sum("uncommitted" not in step for step in steps)
+    _say(f"differ    {len(trials.settings)} settings, {commits} commits, uncommitted changes: "
+         f"{'yes' if len(steps) > commits else 'no'}, seeds {good.start['seed']} and {bad.start['seed']}")  # fmt: skip
+    _say(f"          and what no run here can change: {'; '.join(differing_environment(good, bad)) or 'nothing'}")
+    recorded = [run.value(trials.metric, trials.step) for run in (good, bad)]
+    _say(f"measure   {trials.metric} after step {trials.step}; recorded: {' and '.join(map(_number, recorded))}")
+    _say(f"          results are kept in {file}: the same command continues")
 
 
 def conclude(search: Search, last: int) -> tuple[int, list[Cause], str]:
@@ -109,57 +108,57 @@ def conclude(search: Search, last: int) -> tuple[int, list[Cause], str]:
     Args:
         last: the last step that both runs have measured.
     """
-    trials, noise = search.trials, search.noise
-    good, bad, metric = trials.good, trials.bad, trials.metric
+    good, bad, metric, noise = search.trials.good, search.trials.bad, search.trials.metric, search.noise
     spread = f"GOOD has {_number(noise.mean)} +- {_number(noise.deviation)} over seeds"
     if not noise.hides(search.bad):
         causes = list(find_causes([*search.settings], search.worst.point, search.is_bad))
-        return 0, causes, "\n".join([*map(search.explain, causes), f"{search.runs} runs; {spread}"])
+        more = "\nthis is not all: BAD without it is still bad" * bool(search.is_bad(causes[-1].absent))
+        return 0, causes, "\n".join(map(search.explain, causes)) + more + f"\n{search.runs} runs; {spread}"
     if (seed := bad.start["seed"]) != good.start["seed"]:
-        own = search.reference(f"BAD, seed {seed}", seed, search.worst)
+        own = search.reference(f"BAD, seed {seed}", replace(search.worst, seed=seed))
         if not noise.hides(own):
-            return 0, [], f"seed {seed} makes the difference: {metric} {_number(own)} with it in BAD; {spread}"
-    recorded = [run.value(metric, trials.step) for run in (good, bad)]
+            return 0, [], f"seed {seed} makes the difference: BAD has {_number(own)} with it; {spread}"
+    recorded = [run.value(metric, search.trials.step) for run in (good, bad)]
     if any(value is not None and not noise.hides(value) for value in recorded):
         other = "; ".join(differing_environment(good, bad))
-        return 1 - bool(other), [], (
-            f"no setting or commit: {' and '.join(map(_number, recorded))} in the records, but here {spread}, "
-            f"and BAD {_number(search.bad)}. What remains: {other or 'data, files unknown to git, chance on a GPU'}"
-        )
+        text = f"no setting and no commit: the records have {' and '.join(map(_number, recorded))}, but here {spread}, "
+        text += f"BAD {_number(search.bad)}; what remains: {other or 'data, files unknown to git, chance on a GPU'}"
+        return 1 - bool(other), [], text
     ends = [run.value(metric, last) or 0.0 for run in (good, bad)]
-    later = f"; the records differ by more at step {last}: --steps {last}" * (not noise.hides(noise.mean + ends[1] - ends[0]))
-    return 1, [], f"within the noise over seeds: {spread}, BAD {_number(search.bad)}; no cause to look for{later}"
+    text = f"the difference is within the noise over seeds: {spread}, BAD {_number(search.bad)}; no cause to look for"
+    later = not noise.hides(noise.mean + ends[1] - ends[0])
+    return 1, [], text + f"\nthe records differ by more at step {last}: --steps {last}" * later
 
 
 def main(argv: list[str]) -> int:
     """Compare the records, measure the noise, search. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.bisect", description=(__doc__ or "").partition("\n\n")[2])
-    for name in ("good", "bad"):
-        parser.add_argument(name, type=Path, metavar=name.upper(), help="folder of a run")
+    parser.add_argument("good", type=Path, metavar="GOOD", help="folder of a run")
+    parser.add_argument("bad", type=Path, metavar="BAD", help="folder of another run")
     parser.add_argument("--metric", help="as val.loss or train.loss; default: the one that chooses the best checkpoint")
     parser.add_argument("--steps", type=int, help="length of a run; default: until the two records differ clearly")
     parser.add_argument("--seeds", type=int, default=4, choices=range(2, 21), metavar="N", help="of GOOD; default: 4")
-    parser.add_argument("--folder", type=Path, help="keeps the results; default: bisect_GOOD_BAD beside BAD")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     good, bad = Recorded.read(options.good), Recorded.read(options.bad)
     metric = options.metric or default_metric(good, bad)
     step, last = first_clear_step(good, bad, metric)
-    folder = options.folder or bad.files.path.parent / f"bisect_{good.files.name}_{bad.files.name}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = bad.files.path.parent / f"bisect_{good.files.name}_{bad.files.name}"
     with tempfile.TemporaryDirectory(prefix="bisect-") as scratch:
         trials = Trials(good, bad, metric, options.steps or step, folder / "results.jsonl", Path(scratch))
-        print(announce(trials, options.seeds, folder), file=sys.stderr)
+        announce(trials, folder)
         search = Search(trials, options.seeds)
         code, causes, text = conclude(search, last)
-        found = [[sorted(cause.present.settings), [search.points[step + 1].step for step in cause.steps],
-                  search.values[cause.present], search.values[cause.absent]] for cause in causes]  # fmt: skip
-    names = ("settings", "code", "with", "without")
-    about = {"metric": metric, "step": trials.step, "mean": search.noise.mean, "deviation": search.noise.deviation}
-    about |= {"bad": search.bad, "found": [dict(zip(names, each, strict=True)) for each in found]}
-    print(to_json({"conclusion": text, "runs": search.runs, **about}) if options.json else text)
+        found = {search.explain(cause): [search.values[cause.present], search.values[cause.absent]] for cause in causes}
+    noise = {"mean": search.noise.mean, "deviation": search.noise.deviation, "bad": search.bad, "runs": search.runs}
+    result = {"conclusion": text, "found": found, "metric": metric, "step": trials.step, **noise}
+    print(to_json(result) if options.json else text)
     return code
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _number(value: float | None) -> str:
@@ -167,7 +166,7 @@ def _number(value: float | None) -> str:
 
 
 def _listed(names: Sequence[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most) or "none"
+    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from common.base.errors import UserError
 from common.distributed.code import code_of
 from common.run.paths import PROJECT
+from tools.same.sides import Side
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Point:
 
 
 def way(good: Point, bad: Point) -> list[Point]:
-    """Return the code of GOOD, of each commit on the way, and of BAD. Commits that change only pages (*.md) are left out.
+    """Return the code of GOOD, of each commit on the way, and of BAD; commits that change only pages are left out.
 
     If GOOD's commit is not in BAD's history, the way first takes back the commits that only GOOD has.
 
@@ -41,12 +42,10 @@ def way(good: Point, bad: Point) -> list[Point]:
     base, points = git("merge-base", good.commit, bad.commit), [good]
     if good.diff and (not bad.diff or (good.commit, good.diff.read_text()) != (bad.commit, bad.diff.read_text())):
         points.append(Point(good.commit, "taking back GOOD's uncommitted changes"))
-    back, forth = (
-        git("log", "--first-parent", "--format=%H commit %h '%s'", f"{base}..{end.commit}", "--", ".", ":(exclude)*.md")
-        for end in (good, bad)
-    )
-    points += [Point(f"{line[:40]}^", f"taking back {line[41:]}") for line in back.splitlines()]
-    points += [Point(line[:40], line[41:]) for line in reversed(forth.splitlines())]
+    words = ("--first-parent", "--format=%H commit %h '%s'", "--", ".", ":(exclude)*.md")
+    back, forth = (git("log", f"{base}..{end.commit}", *words).splitlines() for end in (good, bad))
+    points += [Point(f"{line[:40]}^", f"taking back {line[41:]}") for line in back]
+    points += [Point(line[:40], line[41:]) for line in reversed(forth)]
     return [*points, bad] if bad.diff and not points[-1].diff else points
 
 
@@ -80,18 +79,17 @@ class Copies:
         shutil.rmtree(partial, ignore_errors=True)
         if without:
             shutil.copytree(self.project(point), partial, symlinks=True)
-        else:
-            partial.mkdir(parents=True)
-            git("archive", "-o", f"{partial}.tar", at.commit)  # of the project, which may be a part of a repository
-            shutil.unpack_archive(f"{partial}.tar", partial)
-            for name in self._untracked:
-                if not (copy := partial / name).exists():
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(PROJECT / name, copy)
-        if at.diff and not without:
+            for step in sorted(without, reverse=True):
+                git("apply", "-R", "-p2", "--allow-empty", str(self._difference(step)), cwd=partial)
+            return partial.rename(target)
+        self._folder.mkdir(exist_ok=True)
+        Side("commit", at.commit, commit=at.commit).export(partial)
+        if at.diff:
             git("apply", f"-p{1 + len(Path(git('rev-parse', '--show-prefix')).parts)}", str(at.diff), cwd=partial)
-        for step in sorted(without, reverse=True):
-            git("apply", "-R", "-p2", "--allow-empty", str(self._difference(step)), cwd=partial)
+        for name in self._untracked:
+            if not (copy := partial / name).exists():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(PROJECT / name, copy)
         return partial.rename(target)
 
     def changed(self, step: int) -> list[str]:
@@ -112,8 +110,7 @@ def git(*words: str, cwd: Path = PROJECT, codes: Collection[int] = (0,)) -> str:
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {} if cwd == PROJECT else {"GIT_CEILING_DIRECTORIES": str(cwd.parent.resolve())}
-    command = ["git", "--no-optional-locks", *words]
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, check=False)
+    done = subprocess.run(["git", "--no-optional-locks", *words], cwd=cwd, env=environment, capture_output=True)
     if done.returncode not in codes:
-        raise UserError(f"git {' '.join(words)}: {done.stderr.decode(errors='replace').strip()}")
+        raise UserError(f"git {words[0]}: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout.decode(errors="replace").strip()

@@ -9,12 +9,12 @@ import shutil
 import sys
 import time
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from subprocess import DEVNULL, STDOUT, Popen
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.base.errors import UserError
 from common.base.files import write_text
@@ -38,7 +38,7 @@ _DECIDING = (
 )  # fmt: skip
 _ENVIRONMENT = ("packages", "machine", "environment", "world_size")  # of run.json; a short run cannot change them
 _NOT_FINITE = "not a finite number"  # in the reason for which a run failed
-_LEFT_OUT = re.compile(r"keys that are left out:((?:\n  \S+ = .*)+)")  # in the log, if the code is older than the config
+_LEFT_OUT = re.compile(r"keys that are left out:((?:\n  \S+ = .*)+)")  # in the log of code older than the config
 _POLL_S = 0.25
 
 
@@ -90,7 +90,7 @@ def default_metric(good: Recorded, bad: Recorded) -> str:
 
 
 def first_clear_step(good: Recorded, bad: Recorded, metric: str) -> tuple[int, int]:
-    """Return the step from which on the recorded values differ clearly, and their last step; twice the last if they do not.
+    """Return the step from which on the recorded values differ clearly, or else the last; and the last.
 
     Clearly: by at least half of what they differ in the end, and by more than both curves waver, which their bends
     tell. The noise over seeds is not known yet.
@@ -98,18 +98,20 @@ def first_clear_step(good: Recorded, bad: Recorded, metric: str) -> tuple[int, i
     Raises:
         UserError: there is no step after which both have measured it.
     """
-    curves = {
-        step: (a, b) for step in sorted(good.files.measured(metric.partition(".")[0]))
-        if (a := good.value(metric, step)) is not None and (b := bad.value(metric, step)) is not None
-    }  # fmt: skip
+    steps = sorted(good.files.measured(metric.partition(".")[0]))
+    pairs = [(step, good.value(metric, step), bad.value(metric, step)) for step in steps]
+    curves = [(step, a, b) for step, a, b in pairs if a is not None and b is not None]
     if not curves:
         known = sorted({f"{split}.{name}" for split, values in good.files.last.items() for name in values})
         raise UserError(f"both runs must have measured {metric}; GOOD has {', '.join(known) or 'nothing'}")
-    gaps = {step: b - a for step, (a, b) in curves.items()}
-    bends = [abs(x - 2 * y + z) for curve in zip(*curves.values()) for x, y, z in zip(curve, curve[1:], curve[2:])]
-    wavers, end = 3 * median([bend for bend in bends if math.isfinite(bend)] or [0.0]), gaps[max(gaps)]
+    gaps = {step: b - a for step, a, b in curves}
+    threes = [
+        three for at in (1, 2) for three in zip(*([row[at] for row in curves[k:]] for k in range(3)), strict=False)
+    ]
+    bends = [bend for a, b, c in threes if math.isfinite(bend := abs(a - 2 * b + c))]
+    wavers, end, last = 3 * median(bends or [0.0]), curves[-1][2] - curves[-1][1], curves[-1][0]
     unclear = [at for at, gap in gaps.items() if abs(gap) <= wavers or (end == end and gap * end < end * end / 2)]
-    return min((at for at in gaps if at > max(unclear, default=0)), default=max(gaps)), max(gaps)
+    return min((at for at in gaps if at > max(unclear, default=0)), default=last), last
 
 
 def differing_settings(good: Recorded, bad: Recorded) -> dict[str, list[Change]]:
@@ -130,7 +132,8 @@ def differing_settings(good: Recorded, bad: Recorded) -> dict[str, list[Change]]
 def differing_environment(good: Recorded, bad: Recorded) -> list[str]:
     """Return what else differs, in words: packages that may compute something, the machine, variables, processes."""
     old, new = ({key: each.start.get(key) for key in _ENVIRONMENT} for each in (good, bad))
-    return [each.arrow.partition(".")[2] or each.arrow for each in changes(old, new) if not each.matches(HARMLESS)]
+    found = [each for each in changes(old, new) if not each.matches(HARMLESS)]
+    return [each.arrow for each in found if None not in (each.old, each.new)]  # a package that only one has imported
 
 
 def mixed(good: dict[str, Any], bad: dict[str, Any], keys: list[str]) -> dict[str, Any]:
@@ -146,8 +149,7 @@ def mixed(good: dict[str, Any], bad: dict[str, Any], keys: list[str]) -> dict[st
     return config
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """The value of a trial, NaN if the loss was; None if it does not run, with the reason in `note`."""
 
     value: float | None
@@ -159,22 +161,19 @@ class Trials:
     """Trains GOOD with some of BAD's settings and code, for the first steps of the whole run.
 
     Args:
-        file: keeps the results, a JSON object in each line.
+        file: keeps the results, a JSON list in each line.
         scratch: an empty folder for code and runs.
     """
 
     def __init__(self, good: Recorded, bad: Recorded, metric: str, step: int, file: Path, scratch: Path) -> None:
         self.good, self.bad, self.metric, self.step = good, bad, metric, step
-        self.settings, self.points = differing_settings(good, bad), way(good.code(), bad.code("BAD's uncommitted changes"))
+        self.settings = differing_settings(good, bad)
+        self.points = way(good.code(), bad.code("BAD's uncommitted changes"))
         untracked = [name for run in (good, bad) for name in run.start["git"]["untracked"] if name.endswith(".py")]
         self.copies = Copies(scratch / "code", self.points, untracked)
         self._file, self._scratch = file, scratch
-        rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        self._known = {
-            row["key"]: Result(float(row["value"]), row["note"], row["seconds"])
-            for row in rows
-            if row["value"] is not None  # what did not run is tried again
-        }
+        rows = map(json.loads, file.read_text().splitlines() if file.exists() else [])
+        self._known = {key: Result(float(value), *rest) for key, value, *rest in rows if value is not None}
 
     def result(self, trial: Trial) -> Result:
         """Train, or look the result up."""
@@ -182,8 +181,7 @@ class Trials:
         config = mixed(self.good.config, self.bad.config, keys)
         config.setdefault("dist", {})["random_seed"] = self.good.start["seed"] if trial.seed is None else trial.seed
         points = [trial.point, *(point for step in sorted(trial.without) for point in (step, step + 1))]
-        code = [self.copies.digest(point) for point in points]
-        about = to_json([config, code, self.metric, self.step, packages(), sys.version])
+        about = to_json([config, [*map(self.copies.digest, points)], self.metric, self.step, packages(), sys.version])
         key = hashlib.sha256(about.encode()).hexdigest()[:16]
         if key not in self._known:
             started = time.monotonic()
@@ -192,8 +190,9 @@ class Trials:
             except UserError as error:
                 value, note = None, str(error)
             self._known[key] = Result(value, note, round(time.monotonic() - started, 1))
+            self._file.parent.mkdir(exist_ok=True)
             with self._file.open("a", encoding="utf-8") as file:
-                file.write(to_json({"key": key, **asdict(self._known[key])}) + "\n")
+                file.write(to_json([key, *self._known[key]]) + "\n")
         return self._known[key]
 
     def _train(self, project: Path, config: dict[str, Any]) -> tuple[float | None, str]:
