@@ -4,7 +4,6 @@ The slow tests train a real project with real commits. In the others, a function
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -61,6 +60,16 @@ def search(value: Callable[[Trial], float | None], keys: int = KEYS, steps: int 
     return Search(cast(Trials, trials), 4)
 
 
+def if_set(key: str) -> Callable[[Trial], float]:
+    """A function that stands for runs: those with BAD's value of this setting are bad."""
+    return lambda trial: 2.0 if key in trial.settings else 1.0
+
+
+def if_changed(step: int) -> Callable[[Trial], float]:
+    """A function that stands for runs: those with this step of the code are bad."""
+    return lambda trial: 2.0 if has(trial, step) else 1.0
+
+
 def has(trial: Trial, step: int) -> bool:
     """Whether the code of a trial has this step."""
     return trial.point > step and step not in trial.without
@@ -69,7 +78,7 @@ def has(trial: Trial, step: int) -> bool:
 def test_twelve_settings_and_thirty_commits_in_at_most_eight_runs() -> None:
     """Whichever it is, it is named, and proven: GOOD with it is bad, and BAD without it is good."""
     for number in range(KEYS):
-        found = search(lambda trial, key=f"k{number}": 2.0 if key in trial.settings else 1.0)
+        found = search(if_set(f"k{number}"))
         code, _, text = conclude(found, 10)
         assert (code, found.runs <= 8) == (0, True)
         assert text.startswith(
@@ -77,7 +86,7 @@ def test_twelve_settings_and_thirty_commits_in_at_most_eight_runs() -> None:
         )
         assert f"\n{found.runs} runs; GOOD has 1.01500 +- 0.01291 over seeds" in text
     for step in range(STEPS):
-        found = search(lambda trial, step=step: 2.0 if has(trial, step) else 1.0)
+        found = search(if_changed(step))
         code, _, text = conclude(found, 10)
         assert (code, found.runs <= 8) == (0, True)
         assert text.startswith(
@@ -291,17 +300,30 @@ def test_a_setting_among_twelve_and_noise(tmp_path: Path) -> None:
     assert (done.returncode, "within the noise over seeds" in done.stdout) == (1, True), done.stdout + done.stderr
 
 
+def text(file: Path) -> str:
+    """What is in a file, if it is still there."""
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 @pytest.mark.slow
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    """At once, while the process of a run is being started, and in the middle of a run."""
     repository = Repository(tmp_path)
     good, bad = repository.train("good"), repository.train("bad", "--optim.lr", "0.03")
     command = [sys.executable, "-m", "tools.bisect", str(good), str(bad)]
-    process = subprocess.Popen(command, cwd=repository.root, env=repository.environment, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not list(repository.temporary.glob("bisect-*/output.txt")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(process.pid, signal.SIGINT)
-    assert process.wait(60) == 130 and children
-    assert not list(repository.temporary.glob("bisect-*"))
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    for file in ("output.txt", "runs/run/run.json"):
+        with subprocess.Popen(command, cwd=repository.root, env=repository.environment, text=True,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:  # fmt: skip
+            try:
+                while not list(repository.temporary.glob(f"bisect-*/{file}")) and process.poll() is None:
+                    time.sleep(0.01)
+                process.send_signal(signal.SIGINT)
+                _, said = process.communicate(timeout=90)
+            finally:
+                process.kill()
+        assert (process.returncode, "Traceback" in said) == (130, False), said
+        assert not list(repository.temporary.glob("bisect-*"))
+        assert not [each for each in Path("/proc").glob("[0-9]*/cmdline") if str(repository.temporary) in text(each)]

@@ -87,7 +87,7 @@ class Search:
             before = replace(cause.present, point=cause.steps.start, without=cause.present.without - {*cause.steps})
             text += f", {_number(self.values.get(before))} just before it"
         without = self.values[cause.absent]
-        return f"{text}; BAD without it " + ("does not run" if without is None else f"has {_number(without)}")
+        return f"{text}; BAD without it " + ("gives no value" if without is None else f"has {_number(without)}")
 
 
 def announce(trials: Trials, file: Path) -> None:

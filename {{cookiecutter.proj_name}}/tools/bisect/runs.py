@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from copy import deepcopy
@@ -40,6 +41,8 @@ _ENVIRONMENT = ("packages", "machine", "environment", "world_size")  # of run.js
 _NOT_FINITE = "not a finite number"  # in the reason for which a run failed
 _LEFT_OUT = re.compile(r"keys that are left out:((?:\n  \S+ = .*)+)")  # in the log of code older than the config
 _POLL_S = 0.25
+# Blocked while a process is started: Ctrl-C would be lost there, and leave a lock behind that the next start waits for.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -207,17 +210,20 @@ class Trials:
         command = [sys.executable, str(project / "train.py"), *words, "--resume=null", "--monitor.writers=[]"]
         start, place = self.good.start, Path(self.good.start["working_directory"])
         place = place if place.is_dir() else PROJECT  # where relative paths begin
-        alone: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(die_with_parent, os.getpid())}
+        alone: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(_begin, os.getpid())}
         alone["env"] = {**os.environ, "OMP_NUM_THREADS": str(start["cpu_threads"]), **start["environment"]}
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         with (
             output.open("wb") as file,
             Popen(command, cwd=place, stdin=DEVNULL, stdout=file, stderr=STDOUT, **alone) as process,
         ):
             try:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
                 while process.poll() is None and value_at(read_run(runs / "run"), self.metric, self.step) is None:
                     time.sleep(_POLL_S)
             finally:
                 process.terminate()  # it saves and ends
+                process.wait()
         files, text = read_run(runs / "run"), output.read_text(errors="replace")
         last = files.step if files.state == "finished" else self.step  # with larger batches, a run has fewer steps
         value = value_at(files, self.metric, min(self.step, last))
@@ -225,3 +231,9 @@ class Trials:
             return (math.nan, "") if _NOT_FINITE in text else (None, f"... {' '.join(text.split())[-200:]}")
         keys = [line.split()[0] for lines in _LEFT_OUT.findall(text) for line in lines.strip().splitlines()]
         return value, f"this code does not have {', '.join(keys)}" if keys else ""
+
+
+def _begin(parent: int) -> None:
+    """Begin a process: end it with its parent, and let it be interrupted."""
+    die_with_parent(parent)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
