@@ -204,7 +204,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 
 # --- real runs of a real repository -------------------------------------------------------------------------------
 
-LOSS = "        return self.function(output"
+LOSS = "return self.function("
 INNOCENT = [
     "--optim.weight_decay", "0.001", "--model.dropout", "0.11", "--optim.no_decay", "auto", "--optim.clip_gradients",
     "50", "--optim.clip_type", "value", "--optim.lr_scheduler.patience", "11", "--optim.lr_scheduler.threshold",
@@ -243,7 +243,7 @@ class Repository:
 
     def train(self, name: str, *words: str) -> Path:
         command = [sys.executable, "train.py", *self.runs.words(*words, name=name)]
-        done = run(command, cwd=self.root, env=self.environment)
+        done = run(command, cwd=self.root, env=self.environment, timeout=600)
         assert done.returncode == 0, done.stderr
         return self.runs.root / name
 
@@ -265,18 +265,18 @@ def test_a_commit_among_others_of_a_real_repository(tmp_path: Path) -> None:
     """A change of the loss is found among settings, commits that do not run, and uncommitted changes."""
     repository = Repository(tmp_path)
     good = repository.train("good")
-    repository.commit("Wording", "common/step.py", '"""One', '"""An')
+    repository.commit("Wording", "common/step.py", '"""One optimizer', '"""An optimizer')
     repository.commit("Half of a rewrite", "tests/samples.py", "class Digits:", "class Digit:")
     repository.commit("The other half", "tests/samples.py", "class Digit:", "class Digits:")
-    repository.commit("Cool the logits", "tests/samples.py", LOSS, LOSS.replace("output", "0.1 * output"))
+    repository.commit("Count twice", "tests/samples.py", LOSS, LOSS.replace("self", "2 * self"))
     repository.commit("Notes", "README.md", "# ", "## ")
-    repository.commit("More wording", "common/trainer.py", '"""The', '"""A')
-    repository.edit("common/step.py", '"""An', '"""Once more an')
+    repository.commit("More wording", "common/trainer.py", '"""The training', '"""A training')
+    repository.edit("common/step.py", '"""An optimizer', '"""A single optimizer')
     bad = repository.train("bad", *INNOCENT[:6])
     done = repository.bisect(str(good), str(bad), "--seeds", "3", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert "'Cool the logits' (tests/samples.py) makes the difference: val.loss is" in result["conclusion"]
+    assert "'Count twice' (tests/samples.py) makes the difference: val.loss is" in result["conclusion"]
     assert "differ    3 settings, 5 commits, uncommitted changes: yes" in done.stderr
     assert result["runs"] <= 6 and len(result["found"]) == 1
     started = time.monotonic()
@@ -290,13 +290,13 @@ def test_a_setting_among_twelve_and_noise(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     good, noise = repository.train("good"), repository.train("noise", *INNOCENT)
     bad = repository.train("bad", *INNOCENT, "--optim.lr", "0.03")
-    done = repository.bisect(str(good), str(bad))
+    done = repository.bisect(str(good), str(bad), "--seeds", "3")
     assert "differ    12 settings, 0 commits, uncommitted changes: no" in done.stderr
     assert (done.returncode, done.stdout.splitlines()[0].partition(":")[0]) == (
         0, "optim.lr 0.001 -> 0.03 makes the difference",
     ), done.stderr  # fmt: skip
     assert int(done.stdout.splitlines()[1].partition(" ")[0]) <= 8
-    done = repository.bisect(str(good), str(noise))
+    done = repository.bisect(str(good), str(noise), "--seeds", "3")
     assert (done.returncode, "within the noise over seeds" in done.stdout) == (1, True), done.stdout + done.stderr
 
 
