@@ -1,0 +1,1 @@
+"""The key or the commit that makes two runs differ, by short runs."""
