@@ -88,7 +88,7 @@ def compare_trained(
     b = trained(1, "first_b")
     last = min(a.steps, b.steps)
     tensors = sum(key in two and key[0] <= last for one, two in zip(a.ranks, b.ranks, strict=False) for key in one)
-    what = f"{last} steps, {tensors:,} tensors"
+    what = f"{last} step{'s' * (last != 1)}, {tensors:,} tensors"
     if (difference := first_difference(a, b)) is None:
         try:  # what the steps do not show: validation, averaged weights, schedules
             more, lines = compare(a.run, b.run)
