@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -33,7 +34,7 @@ class Numbered(Digits):
     """Digits with their numbers."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {**super().__getitem__(index), "index": index}
+        return {**super().__getitem__(index), "index": torch.tensor(index)}
 
 
 class Stream:
@@ -69,7 +70,7 @@ def note(trainer: Any) -> None:
             file.write_text(json.dumps(found))
         return original(self, seen, batch, *more)
 
-    original, Evaluator._add = Evaluator._add, add  # type: ignore[method-assign]
+    original, Evaluator._add = Evaluator._add, add  # type: ignore[method-assign, assignment]
     trainer.monitor.after_step.append(after_step)
 
 
