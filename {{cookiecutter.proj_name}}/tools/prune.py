@@ -18,7 +18,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = "leaves.yaml"
 Leaf = Mapping[str, Any]
-# In README.md and below these folders, marked lines are looked for.
+# Beside README.md and below these folders, marked lines are looked for.
 _PAGES = ("docs", "configs", "custom", "examples", "tests")
 
 
@@ -68,7 +68,7 @@ def prune(root: Path, names: Iterable[str]) -> list[Path]:
             texts[path] = text.replace(old, new)
     lines = [line for name in names for line in leaves[name].get("lines", ())]
     pages = [
-        root / "README.md",
+        *root.glob("*.md"),
         *(path for folder in _PAGES for kind in ("md", "yaml") for path in root.glob(f"{folder}/**/*.{kind}")),
     ]
     for path in (path for path in pages if path.is_file() and path not in deleted):
