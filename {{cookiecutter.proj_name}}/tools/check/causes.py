@@ -53,6 +53,7 @@ _CALLS = {
 _RANK = re.compile(r"['\"](LOCAL_)?(RANK|WORLD_SIZE|SLURM_PROCID)['\"]")
 _DRAWS = re.compile(r"(^|\.)(rand\w*|normal|uniform|choice|shuffle|bernoulli|multinomial|sample|gauss)$")
 _RESTORES = ("state_dict", "load_state_dict", "get_extra_state", "set_extra_state")
+_FAR = 6  # points behind the best suspect, with which another one is not shown
 _SETS_UP = ("", "__init__", "set_epoch", "share", *_RESTORES)
 
 
@@ -83,6 +84,10 @@ def suspects(check: str, kind: str, name: str, notes: list[dict[str, Any]], repe
     for note in parts:
         at = wanted.index(note["role"]) if note["role"] in wanted else len(wanted)
         places[note["file"]] = min(at, places.get(note["file"], at))
+    for file, at in list(places.items()):  # helpers are in the place of those that import them
+        for node in (node for _, node in _nodes(file) if isinstance(node, ast.ImportFrom)):
+            for module in (f"{node.module}", *(f"{node.module}.{each.name}" for each in node.names)):
+                places.setdefault(module.replace(".", "/") + ".py", at)
     ranked: dict[tuple[str, int], tuple[float, Suspect]] = {}
     for found, suspect in _findings(notes):
         checks, score, _ = _KINDS[found]
@@ -92,7 +97,8 @@ def suspects(check: str, kind: str, name: str, notes: list[dict[str, Any]], repe
             score += 5 * (found in ("time", "order") and repeats is False)
             if score > ranked.get((suspect.file, suspect.line), (-99, None))[0]:
                 ranked[suspect.file, suspect.line] = score, suspect
-    best = [suspect for _, suspect in sorted(ranked.values(), key=lambda each: -each[0])]
+    order = sorted(ranked.values(), key=lambda each: -each[0])
+    best = [suspect for score, suspect in order if score > order[0][0] - _FAR]
     makers = sorted((each for each in parts if each["role"] in wanted), key=lambda each: wanted.index(each["role"]))
     measures = [each for each in makers if each["role"] == "metric" and each["name"] in name]
     for each in [*measures, *(makers if not best else [])]:

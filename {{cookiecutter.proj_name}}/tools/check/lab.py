@@ -75,7 +75,8 @@ class Lab:
         own = {name: option.value or "true" for name, option in read_options(self.words)[0].items()}
         return own | self.size | {
             "--gpu_ids": f"{device}", "--dist.processes": "null", "--dist.launcher": "none",
-            "--dist.random_seed": f"{seed}", "--num_workers": "0", "--prepare.compile.enabled": "false", "--progress.log_every": "1",
+            "--dist.random_seed": f"{seed}", "--num_workers": "0", "--prepare.compile.enabled": "false",
+            "--progress.log_every": "1",
             "--progress.epoch_save_latest": "1step", "--progress.epoch_eval": "-1", "--progress.save_time": "-1",
             "--monitor.writers": "[]", "--dir.runs_dir": str(self.folder), "--allow_changes": "true",
             "--plugins": json.dumps([*config.plugins, "tools.check.watch.attach", recorded.PLUGIN]),

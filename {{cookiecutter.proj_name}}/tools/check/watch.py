@@ -59,11 +59,10 @@ def attach(trainer: Any) -> None:
     norms = {name: each for name, each in modules.items() if isinstance(each, _NormBase) and not _is_frozen(each)}
     drops = [each for each in modules.values() if isinstance(each, _DropoutNd)]
     if os.environ.get("CHECK_PLAIN"):
-        for each in [*norms.values(), *drops]:
-            vars(each)["train"] = lambda mode=True, each=each: nn.Module.train(each, False)
-        for each in modules.values():  # attention, recurrent networks
-            if isinstance(getattr(each, "dropout", None), float):
-                vars(each)["dropout"] = 0.0
+        for steady in [*norms.values(), *drops]:
+            steady.__dict__["train"] = lambda _=True, module=steady: nn.Module.train(module, False)
+        for held in (each.__dict__ for each in modules.values()):  # attention, recurrent networks
+            held.update({"dropout": 0.0} if isinstance(held.get("dropout"), float) else {})
     if trainer.rank.is_main:
         watch, data = Watch(trainer), trainer.stream.dataset
         looked_at = [trainer.task, *(term.function for term in trainer.task.loss.terms)]
