@@ -18,17 +18,15 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from signal import Signals
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.modules import module as modules
-from torch.optim import Optimizer
-from torch.optim import optimizer as optimizers
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 SKETCH = 8  # signed sums per tensor
 _COLUMNS = 1024 * SKETCH
@@ -37,15 +35,14 @@ _COLUMNS = 1024 * SKETCH
 def attach(trainer: Any) -> None:
     """Record the steps of this process, as the environment says. Called by the trainer as a plugin."""
     recorder = Recorder(trainer)
-    modules.register_module_forward_pre_hook(recorder.before_forward)
-    modules.register_module_forward_hook(recorder.after_forward, with_kwargs=True)
-    optimizers.register_optimizer_step_pre_hook(recorder.before_update)
-    optimizers.register_optimizer_step_post_hook(recorder.after_update)
-    torch.autograd.backward = recorder.around_backward(torch.autograd.backward)
+    nn.modules.module.register_module_forward_pre_hook(recorder.before_forward)
+    nn.modules.module.register_module_forward_hook(recorder.after_forward, with_kwargs=True)
+    register_optimizer_step_post_hook(recorder.after_update)
+    setattr(torch.autograd, "backward", recorder.backward)  # noqa: B010 - for the type checker
 
 
 class Recorder:
-    """Writes the records of one process, a step at a time: a killed process leaves whole lines."""
+    """Writes the records of one process, an update at a time: a killed process leaves whole lines."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, self.task, folder = trainer, trainer.task, Path(os.environ["RECORD_DIR"])
@@ -55,13 +52,13 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         self.file = (folder / f"rank{rank}.jsonl").open("ab", buffering=0)
         self.file.write(b"\n")  # ends a line that was cut off
-        self.step, self.depth, self.in_backward, self.has_gradients = -1, 0, False, False
+        self.step, self.depth, self.plain_backward, self.in_backward = -1, 0, torch.autograd.backward, False
         self.rows: list[dict[str, Any]] = []
-        self.names: dict[torch.nn.Module, str] = {}
+        self.names: dict[nn.Module, str] = {}
         self.weights: list[tuple[str, Tensor]] = []
         self.counts: Counter[tuple[str, str]] = Counter()
 
-    def before_forward(self, module: torch.nn.Module, inputs: Any) -> None:
+    def before_forward(self, module: nn.Module, inputs: Any) -> None:
         """Record what enters a module that no other one calls."""
         if torch.compiler.is_compiling() or not self.is_training():
             return
@@ -72,7 +69,7 @@ class Recorder:
                 self.add_inputs(self.names[module], dict(enumerate(inputs)))
                 self.entered = len(self.rows)
 
-    def after_forward(self, module: torch.nn.Module, inputs: Any, named: Mapping[str, Any], output: Any) -> None:
+    def after_forward(self, module: nn.Module, inputs: Any, named: Mapping[str, Any], output: Any) -> None:
         """Record the inputs given by name, and the output and its gradient if the step is recorded in detail."""
         if torch.compiler.is_compiling() or not self.is_training() or module not in self.names:
             return
@@ -81,39 +78,29 @@ class Recorder:
             inside, self.rows = self.rows[self.entered :], self.rows[: self.entered]
             self.add_inputs(self.names[module], named)
             self.rows += inside
-        if self.step == self.detailed_step:
-            for name, tensor in tensors(output, self.names[module]):
-                self.add("output", name, tensor)
-                if tensor.requires_grad:
-                    tensor.register_hook(functools.partial(self.add, "gradient", name))
+        for name, tensor in tensors(output, self.names[module]) if self.step == self.detailed_step else ():
+            self.add("output", name, tensor)
+            if tensor.requires_grad:
+                tensor.register_hook(functools.partial(self.add, "gradient", name))
 
-    def around_backward(self, backward: Callable[..., None]) -> Callable[..., None]:
-        """Return `backward`, with the losses recorded that it is called on."""
-
-        @functools.wraps(backward)
-        def recorded(losses: Any, *arguments: Any, **options: Any) -> None:
-            if not self.is_training():
-                return backward(losses, *arguments, **options)
+    def backward(self, losses: Any, *arguments: Any, **options: Any) -> None:
+        """Record the losses that `torch.autograd.backward` is called on, and call it."""
+        if self.is_training():
             self.begin_step()
             for _, loss in tensors(losses, ""):
                 self.add("loss", "loss", loss)
-            self.in_backward = True  # modules called now compute again what they did before
-            try:
-                return backward(losses, *arguments, **options)
-            finally:
-                self.in_backward = False
+        outer, self.in_backward = self.in_backward, True
+        try:
+            self.plain_backward(losses, *arguments, **options)
+        finally:
+            self.in_backward = outer
 
-        return recorded
-
-    def before_update(self, optimizer: Optimizer, *_: Any) -> None:
-        """Record the gradients, unless the optimizer has them computed itself."""
+    def after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Record gradients and what the update changed, write it, and send the signal if it is due."""
         self.begin_step()
-        self.has_gradients = self.add_gradients()
-
-    def after_update(self, optimizer: Optimizer, *_: Any) -> None:
-        """Record what the update changed, write the step, and send the signal if it is due."""
-        if not self.has_gradients:
-            self.add_gradients()
+        for name, weight in self.weights:
+            if weight.grad is not None:
+                self.add("gradient", name, weight.grad)
         self.add_state(optimizer)
         self.write()
         if str(self.step) == self.signal_step:
@@ -121,17 +108,15 @@ class Recorder:
             os.kill(os.getpid(), Signals[self.signal])
 
     def is_training(self) -> bool:
-        """Whether this is a part of a training step that is computed for the first time."""
+        """Whether this is in a training step; in a backward pass, modules compute again what they did before."""
         return bool(self.task.training) and not self.in_backward
 
     def begin_step(self) -> None:
         """At the first event of a step: write the last one, and record the random generators."""
-        step, nn = self.trainer.at.step + 1, torch.nn.Module
-        if step == self.step:
+        if (step := self.trainer.at.step + 1) == self.step:
             return
-        found = {name: module for name, module in nn.named_modules(self.task) if name}
-        self.names = {module: name.removeprefix("model.") for name, module in found.items()}
-        self.weights = [(name.removeprefix("model."), weight) for name, weight in nn.named_parameters(self.task)]
+        self.names = {module: short(name) for name, module in nn.Module.named_modules(self.task) if name}
+        self.weights = [(short(name), weight) for name, weight in nn.Module.named_parameters(self.task)]
         if self.step < 0:
             self.step = step - 1
             self.add_state(self.trainer.optimizer)
@@ -147,19 +132,12 @@ class Recorder:
             if not tensor.requires_grad:
                 self.add("input", name, tensor)
 
-    def add_gradients(self) -> bool:
-        """Record the gradients of the weights. Returns whether there were any."""
-        found = [(name, weight.grad) for name, weight in self.weights if weight.grad is not None]
-        for name, gradient in found:
-            self.add("gradient", name, gradient)
-        return bool(found)
-
-    def add_state(self, optimizer: Optimizer) -> None:
+    def add_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Record all weights, buffers and states of the optimizer."""
         for name, weight in self.weights:
             self.add("weight", name, weight)
-        for name, buffer in torch.nn.Module.named_buffers(self.task):
-            self.add("buffer", name.removeprefix("model."), buffer)
+        for name, buffer in nn.Module.named_buffers(self.task):
+            self.add("buffer", short(name), buffer)
         for name, weight in self.weights:
             for key, value in optimizer.state.get(weight, {}).items():
                 if isinstance(value, (Tensor, int, float)):
@@ -168,9 +146,8 @@ class Recorder:
     def add(self, kind: str, name: str, tensor: Tensor) -> None:
         """Record one tensor. Its place on a device, and the order of its numbers in memory, make no difference."""
         self.counts[kind, name] += 1
-        if (count := self.counts[kind, name]) > 1:
-            name = f"{name}#{count}"
-        self.rows.append({"step": self.step, "kind": kind, "name": name, **describe(tensor)})
+        number = f"#{count}" if (count := self.counts[kind, name]) > 1 else ""
+        self.rows.append({"step": self.step, "kind": kind, "name": f"{name}{number}", **describe(tensor)})
 
     def write(self) -> None:
         """Append the records since the last call to the file."""
@@ -178,17 +155,22 @@ class Recorder:
         self.rows.clear()
 
 
+def short(name: str) -> str:
+    """The name without `model.`, as in checkpoints and patterns."""
+    return name.removeprefix("model.")
+
+
 def tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     """The tensors in a nested value, named like `module[0][image]`; a value that is a tensor has the name itself."""
     if isinstance(value, Tensor):
         yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from tensors(item, f"{name}[{key}]")
     elif isinstance(value, (list, tuple)):
         yield from tensors(dict(enumerate(value)), name)
     elif is_dataclass(value) and not isinstance(value, type):
         yield from tensors(vars(value), name)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors(item, f"{name}[{key}]")
 
 
 @torch.no_grad()
@@ -206,7 +188,7 @@ def sketch(numbers: Tensor) -> list[float]:
     """Return signed sums of the numbers, of fixed random signs. It is linear, and its squares add up, in the mean over
     the signs, to those of the numbers: the distance of two sketches estimates the distance of two tensors."""
     rows = -(-len(numbers) // _COLUMNS)
-    table = torch.nn.functional.pad(numbers, (0, rows * _COLUMNS - len(numbers))).view(rows, _COLUMNS)
+    table = nn.functional.pad(numbers, (0, rows * _COLUMNS - len(numbers))).view(rows, _COLUMNS)
     sums = (table * signs(_COLUMNS)).view(rows, -1, SKETCH).sum(1)
     return (sums * signs(rows)[:, None]).sum(0).tolist()
 
@@ -229,5 +211,5 @@ def random_states() -> Iterator[tuple[str, bytes]]:
         _, keys, *rest = numpy.random.get_state()
         yield "numpy", keys.tobytes() + repr(rest).encode()
     yield "torch", bytes(torch.get_rng_state().numpy().data)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         yield "cuda", bytes(torch.cuda.get_rng_state().numpy().data)

@@ -17,10 +17,10 @@ from common.base.errors import UserError
 from common.base.process import die_with_parent
 from common.config.layers import find_file, flatten
 from common.config.overrides import read_options
+from common.config.problem import ConfigError
 from common.config.source import plain, read_text
 
 PLUGIN = "recorder.attach"
-CONFIG = "config.yaml"
 KINDS = ("random", "input", "output", "loss", "gradient", "weight", "buffer", "state")
 # What must be there on both sides: of the others, a run may have more, such as outputs of modules that are new.
 _NEEDED = ("gradient", "weight", "buffer", "state")
@@ -105,33 +105,31 @@ def train(
         UserError: the exit code is not 0, or the time is over; with the last lines of its output.
     """
     record.mkdir(parents=True, exist_ok=True)
-    options = {name: option.value for name, option in read_options(words)[0].items()}
+    given, problems = read_options(words)
+    if problems:
+        raise ConfigError(problems)
+    options = {name: option.value for name, option in given.items()}
     runs, name = options.setdefault("--dir.runs_dir", str(record.resolve())), options.setdefault("--name", "run")
     options["--plugins"] = json.dumps([*own_plugins(project, options), PLUGIN])
-    given = [option if value is None else f"{option}={value}" for option, value in options.items()]
-    command = [sys.executable, "train.py", *given]
+    all_words = [option if value is None else f"{option}={value}" for option, value in options.items()]
+    command = [sys.executable, "train.py", *all_words]
     settings = {"RECORD_DIR": str(record.resolve()), "RECORD_STEP": str(-1 if step is None else step)}
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     variables = {**os.environ, "PYTHONPATH": path, **settings, "RECORD_SIGNAL": signal, **(env or {})}
     started, file = time.monotonic(), record / "output.txt"
     alone: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(die_with_parent, os.getpid())}
-    with (
-        file.open("wb") as out,
-        subprocess.Popen(
-            command, cwd=project, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, **alone
-        ) as process,
-    ):
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    with file.open("wb") as out:
         try:
-            code = process.wait(timeout)
+            code = subprocess.run(
+                command, cwd=project, env=variables, stdout=out, timeout=timeout, check=False, **streams, **alone
+            ).returncode
         except subprocess.TimeoutExpired:
             raise UserError(f"{shlex.join(command)} in {project} did not end in {timeout:.0f} s") from None
-        finally:
-            process.kill()
     if code and not signal:
-        last = "\n".join(
-            f"  {line}" for line in file.read_text(errors="replace").rstrip().splitlines()[-_OUTPUT_LINES:]
-        )
-        raise UserError(f"{shlex.join(command)} in {project} ended with exit code {code}:\n{last}")
+        lines = file.read_text(errors="replace").rstrip().splitlines()[-_OUTPUT_LINES:]
+        text = "\n  ".join([f"{shlex.join(command)} in {project} ended with exit code {code}:", *lines])
+        raise UserError(text)
     found = read(record, project / str(runs) / str(name))
     found.code, found.seconds = code, time.monotonic() - started
     return found
@@ -139,18 +137,13 @@ def train(
 
 def own_plugins(project: Path, options: Mapping[str, str | None]) -> list[str]:
     """The plugins that the options of a command line or their config name, without the recorder."""
-    given, config, resumed = (options.get(name) for name in ("--plugins", "--config", "--resume"))
-    found: Any = None
-    if given is not None:
-        node = read_text(given, lambda line: "--plugins")
-        found = plain(node) if node else None
-    else:
-        if config is None:  # resumed from a run's folder, or from a file in it
-            place = project / (resumed or "")
-            config = str(next(each for each in (place, *place.parents) if (each / CONFIG).is_file()) / CONFIG)
-        for body in flatten([find_file("--config", config, project)]).values():
-            found = plain(body.value["plugins"]) if "plugins" in body.value else found
-    return [name for name in found or [] if name != PLUGIN]
+    if (given := options.get("--plugins")) is not None:
+        found = [read_text(given, lambda line: "--plugins")]
+    else:  # a resumed run's own config, if no other is given
+        config = options.get("--config") or f"{options.get('--resume')}/config.yaml"
+        found = [body.value.get("plugins") for body in flatten([find_file("--config", config, project)]).values()]
+    lists = [plain(node) for node in found if node is not None]
+    return [name for name in (lists[-1] if lists else None) or [] if name != PLUGIN]
 
 
 def read(folder: Path, run: Path | None = None) -> Record:
