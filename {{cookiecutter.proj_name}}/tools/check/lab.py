@@ -12,9 +12,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from common.base.errors import UserError
 from common.base.text import label
 from common.config.overrides import read_options
+from common.config.registry import DATASET_REGISTRY
 from common.data.sections import sets_of
 from common.run.paths import PROJECT
 from tools.record import run as recorded
@@ -24,6 +27,7 @@ from custom.config import Config
 
 STEPS, SAMPLES = 9, 12  # optimizer steps of a run; samples of a step
 _MOST_SAMPLES = 31  # of a data set: the last of an epoch's three steps has 7, which no number of processes divides
+_MOST_OF_STREAM = (STEPS + 2) * SAMPLES  # more than is read: where a limit cuts a stream, its own state does not end
 _TOLERANCE, _NOTHING = 1e-8, 1e-12  # of fp64: relative, and what counts as zero
 _SPLIT_KINDS = ("gradient", "weight", "buffer", "state")  # which do not depend on how a step's samples are split
 _EARLY = Path(__file__).with_name("early")
@@ -57,12 +61,13 @@ class Lab:
     @property
     def size(self) -> dict[str, str]:
         """The keys that shorten a run."""
-        config = self.config
-        parts = 1 if config.optim.accumulate == 1 else 2
+        parts = 1 if self.config.optim.accumulate == 1 else 2
+        kind = DATASET_REGISTRY.get(self.config.dataset.train["type"])
+        is_stream = isinstance(kind, type) and (not hasattr(kind, "__getitem__") or issubclass(kind, IterableDataset))
         return {
             "--batch_size": f"{SAMPLES // parts}", "--optim.accumulate": f"{parts}",
             "--progress.epoch": f"{STEPS}", "--progress.max_steps": f"{STEPS}",
-            "--debug.max_samples": f"{_MOST_SAMPLES}",
+            "--debug.max_samples": f"{_MOST_OF_STREAM if is_stream else _MOST_SAMPLES}",
         }  # fmt: skip
 
     def options(self) -> dict[str, str]:

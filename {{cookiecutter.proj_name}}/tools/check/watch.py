@@ -98,7 +98,8 @@ class Watch:
     def note_part(self, role: str, code: Any) -> None:
         """Note a class or function of the owner."""
         if file := file_of(code):
-            self.note("part", role=role, name=code.__qualname__, file=file, line=getsourcelines(code)[1])
+            with suppress(OSError):  # a class that was made by a call
+                self.note("part", role=role, name=code.__qualname__, file=file, line=getsourcelines(code)[1])
 
     def objects(self) -> Iterator[tuple[str, Any]]:
         """Yield the objects and functions of the owner that the run holds, with their role."""
@@ -137,7 +138,7 @@ class Watch:
             for own in kind.__mro__ if isinstance(kind, type) else [kind]:
                 self.note_part(role, own)
             buffers = {name: each._buffers[name] for name in getattr(each, "_non_persistent_buffers_set", ())}
-            for name, value in {**vars(each), **buffers}.items():
+            for name, value in {**getattr(each, "__dict__", {}), **buffers}.items():
                 if name not in _HIDDEN:
                     parts = value if isinstance(value, (list, tuple)) else [value]
                     alone = [one.state_dict() for one in parts if isinstance(one, nn.Module) and one not in known]
