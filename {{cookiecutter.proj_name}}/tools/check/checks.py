@@ -8,9 +8,10 @@ from typing import Any
 
 from common.base.errors import UserError
 from common.config.names import join_names
-from tools.check.causes import Suspect, suspects
+from tools.check.causes import Suspect, suspects, unsaved
 from tools.check.lab import SAMPLES, STEPS, Finding, Lab, same_bits, same_numbers
 
+_NANS = "(nan, nan)"
 FIRST, SECOND = 2, STEPS // 2 + 1  # steps after which runs are stopped: in the first epoch, and in the second
 
 
@@ -59,7 +60,10 @@ class Check:
             causes = own or suspects(self.name, "", "", lab.notes(), repeats)
             return Result(self.name, self.title, "fails", Finding(f"a run ended with {why}"), causes)
         if found is None:
-            return Result(self.name, self.title, "holds", Finding(""))
+            changes = unsaved(lab.notes()) if self.name == "resume" else []
+            return Result(
+                self.name, self.title, "holds", Finding("made no difference here:" if changes else ""), changes
+            )
         causes = suspects(self.name, found.kind, found.name, lab.notes(), repeats)
         return Result(self.name, self.title, "fails", found, causes)
 
@@ -107,14 +111,21 @@ def evaluation(lab: Lab) -> Finding | None:
     if not (lab.config.dataset.val or lab.config.dataset.eval):
         raise NotApplicable("the config has no data for an evaluation")
     lab.train("uncut")
-    whole = lab.evaluate("evaluation", 31, 1)
+    whole, metrics = lab.evaluate("evaluation", 31, 1), set(lab.config.metric or ())
     for size, processes in ((7, 1), (7, 2)):
         other = lab.evaluate(f"evaluation_{size}_{processes}", size, processes)
-        for name in sorted({*whole, *other}, key=lambda name: (name == "loss", name)):
-            a, b = whole.get(name, math.inf), other.get(name, math.inf)
-            if not (math.isclose(a, b, rel_tol=1e-8, abs_tol=1e-12) or (a != a and b != b)):
-                text = f"{name} is {a} in batches of 31, and {b} in batches of {size} on {processes} process(es)"
-                return Finding(text, STEPS, "value" if processes == 1 else "merged value", name)
+        pairs = {name: (whole.get(name, math.inf), other.get(name, math.inf)) for name in sorted({*whole, *other})}
+        wrong = [
+            name
+            for name, pair in pairs.items()
+            if not (math.isclose(*pair, rel_tol=1e-8, abs_tol=1e-12) or repr(pair) == _NANS)
+        ]
+        if wrong:
+            is_metric = {name: not metrics.isdisjoint(name.split(".")) for name in wrong}
+            kind = "value" if all(is_metric.values()) else "output" if any(is_metric.values()) else "loss"
+            first, (a, b) = wrong[0], pairs[wrong[0]]
+            text = f"{first} is {a} in batches of 31, and {b} in batches of {size} on {processes} process(es)"
+            return Finding(text, STEPS, f"merged {kind}" if processes > 1 and kind == "value" else kind, first)
     return None
 
 
