@@ -11,7 +11,7 @@ from common.config.names import join_names
 from tools.check.causes import Suspect, suspects, unsaved
 from tools.check.lab import SAMPLES, STEPS, Finding, Lab, same_bits, same_numbers
 
-_NANS = "(nan, nan)"
+_CLOSE = {"rel_tol": 1e-8, "abs_tol": 1e-12}
 FIRST, SECOND = 2, STEPS // 2 + 1  # steps after which runs are stopped: in the first epoch, and in the second
 
 
@@ -61,9 +61,8 @@ class Check:
             return Result(self.name, self.title, "fails", Finding(f"a run ended with {why}"), causes)
         if found is None:
             changes = unsaved(lab.notes()) if self.name == "resume" else []
-            return Result(
-                self.name, self.title, "holds", Finding("made no difference here:" if changes else ""), changes
-            )
+            why = "in these steps, this makes no difference:" if changes else ""
+            return Result(self.name, self.title, "holds", Finding(why), changes)
         causes = suspects(self.name, found.kind, found.name, lab.notes(), repeats)
         return Result(self.name, self.title, "fails", found, causes)
 
@@ -115,11 +114,7 @@ def evaluation(lab: Lab) -> Finding | None:
     for size, processes in ((7, 1), (7, 2)):
         other = lab.evaluate(f"evaluation_{size}_{processes}", size, processes)
         pairs = {name: (whole.get(name, math.inf), other.get(name, math.inf)) for name in sorted({*whole, *other})}
-        wrong = [
-            name
-            for name, pair in pairs.items()
-            if not (math.isclose(*pair, rel_tol=1e-8, abs_tol=1e-12) or repr(pair) == _NANS)
-        ]
+        wrong = [name for name, (a, b) in pairs.items() if not (math.isclose(a, b, **_CLOSE) or (a != a and b != b))]
         if wrong:
             is_metric = {name: not metrics.isdisjoint(name.split(".")) for name in wrong}
             kind = "value" if all(is_metric.values()) else "output" if any(is_metric.values()) else "loss"
@@ -135,9 +130,7 @@ def apart_from_batches(lab: Lab, found: Finding | None) -> Finding | None:
     if facts["compares"]:
         raise NotApplicable(f"{join_names(facts['compares'])} compares the samples of a batch")
     if found and len({row["digest"] for (_, kind, name), row in rows if (kind, name) == ("random", "torch")}) > 1:
-        raise NotApplicable(
-            "the step draws random numbers, other ones for each process and part (not by dropout layers)"
-        )
+        raise NotApplicable("a step draws random numbers, not in dropout layers: others on each process")
     if found is None and facts["norms"]:
         norms = join_names(facts["norms"], 2)
         raise NotApplicable(f"{norms}: statistics of the batch of one process; with the running ones instead, it holds")
