@@ -7,7 +7,7 @@ import pytest
 from common.base.errors import UserError
 from tests.conftest import Runs
 from tests.resume import cut, words
-from tools import same as tool
+from tools.same import __main__ as tool
 
 
 @pytest.fixture(scope="module")

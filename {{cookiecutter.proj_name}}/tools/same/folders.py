@@ -1,12 +1,5 @@
-"""Compare two runs to the last bit: python -m tools.same RUN_A RUN_B
+"""The folders of two runs: what they measured and saved."""
 
-Compared are the measurements in metrics.jsonl, but not speeds and starts, which always differ, and all that the
-checkpoints of the last common step hold, but not their config and the record of their machine. Of runs of different
-lengths, the steps that both have. Exit code 0: the same; 1: something differs; 2: nothing can be compared.
-"""
-
-import argparse
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +9,6 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.checkpoint.file import read_checkpoint, step_of
-from common.failure.program import report_errors
 from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
 
@@ -25,19 +17,14 @@ _NOT_STATE = ("about", "fingerprint", "format")
 _SHOWN = 5  # entries of checkpoints that differ
 
 
-def main(argv: list[str]) -> int:
-    """Compare the two runs of the command line, and print what was compared or how they differ."""
-    parser = argparse.ArgumentParser(prog="python -m tools.same", description=(__doc__ or "").partition("\n\n")[2])
-    parser.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="folder of a run")
-    first, second = parser.parse_args(argv).runs
+def compare(first: Path, second: Path) -> tuple[str, list[str]]:
+    """Compare two folders. Returns what was compared, and how it differs: no lines if it does not.
+
+    Raises:
+        UserError: one of them has no measurements.
+    """
     (rows, differing), (state, more) = compare_rows(first, second), compare_checkpoints(first, second)
-    differing += more
-    if not differing:
-        print(f"same: {rows}, {state}")
-        return 0
-    print(f"different: compared {rows}, {state} of A = {first} and B = {second}")
-    print("\n".join(differing))
-    return 1
+    return f"{rows}, {state}", [*differing, *more]
 
 
 def compare_rows(first: Path, second: Path) -> tuple[str, list[str]]:
@@ -116,8 +103,3 @@ def explain(a: Any, b: Any) -> str:
     kinds = ["none" if each is None else tuple(each.shape) if isinstance(each, Tensor) else each for each in (a, b)]
     gap = f" (difference {abs(a - b):.3g})" if isinstance(a, float) and isinstance(b, float) else ""
     return f"{kinds[0]} in A and {kinds[1]} in B{gap}"
-
-
-if __name__ == "__main__":
-    with report_errors():
-        sys.exit(main(sys.argv[1:]))

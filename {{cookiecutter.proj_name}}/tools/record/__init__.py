@@ -1,0 +1,1 @@
+"""What passes through a training, written down as digests by a plugin, and compared between runs."""

@@ -1,0 +1,1 @@
+"""Two runs, configs or commits of the project, compared to the last bit."""

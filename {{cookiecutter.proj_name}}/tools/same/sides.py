@@ -1,0 +1,98 @@
+"""What A and B name: the folder of a run, a config, or a commit, whose code is copied to a temporary folder."""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from common.base.errors import UserError
+from common.run.paths import PROJECT
+
+_WORKING_TREE = "."
+_NOT_DATA = ("__pycache__", "build", "dist", "venv", "env", "node_modules")  # ignored by git, but no data of a run
+
+
+@dataclass(frozen=True)
+class Side:
+    """A or B of the command line.
+
+    Attributes:
+        text: as given.
+        path: of a run or a config.
+        commit: its full name; empty: the working tree.
+    """
+
+    kind: Literal["run", "config", "commit"]
+    text: str
+    path: Path = Path()
+    commit: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> "Side":
+        """Find out what `text` names. Raises `UserError` if it is nothing, or two things."""
+        if text == _WORKING_TREE:
+            return cls("commit", text)
+        path, commit = Path(text), _commit(text)
+        if path.exists() and commit:
+            raise UserError(f"{text} is a {'folder' if path.is_dir() else 'file'} and a commit; write ./{text}"
+                            f" for the former, or {commit[:12]} for the commit")  # fmt: skip
+        if path.is_dir():
+            return cls("run", text, path)
+        if path.is_file():
+            if path.suffix not in (".yaml", ".yml"):
+                raise UserError(f"{text} is no config: its name does not end in .yaml or .yml")
+            return cls("config", text, path.resolve())
+        if commit:
+            return cls("commit", text, commit=commit)
+        repository = "" if _git("rev-parse") is not None else f", and {PROJECT} is in no git repository"
+        raise UserError(f"{text} is neither the folder of a run, nor a config file, nor a commit{repository}")
+
+    def __str__(self) -> str:
+        if self.kind != "commit":
+            return self.text
+        about = (_git("show", "-s", "--format=%h %s", self.commit) or "").strip()
+        return f"{self.text} ({about if self.commit else 'the working tree'})"
+
+    def export(self, folder: Path) -> Path:
+        """Return the project of this side: the working tree itself, or a copy of a commit in `folder`.
+
+        What git ignores is linked, since data and earlier runs are there, except caches and what is built.
+
+        Raises:
+            UserError: the commit does not have the project.
+        """
+        if not self.commit:
+            return PROJECT
+        archive = folder.with_suffix(".tar")
+        if _git("archive", "--output", str(archive), self.commit) is None:  # of the project's folder, from within it
+            raise UserError(f"commit {self} does not have the folder {PROJECT}")
+        folder.mkdir()
+        subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
+        if not (folder / "train.py").is_file():
+            raise UserError(f"commit {self} has no train.py")
+        ignored = _git("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z") or ""
+        for name in filter(None, ignored.split("\0")):
+            parts, link = Path(name).parts, folder / name.rstrip("/")
+            if not (any(part[0] == "." or part in _NOT_DATA for part in parts) or link.exists()):
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(PROJECT / name)
+        return folder
+
+
+def _commit(text: str) -> str:
+    """The full name of a commit-ish; empty if there is none."""
+    if text.startswith("-") or text.startswith(("./", "/")):
+        return ""
+    return (_git("rev-parse", "--verify", "--quiet", f"{text}^{{commit}}") or "").strip()
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints in the project's folder; None if it fails, or there is no git."""
+    # Inside git hooks, GIT_DIR and others are set, and would point to another repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(["git", *arguments], cwd=PROJECT, env=environment, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.decode(errors="surrogateescape")
