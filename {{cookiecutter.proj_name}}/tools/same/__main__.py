@@ -12,6 +12,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from common.base.errors import UserError
@@ -22,13 +24,13 @@ from tools.same.sides import Side
 from tools.same.trained import Finding, compare_trained
 
 _STEPS = 20
-_UNSTABLE = 2
+_UNSEEDED = "  it draws random numbers without a seed, or has an operation that is not deterministic"
 
 
 def main(argv: list[str]) -> int:
     """Compare A and B of the command line, and print what was compared or how they differ. Returns the exit code."""
-    about = (__doc__ or "").partition("\n\n")[2]
-    parser = argparse.ArgumentParser(prog="python -m tools.same", description=about, allow_abbrev=False)
+    text = (__doc__ or "").partition("\n\n")[2]
+    parser = argparse.ArgumentParser(prog="python -m tools.same", description=text, allow_abbrev=False)
     parser.add_argument("sides", nargs=2, metavar="A_OR_B", help="two folders of runs, two configs, or two commits")
     parser.add_argument("--config", metavar="FILE", help="of commits; each commit is trained with its own version")
     parser.add_argument("--steps", type=int, default=_STEPS, help=f"optimizer steps to train; {_STEPS} unless given")
@@ -42,15 +44,15 @@ def main(argv: list[str]) -> int:
             raise UserError("two runs are compared as they are: leave out all other words, or compare their configs")
         finding = Finding(*compare(first.path, second.path))
     else:
-        if given.steps < 1:
-            raise UserError(f"--steps {given.steps}: must be at least 1")
         if (first.kind == "commit") == (given.config is None):
             raise UserError("two commits need --config FILE" if given.config is None else "--config is for two commits")
+        say = partial(print, file=sys.stderr, flush=True)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as after Ctrl-C, the temporary folder is removed
         with tempfile.TemporaryDirectory(prefix="same-") as folder:
-            finding = compare_trained(sides, given.config, given.steps, words, Path(folder).resolve(), _say)
-    print(to_json(_values(sides, finding)) if given.json else "\n".join(_lines(sides, finding)))
-    return _UNSTABLE if finding.unstable else 0 if finding.is_same else 1
+            finding = compare_trained(sides, given.config, given.steps, words, Path(folder).resolve(), say)
+    about = {"same": finding.is_same, "meaning": finding.meaning, **asdict(finding)}
+    print(to_json(about) if given.json else "\n".join(_lines(sides, finding)))
+    return 2 if finding.unstable else int(not finding.is_same)
 
 
 def _lines(sides: Sequence[Side], finding: Finding) -> list[str]:
@@ -60,32 +62,12 @@ def _lines(sides: Sequence[Side], finding: Finding) -> list[str]:
         return [f"same: {finding.what}"]
     if found is None:
         return [f"different: compared {finding.what} of A = {sides[0]} and B = {sides[1]}", *finding.lines]
-    place = f"{'step ' + str(found.step) if found.step else 'what the runs begin with'}: {found}"
-    if side := finding.unstable:
-        words = place.replace("in A", "at first").replace("in B", "then")
-        return [f"cannot compare: {side} differs from itself, trained twice; first in {words}",
-                "  a source of random numbers without a seed, or an operation that is not deterministic"]  # fmt: skip
-    return [f"different: first in {place}", f"  {finding.meaning}", f"  compared: {finding.what}; each side is equal to"
-            " itself, trained twice"]  # fmt: skip
-
-
-def _values(sides: Sequence[Side], finding: Finding) -> dict[str, object]:
-    """The result for programs."""
-    found = finding.difference
-    about = {name: getattr(found, name) for name in ("step", "kind", "name", "rank", "distance")} if found else {}
-    return {
-        "same": finding.is_same,
-        "a": sides[0].text,
-        "b": sides[1].text,
-        "compared": finding.what,
-        "unstable": finding.unstable or None,
-        "difference": {**about, "words": str(found), "meaning": finding.meaning} if found else None,
-        "lines": list(finding.lines),
-    }
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    place = f"{f'step {found.step}' if found.step else 'what the runs begin with'}: {found}"
+    if finding.unstable:
+        place = place.replace("in A", "at first").replace("in B", "then")
+        return [f"cannot compare: {finding.unstable} differs from itself, trained twice; first in {place}", _UNSEEDED]
+    equal = f"  compared: {finding.what}; trained twice, A is equal to A, and B to B"
+    return [f"different: first in {place}", f"  {finding.meaning}", equal]
 
 
 if __name__ == "__main__":

@@ -4,12 +4,10 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from common.base.errors import UserError
 from common.run.paths import PROJECT
 
-_WORKING_TREE = "."
 _NOT_DATA = ("__pycache__", "build", "dist", "venv", "env", "node_modules")  # ignored by git, but no data of a run
 
 
@@ -18,12 +16,13 @@ class Side:
     """A or B of the command line.
 
     Attributes:
+        kind: run, config or commit.
         text: as given.
         path: of a run or a config.
         commit: its full name; empty: the working tree.
     """
 
-    kind: Literal["run", "config", "commit"]
+    kind: str
     text: str
     path: Path = Path()
     commit: str = ""
@@ -31,17 +30,14 @@ class Side:
     @classmethod
     def parse(cls, text: str) -> "Side":
         """Find out what `text` names. Raises `UserError` if it is nothing, or two things."""
-        if text == _WORKING_TREE:
+        if text == ".":
             return cls("commit", text)
-        path, commit = Path(text), _commit(text)
+        path, commit = Path(text), (_git("rev-parse", "--verify", "--quiet", f"{text}^{{commit}}") or "").strip()
         if path.exists() and commit:
-            raise UserError(f"{text} is a {'folder' if path.is_dir() else 'file'} and a commit; write ./{text}"
-                            f" for the former, or {commit[:12]} for the commit")  # fmt: skip
+            raise UserError(f"{text} is a path and a commit; write ./{text} for the path, {commit[:12]} for the commit")
         if path.is_dir():
             return cls("run", text, path)
         if path.is_file():
-            if path.suffix not in (".yaml", ".yml"):
-                raise UserError(f"{text} is no config: its name does not end in .yaml or .yml")
             return cls("config", text, path.resolve())
         if commit:
             return cls("commit", text, commit=commit)
@@ -69,8 +65,6 @@ class Side:
             raise UserError(f"commit {self} does not have the folder {PROJECT}")
         folder.mkdir()
         subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
-        if not (folder / "train.py").is_file():
-            raise UserError(f"commit {self} has no train.py")
         ignored = _git("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z") or ""
         for name in filter(None, ignored.split("\0")):
             parts, link = Path(name).parts, folder / name.rstrip("/")
@@ -78,13 +72,6 @@ class Side:
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(PROJECT / name)
         return folder
-
-
-def _commit(text: str) -> str:
-    """The full name of a commit-ish; empty if there is none."""
-    if text.startswith("-") or text.startswith(("./", "/")):
-        return ""
-    return (_git("rev-parse", "--verify", "--quiet", f"{text}^{{commit}}") or "").strip()
 
 
 def _git(*arguments: str) -> str | None:

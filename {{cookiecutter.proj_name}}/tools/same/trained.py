@@ -12,22 +12,19 @@ from tools.record.run import Difference, Record, first_difference, train
 from tools.same.folders import compare
 from tools.same.sides import Side
 
+Say = Callable[[str], None]
 _OURS = ("--name", "--dir.runs_dir", "--resume")
 _MEANING = {
-    "random": "this random generator is in another state at the start of the step: the seed, or how many numbers were "
-    "drawn before, has changed",
-    "input": "no module has computed something else before: the data, their order, or what the task makes of them has "
-    "changed",
-    "output": "the weights, what entered the model and the outputs of all modules before it are equal: its computation "
-    "has changed, or what the code that calls it passes to it",
-    "loss": "the outputs of all modules are equal: the computation of the loss has changed",
-    "gradient": "all outputs and the loss are equal: the backward pass has changed, or what is done with the gradients "
-    "(clipping, freezing, a detached tensor)",
-    "weight": "all gradients are equal: the update has changed (optimizer, learning rate, weight decay)",
+    "random": "this random generator begins the step in another state: another seed, or more was drawn before",
+    "input": "no module computed something else before: the data, their order, or what the task makes of them changed",
+    "output": "weights, inputs and all outputs before it are equal: its computation changed, or what is passed to it",
+    "loss": "the outputs of all modules are equal: the computation of the loss changed",
+    "gradient": "all outputs and the loss are equal: the backward pass changed, or what is done with gradients",
+    "weight": "all gradients are equal: the update changed (optimizer, learning rate, weight decay)",
     "buffer": "all gradients and weights are equal: what a module keeps besides its weights is updated differently",
-    "state": "all gradients and weights are equal: the optimizer has changed",
+    "state": "all gradients and weights are equal: the optimizer changed",
 }
-_INITIAL = "the runs begin with different values: the initialisation, the seed or init_from has changed"
+_INITIAL = "the runs begin with different values: the initialisation, the seed or init_from changed"
 _STRUCTURE = "the models are built differently; what both have is equal up to here"
 
 
@@ -60,12 +57,7 @@ class Finding:
 
 
 def compare_trained(
-    sides: Sequence[Side],
-    config: str | None,
-    steps: int,
-    words: Sequence[str],
-    folder: Path,
-    say: Callable[[str], None],
+    sides: Sequence[Side], config: str | None, steps: int, words: Sequence[str], folder: Path, say: Say
 ) -> Finding:
     """Train both sides in `folder`, and once more if they differ.
 
@@ -77,9 +69,7 @@ def compare_trained(
     Raises:
         UserError: a word is one that the tool sets, or a side cannot be trained.
     """
-    options, problems = read_options(words)
-    if problems:
-        raise UserError(str(problems[0]))
+    options = read_options(words)[0]
     if ours := [name for name in _OURS if name in options]:
         raise UserError(f"{ours[0]} cannot be given: the runs are new ones, in a temporary folder")
     ready = {"--progress.max_steps": str(steps), "--dist.deterministic": "strict"}
