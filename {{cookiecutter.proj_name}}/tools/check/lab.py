@@ -19,7 +19,7 @@ from common.data.sections import sets_of
 from common.run.paths import PROJECT
 from tools.record import run as recorded
 from tools.record.run import Difference, Record, first_difference
-from tools.same import compare_checkpoints, equal, measurements
+from tools.same.folders import compare_checkpoints, equal, measurements
 from custom.config import Config
 
 STEPS, SAMPLES = 9, 12  # optimizer steps of a run; samples of a step
@@ -79,7 +79,7 @@ class Lab:
             "--progress.log_every": "1",
             "--progress.epoch_save_latest": "1step", "--progress.epoch_eval": "-1", "--progress.save_time": "-1",
             "--monitor.writers": "[]", "--dir.runs_dir": str(self.folder), "--allow_changes": "true",
-            "--plugins": json.dumps([*config.plugins, "tools.check.watch.attach", recorded.PLUGIN]),
+    "--plugins": json.dumps([*config.plugins, "tools.check.watch.attach"]),
         } | ({} if device == -1 else {"--dist.deterministic": "strict"})  # fmt: skip
 
     def environment(self, name: str, more: Mapping[str, str]) -> dict[str, str]:
@@ -105,7 +105,9 @@ class Lab:
         for number, signal in enumerate((*signals, "")):
             if number and damaged:
                 file = self.folder / name / "checkpoints" / "latest.pt"
-                os.truncate(file, file.stat().st_size // 2)
+                half = file.with_name("half")  # a new file: latest.pt may be the same as best.pt, by a hard link
+                half.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+                half.replace(file)
             found = self.train(name, {"--resume": "auto"} if number else {}, signal=signal)
         return found
 

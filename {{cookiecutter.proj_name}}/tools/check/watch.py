@@ -190,9 +190,10 @@ def leaves(value: Any, depth: int = 0) -> list[str]:
     value = value.get_state() if isinstance(value, torch.Generator) else value
     if getattr(value, "nbytes", 0) > _LARGE:
         return [f"{id(value)} {getattr(value, '_version', 0)}"]
-    value = value.detach().cpu().clone() if isinstance(value, Tensor) else value
     if value is None or type(value).__module__.partition(".")[0] in _PLAIN:
         with suppress(Exception):  # what cannot be pickled
+            if isinstance(value, Tensor):
+                value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             return [f"{zlib.crc32(pickle.dumps(value)):x}"]
     return [type(value).__name__]
 
