@@ -24,13 +24,13 @@ TIMEOUT_S = 900
 full = pytest.mark.full
 
 
-def of_each_kind() -> list[Any]:
-    """Return the faults; all are marked but the first of each file and check."""
-    known, found = set[tuple[str, str]](), []
+def of_each_check() -> list[Any]:
+    """Return the mistakes; all but the first one of each check are marked `full`."""
+    known, found = set[str](), []
     for fault in FAULTS:
-        kind = (fault.header["file"], fault.header["breaks"])
-        found.append(pytest.param(fault, id=fault.diff.stem, marks=[full] if kind in known else []))
-        known.add(kind)
+        marks = [full] if fault.header["breaks"] in known else []
+        found.append(pytest.param(fault, id=fault.diff.stem, marks=marks))
+        known.add(fault.header["breaks"])
     return found
 
 
@@ -93,7 +93,7 @@ def test_without_a_mistake_everything_holds(clean: Path, config: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", of_each_kind())
+@pytest.mark.parametrize("fault", of_each_check())
 def test_a_mistake_is_found_and_its_file_is_named(clean: Path, tmp_path: Path, fault: Fault) -> None:
     project = Path(shutil.copytree(clean, tmp_path / "project"))
     lines, name = fault.plant(project), fault.header["breaks"]
