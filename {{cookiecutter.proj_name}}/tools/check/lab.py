@@ -76,10 +76,10 @@ class Lab:
         return own | self.size | {
             "--gpu_ids": f"{device}", "--dist.processes": "null", "--dist.launcher": "none",
             "--dist.random_seed": f"{seed}", "--num_workers": "0", "--prepare.compile.enabled": "false",
-            "--progress.log_every": "1",
-            "--progress.epoch_save_latest": "1step", "--progress.epoch_eval": "-1", "--progress.save_time": "-1",
+            "--progress.log_every": "1", "--progress.epoch_save_latest": "1step", "--progress.epoch_eval": "-1",
             "--monitor.writers": "[]", "--dir.runs_dir": str(self.folder), "--allow_changes": "true",
-    "--plugins": json.dumps([*config.plugins, "tools.check.watch.attach"]),
+            "--progress.save_time": "-1", "--resume": "null",
+            "--plugins": json.dumps([*config.plugins, "tools.check.watch.attach"]),
         } | ({} if device == -1 else {"--dist.deterministic": "strict"})  # fmt: skip
 
     def environment(self, name: str, more: Mapping[str, str]) -> dict[str, str]:

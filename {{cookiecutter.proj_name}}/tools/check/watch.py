@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from common.config.registry import import_path
 from common.data.view import innermost, is_map_style, kind_of
 from common.distributed.seed import random_state_unchanged
 from common.run.paths import PROJECT
@@ -74,6 +75,8 @@ def attach(trainer: Any) -> None:
             in_step=bool(getattr(data, "reads_in_step", False)),
             shares=not is_map_style(data) and callable(getattr(innermost(data), "share", None)),
         )
+        for name in trainer.config.plugins:
+            watch.note_part("plugin", import_path(name))
         trainer.monitor.after_step.append(watch.step)
 
 
@@ -91,6 +94,11 @@ class Watch:
             self.noted.add(text)
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(text + "\n")
+
+    def note_part(self, role: str, code: Any) -> None:
+        """Note a class or function of the owner."""
+        if file := file_of(code):
+            self.note("part", role=role, name=code.__qualname__, file=file, line=getsourcelines(code)[1])
 
     def objects(self) -> Iterator[tuple[str, Any]]:
         """Yield the objects and functions of the owner that the run holds, with their role."""
@@ -127,8 +135,7 @@ class Watch:
         for role, each in self.objects():
             kind = each if isinstance(each, FunctionType) else type(each)
             for own in kind.__mro__ if isinstance(kind, type) else [kind]:
-                if file := file_of(own):
-                    self.note("part", role=role, name=own.__qualname__, file=file, line=getsourcelines(own)[1])
+                self.note_part(role, own)
             buffers = {name: each._buffers[name] for name in getattr(each, "_non_persistent_buffers_set", ())}
             for name, value in {**vars(each), **buffers}.items():
                 if name not in _HIDDEN:
