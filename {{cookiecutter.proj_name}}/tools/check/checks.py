@@ -110,11 +110,20 @@ def evaluation(lab: Lab) -> Finding | None:
     whole = lab.evaluate("evaluation", 31, 1)
     for size, processes in ((7, 1), (7, 2)):
         other = lab.evaluate(f"evaluation_{size}_{processes}", size, processes)
-        for name in sorted({*whole, *other}, key=lambda name: (name == "loss", name)):
-            a, b = whole.get(name, math.inf), other.get(name, math.inf)
-            if not (math.isclose(a, b, rel_tol=1e-8, abs_tol=1e-12) or (a != a and b != b)):
-                text = f"{name} is {a} in batches of 31, and {b} in batches of {size} on {processes} process(es)"
-                return Finding(text, STEPS, "value" if processes == 1 else "merged value", name)
+        pairs = {name: (whole.get(name, math.inf), other.get(name, math.inf)) for name in sorted({*whole, *other})}
+        bad = [
+            name
+            for name, (a, b) in pairs.items()
+            if not (math.isclose(a, b, rel_tol=1e-8, abs_tol=1e-12) or (a != a and b != b))
+        ]
+        measured = [name for name in bad if not {*name.split(".")}.isdisjoint(lab.config.metric)]
+        if bad:
+            name = (measured or bad)[0]
+            text = "{} is {} in batches of 31, and {} in batches of {} on {} process(es)"
+            # Where losses differ as well as metrics, the reason is in what both of them read.
+            kind = "value" if len(measured) == len(bad) else "output" if measured else "loss"
+            kind = "merged value" if kind == "value" and processes > 1 else kind
+            return Finding(text.format(name, *pairs[name], size, processes), STEPS, kind, name)
     return None
 
 
