@@ -68,10 +68,11 @@ class Fault:
 
     @cached_property
     def header(self) -> dict[str, str]:
-        """Its `name`, what it `breaks`, the `config` and the `file`."""
-        name, *rest = self.diff.read_text(encoding="utf-8").splitlines()[:6]
-        pairs = dict(line.split(": ") for line in rest[:2])
-        return {"name": name, **pairs, "file": rest[-1].removeprefix("+++ b/")}
+        """Its `name`, what it `breaks`, the `config` and the `file`; `late`, if a short run does not show it."""
+        head, _, diff = self.diff.read_text(encoding="utf-8").partition("\n\n")
+        name, *pairs = head.splitlines()
+        file = diff.splitlines()[1].removeprefix("+++ b/")
+        return {"name": name, **dict(line.split(": ") for line in pairs), "file": file}
 
     def plant(self, project: Path) -> set[int]:
         """Make the mistake. Returns the numbers of the lines that it changes or adds, and of those behind."""

@@ -111,11 +111,8 @@ def evaluation(lab: Lab) -> Finding | None:
     for size, processes in ((7, 1), (7, 2)):
         other = lab.evaluate(f"evaluation_{size}_{processes}", size, processes)
         pairs = {name: (whole.get(name, math.inf), other.get(name, math.inf)) for name in sorted({*whole, *other})}
-        bad = [
-            name
-            for name, (a, b) in pairs.items()
-            if not (math.isclose(a, b, rel_tol=1e-8, abs_tol=1e-12) or (a != a and b != b))
-        ]
+        bad = [name for name, both in pairs.items() if not math.isclose(*both, rel_tol=1e-8, abs_tol=1e-12)]
+        bad = [name for name in bad if not all(map(math.isnan, pairs[name]))]
         measured = [name for name in bad if not {*name.split(".")}.isdisjoint(lab.config.metric)]
         if bad:
             name = (measured or bad)[0]
