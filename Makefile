@@ -11,7 +11,7 @@ REQUIREMENTS := requirements-dev.txt $(PROJECT)/requirements.txt $(PROJECT)/requ
 # Tests at a time. Each is one or two processes with one thread, so two for each pair of cores.
 JOBS ?= 2
 
-# Which tests: "not slow", "slow", or all.
+# Which tests: "not slow", "slow and not full", "full", or all.
 SLOW ?=
 
 BIN := $(abspath $(VENV))/bin
@@ -26,7 +26,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/.ruff_cache
 export MYPY_CACHE_DIR := $(CURDIR)/.mypy_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all mutate lint test-project test-template constraints
+.PHONY: help setup demo test test-all test-full mutate lint test-project test-template constraints
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,8 +40,11 @@ test: lint  ## every day: style, types, and the fast tests, of the project here 
 	@$(MAKE) --no-print-directory test-project test-template SLOW="not slow"
 
 test-all: test  ## then the rest: full trainings, real clusters, and the tests of rendered projects
-	@$(MAKE) --no-print-directory test-project test-template SLOW=slow
+	@$(MAKE) --no-print-directory test-project test-template SLOW="slow and not full"
 	@echo "== all tests passed"
+
+test-full:  ## only what is left: every planted mistake, every example under tools.check
+	@$(MAKE) --no-print-directory test-template SLOW=full
 
 mutate: setup  ## break one line at a time: does the named test of docs/features.md fail? FAULTS="clip ema": some only
 	@"$(BIN)/python" tools/mutate.py --jobs $(JOBS) $(FAULTS)
