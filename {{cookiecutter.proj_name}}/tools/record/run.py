@@ -71,8 +71,9 @@ class Difference:
     of_module: bool = False
 
     def __str__(self) -> str:
-        what = f"the {self.kind} of {self.name}" if self.kind in ("output", "gradient") else f"{self.kind} {self.name}"
-        what = f"the gradient of the output of {self.name}" if self.kind == "gradient" and self.of_module else what
+        of = "the output of " if self.kind == "gradient" and self.of_module else ""
+        form = {"output": "the output of {}", "gradient": f"the gradient of {of}{{}}", "loss": "the {}"}
+        what = form.get(self.kind, f"{self.kind} {{}}").format(self.name)
         what += f" on rank {self.rank}" if self.rank else ""
         if self.a is None or self.b is None:
             return f"{what}: only in {'B' if self.a is None else 'A'}"

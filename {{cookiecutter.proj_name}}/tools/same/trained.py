@@ -18,7 +18,7 @@ _MEANING = {
     "random": "this random generator begins the step in another state: another seed, or more was drawn before",
     "input": "no module computed something else before: the data, their order, or what the task makes of them changed",
     "output": "weights, inputs and all outputs before it are equal: its computation changed, or what is passed to it",
-    "loss": "the outputs of all modules are equal: the computation of the loss changed",
+    "loss": "the outputs of all modules are equal: the computation of the loss changed, or its targets",
     "gradient": "all outputs and the loss are equal: the backward pass changed, or what is done with gradients",
     "weight": "all gradients are equal: the update changed (optimizer, learning rate, weight decay)",
     "buffer": "all gradients and weights are equal: what a module keeps besides its weights is updated differently",
@@ -90,7 +90,10 @@ def compare_trained(
     tensors = sum(key in two and key[0] <= last for one, two in zip(a.ranks, b.ranks, strict=False) for key in one)
     what = f"{last} steps, {tensors:,} tensors"
     if (difference := first_difference(a, b)) is None:
-        more, lines = compare(a.run, b.run)  # what the steps do not show: validation, averaged weights, schedules
+        try:  # what the steps do not show: validation, averaged weights, schedules
+            more, lines = compare(a.run, b.run)
+        except UserError:
+            more, lines = "no measurements, since none is due", []
         return Finding(f"{what}, {more}", lines)
     say(f"step {difference.step} differs; trains both again, to see each module in this step")
     again = trained(0, "second_a", difference.step), trained(1, "second_b", difference.step)
