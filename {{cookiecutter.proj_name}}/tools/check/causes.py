@@ -110,6 +110,12 @@ def suspects(check: str, kind: str, name: str, notes: list[dict[str, Any]], repe
     return list(dict.fromkeys(likely))[:3]
 
 
+def unsaved(notes: list[dict[str, Any]]) -> list[Suspect]:
+    """Return at most three lines that change what no checkpoint holds, but not of metrics, which begin anew."""
+    found = [note for note in notes if note["kind"] == "change" and note["role"] != "metric"]
+    return list(dict.fromkeys(suspect for _, suspect in _findings(found)))[:3]
+
+
 def _findings(notes: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Suspect]]:
     """What the runs noted and what the files of the owner say, with the kind of each finding."""
     for note in notes:

@@ -8,9 +8,10 @@ from typing import Any
 
 from common.base.errors import UserError
 from common.config.names import join_names
-from tools.check.causes import Suspect, suspects
+from tools.check.causes import Suspect, suspects, unsaved
 from tools.check.lab import SAMPLES, STEPS, Finding, Lab, same_bits, same_numbers
 
+_CLOSE = {"rel_tol": 1e-8, "abs_tol": 1e-12}
 FIRST, SECOND = 2, STEPS // 2 + 1  # steps after which runs are stopped: in the first epoch, and in the second
 
 
@@ -59,7 +60,9 @@ class Check:
             causes = own or suspects(self.name, "", "", lab.notes(), repeats)
             return Result(self.name, self.title, "fails", Finding(f"a run ended with {why}"), causes)
         if found is None:
-            return Result(self.name, self.title, "holds", Finding(""))
+            changes = unsaved(lab.notes()) if self.name == "resume" else []
+            why = "in these steps, this makes no difference:" if changes else ""
+            return Result(self.name, self.title, "holds", Finding(why), changes)
         causes = suspects(self.name, found.kind, found.name, lab.notes(), repeats)
         return Result(self.name, self.title, "fails", found, causes)
 
@@ -107,20 +110,17 @@ def evaluation(lab: Lab) -> Finding | None:
     if not (lab.config.dataset.val or lab.config.dataset.eval):
         raise NotApplicable("the config has no data for an evaluation")
     lab.train("uncut")
-    whole = lab.evaluate("evaluation", 31, 1)
+    whole, metrics = lab.evaluate("evaluation", 31, 1), set(lab.config.metric or ())
     for size, processes in ((7, 1), (7, 2)):
         other = lab.evaluate(f"evaluation_{size}_{processes}", size, processes)
         pairs = {name: (whole.get(name, math.inf), other.get(name, math.inf)) for name in sorted({*whole, *other})}
-        bad = [name for name, both in pairs.items() if not math.isclose(*both, rel_tol=1e-8, abs_tol=1e-12)]
-        bad = [name for name in bad if not all(map(math.isnan, pairs[name]))]
-        measured = [name for name in bad if not {*name.split(".")}.isdisjoint(lab.config.metric)]
-        if bad:
-            name = (measured or bad)[0]
-            text = "{} is {} in batches of 31, and {} in batches of {} on {} process(es)"
-            # Where losses differ as well as metrics, the reason is in what both of them read.
-            kind = "value" if len(measured) == len(bad) else "output" if measured else "loss"
-            kind = "merged value" if kind == "value" and processes > 1 else kind
-            return Finding(text.format(name, *pairs[name], size, processes), STEPS, kind, name)
+        wrong = [name for name, (a, b) in pairs.items() if not (math.isclose(a, b, **_CLOSE) or (a != a and b != b))]
+        if wrong:
+            is_metric = {name: not metrics.isdisjoint(name.split(".")) for name in wrong}
+            kind = "value" if all(is_metric.values()) else "output" if any(is_metric.values()) else "loss"
+            first, (a, b) = wrong[0], pairs[wrong[0]]
+            text = f"{first} is {a} in batches of 31, and {b} in batches of {size} on {processes} process(es)"
+            return Finding(text, STEPS, f"merged {kind}" if processes > 1 and kind == "value" else kind, first)
     return None
 
 
@@ -130,9 +130,7 @@ def apart_from_batches(lab: Lab, found: Finding | None) -> Finding | None:
     if facts["compares"]:
         raise NotApplicable(f"{join_names(facts['compares'])} compares the samples of a batch")
     if found and len({row["digest"] for (_, kind, name), row in rows if (kind, name) == ("random", "torch")}) > 1:
-        raise NotApplicable(
-            "the step draws random numbers, other ones for each process and part (not by dropout layers)"
-        )
+        raise NotApplicable("a step draws random numbers, not in dropout layers: others on each process")
     if found is None and facts["norms"]:
         norms = join_names(facts["norms"], 2)
         raise NotApplicable(f"{norms}: statistics of the batch of one process; with the running ones instead, it holds")

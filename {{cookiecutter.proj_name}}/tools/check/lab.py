@@ -12,9 +12,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from torch.utils.data import IterableDataset
+
 from common.base.errors import UserError
 from common.base.text import label
 from common.config.overrides import read_options
+from common.config.registry import DATASET_REGISTRY
 from common.data.sections import sets_of
 from common.run.paths import PROJECT
 from tools.record import run as recorded
@@ -24,6 +27,7 @@ from custom.config import Config
 
 STEPS, SAMPLES = 9, 12  # optimizer steps of a run; samples of a step
 _MOST_SAMPLES = 31  # of a data set: the last of an epoch's three steps has 7, which no number of processes divides
+_MOST_OF_STREAM = (STEPS + 2) * SAMPLES  # more than is read: where a limit cuts a stream, its own state does not end
 _TOLERANCE, _NOTHING = 1e-8, 1e-12  # of fp64: relative, and what counts as zero
 _SPLIT_KINDS = ("gradient", "weight", "buffer", "state")  # which do not depend on how a step's samples are split
 _EARLY = Path(__file__).with_name("early")
@@ -57,23 +61,24 @@ class Lab:
     @property
     def size(self) -> dict[str, str]:
         """The keys that shorten a run."""
-        config = self.config
-        parts = 1 if config.optim.accumulate == 1 else 2
+        parts = 1 if self.config.optim.accumulate == 1 else 2
+        kind = DATASET_REGISTRY.get(self.config.dataset.train["type"])
+        is_stream = isinstance(kind, type) and (not hasattr(kind, "__getitem__") or issubclass(kind, IterableDataset))
         return {
             "--batch_size": f"{SAMPLES // parts}", "--optim.accumulate": f"{parts}",
             "--progress.epoch": f"{STEPS}", "--progress.max_steps": f"{STEPS}",
-            "--debug.max_samples": f"{_MOST_SAMPLES}",
+            "--debug.max_samples": f"{_MOST_OF_STREAM if is_stream else _MOST_SAMPLES}",
         }  # fmt: skip
 
     def options(self) -> dict[str, str]:
         """The options of a run that takes one process, and saves after each step."""
         config = self.config
-        device = (
-            config.gpu_ids[0] if isinstance(config.gpu_ids, list) else 0 if config.gpu_ids == "all" else config.gpu_ids
-        )
+        ids = config.gpu_ids
+        device = ids[0] if isinstance(ids, list) else 0 if ids == "all" else ids
         seed = 42 if config.dist.random_seed is None else config.dist.random_seed
         own = {name: option.value or "true" for name, option in read_options(self.words)[0].items()}
         return own | self.size | {
+            "--config": str(Path(own["--config"]).resolve()),
             "--gpu_ids": f"{device}", "--dist.processes": "null", "--dist.launcher": "none",
             "--dist.random_seed": f"{seed}", "--num_workers": "0", "--prepare.compile.enabled": "false",
             "--progress.log_every": "1", "--progress.epoch_save_latest": "1step", "--progress.epoch_eval": "-1",
@@ -95,9 +100,8 @@ class Lab:
                 given = self.options() | {"--name": name} | dict(options)
                 words = [f"{option}={value}" for option, value in given.items()]
                 env = self.environment(name, variables)
-                self.records[name] = recorded.train(
-                    PROJECT, words, self.folder / f"{name}.record", env=env, signal=signal
-                )
+                place = self.folder / f"{name}.record"
+                self.records[name] = recorded.train(PROJECT, words, place, env=env, signal=signal)
             return self.records[name]
 
     def cut(self, name: str, *signals: str, damaged: bool = False) -> Record:
@@ -118,13 +122,11 @@ class Lab:
 
     def evaluate(self, name: str, size: int, processes: int) -> dict[str, float]:
         """Evaluate the last checkpoint of the uncut run in fp64, in batches of `size`. Returns all values by name."""
-        config = self.config
-        split = "val" if config.dataset.val else "eval"
-        keys = [
-            f"--dataset.{label(split, each)}.eval_batch_size={size}" for each in sets_of(getattr(config.dataset, split))
-        ]
-        command = [sys.executable, "evaluate.py", "--model_pt", str(self.folder / "uncut/checkpoints/latest.pt"), *keys]
-        command += ["--split", split, "--precision.mode=fp64", f"--dir.eval_dir={self.folder / name}", "--gpu_ids=-1"]
+        split = "val" if self.config.dataset.val else "eval"
+        sets = [label(split, each) for each in sets_of(getattr(self.config.dataset, split))]
+        command = [sys.executable, "evaluate.py", f"--model_pt={self.folder / 'uncut/checkpoints/latest.pt'}"]
+        command += [f"--dataset.{each}.eval_batch_size={size}" for each in sets]
+        command += [f"--split={split}", "--precision.mode=fp64", f"--dir.eval_dir={self.folder / name}", "--gpu_ids=-1"]
         command += ["--dist.launcher=auto", f"--dist.processes={processes}"]
         env = {**os.environ, **self.environment(name, {})}
         done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True)
@@ -135,9 +137,8 @@ class Lab:
 
     def notes(self) -> list[dict[str, Any]]:
         """What all runs noted."""
-        return [
-            json.loads(line) for file in sorted(self.folder.glob("*.jsonl")) for line in file.read_text().splitlines()
-        ]
+        files = sorted(self.folder.glob("*.jsonl"))
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -35,8 +35,8 @@ from common.data.view import innermost, is_map_style, kind_of
 from common.distributed.seed import random_state_unchanged
 from common.run.paths import PROJECT
 
-Values = Iterator[tuple[tuple[str, str, str, str], Any]]
-"""(role, file, class or function, attribute), and the value."""
+Key = tuple[str, str, str, str]
+"""Of a value: role, file, class or function, attribute."""
 _ENGINE = ("common", "cli", "tools", "train.py", "evaluate.py", "predict.py")
 _INSTALLED = tuple({str(Path(each).resolve()) for each in sysconfig.get_paths().values()})
 _WALKED = (
@@ -85,7 +85,7 @@ class Watch:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, self.task, self.file = trainer, trainer.task, Path(os.environ["CHECK_WATCH"])
-        self.before: dict[tuple[str, ...], list[str]] = {}
+        self.before: dict[tuple[Any, ...], list[str]] = {}
         self.noted: set[str] = set()
 
     def note(self, kind: str, **values: Any) -> None:
@@ -98,13 +98,14 @@ class Watch:
     def note_part(self, role: str, code: Any) -> None:
         """Note a class or function of the owner."""
         if file := file_of(code):
-            self.note("part", role=role, name=code.__qualname__, file=file, line=getsourcelines(code)[1])
+            with suppress(OSError):  # a class that was made by a call
+                self.note("part", role=role, name=code.__qualname__, file=file, line=getsourcelines(code)[1])
 
     def objects(self) -> Iterator[tuple[str, Any]]:
         """Yield the objects and functions of the owner that the run holds, with their role."""
         run, seen = self.trainer, set[int]()
         found: list[tuple[str, Any]] = [("plugin", [run.state.user_parts, run.monitor.after_step])]
-        found += [("optimizer", run.optimizer), ("schedule", vars(run.schedule)), ("task", self.task)]
+        found += [("schedule", vars(run.schedule)), ("optimizer", run.optimizer), ("task", self.task)]
         found += [
             ("metric", vars(self.task.metric)),
             ("loss", self.task.loss),
@@ -129,23 +130,23 @@ class Watch:
                 inner += list(getattr(each, "__dict__", {}).values())
             found += [(role, one) for one in inner if one is not None]
 
-    def values(self) -> Values:
-        """Yield what the owner's objects, modules, classes and functions hold, without what the engine saves."""
+    def values(self) -> Iterator[tuple[Key, Any, int]]:
+        """Yield what the owner's objects and code hold, without what the engine saves; the number is the object's."""
         known = set(self.task.modules())
         for role, each in self.objects():
             kind = each if isinstance(each, FunctionType) else type(each)
             for own in kind.__mro__ if isinstance(kind, type) else [kind]:
                 self.note_part(role, own)
             buffers = {name: each._buffers[name] for name in getattr(each, "_non_persistent_buffers_set", ())}
-            for name, value in {**vars(each), **buffers}.items():
+            for name, value in {**getattr(each, "__dict__", {}), **buffers}.items():
                 if name not in _HIDDEN:
                     parts = value if isinstance(value, (list, tuple)) else [value]
                     alone = [one.state_dict() for one in parts if isinstance(one, nn.Module) and one not in known]
-                    yield (role, file_of(kind), kind.__qualname__, name), alone or value
+                    yield (role, file_of(kind), kind.__qualname__, name), alone or value, id(each)
         for module in list(sys.modules.values()):
             if isinstance(module, ModuleType) and (file := file_of(module)):
                 self.note("module", file=file)
-                yield from _values_of_code(file, "", module)
+                yield from ((*found, 0) for found in _values_of_code(file, "", module))
 
     def step(self) -> None:
         """Compare the owner's objects with what they were after the step before."""
@@ -158,7 +159,7 @@ class Watch:
                     owner = type(modules[part] if part else self.task.get_submodule("model"))
                     about = {"file": file_of(owner), "line": getsourcelines(owner)[1], "type": type(module).__name__}
                     self.note("frozen", name=name, attribute=name.removeprefix(f"{part}.").split(".")[0], **about)
-            changed = [(key, value) for key, value in self.values() if self._has_changed(key, value)]
+            changed = [(key, value) for key, value, own in self.values() if self._has_changed((*key, own), value)]
             saved = [_saved_by(each) for each in self._saving()] if changed else []
             known, keys = {each for found, _ in saved for each in found}, {key for _, names in saved for key in names}
             for key, value in changed:
@@ -173,7 +174,7 @@ class Watch:
         extra = [each for each in self.task.modules() if type(each).get_extra_state is not nn.Module.get_extra_state]
         return [*run.state.user_parts.values(), run.optimizer, run.schedule, innermost(run.stream.dataset), *extra]
 
-    def _has_changed(self, key: tuple[str, ...], value: Any) -> bool:
+    def _has_changed(self, key: tuple[Any, ...], value: Any) -> bool:
         before, self.before[key] = self.before.get(key), leaves(value)
         return before is not None and before != self.before[key]
 
@@ -211,7 +212,7 @@ def _saved_by(owner: Any) -> tuple[list[str], list[str]]:
     return leaves(own), [str(key) for key in own] if isinstance(own, Mapping) else []
 
 
-def _values_of_code(file: str, name: str, code: Any) -> Values:
+def _values_of_code(file: str, name: str, code: Any) -> Iterator[tuple[Key, Any]]:
     """The variables of a module or class, and what its functions keep: defaults, closures, attributes."""
     for text, value in list(vars(code).items()):
         if isinstance(value, FunctionType) and file_of(value) == file:
