@@ -25,9 +25,9 @@ full = pytest.mark.full
 
 
 def of_each_check() -> list[Any]:
-    """Return the mistakes that a shortened run shows; all but the first one of each check are marked `full`."""
+    """Return the mistakes; all but the first one of each check that fails are marked `full`."""
     known, found = set[str](), []
-    for fault in [fault for fault in FAULTS if "late" not in fault.header]:
+    for fault in sorted(FAULTS, key=lambda fault: "late" in fault.header):
         marks = [full] if fault.header["breaks"] in known else []
         found.append(pytest.param(fault, id=fault.diff.stem, marks=marks))
         known.add(fault.header["breaks"])
@@ -98,9 +98,12 @@ def test_a_mistake_is_found_and_its_file_is_named(clean: Path, tmp_path: Path, f
     project = Path(shutil.copytree(clean, tmp_path / "project"))
     lines, name = fault.plant(project), fault.header["breaks"]
     found = {each["name"]: each for each in check(project, fault.header["config"], name)}[name]
-    assert found["outcome"] == "fails"
-    assert found["step"] is not None
-    assert found["tensor"]
+    if "late" in fault.header:  # all that can be said is what no checkpoint holds
+        assert found["outcome"] == "holds"
+    else:
+        assert found["outcome"] == "fails"
+        assert found["step"] is not None
+        assert found["tensor"]
     named = [place for place in found["suspects"][:2] if place["file"] == fault.header["file"]]
     assert named, found
     assert min(abs(place["line"] - line) for place in named for line in lines) <= NEAR, (found, lines)
