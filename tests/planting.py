@@ -30,6 +30,7 @@ TIMEOUT_S = 300
 VARIANTS: dict[str, list[list[str]]] = {
     "resume": [[], ["SIGTERM@7"]],
     "kill": [[], ["SIGKILL@8"]],
+    "twice": [[], ["SIGTERM@3", "SIGTERM@8"]],
     "seed": [[], []],
     "workers": [[], ["--num_workers", "2"]],
     "processes": [[], ["--batch_size", "16", "--dist.processes", "2"]],
@@ -124,17 +125,18 @@ def difference(project: Path, config: str, name: str, memory: Path) -> float:
         data = memory / f"data{number}"
         shutil.copytree(project / "data", data, ignore=shutil.ignore_patterns("pages"))
         write_pages(data / "pages", backwards=bool(number % 2))
-        cut = "".join(word for word in words if word.startswith("SIG"))
-        words = ["--name", f"run{number}", "--dir.data_dir", str(data), *(word for word in words if word != cut)]
-        runs.append(train(project, config, words, cut))
+        cuts = [word for word in words if word.startswith("SIG")]
+        words = ["--name", f"run{number}", "--dir.data_dir", str(data), *(word for word in words if word not in cuts)]
+        runs.append(train(project, config, words, cuts))
     return max(_gap(runs[0], run, weights=name != "evaluation") for run in runs[1:])
 
 
-def train(project: Path, config: str, words: Sequence[str], cut: str = "") -> Path:
-    """Train, with `cut` interrupted once. Returns the run's folder. Raises `AssertionError` if it fails."""
+def train(project: Path, config: str, words: Sequence[str], cuts: Sequence[str] = ()) -> Path:
+    """Train, stopped by each of `cuts` and resumed. Returns the run's folder. Raises `AssertionError` if it fails."""
     (project / "cut.py").write_text(_CUT)
     plugins = ["--plugins", "[custom.auto_clip.attach, cut.attach]"]
-    for resume, signal in [([], cut), (["--resume", "auto"], "")] if cut else [([], "")]:
+    for number, signal in enumerate((*cuts, "")):
+        resume = ["--resume", "auto"] if number else []
         command = [sys.executable, "train.py", "--config", config, *plugins, *words, *resume]
         environment = {**_outside(project), "CUT": signal, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
