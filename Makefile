@@ -46,7 +46,7 @@ test-all: test  ## then the rest: full trainings, real clusters, and the tests o
 	@$(MAKE) --no-print-directory test-project test-template SLOW="slow and not full"
 	@echo "== all tests passed"
 
-test-full: test-all  ## before a release: also every combination of parts, each trained, killed, resumed and evaluated
+test-full: test-all  ## before a release: also every combination of parts, planted mistake and example
 	@$(MAKE) --no-print-directory test-template SLOW=full
 	@echo "== every combination passed"
 

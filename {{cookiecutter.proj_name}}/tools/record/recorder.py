@@ -120,6 +120,7 @@ class Recorder:
         if self.step < 0:
             self.step = step - 1
             self.add_state(self.trainer.optimizer)
+            self.rows = [row | {"restored": True} for row in self.rows]
         self.write()
         self.step, self.depth = step, 0
         self.counts.clear()

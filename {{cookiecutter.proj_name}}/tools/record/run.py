@@ -156,6 +156,8 @@ def read(folder: Path, run: Path | None = None) -> Record:
             if line.startswith(b"{") and line.endswith(b"}"):  # a kill may cut one off
                 row = json.loads(line)
                 key = row["step"], row["kind"], row["name"]
+                if row.pop("restored", False) and key in rows:
+                    continue  # the step itself was recorded before what follows an update, such as Task.after_step
                 rows.pop(key, None)  # a repeated one takes its place in the order of events
                 rows[key] = row
         ranks.append(rows)

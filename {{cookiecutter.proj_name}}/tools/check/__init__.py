@@ -1,0 +1,1 @@
+"""The guarantees of the engine, tried on the owner's own code: python -m tools.check."""
