@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge, wait
 from pathlib import Path
 from typing import NoReturn
 
@@ -121,20 +121,30 @@ class _ConnectedMonitor(FailureMonitor):
 class _Hub:
     """On rank 0: a connection to every rank, itself included. Determines the first failure, and sends it to all."""
 
-    def __init__(self, listener: Listener, world_size: int) -> None:
-        self._listener, self._world_size = listener, world_size
+    def __init__(self, server: socket.socket, key: bytes, world_size: int) -> None:
+        self._server, self._key, self._world_size = server, key, world_size
+        self._joined: list[int] = []  # the ranks
         self._members: dict[Connection, Failure] = {}  # with the failure to report if that rank is killed
         for target in (self._accept, self._watch):
             threading.Thread(target=target, name="failure hub", daemon=True).start()
 
     def _accept(self) -> None:
-        joined = 0
-        while joined < self._world_size:
-            with suppress(OSError, EOFError, ValueError, AuthenticationError):  # another program connected
-                connection = _close_in_workers(self._listener.accept())
-                self._members[connection] = connection.recv()
-                joined += 1
-        self._listener.close()
+        self._server.settimeout(_POLL_S)
+        while len(self._joined) < self._world_size:
+            with suppress(OSError):
+                client, _ = self._server.accept()
+                client.setblocking(True)
+                # A thread each: another program that connects and says nothing keeps no rank waiting.
+                threading.Thread(target=self._join, args=(Connection(client.detach()),), daemon=True).start()
+        self._server.close()
+
+    def _join(self, connection: Connection) -> None:
+        _close_in_workers(connection)
+        with suppress(OSError, EOFError, ValueError, AuthenticationError):  # another program connected
+            deliver_challenge(connection, self._key)
+            answer_challenge(connection, self._key)
+            self._members[connection] = if_killed = connection.recv()
+            self._joined.append(if_killed.rank)
 
     def _watch(self) -> None:
         """Send the first failure to all: at once, or a little later if another failure may be its cause."""
@@ -171,8 +181,8 @@ def connect(rank: Rank) -> FailureMonitor:
     address = rank.address if several_hosts else "127.0.0.1"
     if rank.is_main:
         key = secrets.token_bytes(16)
-        listener = Listener(("" if several_hosts else address, 0), backlog=rank.world_size, authkey=key)
-        hub, offer = _Hub(listener, rank.world_size), (if_killed, listener.address[1], key)
+        server = socket.create_server(("" if several_hosts else address, 0), backlog=rank.world_size)
+        hub, offer = _Hub(server, key, rank.world_size), (if_killed, server.getsockname()[1], key)
     main_if_killed, port, key = from_main(offer, rank)
     connection = None
     try:
