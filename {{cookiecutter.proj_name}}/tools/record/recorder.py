@@ -7,8 +7,11 @@ those of the step before; later ones are those after the step. The second tensor
 `name#2`. With RECORD_STEP=12, step 12 also has the output of each module and its gradient. With
 RECORD_SIGNAL=SIGKILL@7, each process sends itself this signal after its first optimizer step of step 7.
 
-It needs only torch, and its global hooks, so that it records earlier commits of a project too. Parts of a model that
-are compiled are not recorded; what they compute is seen in the loss and the gradients.
+Recorded are: before a step, the random generators; in it, inputs of modules that no gradient flows through, and what
+`torch.autograd.backward` is called on, the loss; after its update, gradients, weights, buffers and optimizer states.
+
+It needs only torch and numpy, and torch's global hooks, so that it records earlier commits of a project too. Parts of a
+model that are compiled are not recorded; what they compute is seen in the loss and the gradients.
 """
 
 import functools
@@ -16,7 +19,6 @@ import hashlib
 import json
 import os
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
@@ -24,12 +26,12 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 SKETCH = 8  # signed sums per tensor
-_COLUMNS = 1024 * SKETCH
 
 
 def attach(trainer: Any) -> None:
@@ -46,49 +48,41 @@ class Recorder:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, self.task, folder = trainer, trainer.task, Path(os.environ["RECORD_DIR"])
-        self.detailed_step = int(os.environ.get("RECORD_STEP") or -1)
+        self.detailed_step = os.environ.get("RECORD_STEP", "")
         self.signal, _, self.signal_step = os.environ.get("RECORD_SIGNAL", "").partition("@")
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         folder.mkdir(parents=True, exist_ok=True)
         self.file = (folder / f"rank{rank}.jsonl").open("ab", buffering=0)
         self.file.write(b"\n")  # ends a line that was cut off
-        self.step, self.depth, self.plain_backward, self.in_backward = -1, 0, torch.autograd.backward, False
+        self.step, self.plain_backward, self.in_backward = -1, torch.autograd.backward, False
         self.rows: list[dict[str, Any]] = []
         self.names: dict[nn.Module, str] = {}
         self.weights: list[tuple[str, Tensor]] = []
         self.counts: Counter[tuple[str, str]] = Counter()
 
     def before_forward(self, module: nn.Module, inputs: Any) -> None:
-        """Record what enters a module that no other one calls."""
-        if torch.compiler.is_compiling() or not self.is_training():
-            return
-        self.begin_step()
-        if module in self.names:
-            self.depth += 1
-            if self.depth == 1:
-                self.add_inputs(self.names[module], dict(enumerate(inputs)))
-                self.entered = len(self.rows)
+        """Record what enters a module."""
+        if self.is_training():
+            self.begin_step()
+            self.add_inputs(module, dict(enumerate(inputs)))
 
     def after_forward(self, module: nn.Module, inputs: Any, named: Mapping[str, Any], output: Any) -> None:
         """Record the inputs given by name, and the output and its gradient if the step is recorded in detail."""
-        if torch.compiler.is_compiling() or not self.is_training() or module not in self.names:
+        if not self.is_training():
             return
-        self.depth -= 1
-        if not self.depth:
-            inside, self.rows = self.rows[self.entered :], self.rows[: self.entered]
-            self.add_inputs(self.names[module], named)
-            self.rows += inside
-        for name, tensor in tensors(output, self.names[module]) if self.step == self.detailed_step else ():
-            self.add("output", name, tensor)
-            if tensor.requires_grad:
-                tensor.register_hook(functools.partial(self.add, "gradient", name))
+        self.add_inputs(module, named)
+        if module in self.names and str(self.step) == self.detailed_step:
+            for name, tensor in tensors(output, self.names[module]):
+                self.add("output", name, tensor)
+                if tensor.requires_grad:
+                    tensor.register_hook(functools.partial(self.add, "output gradient", name))
 
     def backward(self, losses: Any, *arguments: Any, **options: Any) -> None:
         """Record the losses that `torch.autograd.backward` is called on, and call it."""
         if self.is_training():
             self.begin_step()
             for _, loss in tensors(losses, ""):
-                self.add("loss", "loss", loss)
+                self.add("loss", "in total", loss)
         outer, self.in_backward = self.in_backward, True
         try:
             self.plain_backward(losses, *arguments, **options)
@@ -108,8 +102,8 @@ class Recorder:
             os.kill(os.getpid(), Signals[self.signal])
 
     def is_training(self) -> bool:
-        """Whether this is in a training step; in a backward pass, modules compute again what they did before."""
-        return bool(self.task.training) and not self.in_backward
+        """Return whether this is in a training step; in a backward pass, modules only repeat what they computed."""
+        return not torch.compiler.is_compiling() and bool(self.task.training) and not self.in_backward
 
     def begin_step(self) -> None:
         """At the first event of a step: write the last one, and record the random generators."""
@@ -122,16 +116,17 @@ class Recorder:
             self.add_state(self.trainer.optimizer)
             self.rows = [row | {"restored": True} for row in self.rows]
         self.write()
-        self.step, self.depth = step, 0
+        self.step = step
         self.counts.clear()
         for name, state in random_states():
             self.rows.append({"step": step, "kind": "random", "name": name, "digest": digest(state), "norm": 0.0})
 
-    def add_inputs(self, module: str, inputs: Any) -> None:
-        """Record tensors that come from outside of the modules: those that gradients flow through come from others."""
-        for name, tensor in tensors(inputs, module):
-            if not tensor.requires_grad:
-                self.add("input", name, tensor)
+    def add_inputs(self, module: nn.Module, inputs: Mapping[Any, Any]) -> None:
+        """Record tensors without a gradient: the data. Others are outputs of modules before."""
+        if module in self.names:
+            for name, tensor in tensors(inputs, self.names[module]):
+                if not tensor.requires_grad:
+                    self.add("input", name, tensor)
 
     def add_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Record all weights, buffers and states of the optimizer."""
@@ -157,12 +152,12 @@ class Recorder:
 
 
 def short(name: str) -> str:
-    """The name without `model.`, as in checkpoints and patterns."""
+    """Return the name without `model.`, as in checkpoints and patterns."""
     return name.removeprefix("model.")
 
 
 def tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in a nested value, named like `module[0][image]`; a value that is a tensor has the name itself."""
+    """Yield the tensors in a nested value, named like `module[0][image]`; a tensor itself has the name as it is."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, (list, tuple)):
@@ -178,26 +173,18 @@ def tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 def describe(tensor: Tensor) -> dict[str, Any]:
     """Return type, digest, norm and sketch of a tensor; of one that is sharded, of the part on this process."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    flat = (local.to_dense() if local.layout != torch.strided else local).detach().cpu().contiguous().reshape(-1)
-    kind = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(local.shape)}"
-    numbers = (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).double()
+    flat = local.detach().to_dense().cpu().contiguous().reshape(-1)
+    kind, numbers = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(local.shape)}", flat.double()
     content = kind.encode() + bytes(flat.view(torch.uint8).numpy().data)
     return {"type": kind, "digest": digest(content), "norm": numbers.norm().item(), "sketch": sketch(numbers)}
 
 
 def sketch(numbers: Tensor) -> list[float]:
-    """Return signed sums of the numbers, of fixed random signs. It is linear, and its squares add up, in the mean over
-    the signs, to those of the numbers: the distance of two sketches estimates the distance of two tensors."""
-    rows = -(-len(numbers) // _COLUMNS)
-    table = nn.functional.pad(numbers, (0, rows * _COLUMNS - len(numbers))).view(rows, _COLUMNS)
-    sums = (table * signs(_COLUMNS)).view(rows, -1, SKETCH).sum(1)
-    return (sums * signs(rows)[:, None]).sum(0).tolist()
-
-
-@functools.lru_cache(maxsize=256)
-def signs(count: int) -> Tensor:
-    """Return 1 and -1 at random, the same ones in every process."""
-    return torch.randint(2, (count,), generator=torch.Generator().manual_seed(count)).double() * 2 - 1
+    """Return signed sums of the numbers, of random signs that are always the same. It is linear, and in the mean over
+    the signs, its squares add up to those of the numbers: so the distance of two sketches is about that of the tensors.
+    """
+    signs = torch.randint(2, numbers.shape, generator=torch.Generator().manual_seed(0), dtype=torch.int8) * 2 - 1
+    return nn.functional.pad(numbers * signs, (0, -len(numbers) % SKETCH)).view(-1, SKETCH).sum(0).tolist()
 
 
 def digest(content: bytes) -> str:
@@ -206,11 +193,9 @@ def digest(content: bytes) -> str:
 
 
 def random_states() -> Iterator[tuple[str, bytes]]:
-    """The states of the random generators of this process, by package or kind of device."""
+    """Yield the states of the random generators of this process, by package or kind of device."""
     yield "python", repr(random.getstate()).encode()
-    if numpy := sys.modules.get("numpy"):
-        _, keys, *rest = numpy.random.get_state()
-        yield "numpy", keys.tobytes() + repr(rest).encode()
+    yield "numpy", repr(numpy.random.get_state()).encode()
     yield "torch", bytes(torch.get_rng_state().numpy().data)
     if torch.cuda.is_initialized():
         yield "cuda", bytes(torch.cuda.get_rng_state().numpy().data)

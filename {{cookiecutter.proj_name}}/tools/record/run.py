@@ -4,13 +4,14 @@ import json
 import math
 import os
 import shlex
-import subprocess
+import signal
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import DEVNULL, STDOUT, Popen
 from typing import Any
 
 from common.base.errors import UserError
@@ -20,10 +21,10 @@ from common.config.overrides import read_options
 from common.config.problem import ConfigError
 from common.config.source import plain, read_text
 
-PLUGIN = "recorder.attach"
-KINDS = ("random", "input", "output", "loss", "gradient", "weight", "buffer", "state")
 # What must be there on both sides: of the others, a run may have more, such as outputs of modules that are new.
 _NEEDED = ("gradient", "weight", "buffer", "state")
+KINDS = ("random", "input", "output", "loss", "output gradient", *_NEEDED)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _OUTPUT_LINES = 15
 Key = tuple[int, str, str]
 Row = dict[str, Any]
@@ -36,20 +37,17 @@ class Record:
     Attributes:
         ranks: of each process: its rows by (step, kind, name), in order of events; of a repeated step, the last ones.
         run: the folder of the run.
-        code: the exit code; negative: the signal that ended it.
         seconds: how long the last start took.
     """
 
-    folder: Path
     ranks: list[dict[Key, Row]]
     run: Path
-    code: int = 0
     seconds: float = 0.0
 
     @property
     def steps(self) -> int:
         """The last step."""
-        return max((key[0] for rows in self.ranks for key in rows), default=0)
+        return max(step for rows in self.ranks for step, _, _ in rows)
 
 
 @dataclass(frozen=True)
@@ -68,18 +66,14 @@ class Difference:
     a: Row | None
     b: Row | None
     distance: float
-    of_module: bool = False
 
     def __str__(self) -> str:
-        of = "the output of " if self.kind == "gradient" and self.of_module else ""
-        form = {"output": "the output of {}", "gradient": f"the gradient of {of}{{}}", "loss": "the {}"}
-        what = form.get(self.kind, f"{self.kind} {{}}").format(self.name)
-        what += f" on rank {self.rank}" if self.rank else ""
+        tensor = f"{self.kind} {self.name}" + (f" on rank {self.rank}" if self.rank else "")
         if self.a is None or self.b is None:
-            return f"{what}: only in {'B' if self.a is None else 'A'}"
+            return f"{tensor}: only in {'B' if self.a is None else 'A'}"
         if self.a.get("type") != self.b.get("type"):
-            return f"{what}: {self.a['type']} in A and {self.b['type']} in B"
-        return what if self.kind == "random" else f"{what}: relative distance about {self.distance:.1g}"
+            return f"{tensor}: {self.a['type']} in A and {self.b['type']} in B"
+        return tensor if self.kind == "random" else f"{tensor}: relative distance about {self.distance:.1g}"
 
 
 def train(
@@ -90,7 +84,6 @@ def train(
     env: Mapping[str, str] | None = None,
     step: int | None = None,
     signal: str = "",
-    timeout: float | None = None,
 ) -> Record:
     """Run `python train.py` of a project with these words, and record it in the folder `record`.
 
@@ -98,53 +91,69 @@ def train(
     the words say so.
 
     Args:
+        words: with `--config`.
         env: further variables.
         step: record this step in detail.
         signal: such as `SIGKILL@7`; any exit code is expected then.
 
     Raises:
-        UserError: the exit code is not 0, or the time is over; with the last lines of its output.
+        UserError: the exit code is not 0; with the last lines of its output.
     """
+    started, output, record = time.monotonic(), record / "output.txt", record.resolve()
     record.mkdir(parents=True, exist_ok=True)
     given, problems = read_options(words)
     if problems:
         raise ConfigError(problems)
-    options = {name: option.value for name, option in given.items()}
-    runs, name = options.setdefault("--dir.runs_dir", str(record.resolve())), options.setdefault("--name", "run")
-    options["--plugins"] = json.dumps([*own_plugins(project, options), PLUGIN])
-    all_words = [option if value is None else f"{option}={value}" for option, value in options.items()]
-    command = [sys.executable, "train.py", *all_words]
-    settings = {"RECORD_DIR": str(record.resolve()), "RECORD_STEP": str(-1 if step is None else step)}
+    options = {"--dir.runs_dir": str(record), "--name": "run"} | {name: item.value for name, item in given.items()}
+    options["--plugins"] = json.dumps([*plugins_of(project, options), "recorder.attach"])
+    command = [sys.executable, "train.py"]
+    command += [name if value is None else f"{name}={value}" for name, value in options.items()]
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
-    variables = {**os.environ, "PYTHONPATH": path, **settings, "RECORD_SIGNAL": signal, **(env or {})}
-    started, file = time.monotonic(), record / "output.txt"
-    alone: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(die_with_parent, os.getpid())}
-    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
-    with file.open("wb") as out:
-        try:
-            code = subprocess.run(
-                command, cwd=project, env=variables, stdout=out, timeout=timeout, check=False, **streams, **alone
-            ).returncode
-        except subprocess.TimeoutExpired:
-            raise UserError(f"{shlex.join(command)} in {project} did not end in {timeout:.0f} s") from None
+    settings = {"RECORD_DIR": str(record), "RECORD_STEP": str(step), "RECORD_SIGNAL": signal}
+    variables = {**os.environ, "PYTHONPATH": path, **settings, **(env or {})}
+    with output.open("wb") as out, child_process(command, cwd=project, env=variables, stdout=out) as process:
+        code = process.wait()
     if code and not signal:
-        lines = file.read_text(errors="replace").rstrip().splitlines()[-_OUTPUT_LINES:]
-        text = "\n  ".join([f"{shlex.join(command)} in {project} ended with exit code {code}:", *lines])
-        raise UserError(text)
-    found = read(record, project / str(runs) / str(name))
-    found.code, found.seconds = code, time.monotonic() - started
-    return found
+        lines = output.read_text(errors="replace").rstrip().splitlines()[-_OUTPUT_LINES:]
+        what = f"{shlex.join(command)} in {project} ended with exit code {code}:"
+        raise UserError("\n  ".join([what, *lines]))
+    run = project / str(options["--dir.runs_dir"]) / str(options["--name"])
+    return replace(read(record, run), seconds=time.monotonic() - started)
 
 
-def own_plugins(project: Path, options: Mapping[str, str | None]) -> list[str]:
-    """The plugins that the options of a command line or their config name, without the recorder."""
-    if (given := options.get("--plugins")) is not None:
-        found = [read_text(given, lambda line: "--plugins")]
-    else:  # a resumed run's own config, if no other is given
-        config = options.get("--config") or f"{options.get('--resume')}/config.yaml"
-        found = [body.value.get("plugins") for body in flatten([find_file("--config", config, project)]).values()]
-    lists = [plain(node) for node in found if node is not None]
-    return [name for name in (lists[-1] if lists else None) or [] if name != PLUGIN]
+def plugins_of(project: Path, options: Mapping[str, str | None]) -> list[str]:
+    """Return the plugins that the options of a command line or their config name."""
+    if "--plugins" in options:
+        nodes = [read_text(options["--plugins"] or "", lambda line: "--plugins")]
+    else:
+        config = find_file("--config", options.get("--config") or "", project)
+        nodes = [file.value.get("plugins") for file in flatten([config]).values()]
+    lists = [plain(node) or [] for node in nodes if node is not None]
+    return lists[-1] if lists else []
+
+
+@contextmanager
+def child_process(command: Sequence[str], **options: Any) -> Iterator[Popen[bytes]]:
+    """Run a program in a session of its own, which ends with the block or with this process.
+
+    Signals are blocked while it starts: Ctrl-C would be lost there, and leave a lock behind that the next start waits
+    for.
+    """
+    parent = os.getpid()
+
+    def begin() -> None:
+        die_with_parent(parent)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+    options |= {"stdin": DEVNULL, "stderr": STDOUT, "start_new_session": True, "preexec_fn": begin}
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    with Popen(command, **options) as process:
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            yield process
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def read(folder: Path, run: Path | None = None) -> Record:
@@ -163,43 +172,31 @@ def read(folder: Path, run: Path | None = None) -> Record:
         ranks.append(rows)
     if not ranks or not all(ranks):
         raise UserError(f"{folder} has no record of a training step; did the run train?")
-    return Record(folder, ranks, run or folder / "run")
+    return Record(ranks, run or folder / "run")
 
 
 def first_difference(a: Record, b: Record, tolerance: float = 0.0, kinds: Collection[str] = KINDS) -> Difference | None:
-    """Return the first tensor, in order of events, that differs in the steps that both records have; None if none does.
+    """Return the first tensor, in order of events, that differs in the steps that both have; None if none does.
 
     Args:
         tolerance: the relative distance that counts as none; 0: every bit counts.
         kinds: only these are compared. Of more processes on one side, those that both have.
     """
-    firsts = [_first_of_rank(rank, a, b, tolerance, kinds) for rank in range(min(len(a.ranks), len(b.ranks)))]
-    return min(filter(None, firsts), key=lambda found: found.step, default=None)
-
-
-def _first_of_rank(rank: int, a: Record, b: Record, tolerance: float, kinds: Collection[str]) -> Difference | None:
-    before, after = a.ranks[rank], b.ranks[rank]
-    outputs = {(name, step) for step, kind, name in {*before, *after} if kind == "output"}
-    order = {key: None for key in [*before, *after] if key[1] in kinds and key[0] <= min(a.steps, b.steps)}
-    for key in sorted(order, key=lambda key: key[0]):  # keeps the order in a step
-        (step, kind, name), one, other = key, before.get(key), after.get(key)
-        of_module = kind == "gradient" and (name, step) in outputs
-        if one is None or other is None:
-            same = kind not in _NEEDED or of_module
-        else:
-            same = one["digest"] == other["digest"] or 0 < tolerance >= distance(one, other)
-        if not same:
-            return Difference(step, kind, name, rank, one, other, distance(one, other), of_module)
-    return None
+    last, differences = min(a.steps, b.steps), list[Difference]()
+    for rank, (before, after) in enumerate(zip(a.ranks, b.ranks, strict=False)):
+        for step, kind, name in {**before, **after}:
+            pair = before.get((step, kind, name)), after.get((step, kind, name))
+            is_compared = kind in kinds and step <= last and (None not in pair or kind in _NEEDED)
+            if is_compared and (gap := distance(*pair)) > tolerance:
+                differences.append(Difference(step, kind, name, rank, *pair, gap))
+    return min(differences, key=lambda difference: difference.step, default=None)
 
 
 def distance(a: Row | None, b: Row | None) -> float:
-    """The relative distance of two tensors by their rows: infinite without an estimate, 0 for the same bits."""
-    if a is None or b is None:
-        return math.inf
-    if a["digest"] == b["digest"]:
+    """Return the relative distance of two tensors by their rows: 0 for the same bits, infinite if it is unknown."""
+    if a and b and a["digest"] == b["digest"]:
         return 0.0
-    if "sketch" not in a or a["type"].partition(" ")[2] != b["type"].partition(" ")[2]:
+    if not (a and b and a["norm"] and a.get("sketch") and b.get("sketch")) or a["type"] != b["type"]:
         return math.inf
-    gap = math.dist(a["sketch"], b["sketch"])
-    return gap / a["norm"] if a["norm"] and math.isfinite(gap) else math.inf if gap else 0.0
+    gap = math.dist(a["sketch"], b["sketch"]) / a["norm"]
+    return max(gap, sys.float_info.min) if math.isfinite(gap) else math.inf  # other bits: more than 0

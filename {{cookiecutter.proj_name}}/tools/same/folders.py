@@ -1,6 +1,6 @@
 """The folders of two runs: what they measured and saved."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from common.run.paths import RunPaths
 
 Rows = dict[tuple[int, str, str], float]
 _NOT_STATE = ("about", "fingerprint", "format")
-_SHOWN = 5  # entries of checkpoints that differ
+_SHOWN = 5  # values that differ
 
 
 def compare(first: Path, second: Path) -> tuple[str, list[str]]:
@@ -28,30 +28,24 @@ def compare(first: Path, second: Path) -> tuple[str, list[str]]:
 
 
 def compare_rows(first: Path, second: Path) -> tuple[str, list[str]]:
-    """Compare metrics.jsonl. Returns what was compared, and how the first different row differs."""
+    """Compare metrics.jsonl. Returns what was compared, and the values that differ."""
     a, b = measurements(first), measurements(second)
     ends = max(a)[0], max(b)[0]
-    end = min(ends)
-    # At its end, the shorter run measures more than the longer one does there.
-    at_end = {*a, *b} if ends[0] == ends[1] else a.keys() & b.keys()
-    keys = sorted(key for key in {*a, *b} if key[0] < end or (key[0] == end and key in at_end))
-    different = [key for key in keys if not equal(a.get(key), b.get(key))]
-    rows, bad = {key[:2] for key in keys}, sorted({key[:2] for key in different})
-    what = f"{len(rows)} rows up to step {end}"
-    if ends[0] != ends[1]:
-        what += f" (where {'A' if ends[0] < ends[1] else 'B'} ends; the other goes to {max(ends)})"
-    lines = [f"{len(bad)} of {len(rows)} rows differ, first the {event} row of step {step}:" for step, event in bad[:1]]
-    return what, lines + [f"  {key[2]}: {explain(a.get(key), b.get(key))}" for key in different if key[:2] == bad[0]]
+    keys, what = {*a, *b}, f"up to step {min(ends)}"
+    if ends[0] != ends[1]:  # at its end, the shorter run measures more than the longer one does there
+        keys = {key for key in keys if key[0] < min(ends)} | (a.keys() & b.keys())
+        what += f" of {max(ends)}"
+    rows = {(step, event) for step, event, _ in keys}
+    return f"{len(rows)} rows {what}", _differences("measured values", a, b, sorted(keys))
 
 
 def measurements(run: Path) -> Rows:
     """Return the measured values by step, event and name; a step that was repeated after a resume counts once."""
-    if not (file := RunPaths(run).metrics_file).is_file():
-        raise UserError(f"there is no {file}; name two folders of runs, such as experiments/default")
-    rows = [row for row in read_metrics(file) if row["event"] != "speed"]
+    file = RunPaths(run).metrics_file
+    rows = [row for row in read_metrics(file) if row["event"] != "speed"] if file.is_file() else []
     values = {(row["step"], row["event"], name): value for row in rows for name, value in row["values"].items()}
     if not values:
-        raise UserError(f"{file} has no measurement yet, so there is nothing to compare")
+        raise UserError(f"{file} has no measurements; name two folders of runs, such as experiments/default")
     return values
 
 
@@ -64,11 +58,7 @@ def compare_checkpoints(first: Path, second: Path) -> tuple[str, list[str]]:
     before, after = (dict(leaves(read_checkpoint(files[step]))) for files in (a, b))
     tensors = sum(isinstance(value, Tensor) for value in before.values())
     what = f"{tensors} tensors and {len(before) - tensors} other entries of the checkpoints of step {step}"
-    names = list(dict.fromkeys([*before, *after]))
-    bad = [name for name in names if not equal(before.get(name), after.get(name))]
-    lines = [f"  {name}: {explain(before.get(name), after.get(name))}" for name in bad[:_SHOWN]]
-    lines += [f"  and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else []
-    return what, [f"{len(bad)} of {len(names)} entries of the checkpoints differ:", *lines] if bad else []
+    return what, _differences("entries of the checkpoints", before, after, list({**before, **after}))
 
 
 def checkpoints(run: Path) -> dict[int, Path]:
@@ -78,13 +68,23 @@ def checkpoints(run: Path) -> dict[int, Path]:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in a nested state, by dotted name."""
+    """Yield everything in a nested state, by dotted name."""
     if not isinstance(value, (Mapping, list, tuple)):
         yield name, value
         return
     for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
         if name or key not in _NOT_STATE:
             yield from leaves(item, f"{name}.{key}" if name else str(key))
+
+
+def _differences(what: str, a: Mapping[Any, Any], b: Mapping[Any, Any], keys: Collection[Any]) -> list[str]:
+    """Return how many values differ, and the first ones; no lines if none does."""
+    bad = [key for key in keys if not equal(a.get(key), b.get(key))]
+    lines = [f"{len(bad)} of {len(keys)} {what} differ:"] if bad else []
+    for key in bad[:_SHOWN]:
+        name = key if isinstance(key, str) else "step {}: {} {}".format(*key)
+        lines.append(f"  {name}: {explain(a.get(key), b.get(key))}")
+    return lines + ([f"  and {len(bad) - _SHOWN} more"] if len(bad) > _SHOWN else [])
 
 
 def equal(a: Any, b: Any) -> bool:

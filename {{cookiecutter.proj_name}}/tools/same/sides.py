@@ -8,7 +8,7 @@ from pathlib import Path
 from common.base.errors import UserError
 from common.run.paths import PROJECT
 
-_NOT_DATA = ("__pycache__", "build", "dist", "venv", "env", "node_modules")  # ignored by git, but no data of a run
+_BUILT = ("__pycache__", "build")  # ignored by git, but made from the code
 
 
 @dataclass(frozen=True)
@@ -29,31 +29,24 @@ class Side:
 
     @classmethod
     def parse(cls, text: str) -> "Side":
-        """Find out what `text` names. Raises `UserError` if it is nothing, or two things."""
+        """Find out what `text` names. Raises `UserError` if it is nothing."""
+        path = Path(text)
         if text == ".":
             return cls("commit", text)
-        path, commit = Path(text), (_git("rev-parse", "--verify", "--quiet", f"{text}^{{commit}}") or "").strip()
-        if path.exists() and commit:
-            raise UserError(f"{text} is a path and a commit; write ./{text} for the path, {commit[:12]} for the commit")
-        if path.is_dir():
-            return cls("run", text, path)
-        if path.is_file():
-            return cls("config", text, path.resolve())
-        if commit:
-            return cls("commit", text, commit=commit)
-        repository = "" if _git("rev-parse") is not None else f", and {PROJECT} is in no git repository"
-        raise UserError(f"{text} is neither the folder of a run, nor a config file, nor a commit{repository}")
+        if path.exists():
+            return cls("run" if path.is_dir() else "config", text, path.resolve())
+        if commit := _git("rev-parse", "--verify", "--quiet", f"{text}^{{commit}}"):
+            return cls("commit", text, commit=commit.strip())
+        raise UserError(f"{text} is neither the folder of a run, nor a config file, nor a commit of {PROJECT}")
 
     def __str__(self) -> str:
-        if self.kind != "commit":
-            return self.text
-        about = (_git("show", "-s", "--format=%h %s", self.commit) or "").strip()
-        return f"{self.text} ({about if self.commit else 'the working tree'})"
+        about = _git("show", "-s", "--format=%h %s", self.commit) if self.commit else ""
+        return f"{self.text} ({about.strip()})" if about else self.text
 
     def export(self, folder: Path) -> Path:
         """Return the project of this side: the working tree itself, or a copy of a commit in `folder`.
 
-        What git ignores is linked, since data and earlier runs are there, except caches and what is built.
+        What git ignores is linked, since data and earlier runs are there, except what is built from the code.
 
         Raises:
             UserError: the commit does not have the project.
@@ -67,15 +60,15 @@ class Side:
         subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
         ignored = _git("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z") or ""
         for name in filter(None, ignored.split("\0")):
-            parts, link = Path(name).parts, folder / name.rstrip("/")
-            if not (any(part[0] == "." or part in _NOT_DATA for part in parts) or link.exists()):
+            link = folder / name.rstrip("/")
+            if not (link.exists() or set(_BUILT) & set(link.parts)):
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(PROJECT / name)
         return folder
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints in the project's folder; None if it fails, or there is no git."""
+    """Return what git prints in the project's folder; None if it fails, or there is no git."""
     # Inside git hooks, GIT_DIR and others are set, and would point to another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
