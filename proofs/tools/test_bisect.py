@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.test_bisect import Repository, recorded
-from tools.bisect.runs import default_metric, differing_environment, differing_settings, mixed
+from common.base.errors import UserError
+from tests.tools.test_bisect import Repository, recorded, search
+from tools.bisect.__main__ import main
+from tools.bisect.runs import differing_environment, differing_settings, first_clear_step, mixed
 
 HARMLESS = [
     "--optim.weight_decay", "0.001", "--model.dropout", "0.11", "--optim.no_decay", "auto", "--optim.clip_gradients",
@@ -35,7 +37,24 @@ def test_settings_that_differ() -> None:
         "model": {"type": "B", "depth": 2}, "optim": {"lr": 1}, "name": "a", "dist": {"random_seed": 1},
         "progress": {"max_steps": 9, "log_every": 1},
     }  # fmt: skip
-    assert differing_environment(good, good) == "" and default_metric(good, bad) == "train.loss"
+    assert differing_environment(good, good) == ""
+
+
+def test_a_loss_that_is_not_finite_is_bad_where_that_of_bad_is() -> None:
+    text = search(lambda trial: float("nan") if "model.k5" in trial.settings else 1.0)[1]
+    assert text.startswith("model.k5 0 -> 1 makes the difference: val.loss is nan with it")
+
+
+def test_a_short_run_ends_where_the_curves_differ_clearly() -> None:
+    good = recorded({1: 3.0, 2: 2.5, 3: 2.0, 4: 1.5, 5: 1.0})
+    assert first_clear_step(good, recorded({1: 3.1, 2: 2.4, 3: 2.4, 4: 2.2, 5: 2.0}), "val.loss") == 4
+    with pytest.raises(UserError, match=r"both runs must have measured train.loss; GOOD has val.loss"):
+        first_clear_step(good, good, "train.loss")
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no run.json; name the folder of a run"):
+        main([str(tmp_path), str(tmp_path)])
 
 
 @pytest.mark.slow

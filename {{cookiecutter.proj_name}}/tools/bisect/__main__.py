@@ -8,12 +8,13 @@ import argparse
 import math
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.base.errors import UserError
 from common.failure.program import report_errors
 from tools.bisect.runs import Recorded, Trials, say, show
-from tools.bisect.search import Cause, Noise, Trial, find_cause
+from tools.bisect.search import Noise, Trial, find_cause
 
 
 def announce(trials: Trials) -> None:
@@ -39,7 +40,8 @@ def conclude(trials: Trials, seeds: int) -> tuple[int, str]:
         value = trials.value(trial)
         return None if value is None else noise.is_bad(value, bad)
 
-    text = explain(find_cause(trials.worst.point, list(trials.settings), is_bad), trials)
+    settings, steps = find_cause(trials.worst.point, list(trials.settings), is_bad)
+    text = explain(settings, steps, trials)
     return 0, f"{text}\n{len(trials.values) - seeds - 1} runs; {spread}"
 
 
@@ -56,14 +58,17 @@ def conclude_without_search(trials: Trials, noise: Noise, values: str) -> tuple[
     return 0 if trials.environment else 1, f"{text}; what remains: {rest}"
 
 
-def explain(cause: Cause, trials: Trials) -> str:
-    """Return a cause in words, with the values that prove it."""
-    names = [change.arrow for name in cause.settings for change in trials.settings[name]]
-    steps = [trials.points[step + 1].step for step in cause.steps]
-    names += steps if len(steps) < 2 else [f"one of these, which no run tells apart ({'; '.join(steps)})"]
-    verb, without = "makes" if len(names) == 1 else "make", "in the code before it" if steps else "in BAD without it"
-    values = f"{show(trials.value(cause.present))} with it, {show(trials.value(cause.absent))} {without}"
-    return f"{' and '.join(names)} {verb} the difference: {trials.metric} is {values}"
+def explain(settings: Sequence[str], steps: range, trials: Trials) -> str:
+    """Return a cause in words, with the values that prove it: of GOOD with it, and of a run without it."""
+    present, absent = Trial(steps.stop, frozenset(settings)), Trial(steps.start, frozenset(settings))
+    where = "in the code before it"
+    if not steps:
+        absent, where = Trial(trials.worst.point, trials.worst.settings - present.settings), "in BAD without it"
+    names = [change.arrow for name in settings for change in trials.settings[name]]
+    commits = [trials.points[step + 1].step for step in steps]
+    names += commits if len(steps) < 2 else [f"one of these, which no run tells apart ({'; '.join(commits)})"]
+    text = f"{' and '.join(names)} {'makes' if len(names) == 1 else 'make'} the difference: {trials.metric} is "
+    return text + f"{show(trials.value(present))} with it, {show(trials.value(absent))} {where}"
 
 
 def main(argv: list[str]) -> int:

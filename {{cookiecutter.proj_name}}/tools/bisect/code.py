@@ -73,8 +73,7 @@ def export(point: Point, untracked: Iterable[str], folder: Path) -> Path:
 
 def git(*words: str, cwd: Path = PROJECT, given: bytes = b"") -> str:
     """Return what git prints; a copy of the code is in no repository for it. Raises `UserError` if it fails."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    environment["GIT_CEILING_DIRECTORIES"] = os.path.realpath(tempfile.gettempdir())
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": os.path.realpath(tempfile.gettempdir())}
     done = subprocess.run(["git", *words], cwd=cwd, env=environment, input=given, capture_output=True)
     if done.returncode:
         raise UserError(f"git {words[0]}: {done.stderr.decode(errors='replace').strip()}")

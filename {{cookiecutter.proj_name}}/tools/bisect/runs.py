@@ -77,13 +77,6 @@ def value_at(files: RunFiles, metric: str, step: int) -> float | None:
     return math.fsum(second_half) / len(second_half)
 
 
-def default_metric(good: Recorded, bad: Recorded) -> str:
-    """Return the value that chooses the best checkpoint, if both measured it; otherwise the training loss."""
-    name = good.files.config.get("best.metric", "loss")
-    is_known = all(name in run.files.last.get("val", {}) for run in (good, bad))
-    return f"val.{name}" if is_known else "train.loss"
-
-
 def first_clear_step(good: Recorded, bad: Recorded, metric: str) -> int:
     """Return the step from which on the recorded values differ by at least half of what they differ in the end.
 
@@ -141,7 +134,7 @@ class Trials:
     """Trains each trial up to a step of the whole run, and says its value on stderr.
 
     Args:
-        metric: by default the value that chooses the best checkpoint, if both measured it; else the training loss.
+        metric: by default the value that chooses GOOD's best checkpoint.
         step: by default one from which on the records differ clearly.
         folder: for code and runs.
 
@@ -155,7 +148,8 @@ class Trials:
     """
 
     def __init__(self, good: Recorded, bad: Recorded, metric: str | None, step: int | None, folder: Path) -> None:
-        self.good, self.bad, self.metric = good, bad, metric or default_metric(good, bad)
+        self.good, self.bad = good, bad
+        self.metric = metric or f"val.{good.files.config.get('best.metric', 'loss')}"
         self.step = step or first_clear_step(good, bad, self.metric)
         self.recorded = [value_at(run.files, self.metric, self.step) for run in (good, bad)]
         self.settings, self.environment = differing_settings(good, bad), differing_environment(good, bad)
@@ -179,8 +173,7 @@ class Trials:
     def describe(self, trial: Trial) -> str:
         """Return a trial in words: whose settings, whose code."""
         names = [name for name in self.settings if name in trial.settings]
-        settings = f"GOOD's settings, but BAD's {', '.join(names)}" if names else "GOOD's settings"
-        settings = "BAD's settings" if trial.settings == self.worst.settings else settings
+        settings = f"BAD's {', '.join(names)}" if names else "GOOD's settings"
         code = f"code of {self.points[trial.point].step}" if trial.point else "GOOD's code"
         return f"{settings}; {code}; seed {self.good.start['seed'] + trial.seed}"
 

@@ -27,28 +27,16 @@ class Trial:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Settings, a step of the code, or both: together they make the difference, and each of them is needed.
-
-    Attributes:
-        steps: the number of the step; several if no run can tell them apart.
-        present: GOOD with these settings; with the step, and the code before it.
-        absent: the same without the step. For settings alone: BAD without them.
-    """
-
-    settings: Sequence[str]
-    steps: range
-    present: Trial
-    absent: Trial
-
-
 Judge = Callable[[Trial], bool | None]
 """Says whether a trial is bad; None if it does not run."""
 
 
-def find_cause(steps: int, settings: Sequence[str], is_bad: Judge) -> Cause:
-    """Find what makes the difference, if GOOD is good, and with all steps and settings it is bad."""
+def find_cause(steps: int, settings: Sequence[str], is_bad: Judge) -> tuple[list[str], range]:
+    """Find what makes the difference, if GOOD is good, and with all steps and settings it is bad.
+
+    Returns:
+        Settings and the number of a step, from 0, which are needed together; several steps if no run tells them apart.
+    """
     needed: list[str] = []
 
     def with_first(count: int) -> Trial:
@@ -58,12 +46,10 @@ def find_cause(steps: int, settings: Sequence[str], is_bad: Judge) -> Cause:
     while True:
         start, end = first_bad(end, lambda count: is_bad(with_first(count)))
         needed = [*settings[max(start - steps, 0) : max(end - steps, 0)], *needed]
-        alone = Trial(settings=frozenset(needed))
         if start < steps:
-            after = min(end, steps)
-            return Cause(needed, range(start, after), Trial(after, alone.settings), Trial(start, alone.settings))
-        if is_bad(alone):
-            return Cause(needed, range(0), alone, Trial(steps, frozenset(settings) - alone.settings))
+            return needed, range(start, min(end, steps))
+        if is_bad(Trial(settings=frozenset(needed))):
+            return needed, range(0)
         end = start
 
 
