@@ -173,8 +173,10 @@ class Trials:
     def describe(self, trial: Trial) -> str:
         """Return a trial in words: whose settings, whose code."""
         names = [name for name in self.settings if name in trial.settings]
-        settings = f"BAD's {', '.join(names)}" if names else "GOOD's settings"
-        code = f"code of {self.points[trial.point].step}" if trial.point else "GOOD's code"
+        settings = "BAD's settings" if len(names) == len(self.settings) else f"BAD's {', '.join(names)}"
+        settings = settings if names else "GOOD's settings"
+        code = {0: "GOOD's code", self.worst.point: "BAD's code"}.get(trial.point)
+        code = code or f"code of {self.points[trial.point].step}"
         return f"{settings}; {code}; seed {self.good.start['seed'] + trial.seed}"
 
     def train(self, trial: Trial) -> tuple[float | None, str]:
@@ -204,8 +206,9 @@ class Trials:
                     time.sleep(_POLL_S)
             finally:
                 run.terminate()  # it saves and ends
-        value = self._measured()
-        return value, output.read_text(errors="replace")[-_LAST_CHARACTERS:] if value is None else ""
+                run.wait()
+        value, text = self._measured(), " ".join(output.read_text(errors="replace").split())
+        return value, f"... {text[-_LAST_CHARACTERS:]}" if value is None else ""
 
     def _measured(self) -> float | None:
         return value_at(read_run(self._folder / "run"), self.metric, self.step)
