@@ -1,33 +1,28 @@
-"""The two recorded runs, and short runs of mixtures of them, whose results are kept in a file."""
+"""Two recorded runs, how they differ, and short runs of GOOD with some of BAD's settings and code."""
 
-import hashlib
-import json
 import math
 import os
-import re
 import shutil
-import signal
 import sys
 import time
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from subprocess import DEVNULL, STDOUT, Popen
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.base.errors import UserError
 from common.base.files import write_text
+from common.base.nested import flat
 from common.base.process import die_with_parent
-from common.base.text import to_json
+from common.base.text import number
 from common.checkpoint.fingerprint import HARMLESS, Change, changes
 from common.checkpoint.guarantee import SAFE
 from common.config import dump
 from common.config.source import plain, read_file
-from common.run.environment import packages
 from common.run.paths import PROJECT
-from tools.bisect.code import Copies, Point, way
+from tools.bisect.code import Point, export, way
 from tools.bisect.search import Trial
 from tools.runs.read import RunFiles, read_run
 from custom.config import Config
@@ -38,11 +33,8 @@ _DECIDING = (
     "prepare.*", "dataset.val", "dataset.val.*", "metric", "metric.*",
 )  # fmt: skip
 _ENVIRONMENT = ("packages", "machine", "environment", "world_size")  # of run.json; a short run cannot change them
-_NOT_FINITE = "not a finite number"  # in the reason for which a run failed
-_LEFT_OUT = re.compile(r"keys that are left out:((?:\n  \S+ = .*)+)")  # in the log of code older than the config
 _POLL_S = 0.25
-# Blocked while a process is started: Ctrl-C would be lost there, and leave a lock behind that the next start waits for.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_LAST_CHARACTERS = 300  # of the output of a run that gives no value
 
 
 @dataclass(frozen=True)
@@ -57,64 +49,48 @@ class Recorded:
     def read(cls, folder: Path) -> "Recorded":
         """Read the folder of a run. Raises `UserError` if it has no record of its start."""
         files = read_run(folder.resolve())
-        if not files.attempts or not (file := files.path / files.attempts[0]["config"]).is_file():
-            raise UserError(f"{folder} has no run.json or config; name the folder of a run, as in experiments/default")
-        return cls(files, files.attempts[0], plain(read_file(file)))
+        if not files.attempts:
+            raise UserError(f"{folder} has no run.json; name the folder of a run, as in experiments/default")
+        start = files.attempts[0]
+        return cls(files, start, plain(read_file(files.path / start["config"])))
 
     def code(self, step: str = "") -> Point:
         """Return the code that it ran."""
         git = self.start["git"]
-        return Point(git["commit"], step, self.files.path / "git.diff" if git["dirty"] else None)
-
-    def value(self, metric: str, step: int) -> float | None:
-        """Return the recorded value, see `value_at`; NaN after a step whose loss was."""
-        value = value_at(self.files, metric, step)
-        return math.nan if value is None and _NOT_FINITE in self.files.reason else value
+        return Point(git["commit"] or "", step, (self.files.path / "git.diff").read_bytes() if git["dirty"] else b"")
 
 
 def value_at(files: RunFiles, metric: str, step: int) -> float | None:
-    """Return a value after `step` steps, or at the first measurement after that; None: not measured so far.
+    """Return a value after `step` steps, or at the first measurement after that.
 
+    None: it is not measured so far. NaN: it never will be, since the loss was not finite before.
     `train.NAME` is the mean over the second half of the steps up to there: the losses of single batches waver.
     """
     event, _, name = metric.partition(".")
     curve = {at: values[name] for at, values in files.measured(event).items() if name in values}
-    if (end := min((at for at in curve if at >= step), default=None)) is None:
-        return None
-    chosen = [value for at, value in curve.items() if (end / 2 < at <= end if event == "train" else at == end)]
-    return math.fsum(chosen) / len(chosen)
+    end = min((at for at in curve if at >= step), default=None)
+    if end is None:
+        return math.nan if "not a finite number" in files.reason else None
+    if event != "train":
+        return curve[end]
+    second_half = [value for at, value in curve.items() if end / 2 < at <= end]
+    return math.fsum(second_half) / len(second_half)
 
 
-def default_metric(good: Recorded, bad: Recorded) -> str:
-    """Return the value that chooses the best checkpoint, if both measured it; otherwise the training loss."""
-    name = good.files.config.get("best.metric", "loss")
-    is_known = all(any(name in row for row in each.files.measured("val").values()) for each in (good, bad))
-    return f"val.{name}" if is_known else "train.loss"
-
-
-def first_clear_step(good: Recorded, bad: Recorded, metric: str) -> tuple[int, int]:
-    """Return the step from which on the recorded values differ clearly, or else the last; and the last.
-
-    Clearly: by at least half of what they differ in the end, and by more than both curves waver, which their bends
-    tell. The noise over seeds is not known yet.
+def first_clear_step(good: Recorded, bad: Recorded, metric: str) -> int:
+    """Return the step from which on the recorded values differ by at least half of what they differ in the end.
 
     Raises:
         UserError: there is no step after which both have measured it.
     """
     steps = sorted(good.files.measured(metric.partition(".")[0]))
-    pairs = [(step, good.value(metric, step), bad.value(metric, step)) for step in steps]
-    curves = [(step, a, b) for step, a, b in pairs if a is not None and b is not None]
-    if not curves:
-        known = sorted({f"{split}.{name}" for split, values in good.files.last.items() for name in values})
-        raise UserError(f"both runs must have measured {metric}; GOOD has {', '.join(known) or 'nothing'}")
-    gaps = {step: b - a for step, a, b in curves}
-    threes = [
-        three for at in (1, 2) for three in zip(*([row[at] for row in curves[k:]] for k in range(3)), strict=False)
-    ]
-    bends = [bend for a, b, c in threes if math.isfinite(bend := abs(a - 2 * b + c))]
-    wavers, end, last = 3 * median(bends or [0.0]), curves[-1][2] - curves[-1][1], curves[-1][0]
-    unclear = [at for at, gap in gaps.items() if abs(gap) <= wavers or (end == end and gap * end < end * end / 2)]
-    return min((at for at in gaps if at > max(unclear, default=0)), default=last), last
+    values = [(step, value_at(good.files, metric, step), value_at(bad.files, metric, step)) for step in steps]
+    gaps = {step: b - a for step, a, b in values if a is not None and b is not None}
+    if not gaps:
+        raise UserError(f"both runs must have measured {metric}; GOOD has {', '.join(flat(good.files.last))}")
+    end = gaps[max(gaps)]
+    unclear = [step for step, gap in gaps.items() if not (math.isnan(gap) or gap * end >= end * end / 2)]
+    return min(step for step in gaps if step > max(unclear, default=-1))
 
 
 def differing_settings(good: Recorded, bad: Recorded) -> dict[str, list[Change]]:
@@ -122,21 +98,22 @@ def differing_settings(good: Recorded, bad: Recorded) -> dict[str, list[Change]]
 
     A setting is a key; where the `type` of a section differs, the section, since its arguments fit only together.
     """
-    found = [each for each in changes(good.config, bad.config, Config()) if each.key != "dist.random_seed"]
-    sections = [each.key.removesuffix("type") for each in found if each.key.endswith(".type")]
+    differing = [change for change in changes(good.config, bad.config, Config()) if change.key != "dist.random_seed"]
+    sections = [change.key.removesuffix("type") for change in differing if change.key.endswith(".type")]
     settings: dict[str, list[Change]] = {}
-    for each in found:
-        if each.matches(_DECIDING) or not each.matches(SAFE):
-            section = next((name[:-1] for name in sections if each.key.startswith(name)), each.key)
-            settings.setdefault(section, []).append(each)
+    for change in differing:
+        if change.matches(_DECIDING) or not change.matches(SAFE):
+            section = next((name[:-1] for name in sections if change.key.startswith(name)), change.key)
+            settings.setdefault(section, []).append(change)
     return settings
 
 
-def differing_environment(good: Recorded, bad: Recorded) -> list[str]:
+def differing_environment(good: Recorded, bad: Recorded) -> str:
     """Return what else differs, in words: packages that may compute something, the machine, variables, processes."""
-    old, new = ({key: each.start.get(key) for key in _ENVIRONMENT} for each in (good, bad))
-    found = [each for each in changes(old, new) if not each.matches(HARMLESS)]
-    return [each.arrow for each in found if None not in (each.old, each.new)]  # a package that only one has imported
+    old, new = ({key: run.start.get(key) for key in _ENVIRONMENT} for run in (good, bad))
+    differing = [change for change in changes(old, new) if not change.matches(HARMLESS)]
+    # A package that only one of them has imported is no difference.
+    return "; ".join(change.arrow for change in differing if None not in (change.old, change.new))
 
 
 def mixed(good: dict[str, Any], bad: dict[str, Any], keys: list[str]) -> dict[str, Any]:
@@ -146,94 +123,102 @@ def mixed(good: dict[str, Any], bad: dict[str, Any], keys: list[str]) -> dict[st
         *sections, name = key.split(".")
         source, target = bad, config
         for section in sections:
-            source, target = source.get(section) or {}, target.setdefault(section, {})
+            source, target = source.get(section, {}), target.setdefault(section, {})
         target.pop(name, None)
-        target |= {name: source[name]} if name in source else {}
+        if name in source:
+            target[name] = source[name]
     return config
 
 
-class Result(NamedTuple):
-    """The value of a trial, NaN if the loss was; None if it does not run, with the reason in `note`."""
-
-    value: float | None
-    note: str
-    seconds: float
-
-
 class Trials:
-    """Trains GOOD with some of BAD's settings and code, for the first steps of the whole run.
+    """Trains each trial up to a step of the whole run, and says its value on stderr.
 
     Args:
-        file: keeps the results, a JSON list in each line.
-        scratch: an empty folder for code and runs.
+        metric: by default the value that chooses GOOD's best checkpoint.
+        step: by default one from which on the records differ clearly.
+        folder: for code and runs.
+
+    Attributes:
+        environment: what else differs, in words; no run here can change it.
+        recorded: the values in the records of GOOD and BAD.
+        settings: the keys of each setting that differs.
+        points: of the code, from GOOD's to BAD's.
+        worst: the trial with all changes.
+        values: of all trials so far; NaN if the loss was, None if it does not run.
     """
 
-    def __init__(self, good: Recorded, bad: Recorded, metric: str, step: int, file: Path, scratch: Path) -> None:
-        self.good, self.bad, self.metric, self.step = good, bad, metric, step
-        self.settings = differing_settings(good, bad)
+    def __init__(self, good: Recorded, bad: Recorded, metric: str | None, step: int | None, folder: Path) -> None:
+        self.good, self.bad = good, bad
+        self.metric = metric or f"val.{good.files.config.get('best.metric', 'loss')}"
+        self.step = step or first_clear_step(good, bad, self.metric)
+        self.recorded = [value_at(run.files, self.metric, self.step) for run in (good, bad)]
+        self.settings, self.environment = differing_settings(good, bad), differing_environment(good, bad)
         self.points = way(good.code(), bad.code("BAD's uncommitted changes"))
-        untracked = [name for run in (good, bad) for name in run.start["git"]["untracked"] if name.endswith(".py")]
-        self.copies = Copies(scratch / "code", self.points, untracked)
-        self._file, self._scratch = file, scratch
-        rows = map(json.loads, file.read_text().splitlines() if file.exists() else [])
-        self._known = {key: Result(float(value), *rest) for key, value, *rest in rows if value is not None}
+        self.worst = Trial(len(self.points) - 1, frozenset(self.settings))
+        self.values: dict[Trial, float | None] = {}
+        self._folder = folder / "trial"
 
-    def result(self, trial: Trial) -> Result:
-        """Train, or look the result up."""
-        keys = [each.key for name, found in self.settings.items() if name in trial.settings for each in found]
-        config = mixed(self.good.config, self.bad.config, keys)
-        config.setdefault("dist", {})["random_seed"] = self.good.start["seed"] if trial.seed is None else trial.seed
-        points = [trial.point, *(point for step in sorted(trial.without) for point in (step, step + 1))]
-        about = to_json([config, [*map(self.copies.digest, points)], self.metric, self.step, packages(), sys.version])
-        key = hashlib.sha256(about.encode()).hexdigest()[:16]
-        if key not in self._known:
+    def value(self, trial: Trial) -> float | None:
+        """Train, or look the value up."""
+        if trial not in self.values:
             started = time.monotonic()
             try:
-                value, note = self._train(self.copies.project(trial.point, trial.without), config)
+                self.values[trial], note = self.train(trial)
             except UserError as error:
-                value, note = None, str(error)
-            self._known[key] = Result(value, note, round(time.monotonic() - started, 1))
-            self._file.parent.mkdir(exist_ok=True)
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(to_json([key, *self._known[key]]) + "\n")
-        return self._known[key]
+                self.values[trial], note = None, str(error)
+            seconds, shown = time.monotonic() - started, show(self.values[trial])
+            say(f"{len(self.values):3} {shown:>9} {seconds:6.1f} s  {self.describe(trial)} {note}".rstrip())
+        return self.values[trial]
 
-    def _train(self, project: Path, config: dict[str, Any]) -> tuple[float | None, str]:
-        """Train until the value is measured. Returns it, and a note."""
-        runs, stored, output = (self._scratch / name for name in ("runs", "stored", "output.txt"))
-        shutil.rmtree(runs, ignore_errors=True)
-        stored.mkdir(exist_ok=True)
+    def describe(self, trial: Trial) -> str:
+        """Return a trial in words: whose settings, whose code."""
+        names = [name for name in self.settings if name in trial.settings]
+        settings = "BAD's settings" if len(names) == len(self.settings) else f"BAD's {', '.join(names)}"
+        settings = settings if names else "GOOD's settings"
+        code = {0: "GOOD's code", self.worst.point: "BAD's code"}.get(trial.point)
+        code = code or f"code of {self.points[trial.point].step}"
+        return f"{settings}; {code}; seed {self.good.start['seed'] + trial.seed}"
+
+    def train(self, trial: Trial) -> tuple[float | None, str]:
+        """Train until the value is measured. Returns it, or else None and why there is none."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        stored, output = self._folder / "stored", self._folder / "output.txt"
+        stored.mkdir(parents=True)
+        untracked = {name.rstrip("/") for run in (self.good, self.bad) for name in run.start["git"]["untracked"]}
+        project = export(self.points[trial.point], untracked, self._folder / "code")
+        keys = [change.key for name in trial.settings for change in self.settings[name]]
+        config = mixed(self.good.config, self.bad.config, keys)
+        config["dist"]["random_seed"] = self.good.start["seed"] + trial.seed
         write_text(stored / "config.yaml", dump(config))
         write_text(stored / "run.json", '{"attempts": []}')  # beside it, a config may have keys that the code lacks
-        data = PROJECT / Path(config.get("dir", {}).get("data_dir") or "data").expanduser()
-        words = [f"--config={stored / 'config.yaml'}", "--name=run", f"--dir.runs_dir={runs}", f"--dir.data_dir={data}"]
-        command = [sys.executable, str(project / "train.py"), *words, "--resume=null", "--monitor.writers=[]"]
-        start, place = self.good.start, Path(self.good.start["working_directory"])
-        place = place if place.is_dir() else PROJECT  # where relative paths begin
-        alone: dict[str, Any] = {"start_new_session": True, "preexec_fn": partial(_begin, os.getpid())}
-        alone["env"] = {**os.environ, "OMP_NUM_THREADS": str(start["cpu_threads"]), **start["environment"]}
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        data = PROJECT / Path(config["dir"].get("data_dir") or "data").expanduser()
+        words = [f"--config={stored / 'config.yaml'}", f"--dir.runs_dir={self._folder}", f"--dir.data_dir={data}"]
+        words += ["--name=run", "--resume=null", "--monitor.writers=[]"]
+        command = [sys.executable, str(project / "train.py"), *words]
+        # In a session of its own: Ctrl-C reaches this program alone, which then stops the run.
+        alone = partial(die_with_parent, os.getpid())
         with (
             output.open("wb") as file,
-            Popen(command, cwd=place, stdin=DEVNULL, stdout=file, stderr=STDOUT, **alone) as process,
+            Popen(command, stdin=DEVNULL, stdout=file, stderr=STDOUT, start_new_session=True, preexec_fn=alone) as run,
         ):
             try:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-                while process.poll() is None and value_at(read_run(runs / "run"), self.metric, self.step) is None:
+                while run.poll() is None and self._measured() is None:
                     time.sleep(_POLL_S)
             finally:
-                process.terminate()  # it saves and ends
-                process.wait()
-        files, text = read_run(runs / "run"), output.read_text(errors="replace")
-        last = files.step if files.state == "finished" else self.step  # with larger batches, a run has fewer steps
-        value = value_at(files, self.metric, min(self.step, last))
-        if value is None:
-            return (math.nan, "") if _NOT_FINITE in text else (None, f"... {' '.join(text.split())[-200:]}")
-        keys = [line.split()[0] for lines in _LEFT_OUT.findall(text) for line in lines.strip().splitlines()]
-        return value, f"this code does not have {', '.join(keys)}" if keys else ""
+                run.terminate()  # it saves and ends
+                run.wait()
+        value, text = self._measured(), " ".join(output.read_text(errors="replace").split())
+        return value, f"... {text[-_LAST_CHARACTERS:]}" if value is None else ""
+
+    def _measured(self) -> float | None:
+        return value_at(read_run(self._folder / "run"), self.metric, self.step)
 
 
-def _begin(parent: int) -> None:
-    """Begin a process: end it with its parent, and let it be interrupted."""
-    die_with_parent(parent)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+def say(line: str) -> None:
+    """Print a line on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def show(value: float | None) -> str:
+    """Return a value as it is printed."""
+    return "none" if value is None else number(value).strip()

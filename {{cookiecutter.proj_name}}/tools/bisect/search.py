@@ -1,13 +1,12 @@
 """The search for what makes two runs differ. It decides which short run comes next, and trains nothing itself.
 
-Settings in a fixed order, and steps of the code, are searched in the same way: the first so many of them are good, all
-of them are bad, and halving finds the one in between that turns good to bad. If that one is not bad by itself, what it
-needs lies before it, and is found in the same way.
+The changes from GOOD to BAD are in a row: steps of the code, then settings. GOOD with none of them is good, with all of
+them it is BAD, and halving finds the change that turns good to bad. If that is a setting, and it is not bad by itself,
+what it needs lies before it, and is found in the same way.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil, log2
 from statistics import mean, stdev
 
 _FAR = 4.0  # standard deviations; with four seeds, noise alone gets that far once in thirty times
@@ -18,67 +17,40 @@ class Trial:
     """One short run: GOOD's, but for some changes.
 
     Attributes:
-        settings: those that have BAD's values.
         point: the code after so many steps on the way from GOOD's to BAD's.
-        without: numbers of steps, from 0, that are taken back in it.
-        seed: None: GOOD's.
+        settings: those that have BAD's values.
+        seed: how much it is above GOOD's.
     """
 
-    settings: frozenset[str] = frozenset()
     point: int = 0
-    without: frozenset[int] = frozenset()
-    seed: int | None = None
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Settings, a step of the code, or both, that turn good to bad; each of them is needed.
-
-    Attributes:
-        present: GOOD with nothing but these changes and the code before the step; `settings` are those of the cause.
-        steps: the number of the step; several if no run can tell them apart.
-        absent: BAD without these changes.
-    """
-
-    present: Trial
-    steps: range
-    absent: Trial
+    settings: frozenset[str] = frozenset()
+    seed: int = 0
 
 
 Judge = Callable[[Trial], bool | None]
-"""Says whether a trial is bad; None if it does not run. It is asked about some trials more than once."""
+"""Says whether a trial is bad; None if it does not run."""
 
 
-def find_causes(settings: Sequence[str], steps: int, is_bad: Judge) -> Iterator[Cause]:
-    """Yield what makes the difference, until BAD without it is no longer bad.
+def find_cause(steps: int, settings: Sequence[str], is_bad: Judge) -> tuple[list[str], range]:
+    """Find what makes the difference, if GOOD is good, and with all steps and settings it is bad.
 
-    Args:
-        settings: those that differ. GOOD is good; with all of them, and all `steps` of the code, it is BAD.
+    Returns:
+        Settings and the number of a step, from 0, which are needed together; several steps if no run tells them apart.
     """
-    left, without = list(settings), frozenset[int]()
-    while left or len(without) < steps:
-        present, changed = _one_cause(left, steps, without, is_bad)
-        left, without = [each for each in left if each not in present.settings], without | {*changed}
-        yield Cause(present, changed, absent := Trial(frozenset(left), steps, without))
-        if not is_bad(absent):
-            return
+    needed: list[str] = []
 
+    def with_first(count: int) -> Trial:
+        return Trial(min(count, steps), frozenset([*settings[: max(count - steps, 0)], *needed]))
 
-def _one_cause(settings: Sequence[str], steps: int, without: frozenset[int], is_bad: Judge) -> tuple[Trial, range]:
-    def trial(chosen: Sequence[str], point: int) -> Trial:
-        return Trial(frozenset(chosen), point, frozenset(step for step in without if step < point))
-
-    def found_with(count: int) -> list[str]:
-        return [*rest[:count], *found]
-
-    found, rest = list[str](), list(settings)
-    while rest and not is_bad(trial(found, steps)):  # at first: GOOD's settings with BAD's code
-        start, end = first_bad(len(rest), lambda count: is_bad(trial(found_with(count), steps)))
-        found, rest = [*rest[start:end], *found], rest[:start]
-        if is_bad(alone := trial(found, 0)):
-            return alone, range(0)
-    start, end = first_bad(steps, lambda point: is_bad(trial(found, point)))
-    return trial(found, end), range(start, end)
+    end = steps + len(settings)
+    while True:
+        start, end = first_bad(end, lambda count: is_bad(with_first(count)))
+        needed = [*settings[max(start - steps, 0) : max(end - steps, 0)], *needed]
+        if start < steps:
+            return needed, range(start, min(end, steps))
+        if is_bad(Trial(settings=frozenset(needed))):
+            return needed, range(0)
+        end = start
 
 
 def first_bad(count: int, is_bad: Callable[[int], bool | None]) -> tuple[int, int]:
@@ -89,20 +61,18 @@ def first_bad(count: int, is_bad: Callable[[int], bool | None]) -> tuple[int, in
     good, bad, silent = 0, count, set[int]()
     while unknown := [number for number in range(good + 1, bad) if number not in silent]:
         middle = max(unknown, key=lambda number: min(abs(number - known) for known in (good, bad, *silent)))
-        if (result := is_bad(middle)) is None:
+        result = is_bad(middle)
+        if result is None:
             silent.add(middle)
-        good, bad = (middle if result is False else good), (middle if result else bad)
+        elif result:
+            bad = middle
+        else:
+            good = middle
     return good, bad
 
 
-def most_runs(settings: int, steps: int) -> int:
-    """Return how many runs the search takes at most, if a single change makes the difference and all code runs."""
-    of_settings = ceil(log2(settings)) + (settings > 1 or steps > 0) if settings else 0
-    return bool(settings and steps) + max(of_settings, ceil(log2(steps)) if steps else 0) + 1
-
-
 class Noise:
-    """The values of GOOD over seeds: their mean and standard deviation. They must be finite, and two at least."""
+    """The values of GOOD over seeds, two at least: their mean and standard deviation."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.mean, self.deviation = mean(values), stdev(values)

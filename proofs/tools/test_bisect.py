@@ -1,0 +1,96 @@
+"""python -m tools.bisect with real runs, and corners of what it searches in."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from common.base.errors import UserError
+from tests.tools.test_bisect import Repository, recorded, search
+from tools.bisect.__main__ import main
+from tools.bisect.runs import differing_environment, differing_settings, first_clear_step, mixed
+
+HARMLESS = [
+    "--optim.weight_decay", "0.001", "--model.dropout", "0.11", "--optim.no_decay", "auto", "--optim.clip_gradients",
+    "50", "--optim.clip_type", "value", "--optim.lr_scheduler.patience", "11", "--optim.lr_scheduler.threshold",
+    "0.001", "--optim.ema.warmup", "false", "--prepare.channels_last", "true", "--progress.max_steps", "1000",
+    "--optim.lr_scheduler.min_factor", "0.1",
+]  # fmt: skip
+
+
+def test_settings_that_differ() -> None:
+    """Arguments of another type go with it; what decides no training, and the seed, are left out."""
+    good = recorded({}, config={"model": {"type": "A", "width": 4}, "optim": {"lr": 1}, "name": "a", "new": 1,
+                                "dist": {"random_seed": 1}, "progress": {"max_steps": 8, "log_every": 1}})  # fmt: skip
+    bad = recorded({}, config={"model": {"type": "B", "depth": 2}, "optim": {"lr": 2}, "name": "b",
+                               "dist": {"random_seed": 7}, "progress": {"max_steps": 9, "log_every": 3}})  # fmt: skip
+    settings = differing_settings(good, bad)
+    assert {name: [change.key for change in keys] for name, keys in settings.items()} == {
+        "model": ["model.type", "model.width", "model.depth"], "optim.lr": ["optim.lr"], "new": ["new"],
+        "progress.max_steps": ["progress.max_steps"],
+    }  # fmt: skip
+    keys = [change.key for name in ("model", "new", "progress.max_steps") for change in settings[name]]
+    assert mixed(good.config, bad.config, keys) == {
+        "model": {"type": "B", "depth": 2}, "optim": {"lr": 1}, "name": "a", "dist": {"random_seed": 1},
+        "progress": {"max_steps": 9, "log_every": 1},
+    }  # fmt: skip
+    assert differing_environment(good, good) == ""
+
+
+def test_a_loss_that_is_not_finite_is_bad_where_that_of_bad_is() -> None:
+    text = search(lambda trial: float("nan") if "model.k5" in trial.settings else 1.0)[1]
+    assert text.startswith("model.k5 0 -> 1 makes the difference: val.loss is nan with it")
+
+
+def test_a_short_run_ends_where_the_curves_differ_clearly() -> None:
+    good = recorded({1: 3.0, 2: 2.5, 3: 2.0, 4: 1.5, 5: 1.0})
+    assert first_clear_step(good, recorded({1: 3.1, 2: 2.4, 3: 2.4, 4: 2.2, 5: 2.0}), "val.loss") == 4
+    with pytest.raises(UserError, match=r"both runs must have measured train.loss; GOOD has val.loss"):
+        first_clear_step(good, good, "train.loss")
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no run.json; name the folder of a run"):
+        main([str(tmp_path), str(tmp_path)])
+
+
+@pytest.mark.slow
+def test_a_setting_among_twelve(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    good, bad = repository.train("good"), repository.train("bad", *HARMLESS, "--optim.lr", "0.03")
+    done = repository.bisect(good, bad, "--seeds", "2")
+    assert "differ    12 settings, 0 commits and uncommitted changes" in done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("optim.lr 0.001 -> 0.03 makes the difference: val.loss is ")
+    assert int(second.partition(" ")[0]) <= 6
+
+
+@pytest.mark.slow
+def test_harmless_settings_are_within_the_noise(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    good, other = repository.train("good"), repository.train("other", *HARMLESS)
+    done = repository.bisect(good, other, "--seeds", "3", code=1)
+    assert done.stdout.startswith("the difference is within the noise over seeds: GOOD has ")
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    repository = Repository(tmp_path)
+    good, bad = repository.train("good"), repository.train("bad", "--optim.lr", "0.03")
+    command = [sys.executable, "-m", "tools.bisect", good, bad]
+    with subprocess.Popen(
+        command, cwd=repository.root, env=repository.environment, text=True, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            while not list(repository.temporary.glob("bisect-*/trial/run/run.json")) and process.poll() is None:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=90)
+        finally:
+            process.kill()
+    assert (process.returncode, "Traceback" in said) == (130, False), said
+    assert not list(repository.temporary.glob("bisect-*"))
+    assert subprocess.run(["pgrep", "-f", str(repository.temporary)], capture_output=True).returncode == 1
