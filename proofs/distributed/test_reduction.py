@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from common.distributed.tree import TreeSum
+from common.distributed.tree import Branches, add_leaf
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from proofs.distributed.test_launch import two_agents
@@ -194,8 +194,9 @@ def test_every_branch_is_a_part_of_the_tree(leaves: int) -> None:
 
 
 def total(leaves: Tensor) -> Tensor:
-    tree = TreeSum()
-    for each in leaves:
-        tree.add([each.clone()])
-        assert len(tree._branches) <= len(leaves).bit_length()
-    return tree.result()[0]
+    branches = Branches()
+    for leaf in leaves:
+        add_leaf(branches, [leaf.clone()])
+        assert len(branches) <= len(leaves).bit_length()
+    [(_, [whole])] = branches
+    return whole
