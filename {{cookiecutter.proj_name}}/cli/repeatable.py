@@ -1,6 +1,5 @@
 """With `dist.reduction: fixed`: refuse, before training, what has no fixed bits on one process alone."""
 
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -28,17 +27,16 @@ def refuse_varying_bits(trainer: Trainer) -> None:
     """Compute a micro-batch of each update twice, with the same draws; nothing of it stays.
 
     Raises:
-        UserError: bits of a module differ, a batch changes a buffer that is not declared, or a gradient is sparse.
+        UserError: data or results differ, a batch changes a buffer that is not declared, or a gradient is sparse.
     """
     step, stream = trainer.optimizer_step, trainer.stream
     if not isinstance(step, FixedStep) or not isinstance(stream, TrainStream):
         return
     trainer.task.train()
-    batch = stream.sample_batch(full=True)
     for update in step.updates.values():
         with random_state_unchanged(step.rank.device), buffers_unchanged(trainer.task):
             # In the first, there is also what a module computes only once.
-            first, second = (compute(step, update, deepcopy(batch)) for _ in range(2))
+            first, second = (compute(step, update, stream.sample_batch(full=True)) for _ in range(2))
         trainer.task.zero_grad()
         if place := next((name for name, bits in second.items() if bits != first.get(name)), ""):
             raise UserError(
@@ -48,8 +46,9 @@ def refuse_varying_bits(trainer: Trainer) -> None:
 
 
 def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, list[int]]:
-    """Compute a micro-batch. Returns the bits of buffers that must not change, outputs of modules, and gradients."""
-    names, outputs = {module: name for name, module in step.task.named_modules() if name}, dict[str, list[int]]()
+    """Compute a micro-batch. Returns checksums of all that must not vary, by what it is, in the order of causes."""
+    names = {module: name for name, module in step.task.named_modules() if name}
+    outputs = {"training data": checksums(batch)}
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
         if module in names:

@@ -50,7 +50,8 @@ class FixedStep(OptimizerStep):
     def __init__(self, config: RunConfig, seed: int, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.seed, self.bucket_mb, self.buffers = seed, config.dist.bucket_mb, None
-        self._here = leaves_here(config.optim.accumulate, self.rank)
+        here, rank = leaves_here(config.optim.accumulate, self.rank), self.rank.rank
+        self._here = range(rank * here, (rank + 1) * here)  # the micro-batches of a step that this process computes
         self.changing = {
             name: (module, attribute)
             for name, module, attribute, _ in named_buffers(self.task)
@@ -79,9 +80,7 @@ class FixedStep(OptimizerStep):
     def gradients(
         self, update: TaskUpdate, step: Step, weights: Sequence[tuple[float, int]], at: Position
     ) -> Tensor | None:
-        first = self.rank.rank * self._here
-        self._step, self._branches = at.step, Branches()
-        self._numbers = iter(range(first, first + self._here))  # of the micro-batches that this process computes
+        self._step, self._numbers, self._branches = at.step, iter(self._here), Branches()
         # In a sum over processes, not an average. Dividing by a power of two rounds nothing.
         weights = [(weight / self.rank.world_size, count) for weight, count in weights]
         return super().gradients(update, step, weights, at)

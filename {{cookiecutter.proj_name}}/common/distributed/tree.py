@@ -11,8 +11,8 @@ from torch.nn.functional import pad
 from common.base.errors import UserError
 from common.distributed.rank import Rank
 
+# The complete branches of a tree, the largest first: the number of their leaves, and the sums of their terms.
 Branches = list[tuple[int, list[Tensor]]]
-"""The complete branches of a tree, the largest first: the number of their leaves, and the sums of their terms."""
 
 
 def leaves_here(leaves: int, rank: Rank) -> int:
