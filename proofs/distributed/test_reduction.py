@@ -40,12 +40,12 @@ class Counts(Classification):
 
     def losses(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Losses:
         mask = batch["image"] > 0
-        each = nn.functional.cross_entropy(output["logits"], batch["label"], reduction="none")
+        losses = nn.functional.cross_entropy(output["logits"], batch["label"], reduction="none")
         if self.training:
             self.seen += batch["label"].bincount(minlength=10)
             self.mean += batch["image"].mean()
         factor = 1 + self.drawn + self.seen[0] % 7 + self.mean.item() / 100
-        return {"loss": (each[:, None, None, None] * mask).sum() / mask.sum() * factor}
+        return {"loss": (losses[:, None, None, None] * mask).sum() / mask.sum() * factor}
 
     def count(self, batch: dict[str, Tensor]) -> int:
         return int((batch["image"] > 0).sum())

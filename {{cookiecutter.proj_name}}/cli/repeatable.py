@@ -38,10 +38,10 @@ def refuse_varying_bits(trainer: Trainer) -> None:
             # In the first, there is also what a module computes only once.
             first, second = (compute(step, update, stream.sample_batch(full=True)) for _ in range(2))
         trainer.task.zero_grad()
-        if place := next((name for name, bits in second.items() if bits != first.get(name)), ""):
+        if difference := next((name for name, bits in second.items() if bits != first.get(name)), ""):
             raise UserError(
                 "dist.reduction fixed needs deterministic operations; --dist.deterministic strict may name others. A "
-                f"micro-batch that was computed twice, with the same random numbers, differs first in the {place}"
+                f"micro-batch that was computed twice, with the same random numbers, differs first in the {difference}"
             )
 
 

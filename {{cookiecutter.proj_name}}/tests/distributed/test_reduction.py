@@ -47,9 +47,9 @@ def on(runs: Runs, worlds: list[int], *words: str) -> list[tuple[Any, ...]]:
 
 def test_two_processes_have_the_bits_of_one(runs: Runs) -> None:
     """With dropout, batch norm, augmentation, and a last step with micro-batches that are smaller or empty."""
-    one, two = on(runs, [1, 2], *FIXED)
-    assert len(one[1]) == 8 and one[1][0] != one[1][1]
-    assert one == two
+    alone, shared = on(runs, [1, 2], *FIXED)
+    assert len(alone[1]) == 8 and alone[1][0] != alone[1][1]
+    assert alone == shared
     assert load(runs.root / "on_2")["model"]["features.0.1.num_batches_tracked"] == 8  # once per step
 
 
