@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from common.distributed.tree import TreeSum
+from common.distributed.tree import Branches, add_leaf
 from common.evaluation.loss import Losses, LossFactory
 from common.evaluation.metric import MetricFactory
 from proofs.distributed.test_launch import two_agents
@@ -40,12 +40,12 @@ class Counts(Classification):
 
     def losses(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Losses:
         mask = batch["image"] > 0
-        each = nn.functional.cross_entropy(output["logits"], batch["label"], reduction="none")
+        losses = nn.functional.cross_entropy(output["logits"], batch["label"], reduction="none")
         if self.training:
             self.seen += batch["label"].bincount(minlength=10)
             self.mean += batch["image"].mean()
         factor = 1 + self.drawn + self.seen[0] % 7 + self.mean.item() / 100
-        return {"loss": (each[:, None, None, None] * mask).sum() / mask.sum() * factor}
+        return {"loss": (losses[:, None, None, None] * mask).sum() / mask.sum() * factor}
 
     def count(self, batch: dict[str, Tensor]) -> int:
         return int((batch["image"] > 0).sum())
@@ -194,8 +194,9 @@ def test_every_branch_is_a_part_of_the_tree(leaves: int) -> None:
 
 
 def total(leaves: Tensor) -> Tensor:
-    tree = TreeSum()
-    for each in leaves:
-        tree.add([each.clone()])
-        assert len(tree._branches) <= len(leaves).bit_length()
-    return tree.result()[0]
+    branches = Branches()
+    for leaf in leaves:
+        add_leaf(branches, [leaf.clone()])
+        assert len(branches) <= len(leaves).bit_length()
+    [(_, [whole])] = branches
+    return whole

@@ -29,12 +29,12 @@ def test_a_rank_does_not_wait_for_acknowledgements(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(monitor, "Client", client)
     ranks = [monitor.connect(Rank(rank, rank, 3, backend="gloo", local_world=3)) for rank in range(3)]
     try:
-        for each in clients:
-            with socket.socket(fileno=os.dup(each.fileno())) as same:
+        for connection in clients:
+            with socket.socket(fileno=os.dup(connection.fileno())) as same:
                 assert same.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     finally:
-        for one in reversed(ranks):
-            one.leave()
+        for rank in reversed(ranks):
+            rank.leave()
 
 
 @pytest.mark.parametrize(("world", "seconds"), [(8, 0.05), (1000, 0.5)])
@@ -55,5 +55,6 @@ def test_many_ranks_ask_the_store_less_often(monkeypatch: pytest.MonkeyPatch, wo
             pass
 
     monkeypatch.setattr(time, "sleep", waits.append)
-    assert group._join_round(Store(), Rank(1, 1, world), 60) == 1  # type: ignore[arg-type]
+    store: Any = Store()
+    assert group._join_round(store, Rank(1, 1, world), 60) == 1
     assert waits == [seconds, seconds]

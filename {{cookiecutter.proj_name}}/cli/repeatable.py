@@ -1,116 +1,74 @@
 """With `dist.reduction: fixed`: refuse, before training, what has no fixed bits on one process alone."""
 
-import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from common.base.errors import UserError
-from common.base.nested import map_tensors
+from common.checkpoint.checksum import checksum
 from common.data.loader import TrainStream
 from common.distributed.buffers import buffers_unchanged, named_buffers
 from common.distributed.seed import random_state_unchanged
 from common.fixed_step import FixedStep
 from common.step import TaskUpdate
 from common.trainer import Trainer
+from cli.first_batch import tensors
 
 _TRIAL = -1  # the step that the random draws of the trial are for
-Bits = dict[str, str]
-"""A checksum of each tensor, by its name."""
+_UNDECLARED = (
+    "buffer {}, which a batch changes: declare it as sum in buffer_kinds if the changes of batches add up, see "
+    "docs/task.md; if not, change it in Task.after_step"
+)
 
 
 def refuse_varying_bits(trainer: Trainer) -> None:
     """Compute a micro-batch of each update twice, with the same draws; nothing of it stays.
 
     Raises:
-        UserError: bits of a module differ, a batch changes a buffer that is not declared, or a gradient is sparse.
+        UserError: data or results differ, a batch changes a buffer that is not declared, or a gradient is sparse.
     """
     step, stream = trainer.optimizer_step, trainer.stream
     if not isinstance(step, FixedStep) or not isinstance(stream, TrainStream):
         return
     trainer.task.train()
-    batch = stream.sample_batch(full=True)
     for update in step.updates.values():
         with random_state_unchanged(step.rank.device), buffers_unchanged(trainer.task):
-            before = [buffer.clone() for buffer in step.buffers_now()]
-
-            def gradients(update: TaskUpdate = update, before: list[Tensor] = before) -> Bits:
-                step.set_buffers(before)
-                step.draw(_TRIAL, update.name, 0)
-                return _gradients(step, update, deepcopy(batch))
-
-            _compare(step, gradients)
+            # In the first, there is also what a module computes only once.
+            first, second = (compute(step, update, stream.sample_batch(full=True)) for _ in range(2))
         trainer.task.zero_grad()
+        if difference := next((name for name, bits in second.items() if bits != first.get(name)), ""):
+            raise UserError(
+                "dist.reduction fixed needs deterministic operations; --dist.deterministic strict may name others. A "
+                f"micro-batch that was computed twice, with the same random numbers, differs first in the {difference}"
+            )
 
 
-def _gradients(step: FixedStep, update: TaskUpdate, batch: Any) -> Bits:
+def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, list[int]]:
+    """Compute a micro-batch. Returns checksums of all that must not vary, by what it is, in the order of causes."""
+    names = {module: name for name, module in step.task.named_modules() if name}
+    outputs = {"training data": checksums(batch)}
+
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        if module in names:
+            outputs.setdefault(f"output of {names[module]}", checksums(output))
+
+    step.draw(_TRIAL, update.name, 0)
     step.task.zero_grad()
     batch = step.task.prepare_batch(step.precision.cast_batch(batch), step.rank.device)
-    with step.precision.autocast():
-        loss = update.forward(update.name, batch)["loss"]
-    loss.backward()
-    found = {}
-    for name, parameter in step.task.named_parameters():
-        if parameter.grad is not None and parameter.grad.is_sparse:
-            raise UserError(f"dist.reduction fixed does not go with the sparse gradient of {name}; make it dense")
-        if parameter.grad is not None:
-            found[name] = _checksum(parameter.grad)
-    return found
+    with register_module_forward_hook(keep), buffers_unchanged(step.task, step.changing):
+        with step.precision.autocast():
+            loss = update.forward(update.name, batch)["loss"]
+        loss.backward()
+    gradients = {name: parameter.grad for name, parameter in step.task.named_parameters() if parameter.grad is not None}
+    if sparse := [name for name, gradient in gradients.items() if gradient.is_sparse]:
+        raise UserError(f"dist.reduction fixed does not go with the sparse gradient of {sparse[0]}; make it dense")
+    buffers = {name: buffer for name, _, _, buffer in named_buffers(step.task) if name not in step.changing}
+    unchanged = {_UNDECLARED.format(name): checksums(buffer) for name, buffer in buffers.items()}
+    return unchanged | outputs | {f"gradient of {name}": checksums(gradients[name]) for name in reversed(gradients)}
 
 
-def _compare(step: FixedStep, gradients: Callable[[], Bits]) -> None:
-    """Raise `UserError` if two calls differ."""
-    first = gradients()  # after it, there is also what a module computes only once
-    before = {name: _checksum(buffer) for name, _, _, buffer in named_buffers(step.task)}
-    second = gradients()
-    for name, _, _, buffer in named_buffers(step.task):
-        if name not in step.changing and _checksum(buffer) != before.get(name):
-            raise UserError(
-                f"dist.reduction fixed: a batch changes the buffer {name}, so what it holds would depend on the number "
-                "of processes. If the changes of batches add up, declare it as sum in buffer_kinds, see docs/task.md; "
-                "if not, change it in Task.after_step"
-            )
-    if differing := [name for name in second if first.get(name) != second[name]]:
-        with _outputs(step) as outputs:
-            gradients()
-            count = len(outputs)
-            gradients()
-        pairs = zip(outputs[:count], outputs[count:], strict=False)
-        module = next((f"the output of {name}" for (name, one), (_, other) in pairs if one != other), "")
-        raise UserError(
-            "dist.reduction fixed: a micro-batch that was computed twice, with the same random numbers, has different "
-            f"bits, first in {module or f'the gradient of {differing[-1]}'}. Use a deterministic operation there; "
-            "--dist.deterministic strict may name the one that is not"
-        )
-
-
-@contextmanager
-def _outputs(step: FixedStep) -> Iterator[list[tuple[str, str]]]:
-    """Collect the name of each module that is called, and a checksum of its output, in the order in which they end."""
-    found: list[tuple[str, str]] = []
-    hooks = [
-        module.register_forward_hook(lambda _, inputs, output, name=name: found.append((name, _checksum(output))))
-        for name, module in step.task.named_modules()
-        if name
-    ]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _checksum(value: Any) -> str:
-    """Return a checksum of all bits of the tensors in an output."""
-    found = hashlib.blake2b(digest_size=16)
-
-    def add(tensor: Tensor) -> Tensor:
-        found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return tensor
-
-    map_tensors(value, add)
-    return found.hexdigest()
+def checksums(values: Any) -> list[int]:
+    """Return a checksum of all bits of each tensor in nested values."""
+    return [checksum(tensor.detach().reshape(-1).view(torch.uint8)) for tensor in tensors(values)]

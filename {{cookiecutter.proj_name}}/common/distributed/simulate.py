@@ -1,7 +1,7 @@
 """One rank of many without the others: torch's fake process group, whose exchanges end at once and change nothing."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from common.distributed.rank import Rank
 
 
 @contextmanager
-def simulated_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str, str] = os.environ) -> Iterator[Rank]:
+def simulated_rank(gpu_ids: GpuIds, config: DistConfig) -> Iterator[Rank]:
     """Be rank `dist.rank` of `dist.simulate` processes in this context, as if all others had the same values.
 
     Raises:
@@ -27,20 +27,12 @@ def simulated_rank(gpu_ids: GpuIds, config: DistConfig, environment: Mapping[str
     world = config.simulate or 1
     if config.rank >= world:
         raise UserError(f"dist.rank: {config.rank}, but the ranks of --dist.simulate {world} are 0 to {world - 1}")
-    if config.processes is not None:
+    if config.processes is not None or read_launch(os.environ) is not None:
         raise UserError(
-            f"dist.processes: {config.processes}, but dist.simulate starts no processes: leave dist.processes out"
-        )
-    if (launched := read_launch(environment)) is not None:
-        raise UserError(
-            f"dist.simulate: {launched.launcher} started this process as one of {launched.world_size}, but it is to "
-            f"simulate {world} by itself: start it with python train.py"
+            f"dist.simulate: one process simulates {world}; start it with python train.py, and leave out dist.processes"
         )
     devices = host_devices(gpu_ids, None)
     rank = Rank(config.rank, config.rank % len(devices), world, devices[0], "fake", "none", len(devices))
-    if rank.is_single_process:
-        yield rank
-        return
     from torch.testing._internal.distributed.fake_pg import FakeStore  # it registers the backend
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank.rank, world_size=world)

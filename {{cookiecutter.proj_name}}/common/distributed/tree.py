@@ -6,9 +6,13 @@ from itertools import accumulate, groupby
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
 from common.base.errors import UserError
 from common.distributed.rank import Rank
+
+# The complete branches of a tree, the largest first: the number of their leaves, and the sums of their terms.
+Branches = list[tuple[int, list[Tensor]]]
 
 
 def leaves_here(leaves: int, rank: Rank) -> int:
@@ -25,28 +29,18 @@ def leaves_here(leaves: int, rank: Rank) -> int:
     return leaves // rank.world_size
 
 
-class TreeSum:
-    """Sums the terms of consecutive leaves, which are given one by one; holds log2(leaves) + 1 sets of terms at most.
+def add_leaf(branches: Branches, terms: list[Tensor]) -> None:
+    """Add the terms of the next leaf, one of each sum, which may be changed in place.
 
-    Two neighbours are added, then pairs, pairs of pairs, and so on: a process' leaves make a branch of the whole tree.
+    Two neighbours are added, then pairs, pairs of pairs, and so on: log2(leaves) + 1 sets of terms are held at most,
+    and the leaves of a process make a branch of the whole tree.
     """
-
-    def __init__(self) -> None:
-        self._count, self._branches = 0, list[list[Tensor]]()  # those that are complete, the largest first
-
-    def add(self, terms: Sequence[Tensor]) -> None:
-        """Add the terms of the next leaf, one of each sum. They may be changed in place."""
-        self._branches.append(list(terms))
-        self._count = carry = self._count + 1
-        while carry % 2 == 0:  # as in a binary counter
-            right = self._branches.pop()
-            torch._foreach_add_(self._branches[-1], right)
-            carry //= 2
-
-    def result(self) -> list[Tensor]:
-        """Return the sums once all leaves were added, and begin anew."""
-        (total,), self._branches, self._count = self._branches, [], 0
-        return total
+    leaves = 1
+    while branches and branches[-1][0] == leaves:
+        _, left = branches.pop()
+        torch._foreach_add_(left, terms)
+        leaves, terms = 2 * leaves, left
+    branches.append((leaves, terms))
 
 
 def sum_branches(terms: Sequence[Tensor], rank: Rank, bucket_mb: float) -> None:
@@ -54,18 +48,20 @@ def sum_branches(terms: Sequence[Tensor], rank: Rank, bucket_mb: float) -> None:
 
     Each process adds one shard of every sum: shards are exchanged, added, and gathered, the traffic of an all-reduce.
     """
-    ends = accumulate(each.nbytes for each in terms)
-    keyed = [((each.dtype, int(end / bucket_mb / 1e6)), each) for each, end in zip(terms, ends, strict=True)]
-    for _, group in groupby([] if rank.is_single_process else keyed, key=lambda pair: pair[0]):
-        bucket = [each for _, each in group]
-        padding = bucket[0].new_zeros(-sum(each.numel() for each in bucket) % rank.world_size)
-        flat = torch.cat([*(each.reshape(-1) for each in bucket), padding])
-        numbers = flat.view(torch.uint8)  # gloo exchanges bytes of all types
-        received = torch.empty_like(numbers)
-        dist.all_to_all_single(received, numbers)
-        branches = received.view(flat.dtype).view(rank.world_size, -1)
-        while len(branches) > 1:
-            branches = branches[0::2] + branches[1::2]
-        dist.all_gather(list(numbers.chunk(rank.world_size)), branches[0].view(torch.uint8))
-        for each, total in zip(bucket, flat.split([each.numel() for each in bucket] + [len(padding)]), strict=False):
-            each.copy_(total.view(each.shape))
+    if rank.is_single_process:
+        return
+    ends = accumulate(term.nbytes for term in terms)
+    keyed = [((term.dtype, int(end / bucket_mb / 1e6)), term) for term, end in zip(terms, ends, strict=True)]
+    for _, group in groupby(keyed, key=lambda pair: pair[0]):
+        bucket = [term for _, term in group]
+        sizes = [term.numel() for term in bucket]
+        flat = pad(torch.cat([term.reshape(-1) for term in bucket]), (0, -sum(sizes) % rank.world_size))
+        sent = flat.view(torch.uint8)  # gloo exchanges bytes of all types
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        shards = received.view(flat.dtype).view(rank.world_size, -1)
+        while len(shards) > 1:
+            shards = shards[0::2] + shards[1::2]
+        dist.all_gather(list(sent.chunk(rank.world_size)), shards[0].view(torch.uint8))
+        for term, total in zip(bucket, flat[: sum(sizes)].split(sizes), strict=True):
+            term.copy_(total.view(term.shape))

@@ -20,15 +20,15 @@ FIXED = ["--dist.reduction", "fixed", "--batch_size", "6", "--optim.accumulate",
 
 def sha256(folder: Path, *parts: str) -> str:
     """Return the SHA-256 of every number in these parts of a run's last checkpoint."""
-    found, state = hashlib.sha256(), load(folder)
+    digest, state = hashlib.sha256(), load(folder)
 
     def add(value: Any, path: tuple[Any, ...]) -> None:
         is_tensor = isinstance(value, Tensor)
-        found.update(repr((path, None if is_tensor else value)).encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if is_tensor else b"")
+        digest.update(repr((path, None if is_tensor else value)).encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes() if is_tensor else b"")
 
     map_leaves({part: state[part] for part in parts}, add)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def result(folder: Path) -> tuple[Any, ...]:
@@ -47,9 +47,9 @@ def on(runs: Runs, worlds: list[int], *words: str) -> list[tuple[Any, ...]]:
 
 def test_two_processes_have_the_bits_of_one(runs: Runs) -> None:
     """With dropout, batch norm, augmentation, and a last step with micro-batches that are smaller or empty."""
-    one, two = on(runs, [1, 2], *FIXED)
-    assert len(one[1]) == 8 and one[1][0] != one[1][1]
-    assert one == two
+    alone, shared = on(runs, [1, 2], *FIXED)
+    assert len(alone[1]) == 8 and alone[1][0] != alone[1][1]
+    assert alone == shared
     assert load(runs.root / "on_2")["model"]["features.0.1.num_batches_tracked"] == 8  # once per step
 
 
@@ -107,8 +107,8 @@ class Cached(Plain):
     [
         (["--dist.strategy", "fsdp"], "does not go with dist.strategy fsdp"),
         (["--dist.sync_bn", "true"], "does not go with dist.sync_bn"),
-        (["--model", f"{{type: {HERE}.Noisy}}"], "first in the output of noise"),
-        (["--model", f"{{type: {HERE}.Cached}}"], "a batch changes the buffer mean"),
+        (["--model", f"{{type: {HERE}.Noisy}}"], "differs first in the output of noise"),
+        (["--model", f"{{type: {HERE}.Cached}}"], "buffer mean, which a batch changes: declare it"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
