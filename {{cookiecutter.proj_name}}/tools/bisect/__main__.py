@@ -8,6 +8,7 @@ import argparse
 import math
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +28,13 @@ def announce(trials: Trials) -> None:
 
 def conclude(trials: Trials, seeds: int) -> tuple[int, str]:
     """Measure the noise, and search if there is something to find. Returns the exit code and the conclusion."""
-    values, bad = [trials.value(Trial(seed=seed)) for seed in range(seeds)], trials.value(trials.worst)
+    most = math.ceil(math.log2(len(trials.settings) + trials.worst.point + 1)) + 2
+    say(f"runs      {seeds} of GOOD for the noise, 1 of BAD, then at most {most} if a single change is to be found")
+    start = time.monotonic()
+    values = [trials.value(Trial())]
+    say(f"          about {(seeds + most) * (time.monotonic() - start) / 60:.0f} minutes more, at this speed")
+    values += [trials.value(Trial(seed=seed)) for seed in range(1, seeds)]
+    bad = trials.value(trials.worst)
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if len(finite) < seeds or bad is None:
         raise UserError("GOOD with each seed, and BAD, must give a value here; the lines above say which does not")
