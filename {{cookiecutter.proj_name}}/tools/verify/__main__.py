@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common.base.files import output_file, write_text
+from common.base.files import write_text
 from common.checkpoint.checksum import weights_digest
 from common.failure.program import report_errors
 from common.monitor.log import setup_log
@@ -43,8 +43,7 @@ def main(argv: list[str]) -> int:
     }
     code = certify(segment, certificate, anyway=options.anyway)
     file = paths.root / "certificate.json"
-    with output_file(file):
-        write_text(file, json.dumps({**certificate, "verdict": VERDICTS[code]}, indent=2) + "\n")
+    write_text(file, json.dumps({**certificate, "verdict": VERDICTS[code]}, indent=2) + "\n")
     print(f"wrote {file}")
     return code
 
@@ -55,8 +54,9 @@ def certify(segment: Segment, certificate: dict[str, Any], *, anyway: bool) -> i
         config = replay_config(segment, Path(folder))
         causes = compare_causes(segment, stored_config({"about": {"config": config}}).config)
         certificate |= causes
-        for title in [title for title in ("another machine", "not compared", "changed") if causes[title]]:
-            print("\n  ".join([f"{title}:", *causes[title]]))
+        for title, lines in causes.items():
+            if lines:
+                print("\n  ".join([f"{title}:", *lines]))
         if causes["changed"] and not anyway:
             print("refused: undo these changes, or see how far apart a replay ends: --anyway")
             return 2

@@ -21,7 +21,7 @@ from tools.same.folders import equal, explain, leaves
 from tools.verify.stored import Segment, stored_config
 
 _SIGTERM, _STOPPED = 15, 143  # the replay stops as by this signal, and exits with this code
-_SHOWN = 3  # differences of each kind
+_SHOWN = 5  # differences of each kind
 _LAST_LINES = 15  # of the output of a replay that failed
 
 Records = dict[str, dict[str, Any]]
@@ -35,11 +35,13 @@ def replay_config(segment: Segment, folder: Path) -> dict[str, Any]:
         values["progress"] |= {"start_epoch": -1}
     elif segment.paths.contains(values["resume"]):
         values["resume"] = None
-    ranks, on_cpu = segment.end["fingerprint"]["ranks"], device.startswith("cpu") or not torch.cuda.is_available()
+    ranks, on_cpu = (
+        segment.end["fingerprint"]["ranks"],
+        device.startswith("cpu") or not torch.accelerator.is_available(),
+    )
     if on_cpu or ranks > 1:
         values["gpu_ids"] = -1 if on_cpu else list(range(ranks))
-    processes = ranks if on_cpu and ranks > 1 else None
-    values["dist"] |= {"random_seed": segment.end["about"]["seed"], "launcher": "auto", "processes": processes}
+    values["dist"] |= {"random_seed": segment.end["about"]["seed"], "launcher": "auto", "processes": ranks}
     values["dir"] |= {"runs_dir": str(folder)}
     values["monitor"] |= {"writers": [], "bar": "off"}
     return values | {"name": "replay", "plugins": [*values["plugins"], "tools.verify.replay.stop_at_end"]}
@@ -52,15 +54,9 @@ def replay(segment: Segment, config: Mapping[str, Any], folder: Path) -> Records
     print(f"replays steps {segment.first + 1} to {segment.last}; log: {output}", flush=True)
     saves = [str(row["step"]) for row in segment.rows if "weights" in row]
     command = [sys.executable, str(PROJECT / "train.py"), "--config", str(file)]
+    variables, alone = {**os.environ, "VERIFY_SAVES": ",".join(saves)}, partial(die_with_parent, os.getpid())
     with output.open("wb") as out:
-        code = subprocess.run(
-            command,
-            env={**os.environ, "VERIFY_SAVES": ",".join(saves)},
-            stdout=out,
-            stderr=out,
-            preexec_fn=partial(die_with_parent, os.getpid()),
-            check=False,
-        ).returncode
+        code = subprocess.run(command, env=variables, stdout=out, stderr=out, preexec_fn=alone, check=False).returncode
     if code not in (0, _STOPPED):
         lines = output.read_text(errors="replace").rstrip().splitlines()[-_LAST_LINES:]
         raise UserError("\n  ".join([f"the replay ended with exit code {code}:", *lines]))
@@ -82,11 +78,14 @@ def stop_at_end(trainer: Any) -> None:
 
 def recorded(rows: Sequence[Mapping[str, Any]], state: Mapping[str, Any]) -> Records:
     """Return what a run recorded, by kind and name."""
-    measured = [row for row in rows if row["event"] != "speed"]
-    names = [(row, f"{row['event']} of step {row['step']}", name) for row in measured for name in row["values"]]
+    measurements: dict[str, float] = {}
+    for row in rows:
+        if row["event"] != "speed":
+            place = f"{row['event']} of step {row['step']}"
+            measurements |= {f"{place}, {name}": value for name, value in row["values"].items()}
     return {
         "saves": {f"weights of step {row['step']}": row["weights"] for row in rows if "weights" in row},
-        "measurements": {f"{event}, {name}": row["values"][name] for row, event, name in names},
+        "measurements": measurements,
         "entries of the newest checkpoint": dict(leaves(state)),
     }
 

@@ -30,7 +30,7 @@ from cli.trained import find_device
 from custom.config import Config
 
 _WITHOUT_EFFECT = tuple({*SAFE} - {*MEASURING, "plugins"})
-_PACKAGES = ("packages", "python", "torch", "numpy", "libraries")  # entries of a fingerprint
+_PACKAGES = ("packages", "python", "torch", "numpy", "libraries")  # names in a fingerprint
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def compare_causes(segment: Segment, config: Config) -> dict[str, list[str]]:
     set_up_process(config.dist, rank)
     parts = build_parts(config, rank, seed)
     new = fingerprint(rank, parts.stream, seed, "", parts.deciding_data())
-    new["packages"] = {name: version_of(name) for name in old["packages"]}
+    new["packages"] = {name: version_of(name) or "not installed" for name in old["packages"]}
     changed, machine, missing = changed_at_resume(segment.start, segment.end), [], []
     keys = ("code", *_PACKAGES, "environment", *attempt["machine"])
     for change in changes({key: old[key] for key in keys}, {key: new.get(key) for key in keys}):
@@ -138,7 +138,7 @@ def compare_causes(segment: Segment, config: Config) -> dict[str, list[str]]:
         if kind == "code":
             changed.append(f"{name}; see git diff {attempt['git']['commit']} -- {name}")
         elif kind in _PACKAGES:
-            changed.append(f"package {name or kind} {change.old} -> {change.new or 'not installed'}")
+            changed.append(f"package {change.arrow.removeprefix('packages.')}")
         else:
             machine.append(change.arrow)
     file = segment.paths.root / RECORD
@@ -149,4 +149,4 @@ def compare_causes(segment: Segment, config: Config) -> dict[str, list[str]]:
         changed += [f"dataset.{name}: {join_names(items)}" if items else other] if items or other else []
         missing += [f"dataset.{name}: {text}" for text in new["data"][name]["unknown"]]
         missing += [f"dataset.{name}: the contents of {unread} files"] if unread else []
-    return {"changed": changed, "another machine": machine, "not compared": missing}
+    return {"another machine": machine, "not compared": missing, "changed": changed}
