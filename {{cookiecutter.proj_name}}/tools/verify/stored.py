@@ -90,7 +90,8 @@ def read_segment(paths: RunPaths, name: str | None) -> Segment:
 def read_kept(paths: RunPaths, recorded: Mapping[int, str]) -> dict[int, tuple[Path, dict[str, Any]]]:
     """Read the checkpoints by step. Raises `UserError` if there is none, or the weights are not as `recorded`."""
     kept = {}
-    for file in sorted(paths.checkpoints.glob("[!a]*.pt")):  # not abandoned_*.pt; step_*.pt rather than latest.pt
+    files = sorted(paths.checkpoints.glob("[!a]*.pt"))  # not abandoned_*.pt
+    for file in sorted(files, key=lambda file: file.name == "latest.pt"):  # it replaces an older one of its step
         state = read_checkpoint(file)
         step = state["position"]["step"]
         if weights_digest(state) != recorded.get(step):
