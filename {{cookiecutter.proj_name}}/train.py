@@ -13,6 +13,7 @@ from common.run_context import managed_run
 from common.trainer import Trainer
 from cli.advice import explain_errors
 from cli.command_line import parse
+from cli.data_record import data_record
 from cli.job_script import write_job_script
 from cli.simulate import simulate
 from cli.stored_config import drop_stored_launch_options, stored_config
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
         trainer.restore(run)
         log_start(config, trainer, run)
         try:
-            with record_profile(config.profile, run.paths.root, run.monitor, run.rank):
+            with data_record(run, parts), record_profile(config.profile, run.paths.root, run.monitor, run.rank):
                 outcome = trainer.train()
         except KeyboardInterrupt:
             log_end(trainer, None)

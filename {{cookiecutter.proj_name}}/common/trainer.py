@@ -67,9 +67,7 @@ class Trainer:
             self.task,
             {"ema": self.ema, "precision": precision, "best": self.best, **stages},
             rank=self.rank,
-            fingerprint=fingerprint(
-                self.rank, self.stream, run.seed, self.strategy.about, parts.deciding_data(), self.paths.contents_file
-            ),
+            fingerprint=fingerprint(self.rank, self.stream, run.seed, self.strategy.about, parts.deciding_data()),
             about={"config": run.values, "seed": run.seed, "lengths": [self.total_steps, steps_per_epoch]},
             keep_frozen=config.checkpoint.frozen,
         )

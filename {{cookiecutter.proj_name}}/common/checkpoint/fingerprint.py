@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.base.files import warn_on_oserror
-from common.data.contents import write_contents
-from common.data.digest import describe, describe_counts, differences, search
+from common.data.digest import describe_counts, differences, digest
 from common.data.loader import BatchStream
 from common.distributed import Rank, from_main
 from common.distributed.code import code_of
@@ -73,9 +71,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], defaults: Any = None
             yield Change(key, before, after)
 
 
-def fingerprint(
-    rank: Rank, data: BatchStream, seed: int, model: str, datasets: Mapping[str, Any], contents: Path | None = None
-) -> dict[str, Any]:
+def fingerprint(rank: Rank, data: BatchStream, seed: int, model: str, datasets: Mapping[str, Any]) -> dict[str, Any]:
     """Everything besides the config that affects the exact result of a run, as far as it can be known.
 
     Every process must call this. Packages and data are the main process'.
@@ -83,14 +79,9 @@ def fingerprint(
     Args:
         model: how it was prepared.
         datasets: those that affect training, by name.
-        contents: the file that records what they hold, see `write_contents`.
     """
-    held = {name: search(dataset) for name, dataset in datasets.items()} if rank.is_main else {}
-    seen = (packages(), {name: describe(data, datasets[name]) for name, data in held.items()})
-    versions, digests = from_main(seen, rank)
-    if rank.is_main and contents is not None:
-        with warn_on_oserror("the record of the data"):
-            write_contents(contents, held, digests)
+    seen = (packages(), {name: digest(dataset) for name, dataset in datasets.items()}) if rank.is_main else None
+    versions, digests = from_main(seen, rank) or ({}, {})
     return {
         "torch": str(torch.__version__),
         "numpy": np.__version__,

@@ -38,7 +38,17 @@ def digest(dataset: Any) -> dict[str, Any]:
         `files`, `arrays`, `values`, `digests`: how many there are of each; `names`, `times`, `contents`: checksums of
         the files' names and sizes, of their times, and of all that was read; `unknown`: what cannot be compared.
     """
-    return describe(search(dataset), dataset)
+    held = search(dataset)
+    sizes = array("q", [size for _, size, _ in held.files]).tobytes()
+    counts = {name: len(getattr(held, name)) for name in ("files", "arrays", "digests")} | {"values": held.values}
+    beginnings = _beginnings([path for path, _, _ in held.files])
+    return {
+        **counts,
+        "names": _checksum(sizes + "\n".join(held.names()).encode(errors="surrogateescape")),
+        "times": _checksum(array("q", [time for _, _, time in held.files]).tobytes()),
+        "contents": _checksum(repr((held.arrays, held.digests, held.sums, beginnings)).encode()),
+        "unknown": held.unknown if any(counts.values()) else [f"{kind_of(dataset)} has no digest()"],
+    }
 
 
 def search(dataset: Any) -> "Search":
@@ -50,22 +60,6 @@ def search(dataset: Any) -> "Search":
         logger.warning("{} has no digest, so a resume will not compare its data: {!r}", kind_of(dataset), error)
         held = Search()
     return held
-
-
-def describe(held: "Search", dataset: Any) -> dict[str, Any]:
-    """The digest of a data set, see `digest`, from what was found in it."""
-    names = [path for path, _, _ in held.files]
-    # Names in between share what the first and the last in alphabetical order have in common.
-    start = len(os.path.commonpath([os.path.dirname(name) for name in (min(names), max(names))])) if names else 0
-    sizes = array("q", [size for _, size, _ in held.files]).tobytes()
-    counts = {name: len(getattr(held, name)) for name in ("files", "arrays", "digests")} | {"values": held.values}
-    return {
-        **counts,
-        "names": _checksum(sizes + "\n".join(name[start:] for name in names).encode(errors="surrogateescape")),
-        "times": _checksum(array("q", [time for _, _, time in held.files]).tobytes()),
-        "contents": _checksum(repr((held.arrays, held.digests, held.sums, _beginnings(names))).encode()),
-        "unknown": held.unknown if any(counts.values()) else [f"{kind_of(dataset)} has no digest()"],
-    }
 
 
 def differences(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[str, str]:
@@ -107,6 +101,13 @@ class Search:
         self.unknown: list[str] = []
         self.values = 0
         self._seen: set[int] = set()
+
+    def names(self) -> list[str]:
+        """Return the names of the files, from the folder that all have in common."""
+        paths = [path for path, _, _ in self.files]
+        # Names in between share what the first and the last in alphabetical order have in common.
+        start = len(os.path.commonpath([os.path.dirname(path) for path in (min(paths), max(paths))])) if paths else 0
+        return [path[start:] for path in paths]
 
     def dataset(self, dataset: Any) -> None:
         """Search a data set: what its own digest returns, what Hugging Face's keeps, or else its attributes."""

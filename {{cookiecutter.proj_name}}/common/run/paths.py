@@ -39,8 +39,6 @@ class RunPaths:
         config_file: the complete configuration, for `--config`.
         record_file: `{"name": ..., "attempts": [...]}`, one entry per start or resume, see `record.describe_start`.
         job_file: repeats the run: `sh job.sh`.
-        contents_file: checksums of the files and rows of its data, see `write_contents`.
-        certificate_file: what `tools.verify` found.
     """
 
     def __init__(self, root: Path) -> None:
@@ -53,8 +51,6 @@ class RunPaths:
         self.record_file = root / "run.json"
         self.job_file = root / "job.sh"
         self.metrics_file = root / "metrics.jsonl"
-        self.contents_file = root / "data.npz"
-        self.certificate_file = root / "certificate.json"
         self.status_file = root / "status.json"
         self.lock_file = root / "run.lock"
 

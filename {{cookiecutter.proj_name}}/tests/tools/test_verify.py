@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -85,14 +86,14 @@ def test_a_run_is_verified(copies: Runs, capsys: pytest.CaptureFixture[str]) -> 
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
     assert main([str(folder)]) == 0
     out = capsys.readouterr().out
-    assert "replaying steps 6 to 10 on 1 process: about" in out
-    assert "verified: 1 saves, " in out and "from step 5 to step 10 are equal to the last bit" in out
+    assert "replays steps 6 to 10; log: " in out
+    assert "verified: 1 saves, " in out and " are equal to the last bit" in out
     assert before == {file: file.stat().st_mtime_ns for file in before}
     found = certificate(folder)
-    assert (found["verdict"], found["exit"], found["changed"], found["different"]) == ("verified", 0, [], [])
-    assert found["compared"]["saves"] == 1 and found["compared"]["tensors"] > 20
-    assert [each["step"] for each in found["checkpoints"]] == [5, 10]
-    assert all(each["weights"] == each["recorded"] for each in found["checkpoints"])
+    assert (found["verdict"], found["changed"], found["not compared"], found["different"]) == ("verified", [], [], [])
+    assert (found["from"], found["to"]["step"]) == ({"file": "step_00000005.pt", "step": 5}, 10)
+    assert found["to"]["weights"] == metrics(folder, "checkpoint")[-1]["weights"]
+    assert found["compared"]["saves"] == 1 and found["compared"]["measurements"] > 3
 
 
 def test_one_changed_pixel_is_refused(trained: Runs, copies: Runs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,30 +126,22 @@ def test_one_changed_package_is_refused(trained: Runs, copies: Runs, capsys: pyt
     assert "changed:\n  package tiny-package 1.0 -> 2.0\nrefused: " in capsys.readouterr().out
 
 
-def test_other_weights_than_were_saved(copies: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    """A checkpoint whose own checksums are right, but that is not what the run wrote."""
-    file = copies.root / "digits" / "checkpoints" / "step_00000005.pt"
-    state = torch.load(file, weights_only=True)
-    next(iter(state["model"].values())).view(-1)[0] += 1
-    file.unlink()  # it is latest.pt of that time, too
-    torch.save(state, file)
-    assert main([str(file.parent.parent)]) == 1
-    assert capsys.readouterr().out.startswith("differs: step_00000005.pt: other weights than metrics.jsonl recorded")
-
-
 def test_what_cannot_be_verified(copies: Runs) -> None:
     folder = copies.root / "digits"
     with pytest.raises(UserError, match="is not the folder of a run"):
         main([str(copies.root)])
-    with pytest.raises(UserError, match=r"--from best.pt: choose one of start, step_00000005.pt"):
-        main([str(folder), "--from", "best.pt"])
+    with pytest.raises(UserError, match=r"--from other\.pt: choose one of step_00000005\.pt, start"):
+        main([str(folder), "--from", "other.pt"])
     lock = FolderLock.take(folder / "run.lock")
     with pytest.raises(UserError, match=r"is in use by process \d+ .*; verify the run when that has ended"):
         main([str(folder)])
     lock.release()
-    for file in (folder / "checkpoints").glob("*.pt"):
-        file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(UserError, match="has no intact checkpoint to replay to"):
+    file = folder / "checkpoints" / "step_00000005.pt"
+    state = torch.load(file, weights_only=True)
+    next(iter(state["model"].values())).view(-1)[0] += 1
+    file.unlink()  # it is best.pt of that time, too
+    torch.save(state, file)  # its own checksums are right
+    with pytest.raises(UserError, match=r"step_00000005\.pt does not hold the weights that metrics.jsonl recorded"):
         main([str(folder)])
 
 
@@ -172,7 +165,9 @@ def test_one_changed_line_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["--dist.processes", "2"], ["--optim.ema.decay", "0.9", "--num_workers", "2"]])
+@pytest.mark.parametrize(
+    "words", [["--dist.processes", "2", "--batch_size", "16"], ["--optim.ema.decay", "0.9", "--num_workers", "2"]]
+)
 def test_a_stopped_and_resumed_run_is_verified_from_the_start(words: list[str], runs: Runs, restored_log: None) -> None:
     """Of two processes, and with a moving average and workers; stopped inside the second epoch."""
     loss = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}"]
@@ -184,7 +179,7 @@ def test_a_stopped_and_resumed_run_is_verified_from_the_start(words: list[str], 
     assert main([str(runs.root / "run"), "--from", "start"]) == 0
     found = certificate(runs.root / "run")
     assert (found["from"]["step"], found["to"]["step"]) == (0, 10)
-    assert found["compared"]["saves"] >= len(found["checkpoints"]) == 2
+    assert found["compared"]["saves"] >= 2  # two processes stop some steps later, perhaps in the last one
 
 
 @pytest.mark.slow
@@ -196,6 +191,6 @@ def test_how_far_apart(trained: Runs, copies: Runs, capsys: pytest.CaptureFixtur
     assert main([str(copies.root / "pictures"), "--anyway", "--from", "start"]) == 1
     file.write_bytes(pixels)
     out = capsys.readouterr().out
-    assert "saves, first the weights of step " in out and " measurements, first in the " in out
-    assert " apart, relative to their largest number (" in out
+    assert "2 of 2 saves, first:\n    weights of step " in out and " measurements, first:\n" in out
+    assert re.search(r"    model\.\S+: up to \S+, in \d+ of \d+ numbers", out)
     assert certificate(copies.root / "pictures")["different"]
