@@ -43,6 +43,9 @@ def log_start(config: Config, trainer: Trainer, run: RunContext) -> None:
     total = sum(p.numel() for p in parameters)
     trainable = sum(p.numel() for p in parameters if p.requires_grad)
     logger.info("{}, seed {}, run folder {}", run.rank, run.seed, run.paths.root)
+    if trainer.at.step:
+        tool = command("-m tools.check", "--config", run.paths.config_file)
+        logger.info("to try such a resume on your own code: {}", tool)
     name = config.task["type"]
     logger.info("task {} {}", name, TASK_REGISTRY.where(name))
     name = config.model["type"]
