@@ -51,7 +51,10 @@ def replay(segment: Segment, config: Mapping[str, Any], folder: Path) -> Records
     """Train the segment again in `folder`. Raises `UserError` with the last lines of its output if that fails."""
     file, output, paths = folder / "config.yaml", folder / "output.txt", RunPaths(folder / "replay")
     file.write_text(dump(config))
-    print(f"replays steps {segment.first + 1} to {segment.last}; log: {output}", flush=True)
+    speeds = [row["values"]["step_seconds"] for row in segment.rows if row["event"] == "speed"]
+    seconds = sum(speeds) / max(1, len(speeds)) * (segment.last - segment.first)
+    text = f"replays steps {segment.first + 1} to {segment.last}: about {seconds:.0f} s, and its start and evaluations"
+    print(f"{text}; log: {output}", flush=True)
     saves = [str(row["step"]) for row in segment.rows if "weights" in row]
     command = [sys.executable, str(PROJECT / "train.py"), "--config", str(file)]
     variables, alone = {**os.environ, "VERIFY_SAVES": ",".join(saves)}, partial(die_with_parent, os.getpid())
