@@ -92,7 +92,7 @@ def test_doubtful_lines(tmp_path: Path, check: str, line: int, replaced: dict[st
     file.write_text(DATA.format(**{"files": "sorted(os.listdir(root))", "value": "index", **replaced}))
     notes: list[dict[str, Any]] = [
         {"kind": "module", "file": str(file)},
-        {"kind": "part", "role": "data", "name": "Pictures", "file": str(file), "line": 4},
+        {"kind": "part", "role": "data", "name": "Pictures", "file": str(file)},
     ]
     found = causes.suspects(check, "input", "model[0]", notes, None)
     assert [suspect.line for suspect in found] == [line]
@@ -103,7 +103,7 @@ def test_without_a_finding_the_part_itself_is_named(tmp_path: Path) -> None:
     file.write_text(DATA.format(files="sorted(os.listdir(root))", value="index"))
     notes = [
         {"kind": "module", "file": str(file)},
-        {"kind": "part", "role": "data", "name": "Pictures", "file": str(file), "line": 4},
+        {"kind": "part", "role": "data", "name": "Pictures", "file": str(file)},
     ]
     (only,) = causes.suspects("seed", "input", "model[0]", notes, None)
     assert str(only) == f"{file}:4: Pictures makes model[0]"
