@@ -24,31 +24,28 @@ _MAKERS = {
 _RESUMES, _SPLITS = ("resume", "kill", "twice", "damaged"), ("processes", "accumulate", "evaluation")
 _DRAW = "draw from random, numpy or torch in __getitem__ or a transform: they are seeded for each sample"
 _SAVE = "derive it from the index and set_epoch, or save it: state_dict, a buffer, trainer.register_state"
-# By kind of finding: the checks that it explains, best first; how well it does; what to do instead.
-_CAUSES: dict[str, tuple[tuple[str, ...], float, str]] = {
-    "change": ((*_RESUMES, "workers", *_SPLITS), 2, _SAVE),
-    "time": (("seed", "workers", *_RESUMES, *_SPLITS), 0, f"it is another one in each process: {_DRAW}"),
-    "order": (("seed", "workers", *_RESUMES), 0, "the order is arbitrary: use sorted(...), and zlib.crc32 for a hash"),
-    "generator": (("workers", *_RESUMES, *_SPLITS), 0, _DRAW),
-    "reader": (("workers", "processes"), 1, "let no sample depend on who reads it; the engine deals them out"),
-    "batch": (_SPLITS, 1, "use the mean of one value per sample: a batch is only a part of the samples of a step"),
-    "frozen": (_SPLITS, 1, "if it has a batch norm, keep it in evaluation mode: fixed(...) of common.task"),
-    "file": ((*_RESUMES, "seed"), 1, f"a file of its own is not the checkpoint's: {_SAVE}"),
-    "saved": (_RESUMES, -1, "return all that a step changes, to the last bit, and set it again"),
-}
-# By kind of finding: lines of code that may be one.
-_LINES = {
-    "time": r"\b(time|time_ns|perf_counter|monotonic|now|utcnow|today|getpid|getppid|gethostname|uuid[14]|urandom"
-    r"|token_hex|get_ident|SystemRandom)\(|\b(default_rng|Random|RandomState|seed)\(\)",
-    "order": r"^(?!.*(\b(sorted|len|min|max)\(| in \{| in set\()).*(\b(listdir|scandir|walk|r?i?glob|iterdir)\("
-    r"|(?<![.\w])(hash|id|set|frozenset)\(|\{[^:{}]+ for )",
-    "generator": r"\b(default_rng|Random|RandomState|Generator)\(",
-    "reader": r"\b(get_worker_info|get_rank|get_world_size)\(|['\"](LOCAL_)?(RANK|WORLD_SIZE|SLURM_PROCID)['\"]",
-    "batch": r"\.(mean|std|var|norm|sum|max|min)\(((dim|axis)=)?\(?0\b|\.sum\(\)|reduction=['\"]sum",
-    "frozen": r"requires_grad(_\(| = )False",
-    "file": r"\bopen\(.*['\"][wax]|\bwrite_(text|bytes)\(|\.(save|dump)\(|\batexit\.register\(",
-    "saved": r"^def (load_state_dict|state_dict|get_extra_state|set_extra_state)\(",
-}
+# By kind of finding: the checks that it explains, best first; how well it does; what to do instead; the lines of code
+# that may be one ("" for what only a run shows).
+_CAUSES: dict[str, tuple[tuple[str, ...], float, str, str]] = {
+    "change": ((*_RESUMES, "workers", *_SPLITS), 2, _SAVE, ""),
+    "time": (("seed", "workers", *_RESUMES, *_SPLITS), 0, f"it is another one in each process: {_DRAW}",
+        r"\b(time|time_ns|perf_counter|monotonic|now|utcnow|today|getpid|getppid|gethostname|uuid[14]|urandom"
+        r"|token_hex|get_ident|SystemRandom)\(|\b(default_rng|Random|RandomState|seed)\(\)"),
+    "order": (("seed", "workers", *_RESUMES), 0, "the order is arbitrary: use sorted(...), and zlib.crc32 for a hash",
+        r"^(?!.*(\b(sorted|len|min|max)\(| in \{| in set\()).*(\b(listdir|scandir|walk|r?i?glob|iterdir)\("
+        r"|(?<![.\w])(hash|id|set|frozenset)\(|\{[^:{}]+ for )"),
+    "generator": (("workers", *_RESUMES, *_SPLITS), 0, _DRAW, r"\b(default_rng|Random|RandomState|Generator)\("),
+    "reader": (("workers", "processes"), 1, "let no sample depend on who reads it; the engine deals them out",
+        r"\b(get_worker_info|get_rank|get_world_size)\(|['\"](LOCAL_)?(RANK|WORLD_SIZE|SLURM_PROCID)['\"]"),
+    "batch": (_SPLITS, 1, "use the mean of one value per sample: a batch is only a part of the samples of a step",
+        r"\.(mean|std|var|norm|sum|max|min)\(((dim|axis)=)?\(?0\b|\.sum\(\)|reduction=['\"]sum"),
+    "frozen": (_SPLITS, 1, "if it has a batch norm, keep it in evaluation mode: fixed(...) of common.task",
+        r"requires_grad(_\(| = )False"),
+    "file": ((*_RESUMES, "seed"), 1, f"a file of its own is not the checkpoint's: {_SAVE}",
+        r"\bopen\(.*['\"][wax]|\bwrite_(text|bytes)\(|\.(save|dump)\(|\batexit\.register\("),
+    "saved": (_RESUMES, -1, "return all that a step changes, to the last bit, and set it again",
+        r"^def (load_state_dict|state_dict|get_extra_state|set_extra_state)\("),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,29 +61,28 @@ class Suspect:
         return f"{self.file}:{self.line}: {self.text}" + f"; {self.advice}" * bool(self.advice)
 
 
-def suspects(check: str, kind: str, name: str, notes: Sequence[Note], repeats: bool | None) -> list[Suspect]:
+def suspects(check: str, kind: str, name: str, notes: Sequence[Note]) -> list[Suspect]:
     """Return at most three suspects, the most likely one first.
 
     Args:
         check: name of the check that failed.
         kind, name: of the first tensor that differs.
         notes: what the runs noted, see `tools.check.watch`.
-        repeats: whether the same seed twice gives the same; None if that was not tried.
     """
     makers, parts = _MAKERS[kind.removeprefix("merged ")], [note for note in notes if note["kind"] == "part"]
     parts.sort(key=lambda note: makers.index(note["role"]) if note["role"] in makers else len(makers))
     metrics = {note["file"] for note in parts if note["role"] == "metric"}  # which count and sum as they must
     places, scores = _places(parts, makers), dict[Suspect, float]()
     for cause, suspect in _findings(notes):
-        checks, score, _ = _CAUSES[cause]
+        checks, score, *_ = _CAUSES[cause]
         is_count = suspect.file in metrics and cause == "batch" and ".mean(" not in suspect.text
-        is_refuted = bool(repeats) and cause in ("time", "order")
-        if suspect.file in places and check in checks and not is_count and not is_refuted:
+        if suspect.file in places and check in checks and not is_count:
             place = places[suspect.file]
             score += 3 * (place < len(makers)) - place - checks.index(check) / 2
             score += 6 * (cause == "saved" and kind == "state" and place == 0)  # the optimizer's
             scores[suspect] = score
-    likely = sorted(scores, key=lambda suspect: -scores[suspect])
+    files = list(places)  # of two that are as likely, the part that the run reaches first
+    likely = sorted(scores, key=lambda suspect: (-scores[suspect], files.index(suspect.file)))
     used = [note for note in parts if note["role"] in makers]
     named = [note for note in used if note["role"] == "metric" and note["name"] in name]
     for note in reversed(named) if named or likely else used:
@@ -121,10 +117,10 @@ def _findings(notes: Sequence[Note]) -> Iterator[tuple[str, Suspect]]:
             text = f"`{what}` changes from step to step, and no checkpoint holds it"
             yield "change", Suspect(note["file"], line, text, _SAVE)
         for line, function, text in _code(note["file"]) if note["kind"] == "module" else ():
-            for cause, pattern in _LINES.items():
-                if re.search(pattern, text):
+            for cause, (_, _, advice, pattern) in _CAUSES.items():
+                if pattern and re.search(pattern, text):
                     where = f" in {function}" if function else ""
-                    yield cause, Suspect(note["file"], line, f"`{text[:70]}`{where}", _CAUSES[cause][2])
+                    yield cause, Suspect(note["file"], line, f"`{text[:70]}`{where}", advice)
 
 
 def _line_of_change(note: Note) -> int:

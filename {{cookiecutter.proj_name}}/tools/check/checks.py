@@ -45,13 +45,11 @@ class Check:
             return Result("not applicable", str(reason))
         except UserError as error:  # a run that should end did not
             return Result("fails", str(error))
-        if self.name == "seed":
-            lab.repeats = finding is None
         if finding is None:
             changes = unsaved(lab.notes()) if self.name == "resume" else []
             why = "in these steps, this makes no difference:" if changes else ""
             return Result("holds", why, changes)
-        causes = suspects(self.name, finding.kind, finding.name, lab.notes(), lab.repeats)
+        causes = suspects(self.name, finding.kind, finding.name, lab.notes())
         return Result("fails", finding.why, causes, finding.step, f"{finding.kind} {finding.name}")
 
 
@@ -122,7 +120,7 @@ def apart_from_batches(lab: Lab, finding: Finding | None) -> Finding | None:
 
 
 CHECKS = [
-    Check("seed", "the same seed twice", 1, seed),  # first: what it finds is behind other findings, too
+    Check("seed", "the same seed twice", 1, seed),
     Check("resume", "stopped by SIGTERM and resumed = uncut", 2, cut("resume", f"SIGTERM@{FIRST}")),
     Check("kill", "killed by SIGKILL and resumed = uncut", 2, cut("kill", f"SIGKILL@{SECOND}")),
     Check("twice", "stopped and resumed twice = uncut", 3, cut("twice", f"SIGTERM@{FIRST}", f"SIGTERM@{SECOND + 1}")),

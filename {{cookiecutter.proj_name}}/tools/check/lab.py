@@ -42,17 +42,12 @@ class Finding:
 
 @dataclass
 class Lab:
-    """Starts runs of the command line `words`, which has `--config`, in a temporary folder.
-
-    Attributes:
-        repeats: whether the same seed twice gives the same; None if that was not tried.
-    """
+    """Starts runs of the command line `words`, which has `--config`, in a temporary folder."""
 
     words: Sequence[str]
     config: Config
     folder: Path
     records: dict[str, Record] = field(default_factory=dict)
-    repeats: bool | None = None
 
     def options(self) -> dict[str, str]:
         """Return the options of a run that takes one process, and saves after each step."""
