@@ -45,7 +45,10 @@ _CAUSES: dict[str, tuple[tuple[str, ...], float, str, str]] = {
         r"\bopen\(.*['\"][wax]|\bwrite_(text|bytes)\(|\.(save|dump)\(|\batexit\.register\("),
     "saved": (_RESUMES, -1, "return all that a step changes, to the last bit, and set it again",
         r"^def (load_state_dict|state_dict|get_extra_state|set_extra_state)\("),
+    "kept": ((*_RESUMES, "workers"), -1, _SAVE, r"^self\.[\w.\[\]]+(: [^=]+)? [-+*/|&]?= "),
 }  # fmt: skip
+# Where it is no finding that something is kept.
+_SETS_UP = ("", "__init__", "set_epoch", "share", "state_dict", "load_state_dict", "get_extra_state", "set_extra_state")
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def suspects(check: str, kind: str, name: str, notes: Sequence[Note]) -> list[Su
     places, scores = _places(parts, makers), dict[Suspect, float]()
     for cause, suspect in _findings(notes):
         checks, score, *_ = _CAUSES[cause]
-        is_count = suspect.file in metrics and cause == "batch" and ".mean(" not in suspect.text
+        is_count = suspect.file in metrics and cause in ("batch", "kept") and ".mean(" not in suspect.text
         if suspect.file in places and check in checks and not is_count:
             place = places[suspect.file]
             score += 3 * (place < len(makers)) - place - checks.index(check) / 2
@@ -118,7 +121,7 @@ def _findings(notes: Sequence[Note]) -> Iterator[tuple[str, Suspect]]:
             yield "change", Suspect(note["file"], line, text, _SAVE)
         for line, function, text in _code(note["file"]) if note["kind"] == "module" else ():
             for cause, (_, _, advice, pattern) in _CAUSES.items():
-                if pattern and re.search(pattern, text):
+                if pattern and re.search(pattern, text) and (cause != "kept" or function not in _SETS_UP):
                     where = f" in {function}" if function else ""
                     yield cause, Suspect(note["file"], line, f"`{text[:70]}`{where}", advice)
 

@@ -11,6 +11,7 @@ from tools.check.causes import Suspect, suspects, unsaved
 from tools.check.lab import SAMPLES, STEPS, Finding, Lab, same_bits, same_numbers
 from tools.same.folders import equal
 
+_CLOSE = {"rel_tol": 1e-8, "abs_tol": 1e-12}
 FIRST, SECOND = 2, STEPS // 2 + 1  # steps after which runs are stopped: in the first epoch, and in the second
 
 
@@ -94,7 +95,7 @@ def evaluation(lab: Lab) -> Finding | None:
     a, metrics = lab.evaluate("evaluation", 31, 1), set(lab.config.metric or ())
     for size, count in ((7, 1), (7, 2)):
         b = lab.evaluate(f"evaluation_{size}_{count}", size, count)
-        wrong = [name for name in a if not equal(a[name], b[name]) and not math.isclose(a[name], b[name], rel_tol=1e-8)]
+        wrong = [name for name in a if not (equal(a[name], b[name]) or math.isclose(a[name], b[name], **_CLOSE))]
         if wrong:
             of_metrics = [name for name in wrong if not metrics.isdisjoint(name.split("."))]
             kind = "loss" if not of_metrics else "output" if of_metrics != wrong else "value"

@@ -106,7 +106,8 @@ class Lab:
         command += [f"--dist.processes={processes}"]
         for data in sets_of(getattr(self.config.dataset, split)):
             command += [f"--dataset.{label(split, data)}.eval_batch_size={size}"]
-        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
+        env = {**os.environ, "PYTHONHASHSEED": "1"}
+        done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True)
         if done.returncode:
             raise UserError(f"evaluate.py in batches of {size} on {processes} processes:\n{done.stderr[-1500:]}")
         file = next((self.folder / name).rglob("metrics.json"))
