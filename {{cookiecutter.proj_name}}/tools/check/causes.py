@@ -91,7 +91,10 @@ def suspects(check: str, kind: str, name: str, notes: Sequence[Note]) -> list[Su
     for note in reversed(named) if named or likely else used:
         start = rf"^(class|def) {note['name']}\b" if not named else "def merge" if "merged" in kind else "def update"
         likely.insert(0, Suspect(note["file"], _line(note["file"], start), f"{note['name']} makes {name}"))
-    return list({(suspect.file, suspect.line): suspect for suspect in likely}.values())[:3]
+    lines: dict[tuple[str, int], Suspect] = {}
+    for suspect in likely:
+        lines.setdefault((suspect.file, suspect.line), suspect)
+    return list(lines.values())[:3]
 
 
 def unsaved(notes: Sequence[Note]) -> list[Suspect]:
