@@ -52,7 +52,7 @@ def test_what_changes_is_found_with_its_line(runs: Runs, monkeypatch: pytest.Mon
     notes = [json.loads(line) for line in file.read_text().splitlines()]
     changed = {(note["file"], note["name"], note["attribute"]) for note in notes if note["kind"] == "change"}
     assert (HERE, "Counting", "read") in changed
-    first, *_ = causes.suspects("resume", "input", "model[0]", notes, None)
+    first, *_ = causes.suspects("resume", "input", "model[0]", notes)
     assert (first.file, first.line) == (HERE, LINE)
     assert str(first).startswith(
         f"{HERE}:{LINE}: `Counting.read` changes from step to step, and no checkpoint holds it; "
@@ -92,9 +92,9 @@ def test_doubtful_lines(tmp_path: Path, check: str, line: int, replaced: dict[st
     file.write_text(DATA.format(**{"files": "sorted(os.listdir(root))", "value": "index", **replaced}))
     notes: list[dict[str, Any]] = [
         {"kind": "module", "file": str(file)},
-        {"kind": "part", "role": "data", "name": "Pictures", "file": str(file), "line": 4},
+        {"kind": "part", "role": "data", "name": "Pictures", "file": str(file)},
     ]
-    found = causes.suspects(check, "input", "model[0]", notes, None)
+    found = causes.suspects(check, "input", "model[0]", notes)
     assert [suspect.line for suspect in found] == [line]
 
 
@@ -103,9 +103,9 @@ def test_without_a_finding_the_part_itself_is_named(tmp_path: Path) -> None:
     file.write_text(DATA.format(files="sorted(os.listdir(root))", value="index"))
     notes = [
         {"kind": "module", "file": str(file)},
-        {"kind": "part", "role": "data", "name": "Pictures", "file": str(file), "line": 4},
+        {"kind": "part", "role": "data", "name": "Pictures", "file": str(file)},
     ]
-    (only,) = causes.suspects("seed", "input", "model[0]", notes, None)
+    (only,) = causes.suspects("seed", "input", "model[0]", notes)
     assert str(only) == f"{file}:4: Pictures makes model[0]"
 
 

@@ -1,15 +1,15 @@
 """The checks of tools.check: which runs each one compares, and when it does not apply."""
 
 import math
-import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.base.errors import UserError
 from common.config.names import join_names
 from tools.check.causes import Suspect, suspects, unsaved
 from tools.check.lab import SAMPLES, STEPS, Finding, Lab, same_bits, same_numbers
+from tools.same.folders import equal
 
 _CLOSE = {"rel_tol": 1e-8, "abs_tol": 1e-12}
 FIRST, SECOND = 2, STEPS // 2 + 1  # steps after which runs are stopped: in the first epoch, and in the second
@@ -19,22 +19,14 @@ class NotApplicable(Exception):
     """Why a check does not apply."""
 
 
-@dataclass
-class Result:
-    """The outcome of a check: "holds", "fails" or "not applicable"."""
+class Result(NamedTuple):
+    """The outcome of a check: "holds", "fails" or "not applicable"; `tensor` is the first one that differs."""
 
-    name: str
-    title: str
     outcome: str
-    finding: Finding
-    suspects: list[Suspect] = field(default_factory=list)
-
-    def plain(self) -> dict[str, Any]:
-        """The result for JSON."""
-        found = self.finding
-        tensor = f"{found.kind} {found.name}" if found.name else None
-        rest = {"step": found.step, "tensor": tensor, "why": found.why, "suspects": [asdict(s) for s in self.suspects]}
-        return {"name": self.name, "title": self.title, "outcome": self.outcome, **rest}
+    why: str = ""
+    suspects: Sequence[Suspect] = ()
+    step: int | None = None
+    tensor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,25 +38,20 @@ class Check:
     runs: int
     compare: Callable[[Lab], Finding | None]
 
-    def result(self, lab: Lab, repeats: bool | None) -> Result:
-        """Make the runs, and look for causes if the guarantee does not hold. `repeats`: see `suspects`."""
+    def result(self, lab: Lab) -> Result:
+        """Make the runs, and look for causes if the guarantee does not hold."""
         try:
-            found = self.compare(lab)
+            finding = self.compare(lab)
         except NotApplicable as reason:
-            return Result(self.name, self.title, "not applicable", Finding(str(reason)))
+            return Result("not applicable", str(reason))
         except UserError as error:  # a run that should end did not
-            why = next((line.strip() for line in reversed(str(error).splitlines()) if "Error: " in line), str(error))
-            places = re.findall(r'File "(?:.*/)?([\w-]+/[\w./-]+)", line (\d+)', str(error))
-            notes = {note["file"] for note in lab.notes() if note["kind"] == "module"}
-            own = [Suspect(file, int(line), "the error is raised here") for file, line in places if file in notes][-1:]
-            causes = own or suspects(self.name, "", "", lab.notes(), repeats)
-            return Result(self.name, self.title, "fails", Finding(f"a run ended with {why}"), causes)
-        if found is None:
+            return Result("fails", str(error))
+        if finding is None:
             changes = unsaved(lab.notes()) if self.name == "resume" else []
             why = "in these steps, this makes no difference:" if changes else ""
-            return Result(self.name, self.title, "holds", Finding(why), changes)
-        causes = suspects(self.name, found.kind, found.name, lab.notes(), repeats)
-        return Result(self.name, self.title, "fails", found, causes)
+            return Result("holds", why, changes)
+        causes = suspects(self.name, finding.kind, finding.name, lab.notes())
+        return Result("fails", finding.why, causes, finding.step, f"{finding.kind} {finding.name}")
 
 
 def cut(name: str, *signals: str, damaged: bool = False) -> Callable[[Lab], Finding | None]:
@@ -88,8 +75,7 @@ def workers(lab: Lab) -> Finding | None:
 
 def accumulate(lab: Lab) -> Finding | None:
     """Divide the samples of a step into three micro-batches."""
-    whole = lab.plain("plain", batch_size=f"{SAMPLES}", optim__accumulate="1")
-    parts = lab.plain("accumulate", batch_size=f"{SAMPLES // 3}", optim__accumulate="3")
+    whole, parts = lab.split("plain", SAMPLES), lab.split("accumulate", SAMPLES // 3, accumulate=3)
     return apart_from_batches(lab, same_numbers(whole, parts))
 
 
@@ -97,53 +83,50 @@ def processes(lab: Lab) -> Finding | None:
     """Divide the samples of a step among two and three processes."""
     if lab.facts["shares"]:
         raise NotApplicable(f"{lab.facts['data']} gives each process a share of its own, so the order depends on them")
-    one, found = lab.plain("plain", batch_size=f"{SAMPLES}", optim__accumulate="1"), None
-    for count in (2, 3):
-        size = {"batch_size": f"{SAMPLES // count}", "optim__accumulate": "1"}
-        more = lab.plain(f"{count}_processes", **size, dist__launcher="auto", dist__processes=f"{count}", gpu_ids="-1")
-        found = found or same_numbers(one, more)
-    return apart_from_batches(lab, found)
+    whole = lab.split("plain", SAMPLES)
+    parts = [lab.split(f"{count}_processes", SAMPLES // count, processes=count) for count in (2, 3)]
+    return apart_from_batches(lab, same_numbers(whole, parts[0]) or same_numbers(whole, parts[1]))
 
 
 def evaluation(lab: Lab) -> Finding | None:
     """Evaluate the last checkpoint in other batches, and on two processes."""
     if not (lab.config.dataset.val or lab.config.dataset.eval):
         raise NotApplicable("the config has no data for an evaluation")
-    lab.train("uncut")
-    whole, metrics = lab.evaluate("evaluation", 31, 1), set(lab.config.metric or ())
-    for size, processes in ((7, 1), (7, 2)):
-        other = lab.evaluate(f"evaluation_{size}_{processes}", size, processes)
-        pairs = {name: (whole.get(name, math.inf), other.get(name, math.inf)) for name in sorted({*whole, *other})}
-        wrong = [name for name, (a, b) in pairs.items() if not (math.isclose(a, b, **_CLOSE) or (a != a and b != b))]
+    a, metrics = lab.evaluate("evaluation", 31, 1), set(lab.config.metric or ())
+    for size, count in ((7, 1), (7, 2)):
+        b = lab.evaluate(f"evaluation_{size}_{count}", size, count)
+        wrong = [name for name in a if not (equal(a[name], b[name]) or math.isclose(a[name], b[name], **_CLOSE))]
         if wrong:
-            is_metric = {name: not metrics.isdisjoint(name.split(".")) for name in wrong}
-            kind = "value" if all(is_metric.values()) else "output" if any(is_metric.values()) else "loss"
-            first, (a, b) = wrong[0], pairs[wrong[0]]
-            text = f"{first} is {a} in batches of 31, and {b} in batches of {size} on {processes} process(es)"
-            return Finding(text, STEPS, f"merged {kind}" if processes > 1 and kind == "value" else kind, first)
+            of_metrics = [name for name in wrong if not metrics.isdisjoint(name.split("."))]
+            kind = "loss" if not of_metrics else "output" if of_metrics != wrong else "value"
+            kind = "merged value" if kind == "value" and count > 1 else kind
+            name = wrong[0]
+            text = f"{name} is {a[name]} in batches of 31, and {b[name]} in batches of {size} on {count} process(es)"
+            return Finding(text, STEPS, kind, name)
     return None
 
 
-def apart_from_batches(lab: Lab, found: Finding | None) -> Finding | None:
+def apart_from_batches(lab: Lab, finding: Finding | None) -> Finding | None:
     """Return a difference. Raise `NotApplicable` if it must be there, or if a batch norm would make one."""
     facts, rows = lab.facts, lab.records["plain"].ranks[0].items()
     if facts["compares"]:
         raise NotApplicable(f"{join_names(facts['compares'])} compares the samples of a batch")
-    if found and len({row["digest"] for (_, kind, name), row in rows if (kind, name) == ("random", "torch")}) > 1:
+    states = {row["digest"] for (_, kind, name), row in rows if (kind, name) == ("random", "torch")}
+    if finding and len(states) > 1:
         raise NotApplicable("a step draws random numbers, not in dropout layers: others on each process")
-    if found is None and facts["norms"]:
+    if finding is None and facts["norms"]:
         norms = join_names(facts["norms"], 2)
         raise NotApplicable(f"{norms}: statistics of the batch of one process; with the running ones instead, it holds")
-    return found
+    return finding
 
 
 CHECKS = [
+    Check("seed", "the same seed twice", 1, seed),
     Check("resume", "stopped by SIGTERM and resumed = uncut", 2, cut("resume", f"SIGTERM@{FIRST}")),
     Check("kill", "killed by SIGKILL and resumed = uncut", 2, cut("kill", f"SIGKILL@{SECOND}")),
     Check("twice", "stopped and resumed twice = uncut", 3, cut("twice", f"SIGTERM@{FIRST}", f"SIGTERM@{SECOND + 1}")),
     Check("damaged", "resumed with a damaged latest.pt = uncut", 2, cut("damaged", f"SIGKILL@{SECOND}", damaged=True)),
     Check("workers", "2 loader workers = none", 1, workers),
-    Check("seed", "the same seed twice", 1, seed),
     Check("accumulate", "1 x 12 samples = 3 x 4, in fp64", 2, accumulate),
     Check("processes", "1 process = 2 = 3, in fp64", 3, processes),
     Check("evaluation", "evaluation in any batches, on 1 or 2 processes", 3, evaluation),

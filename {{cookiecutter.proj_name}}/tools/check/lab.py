@@ -4,12 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -21,8 +18,8 @@ from common.config.registry import DATASET_REGISTRY
 from common.data.sections import sets_of
 from common.run.paths import PROJECT
 from tools.record import run as recorded
-from tools.record.run import Difference, Record, first_difference
-from tools.same.folders import compare_checkpoints, equal, measurements
+from tools.record.run import Record, first_difference
+from tools.same.folders import compare_checkpoints, compare_rows
 from custom.config import Config
 
 STEPS, SAMPLES = 9, 12  # optimizer steps of a run; samples of a step
@@ -45,40 +42,26 @@ class Finding:
 
 @dataclass
 class Lab:
-    """Starts runs in a temporary folder, each once.
-
-    Attributes:
-        words: the owner's command line, with `--config`.
-        notes: what the runs noted, see `tools.check.watch`, by name of the run.
-    """
+    """Starts runs of the command line `words`, which has `--config`, in a temporary folder."""
 
     words: Sequence[str]
     config: Config
     folder: Path
-    locks: defaultdict[str, Any] = field(default_factory=partial(defaultdict, Lock))
     records: dict[str, Record] = field(default_factory=dict)
 
-    @property
-    def size(self) -> dict[str, str]:
-        """The keys that shorten a run."""
-        parts = 1 if self.config.optim.accumulate == 1 else 2
-        kind = DATASET_REGISTRY.get(self.config.dataset.train["type"])
+    def options(self) -> dict[str, str]:
+        """Return the options of a run that takes one process, and saves after each step."""
+        config, ids = self.config, self.config.gpu_ids
+        device = ids[0] if isinstance(ids, list) else 0 if ids == "all" else ids
+        seed = 42 if config.dist.random_seed is None else config.dist.random_seed
+        given = {name: option.value or "true" for name, option in read_options(self.words)[0].items()}
+        parts, kind = 1 if config.optim.accumulate == 1 else 2, DATASET_REGISTRY.get(config.dataset.train["type"])
         is_stream = isinstance(kind, type) and (not hasattr(kind, "__getitem__") or issubclass(kind, IterableDataset))
-        return {
+        return given | {
             "--batch_size": f"{SAMPLES // parts}", "--optim.accumulate": f"{parts}",
             "--progress.epoch": f"{STEPS}", "--progress.max_steps": f"{STEPS}",
             "--debug.max_samples": f"{_MOST_OF_STREAM if is_stream else _MOST_SAMPLES}",
-        }  # fmt: skip
-
-    def options(self) -> dict[str, str]:
-        """The options of a run that takes one process, and saves after each step."""
-        config = self.config
-        ids = config.gpu_ids
-        device = ids[0] if isinstance(ids, list) else 0 if ids == "all" else ids
-        seed = 42 if config.dist.random_seed is None else config.dist.random_seed
-        own = {name: option.value or "true" for name, option in read_options(self.words)[0].items()}
-        return own | self.size | {
-            "--config": str(Path(own["--config"]).resolve()),
+            "--config": str(Path(given["--config"]).resolve()),
             "--gpu_ids": f"{device}", "--dist.processes": "null", "--dist.launcher": "none",
             "--dist.random_seed": f"{seed}", "--num_workers": "0", "--prepare.compile.enabled": "false",
             "--progress.log_every": "1", "--progress.epoch_save_latest": "1step", "--progress.epoch_eval": "-1",
@@ -87,48 +70,43 @@ class Lab:
             "--plugins": json.dumps([*config.plugins, "tools.check.watch.attach"]),
         } | ({} if device == -1 else {"--dist.deterministic": "strict"})  # fmt: skip
 
-    def environment(self, name: str, more: Mapping[str, str]) -> dict[str, str]:
-        """The variables of a run."""
-        folders = [str(_EARLY), str(Path(recorded.__file__).parent), os.environ.get("PYTHONPATH", "")]
-        usual = {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, folders))}
-        return {**usual, "CHECK_WATCH": str(self.folder / f"{name}.jsonl"), **more}
-
     def train(self, name: str, options: Mapping[str, str] = {}, *, signal: str = "", **variables: str) -> Record:
-        """Train once by this name, and record it in a folder of that name."""
-        with self.locks[name]:
-            if name not in self.records or signal or "--resume" in options:
-                given = self.options() | {"--name": name} | dict(options)
-                words = [f"{option}={value}" for option, value in given.items()]
-                env = self.environment(name, variables)
-                place = self.folder / f"{name}.record"
-                self.records[name] = recorded.train(PROJECT, words, place, env=env, signal=signal)
-            return self.records[name]
+        """Train by this name, and record it; what was trained already is not trained again, only resumed."""
+        if name not in self.records or "--resume" in options:
+            words = [f"{key}={value}" for key, value in {**self.options(), "--name": name, **options}.items()]
+            folders = [str(_EARLY), str(Path(recorded.__file__).parent), os.environ.get("PYTHONPATH", "")]
+            usual = {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "CHECK_WATCH": str(self.folder / f"{name}.jsonl")}
+            env = {**usual, "PYTHONPATH": os.pathsep.join(filter(None, folders)), **variables}
+            self.records[name] = recorded.train(PROJECT, words, self.folder / f"{name}.record", env=env, signal=signal)
+        return self.records[name]
 
     def cut(self, name: str, *signals: str, damaged: bool = False) -> Record:
         """Train with a stop by each signal, such as SIGKILL@5, and a resume after it."""
-        for number, signal in enumerate((*signals, "")):
-            if number and damaged:
+        self.train(name, signal=signals[0])
+        for signal in (*signals[1:], ""):
+            if damaged:
                 file = self.folder / name / "checkpoints" / "latest.pt"
                 half = file.with_name("half")  # a new file: latest.pt may be the same as best.pt, by a hard link
                 half.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
                 half.replace(file)
-            found = self.train(name, {"--resume": "auto"} if number else {}, signal=signal)
-        return found
+            record = self.train(name, {"--resume": "auto"}, signal=signal)
+        return record
 
-    def plain(self, name: str, **more: str) -> Record:
-        """Train in fp64 without dropout; batch norms use their running statistics."""
-        options = {"--precision.mode": "fp64"} | {f"--{key.replace('__', '.')}": value for key, value in more.items()}
-        return self.train(name, options, CHECK_PLAIN="1")
+    def split(self, name: str, batch: int, accumulate: int = 1, processes: int = 1) -> Record:
+        """Train in fp64 without dropout, where batch norms use their running statistics, with steps that are split."""
+        size = {"--batch_size": f"{batch}", "--optim.accumulate": f"{accumulate}", "--precision.mode": "fp64"}
+        apart = {"--dist.launcher": "auto", "--dist.processes": f"{processes}", "--gpu_ids": "-1"}
+        return self.train(name, size | (apart if processes > 1 else {}), CHECK_PLAIN="1")
 
     def evaluate(self, name: str, size: int, processes: int) -> dict[str, float]:
         """Evaluate the last checkpoint of the uncut run in fp64, in batches of `size`. Returns all values by name."""
-        split = "val" if self.config.dataset.val else "eval"
-        sets = [label(split, each) for each in sets_of(getattr(self.config.dataset, split))]
-        command = [sys.executable, "evaluate.py", f"--model_pt={self.folder / 'uncut/checkpoints/latest.pt'}"]
-        command += [f"--dataset.{each}.eval_batch_size={size}" for each in sets]
-        command += [f"--split={split}", "--precision.mode=fp64", f"--dir.eval_dir={self.folder / name}", "--gpu_ids=-1"]
-        command += ["--dist.launcher=auto", f"--dist.processes={processes}"]
-        env = {**os.environ, **self.environment(name, {})}
+        split, checkpoint = "val" if self.config.dataset.val else "eval", self.folder / "uncut/checkpoints/latest.pt"
+        command = [sys.executable, "evaluate.py", f"--model_pt={checkpoint}", f"--split={split}", "--gpu_ids=-1"]
+        command += [f"--dir.eval_dir={self.folder / name}", "--precision.mode=fp64", "--dist.launcher=auto"]
+        command += [f"--dist.processes={processes}"]
+        for data in sets_of(getattr(self.config.dataset, split)):
+            command += [f"--dataset.{label(split, data)}.eval_batch_size={size}"]
+        env = {**os.environ, "PYTHONHASHSEED": "1"}
         done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True)
         if done.returncode:
             raise UserError(f"evaluate.py in batches of {size} on {processes} processes:\n{done.stderr[-1500:]}")
@@ -136,44 +114,35 @@ class Lab:
         return {key: float(value) for key, value in json.loads(file.read_text())["values"].items()}
 
     def notes(self) -> list[dict[str, Any]]:
-        """What all runs noted."""
+        """Return what all runs noted."""
         files = sorted(self.folder.glob("*.jsonl"))
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
     @property
     def facts(self) -> dict[str, Any]:
         """What decides which checks apply, from the uncut run."""
-        self.train("uncut")
         return next(note for note in self.notes() if note["kind"] == "facts")
 
 
 def same_bits(a: Record, b: Record) -> Finding | None:
     """Compare what passed through two runs, what they measured, and their last checkpoints; None: no bit differs."""
-    if found := first_difference(a, b):
-        return from_difference(found)
-    before, after = measurements(a.run), measurements(b.run)
-    for key in sorted({*before, *after}):
-        if not equal(before.get(key), after.get(key)):
-            step, event, name = key
-            text = f"{event} {name} is {before.get(key)} and {after.get(key)}, though all weights are the same"
-            return Finding(text, step, "value", name)
-    _, lines = compare_checkpoints(a.run, b.run)
-    return Finding(" ".join(line.strip() for line in lines[:2]), a.steps, "state", lines[1].strip()) if lines else None
+    if difference := first_difference(a, b):
+        return Finding(str(difference), difference.step, difference.kind, difference.name)
+    for kind, compare in (("value", compare_rows), ("state", compare_checkpoints)):
+        if lines := compare(a.run, b.run)[1]:
+            text = " ".join(line.strip() for line in lines[:2])
+            return Finding(f"all weights are the same, but {text}", None, kind, lines[1].strip())
+    return None
 
 
 def same_numbers(a: Record, b: Record) -> Finding | None:
     """Compare gradients, weights and states of runs that split their steps in different ways, to the last digits."""
-    found = first_difference(_rounded(a), _rounded(b), _TOLERANCE, _SPLIT_KINDS)
-    return from_difference(found) if found else None
-
-
-def from_difference(found: Difference) -> Finding:
-    """The first tensor that differs, for people and for the search of causes."""
-    return Finding(str(found), found.step, found.kind, found.name)
+    difference = first_difference(_rounded(a), _rounded(b), _TOLERANCE, _SPLIT_KINDS)
+    return Finding(str(difference), difference.step, difference.kind, difference.name) if difference else None
 
 
 def _rounded(record: Record) -> Record:
-    """Rank 0's part of a record; what is zero but for rounding, as the gradient of a key's bias, is zero."""
+    """Return rank 0's part; what is zero but for rounding, as the gradient of a key's bias, becomes zero."""
     zero = {"digest": "", "norm": 0.0, "sketch": []}
     rows = {key: row | zero if row["norm"] < _NOTHING else row for key, row in record.ranks[0].items()}
     return replace(record, ranks=[rows])

@@ -2,24 +2,22 @@
 
 It appends lines of JSON to the file $CHECK_WATCH; `kind` says what a line is about:
   facts    what decides which checks apply
-  part     an object of the owner's code: its role in the run, its class, where that is
+  part     a class or function of the owner that the run uses: its role there, and where it is
   module   a file of the owner that was imported
   change   an attribute, variable or default value that changed from one step to the next, and is not saved
-  frozen   a module that is not trained, but whose buffers change
 With CHECK_PLAIN=1, dropout is off, and batch norms that are trained use their running statistics: what is left must
 not depend on how the samples of a step are split.
 """
 
+import gc
 import json
 import os
 import pickle
-import random
 import sys
-import sysconfig
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from inspect import getsourcelines
+from functools import cache
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -35,53 +33,40 @@ from common.data.view import innermost, is_map_style, kind_of
 from common.distributed.seed import random_state_unchanged
 from common.run.paths import PROJECT
 
-Key = tuple[str, str, str, str]
-"""Of a value: role, file, class or function, attribute."""
 _ENGINE = ("common", "cli", "tools", "train.py", "evaluate.py", "predict.py")
-_INSTALLED = tuple({str(Path(each).resolve()) for each in sysconfig.get_paths().values()})
-_WALKED = (
-    "common.data",
-    "common.evaluation",
-    "torch.utils.data",
-    "torch.nn",
-    "torch.optim",
-    "torchvision",
-    "functools",
-)
+# Packages whose objects may hold something of the owner's.
+_HOLDERS = ("builtins", "collections", "functools", "common.data", "common.evaluation", "common.optim", "torch")
 _PLAIN = ("builtins", "numpy", "torch", "random", "itertools", "collections", "datetime", "pathlib")
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator, Iterator)
 _HIDDEN = ("_parameters", "_buffers", "_modules", "param_groups", "defaults", "training", "at")
-_MOST, _LARGE = 300, 1 << 23  # items of a container, and bytes of an array, that are looked at
+_MOST, _LARGE = 1000, 1 << 23  # items of a container, and bytes of an array, that are looked at
 
 
 def attach(trainer: Any) -> None:
     """Watch this trainer. Called as a plugin, in each process."""
     modules = dict(trainer.task.named_modules())
-    norms = {name: each for name, each in modules.items() if isinstance(each, _NormBase) and not _is_frozen(each)}
-    drops = [each for each in modules.values() if isinstance(each, _DropoutNd)]
+    norms = {name: module for name, module in modules.items() if isinstance(module, _NormBase) and not frozen(module)}
     if os.environ.get("CHECK_PLAIN"):
-        for steady in [*norms.values(), *drops]:
-            steady.__dict__["train"] = lambda _=True, module=steady: nn.Module.train(module, False)
-        for held in (each.__dict__ for each in modules.values()):  # attention, recurrent networks
-            held.update({"dropout": 0.0} if isinstance(held.get("dropout"), float) else {})
+        for module in modules.values():
+            if isinstance(module, _DropoutNd) or module in norms.values():
+                module.__dict__["train"] = lambda _=True, module=module: nn.Module.train(module, False)
+            if isinstance(vars(module).get("dropout"), float):  # attention, recurrent networks
+                module.__dict__["dropout"] = 0.0
     if trainer.rank.is_main:
         watch, data = Watch(trainer), trainer.stream.dataset
-        looked_at = [trainer.task, *(term.function for term in trainer.task.loss.terms)]
+        users = [trainer.task, *(term.function for term in trainer.task.loss.terms)]
         watch.note(
             "facts",
-            norms=[f"{type(each).__name__} {name}" for name, each in norms.items()],
-            compares=[type(each).__name__ for each in looked_at if getattr(each, "compares_samples", False)],
+            norms=[f"{type(module).__name__} {name}" for name, module in norms.items()],
+            compares=[type(user).__name__ for user in users if getattr(user, "compares_samples", False)],
             data=kind_of(data),
             in_step=bool(getattr(data, "reads_in_step", False)),
             shares=not is_map_style(data) and callable(getattr(innermost(data), "share", None)),
         )
-        for name in trainer.config.plugins:
-            watch.note_part("plugin", import_path(name))
         trainer.monitor.after_step.append(watch.step)
 
 
 class Watch:
-    """Looks at the owner's objects after each step of `trainer`, and notes what it finds."""
+    """Looks at the owner's objects after each step of `trainer`, and notes what changed."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, self.task, self.file = trainer, trainer.task, Path(os.environ["CHECK_WATCH"])
@@ -95,136 +80,116 @@ class Watch:
             with self.file.open("a", encoding="utf-8") as file:
                 file.write(text + "\n")
 
-    def note_part(self, role: str, code: Any) -> None:
-        """Note a class or function of the owner."""
-        if file := file_of(code):
-            with suppress(OSError):  # a class that was made by a call
-                self.note("part", role=role, name=code.__qualname__, file=file, line=getsourcelines(code)[1])
-
-    def objects(self) -> Iterator[tuple[str, Any]]:
-        """Yield the objects and functions of the owner that the run holds, with their role."""
-        run, seen = self.trainer, set[int]()
-        found: list[tuple[str, Any]] = [("plugin", [run.state.user_parts, run.monitor.after_step])]
-        found += [("schedule", vars(run.schedule)), ("optimizer", run.optimizer), ("task", self.task)]
-        found += [
-            ("metric", vars(self.task.metric)),
-            ("loss", self.task.loss),
-            ("model", self.task.get_submodule("model")),
-        ]
-        for each in map(vars, (run.stream, *run.val, *run.evaluation)):
-            found.append(("data", [each["dataset"], vars(each["_batches"]), each.get("plan")]))
-        while found and len(seen) < 20_000:
-            role, each = found.pop()
-            if id(each) in seen or isinstance(each, (Tensor, np.ndarray, str, type, ModuleType, type(run))):
-                continue
-            seen.add(id(each))
-            kind = each if isinstance(each, FunctionType) else type(each)
-            walks = isinstance(each, nn.Module) or str(kind.__module__).startswith(_WALKED)
-            if file_of(kind):
-                walks = True
-                yield role, each
-            inner = [getattr(each, name, None) for name in ("__self__", "func")]  # of methods and partial functions
-            if isinstance(each, (Mapping, list, tuple, set)):
-                inner += list(each.values() if isinstance(each, Mapping) else each)[:_MOST]
-            elif walks:
-                inner += list(getattr(each, "__dict__", {}).values())
-            found += [(role, one) for one in inner if one is not None]
-
-    def values(self) -> Iterator[tuple[Key, Any, int]]:
-        """Yield what the owner's objects and code hold, without what the engine saves; the number is the object's."""
-        known = set(self.task.modules())
-        for role, each in self.objects():
-            kind = each if isinstance(each, FunctionType) else type(each)
-            for own in kind.__mro__ if isinstance(kind, type) else [kind]:
-                self.note_part(role, own)
-            buffers = {name: each._buffers[name] for name in getattr(each, "_non_persistent_buffers_set", ())}
-            for name, value in {**getattr(each, "__dict__", {}), **buffers}.items():
-                if name not in _HIDDEN:
-                    parts = value if isinstance(value, (list, tuple)) else [value]
-                    alone = [one.state_dict() for one in parts if isinstance(one, nn.Module) and one not in known]
-                    yield (role, file_of(kind), kind.__qualname__, name), alone or value, id(each)
-        for module in list(sys.modules.values()):
-            if isinstance(module, ModuleType) and (file := file_of(module)):
-                self.note("module", file=file)
-                yield from ((*found, 0) for found in _values_of_code(file, "", module))
-
     def step(self) -> None:
-        """Compare the owner's objects with what they were after the step before."""
+        """Compare what the owner's objects and code hold with what it was after the step before."""
         with random_state_unchanged():
-            modules = dict(self.task.named_modules())
-            for name, module in modules.items():
-                if _is_frozen(module) and module._buffers and self._has_changed((name,), dict(module._buffers)):
-                    above = [name.rsplit(".", dots)[0] for dots in range(name.count(".") + 1)]
-                    part = next((each for each in above[1:] if file_of(type(modules[each]))), "")
-                    owner = type(modules[part] if part else self.task.get_submodule("model"))
-                    about = {"file": file_of(owner), "line": getsourcelines(owner)[1], "type": type(module).__name__}
-                    self.note("frozen", name=name, attribute=name.removeprefix(f"{part}.").split(".")[0], **about)
-            changed = [(key, value) for key, value, own in self.values() if self._has_changed((*key, own), value)]
-            saved = [_saved_by(each) for each in self._saving()] if changed else []
-            known, keys = {each for found, _ in saved for each in found}, {key for _, names in saved for key in names}
-            for key, value in changed:
-                plain = isinstance(value, (bool, int, float))  # whose values occur by chance, too
-                if not set(leaves(value)) <= known or (plain and key[3].strip("_") not in keys):
-                    about = dict(zip(("role", "file", "name", "attribute"), key, strict=True))
-                    self.note("change", **about, steady=not isinstance(value, _GENERATORS))
+            saved, keys = saved_apart(self.trainer)
+            for role, holder in holders(self.trainer):
+                code = code_of(holder)
+                file, name = file_of(code), getattr(code, "__qualname__", "")
+                if isinstance(code, ModuleType):
+                    self.note("module", file=file)
+                elif role != "module" and "." not in name:
+                    self.note("part", role=role, name=name, file=file)
+                for attribute, value in variables(holder, self.task).items():
+                    if self.has_changed((file, name, attribute, id(holder)), value):
+                        # Small values occur by chance, too.
+                        is_alone = isinstance(value, (bool, int, float)) and attribute.strip("_") not in keys
+                        if is_alone or not set(leaves(value)) <= saved:
+                            self.note("change", role=role, file=file, name=name, attribute=attribute)
 
-    def _saving(self) -> list[Any]:
-        """The objects whose own state a checkpoint holds."""
-        run = self.trainer
-        extra = [each for each in self.task.modules() if type(each).get_extra_state is not nn.Module.get_extra_state]
-        return [*run.state.user_parts.values(), run.optimizer, run.schedule, innermost(run.stream.dataset), *extra]
-
-    def _has_changed(self, key: tuple[Any, ...], value: Any) -> bool:
+    def has_changed(self, key: tuple[Any, ...], value: Any) -> bool:
+        """Return whether a value is another one than after the step before."""
         before, self.before[key] = self.before.get(key), leaves(value)
         return before is not None and before != self.before[key]
 
 
-def file_of(target: Any) -> str:
+def holders(run: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the owner's objects, functions, classes and modules with their role; "module": the run does not hold it."""
+    task, plugins = run.task, [import_path(name) for name in run.config.plugins]
+    roots = {
+        "module": [module for name, module in list(sys.modules.items()) if _file_of_module(name)],
+        "plugin": [plugins, run.state.user_parts, run.monitor.after_step],
+        "schedule": run.schedule, "optimizer": run.optimizer, "task": task, "metric": task.metric, "loss": task.loss,
+        "model": task.get_submodule("model"), "data": [run.stream, *run.val, *run.evaluation],
+    }  # fmt: skip
+    queue, seen = list(roots.items()), set[int]()
+    while queue and len(seen) < 20 * _MOST:
+        role, thing = queue.pop()  # from the data on: what several hold has the first role
+        if id(thing) in seen or isinstance(thing, (Tensor, np.ndarray, str, int, type(run))):
+            continue
+        seen.add(id(thing))
+        code = code_of(thing)
+        if is_owners := bool(file_of(code)):
+            yield role, thing
+        if isinstance(thing, FunctionType):  # but not all variables of its module
+            queue += [(role, kept) for kept in variables(thing, task).values() if is_owners]
+        elif is_owners or (code is not thing and code.__module__.startswith(_HOLDERS)):
+            queue += [(role, part) for part in gc.get_referents(thing)[:_MOST]]
+
+
+def variables(holder: Any, task: Any) -> dict[str, Any]:
+    """Return what an object, class or module holds by name, or a function in defaults, closure and attributes.
+
+    Modules outside of the task, which no checkpoint holds, are replaced by their state.
+    """
+    if isinstance(holder, FunctionType):
+        cells = [cell.cell_contents for cell in holder.__closure__ or ()]
+        return {"": [holder.__defaults__, holder.__kwdefaults__, cells, vars(holder)]}
+    held = {name: holder._buffers[name] for name in getattr(holder, "_non_persistent_buffers_set", ())}
+    held |= {name: value for name, value in getattr(holder, "__dict__", {}).items() if not name.startswith("__")}
+    known = set(task.modules())
+    for name, value in held.items():
+        items = value if isinstance(value, (list, tuple)) else [value]
+        alone = [item.state_dict() for item in items if isinstance(item, nn.Module) and item not in known]
+        held[name] = alone or value
+    return {name: value for name, value in held.items() if name not in _HIDDEN}
+
+
+def saved_apart(run: Any) -> tuple[set[str], set[str]]:
+    """Return the leaves of all states that the owner's parts return for the checkpoint, and the names in them."""
+    parts = [*run.state.user_parts.values(), run.optimizer, run.schedule, innermost(run.stream.dataset)]
+    states = [part.state_dict() for part in parts if hasattr(part, "state_dict")]
+    extra = [part for part in run.task.modules() if type(part).get_extra_state is not nn.Module.get_extra_state]
+    states += [part.get_extra_state() for part in extra]
+    names = {str(name) for state in states if isinstance(state, Mapping) for name in state}
+    return {leaf for state in states for leaf in leaves(state)}, names
+
+
+def code_of(thing: Any) -> Any:
+    """Return a function, class or module itself, and the class of anything else."""
+    return thing if isinstance(thing, (FunctionType, type, ModuleType)) else type(thing)
+
+
+def file_of(code: Any) -> str:
     """Return the file of a class, function or module, relative to the project; "" if it is not the owner's."""
-    module = target if isinstance(target, ModuleType) else sys.modules.get(getattr(target, "__module__", None) or "")
-    file = Path(getattr(module, "__file__", None) or "/").resolve()
-    if file.suffix != ".py" or not file.is_file() or "site-packages" in file.parts:
+    return _file_of_module(code.__name__ if isinstance(code, ModuleType) else code.__module__)
+
+
+@cache
+def _file_of_module(name: str) -> str:
+    file = Path(getattr(sys.modules.get(name), "__file__", None) or "/").resolve()
+    if not (file.is_file() and file.is_relative_to(PROJECT)) or "site-packages" in file.parts:
         return ""
-    if file.is_relative_to(PROJECT):
-        return "" if file.relative_to(PROJECT).parts[0] in _ENGINE else file.relative_to(PROJECT).as_posix()
-    return "" if str(file).startswith(_INSTALLED) else str(file)
+    inside = file.relative_to(PROJECT)
+    return "" if inside.parts[0] in _ENGINE else inside.as_posix()
 
 
 def leaves(value: Any, depth: int = 0) -> list[str]:
     """Return a checksum of each number, text, array and generator in `value`; for other objects, only their class."""
     if isinstance(value, (Mapping, list, tuple)) and depth < 5:
         items = list(value.values() if isinstance(value, Mapping) else value)
-        return [text for each in items[-_MOST:] for text in leaves(each, depth + 1)]
+        return [text for item in items[-_MOST:] for text in leaves(item, depth + 1)]
     value = value.get_state() if isinstance(value, torch.Generator) else value
-    if getattr(value, "nbytes", 0) > _LARGE:
+    if isinstance(value, (Tensor, np.ndarray)) and value.nbytes > _LARGE:
         return [f"{id(value)} {getattr(value, '_version', 0)}"]
     if value is None or type(value).__module__.partition(".")[0] in _PLAIN:
         with suppress(Exception):  # what cannot be pickled
-            if isinstance(value, Tensor):
-                value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             return [f"{zlib.crc32(pickle.dumps(value)):x}"]
     return [type(value).__name__]
 
 
-def _saved_by(owner: Any) -> tuple[list[str], list[str]]:
-    """The leaves of what an object saves itself, and the keys in it."""
-    own: Any = getattr(owner, "get_extra_state" if isinstance(owner, nn.Module) else "state_dict", lambda: {})()
-    return leaves(own), [str(key) for key in own] if isinstance(own, Mapping) else []
-
-
-def _values_of_code(file: str, name: str, code: Any) -> Iterator[tuple[Key, Any]]:
-    """The variables of a module or class, and what its functions keep: defaults, closures, attributes."""
-    for text, value in list(vars(code).items()):
-        if isinstance(value, FunctionType) and file_of(value) == file:
-            cells = [cell.cell_contents for cell in value.__closure__ or ()]
-            kept = [value.__defaults__, value.__kwdefaults__, cells, vars(value)]
-            yield ("module", file, f"{name}{text}", ""), kept
-        elif isinstance(value, type) and file_of(value) == file and not name:
-            yield from _values_of_code(file, f"{text}.", value)
-        elif not (text.startswith("__") or callable(value) or isinstance(value, ModuleType)):
-            yield ("module", file, name.removesuffix("."), text), value
-
-
-def _is_frozen(module: nn.Module) -> bool:
+def frozen(module: nn.Module) -> bool:
+    """Return whether a module has weights of its own, and none of them is trained."""
     weights = list(module.parameters(recurse=False))
-    return bool(weights) and not any(each.requires_grad for each in weights)
+    return bool(weights) and not any(weight.requires_grad for weight in weights)
