@@ -136,9 +136,10 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
         text = f"bit-exact {extent}"
     lists = {"harmless": harmless + causes["harmless"], "not compared": causes["missing"], "not checked": unknowns(run)}
     text += "".join(f"; {title}: {', '.join(items)}" for title, items in lists.items() if items)
-    if measuring := ", ".join(change.key for change in safe if change.matches(MEASURING)):
-        text += (
-            f". A new run with this {measuring} could differ: its length and its validation steps affect "
-            "schedules and early stopping"
-        )
-    return f"this resume is {text}"
+    return f"this resume is {text}{_measuring_note(safe)}"
+
+
+def _measuring_note(safe: list[Change]) -> str:
+    keys = ", ".join(change.key for change in safe if change.matches(MEASURING))
+    note = "could differ: its length and its validation steps affect schedules and early stopping"
+    return f". A new run with this {keys} {note}" if keys else ""
