@@ -79,7 +79,7 @@ def test_arguments_are_refused() -> None:
     done = call("sh", "scripts/install_ops.sh", "--help")
     assert done.returncode == 0 and "FORCE_CUDA=1" in done.stdout and "set -eu" not in done.stdout
     done = install(PROJECT / "scripts")
-    assert done.returncode == 2 and "FOLDER must hold the sources in src/" in done.stderr
+    assert done.returncode == 2 and "FOLDER must have sources in src/" in done.stderr
 
 
 def call(*command: str) -> subprocess.CompletedProcess[str]:
