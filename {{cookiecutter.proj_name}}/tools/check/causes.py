@@ -23,7 +23,7 @@ _MAKERS = {
 }  # fmt: skip
 _RESUMES, _SPLITS = ("resume", "kill", "twice", "damaged"), ("processes", "accumulate", "evaluation")
 _DRAW = "draw from random, numpy or torch in __getitem__ or a transform: they are seeded for each sample"
-_SAVE = "derive it from the index and set_epoch, or save it: state_dict, a buffer, trainer.register_state"
+_SAVE = "compute it (from task.at; of data, from index and epoch) or save it (a buffer, trainer.register_state)"
 # By kind of finding: the checks that it explains, best first; how well it does; what to do instead; the lines of code
 # that may be one ("" for what only a run shows).
 _CAUSES: dict[str, tuple[tuple[str, ...], float, str, str]] = {

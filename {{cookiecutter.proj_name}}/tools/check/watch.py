@@ -33,7 +33,7 @@ from common.data.view import innermost, is_map_style, kind_of
 from common.distributed.seed import random_state_unchanged
 from common.run.paths import PROJECT
 
-_ENGINE = ("common", "cli", "tools", "train.py", "evaluate.py", "predict.py")
+_ENGINE = ("common", "cli", "tools", *(program.name for program in PROJECT.glob("*.py")))
 # Packages whose objects may hold something of the owner's.
 _HOLDERS = ("builtins", "collections", "functools", "common.data", "common.evaluation", "common.optim", "torch")
 _PLAIN = ("builtins", "numpy", "torch", "random", "itertools", "collections", "datetime", "pathlib")
