@@ -210,7 +210,7 @@ def main() -> None:
     for number in processes:
         rows.append(run(number))
         print(f"{number} processes: {rows[-1]['whole run, s']:.0f} s", file=sys.stderr, flush=True)
-    print(f"{'':<46}" + "".join(f"{number:>11,}" for number in processes) + "   law, its largest error, at 1,000")
+    print(f"{'':<46}" + "".join(f"{number:>13,}" for number in processes) + "   law, its largest error, at 1,000")
     for name in rows[0]:
         values = [row[name] for row in rows]
         law, at, error = fit(processes, values)
