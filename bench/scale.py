@@ -214,7 +214,7 @@ def main() -> None:
     for name in rows[0]:
         values = [row[name] for row in rows]
         law, at, error = fit(processes, values)
-        cells = "".join(f"{value:>11,.0f}" if value >= 100 else f"{value:>11.3g}" for value in values)
+        cells = "".join(f"{value:>13,.0f}" if value >= 100 else f"{value:>13.3g}" for value in values)
         print(f"{name:<46}{cells}   {law}  ({error:.0%})  {at:,.4g}")
     if options.json:
         options.json.write_text(json.dumps({"processes": processes, "rows": rows}, indent=1) + "\n")
