@@ -11,7 +11,7 @@ REQUIREMENTS := requirements-dev.txt $(PROJECT)/requirements.txt $(PROJECT)/requ
 # Tests at a time. Each is one or two processes with one thread, so two for each pair of cores.
 JOBS ?= 2
 
-# Which tests: "not slow", "slow and not full", "full", or all.
+# Which tests: "not slow", "slow", or all; of the template also "slow and not full", and "full".
 SLOW ?=
 
 # Packages whose tested version does not install on Python 3.10, which takes the newest that does.
@@ -43,7 +43,8 @@ test: lint  ## every day: style, types, and the fast tests, of the project here 
 	@$(MAKE) --no-print-directory test-project test-template SLOW="not slow"
 
 test-all: test  ## then the rest: full trainings, real clusters, and the tests of rendered projects
-	@$(MAKE) --no-print-directory test-project test-template SLOW="slow and not full"
+	@$(MAKE) --no-print-directory test-project SLOW=slow
+	@$(MAKE) --no-print-directory test-template SLOW="slow and not full"
 	@echo "== all tests passed"
 
 test-full: test-all  ## before a release: also every combination of parts, planted mistake and example

@@ -1,0 +1,31 @@
+"""The commands of `make test-full`: each names tests that are there, by markers that its folder knows."""
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+from support import REPO
+
+
+def commands() -> list[str]:
+    """Return the calls of pytest in `make test-full`, which begins with all that `make test-all` and `test` run."""
+    done = subprocess.run(["make", "-n", "test-full"], cwd=REPO, capture_output=True, text=True, check=True)
+    return [line for line in done.stdout.splitlines() if " -m pytest " in line]
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_a_tier_finds_its_tests(number: int) -> None:
+    """An expression with a marker that nobody registered ends pytest, here before half an hour of other tests."""
+    command = commands()[number]
+    for path in {word for word in shlex.split(command) if word.endswith("/python")}:
+        command = command.replace(path, sys.executable)
+    words = f"{command} --collect-only -n 0"
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(words, shell=True, cwd=REPO, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_tier_is_tried() -> None:
+    assert len(commands()) == 7
