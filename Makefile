@@ -16,7 +16,7 @@ JOBS ?= 2
 SLOW ?=
 
 # Packages whose tested version does not install on Python 3.10, which takes the newest that does.
-NEWER_PYTHON := annotated-doc|contourpy|filelock|fonttools|Markdown|matplotlib|networkx|numpy|pillow|platformdirs|pre_commit|python-dateutil|scikit-learn|scipy|typer
+NEWER_PYTHON := annotated-doc|check-jsonschema|contourpy|filelock|fonttools|Markdown|matplotlib|networkx|numpy|pillow|platformdirs|pre_commit|python-dateutil|regress|rpds-py|scikit-learn|scipy|typer
 
 BIN := $(abspath $(VENV))/bin
 PIP := "$(BIN)/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt
