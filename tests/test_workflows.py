@@ -14,9 +14,11 @@ import pytest
 import yaml
 
 from support import NON_DEFAULT, REPO, TEMPLATE, Render
+from test_render import HOSTILE, NAMES
 
 WORKFLOWS = sorted((REPO / ".github" / "workflows").glob("*.yml"))
 PROJECTS = sorted((TEMPLATE / ".github" / "workflows").glob("*.yml"))
+CITATION = REPO / "CITATION.cff"
 PINNED = re.compile(r"uses: ([\w.-]+/[\w./-]+)@([0-9a-f]{40}) # (v\d+\.\d+\.\d+)\n")
 WORKFLOW = """on: push
 jobs:
@@ -162,3 +164,38 @@ def test_the_bump_finds_every_workflow() -> None:
     assert entry["directories"][0] == "/"
     named = [path for path in REPO.glob(entry["directories"][1].lstrip("/")) if path.parent.parent != REPO]
     assert named == [TEMPLATE / ".github" / "workflows"]
+
+
+def test_forms_and_citation_fit_their_schemas() -> None:
+    forms = sorted((REPO / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    settings = forms.pop([form.name for form in forms].index("config.yml"))
+    assert len(forms) == 2
+    found = (("github-issue-forms", forms), ("github-issue-config", [settings]), ("citation-file-format", [CITATION]))
+    for name, paths in found:
+        done = schema(name, *paths)
+        assert done.returncode == 0, done.stdout
+    about = yaml.safe_load(CITATION.read_text())
+    assert about["version"] == json.loads((REPO / "cookiecutter.json").read_text())["_template_version"]
+
+
+def test_a_schema_refuses_a_mistake(tmp_path: Path) -> None:
+    """A form with a field that GitHub does not know, a citation without authors."""
+    form, citation = tmp_path / "a.yml", tmp_path / "CITATION.cff"
+    form.write_text("name: a\ndescription: b\nbody: [{type: slider, attributes: {label: c}}]\n")
+    citation.write_text("cff-version: 1.2.0\nmessage: a\ntitle: b\n")
+    assert schema("github-issue-forms", form).returncode == 1
+    assert "'authors' is a required property" in schema("citation-file-format", citation).stdout
+
+
+@pytest.mark.parametrize("answers", [{}, NON_DEFAULT, *HOSTILE], ids=["default", "other", *NAMES])
+def test_a_project_can_be_cited(render: Render, answers: dict[str, str]) -> None:
+    """D-63: with the answers as they are, whatever they hold."""
+    project = render(**answers)
+    done = schema("citation-file-format", project / "CITATION.cff")
+    assert done.returncode == 0, done.stdout
+    about = yaml.safe_load((project / "CITATION.cff").read_text(encoding="utf-8"))
+    name, licence = answers.get("proj_name", "my_project"), answers.get("license", "MIT")
+    assert about["title"] == name
+    assert about["authors"] == [{"name": answers.get("author_name", "").strip() or f"The {name} authors"}]
+    assert about.get("abstract", "") == answers.get("description", "A PyTorch project")
+    assert about.get("license", "none") == licence
