@@ -60,6 +60,14 @@ def test_every_edit_fits() -> None:
                 assert text.count(old) == 1, f"{name}, {file}: {old}"
 
 
+@pytest.mark.parametrize("kept", [["ops"], ["ops", "sweep", "runs"], []], ids=["ops", "some", "none"])
+def test_the_table_keeps_the_other_leaves(render: Render, kept: list[str]) -> None:
+    """What is left of it is as it was, whatever the texts of the others hold, so that more can go later."""
+    project = render(parts=" ".join(kept[1:]) or "core", ops="yes" if kept else "no")
+    left = yaml.safe_load((project / "leaves.yaml").read_text(encoding="utf-8")) or {}
+    assert left == {name: leaf for name, leaf in TABLE.items() if name in kept}
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in ("core", "all") else pytest.mark.slow) for name in COMBINATIONS]
 )

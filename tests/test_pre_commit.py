@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import NON_DEFAULT, REPO, TEMPLATE, Render
+from support import REPO, TEMPLATE, Render
 
 NAME = ".pre-commit-config.yaml"
 SLOW_HOOKS = {"mypy", "mypy-project"}  # before a push
@@ -104,8 +104,9 @@ def test_the_template_is_clean(tmp_path: Path, environments: Path) -> None:
 
 @pytest.mark.slow
 def test_a_project_is_clean_and_mistakes_are_refused(render: Render, tmp_path: Path, environments: Path) -> None:
-    """Under another name; then with one mistake for each hook, which that hook names, the types before a push."""
-    project = repository(Path(shutil.copytree(render(**{**NON_DEFAULT, "ops": "yes"}), tmp_path / "project")))
+    """Under another name, without the parts, whose files were looked at above; then with one mistake for each hook,
+    which that hook names; the types before a push."""
+    project = repository(Path(shutil.copytree(render(custom_name="spinlab", parts="core"), tmp_path / "project")))
     done = call(project, environments, "--all-files")
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(outcomes(done.stdout).values()) == {"Passed"}
