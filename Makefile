@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.10; 
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
 VENV ?= .venv
 DEMO_DIR ?= $(or $(TMPDIR),/tmp)/pytorch_template_demo_$(shell id -u)
+DEMO_ARGS ?=
 PROJECT := {{cookiecutter.proj_name}}
 REQUIREMENTS := requirements-dev.txt $(PROJECT)/requirements.txt $(PROJECT)/requirements-dev.txt
 
@@ -15,7 +16,7 @@ JOBS ?= 2
 SLOW ?=
 
 # Packages whose tested version does not install on Python 3.10, which takes the newest that does.
-NEWER_PYTHON := annotated-doc|contourpy|filelock|fonttools|Markdown|matplotlib|networkx|numpy|pillow|platformdirs|pre_commit|python-dateutil|scikit-learn|scipy|typer
+NEWER_PYTHON := annotated-doc|check-jsonschema|contourpy|filelock|fonttools|Markdown|matplotlib|networkx|numpy|pillow|platformdirs|pre_commit|python-dateutil|regress|rpds-py|scikit-learn|scipy|typer
 
 BIN := $(abspath $(VENV))/bin
 PIP := "$(BIN)/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt
@@ -37,7 +38,7 @@ help:  ## list these commands
 setup: $(VENV)/.done  ## make .venv with the tested versions of everything
 
 demo: setup  ## render a project into DEMO_DIR, train on the CPU, evaluate, show where the results are
-	@"$(BIN)/python" tools/demo.py "$(DEMO_DIR)"
+	@"$(BIN)/python" tools/demo.py "$(DEMO_DIR)" $(DEMO_ARGS)
 
 test: lint  ## every day: style, types, and the fast tests, of the project here and of the template
 	@$(MAKE) --no-print-directory test-project test-template SLOW="not slow"

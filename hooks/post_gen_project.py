@@ -46,7 +46,8 @@ def drop_unwanted(root, answers):
     if answers["license"] == "none":
         (root / "LICENSE").unlink(missing_ok=True)
     if answers["ci"] == "none":
-        (root / ".github" / "workflows" / "ci.yml").unlink(missing_ok=True)
+        for name in ("workflows/ci.yml", "dependabot.yml"):
+            (root / ".github" / name).unlink(missing_ok=True)
         drop_empty(root / ".github" / "workflows", root / ".github")
     prune = load(root / "tools" / "prune.py")
     prune.prune(root, unwanted_leaves(answers, prune.read_leaves(root)))

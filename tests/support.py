@@ -14,7 +14,7 @@ from cookiecutter.main import cookiecutter
 
 REPO = Path(__file__).resolve().parent.parent
 TEMPLATE = REPO / "{{cookiecutter.proj_name}}"
-RENDERED = {"README.md", "LICENSE", "pyproject.toml"}
+RENDERED = {"README.md", "LICENSE", "CITATION.cff", "pyproject.toml"}
 CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 NON_DEFAULT = {
     "proj_name": "spin-lab", "custom_name": "spinlab", "license": "none", "ci": "none", "ops": "no", "examples": "all"

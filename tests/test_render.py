@@ -24,6 +24,7 @@ HOSTILE = [
     {"description": "<!-- 漢字 😀 ``` ]]> '''", "author_name": "  "},
     {"description": "# a heading? [x]: y", "author_name": 'A: B # "C" <d@e.org>'},
 ]
+GITHUB = {".github/workflows/ci.yml", ".github/dependabot.yml"}
 NAMES = ["quotes", "empty", "backslash", "letters", "markup"]
 LICENCES = {
     "MIT": ("MIT License", "DEALINGS IN THE\nSOFTWARE."),
@@ -45,7 +46,7 @@ def test_default_answers_give_every_file_of_the_template(render: Render) -> None
 
 def test_other_answers_drop_and_rename_files(render: Render) -> None:
     """CT-66, CT-67, XP-02: licence, workflow and operators go, `custom/` is called `spinlab/`, all else stays."""
-    dropped = {"LICENSE", ".github/workflows/ci.yml", *operators()}
+    dropped = {"LICENSE", *GITHUB, *operators()}
     expected = {re.sub(r"^custom/", "spinlab/", path) for path in files(TEMPLATE).keys() - dropped}
     project = render(**NON_DEFAULT)
     assert files(project).keys() == expected
@@ -87,7 +88,7 @@ def test_nothing_else_speaks_of_the_operators(render: Render) -> None:
 def test_each_option_works_alone(render: Render) -> None:
     default = files(render()).keys()
     assert default - files(render(license="none")).keys() == {"LICENSE"}
-    assert default - files(render(ci="none")).keys() == {".github/workflows/ci.yml"}
+    assert default - files(render(ci="none")).keys() == GITHUB
     assert default - files(render(ops="no")).keys() == operators()
     assert files(render(examples="all")).keys() - default == examples()
     assert (render(custom_name="spinlab") / "LICENSE").is_file()
