@@ -81,6 +81,10 @@ constraints: setup  ## write the versions that are installed now to constraints.
 lock: setup  ## write requirements.lock of the project, with the versions of constraints.txt
 	@$(MAKE) --no-print-directory -C "$(PROJECT)" lock UV="$(BIN)/uv" ARGS="-c ../constraints.txt"
 
+audit: setup  ## known holes of the locked versions, as PyPI tells; needs the internet
+	@"$(BIN)/uv" tool run --quiet pip-audit --strict --disable-pip --require-hashes --progress-spinner off \
+		--requirement "$(PROJECT)/requirements.lock"
+
 $(VENV)/.done: constraints.txt $(REQUIREMENTS)
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.10 was found; name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1; }
 	@echo "== set-up: $(VENV) with $$("$(PYTHON)" --version 2>&1)"
