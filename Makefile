@@ -30,7 +30,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/.ruff_cache
 export MYPY_CACHE_DIR := $(CURDIR)/.mypy_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-full mutate lint test-project test-template constraints
+.PHONY: help setup demo test test-all test-full mutate lint test-project test-template constraints lock audit
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -78,6 +78,13 @@ constraints: setup  ## write the versions that are installed now to constraints.
 		| sed -n 's/^\([A-Za-z0-9._-]*==[0-9.a-z]*\).*/\1/p' \
 		| sed -E 's/^($(NEWER_PYTHON))==.*/&; python_version >= "3.11"/'; } > .constraints.new
 	@mv .constraints.new constraints.txt
+
+lock: setup  ## write requirements.lock of the project, with the versions of constraints.txt
+	@$(MAKE) --no-print-directory -C "$(PROJECT)" lock UV="$(BIN)/uv" ARGS="-c ../constraints.txt"
+
+audit: setup  ## known holes of the locked versions, as PyPI tells; needs the internet
+	@"$(BIN)/uv" tool run --quiet pip-audit --strict --disable-pip --require-hashes --progress-spinner off \
+		--requirement "$(PROJECT)/requirements.lock"
 
 $(VENV)/.done: constraints.txt $(REQUIREMENTS)
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.10 was found; name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1; }

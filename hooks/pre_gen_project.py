@@ -57,7 +57,7 @@ LIBRARIES = {
     "regex", "requests", "ruff", "safetensors", "schedulefree", "scipy", "setuptools", "six", "sklearn",
     "starlette", "sympy", "tensorboard", "tensorboard_data_server", "threadpoolctl", "timm", "tokenizers", "torch",
     "torchgen", "torchmetrics", "torchvision", "tqdm", "transformers", "triton", "typing_extensions",
-    "typing_inspection", "tzdata", "urllib3", "uvicorn", "virtualenv", "wandb", "webdataset", "werkzeug", "wheel",
+    "typing_inspection", "tzdata", "urllib3", "uv", "uvicorn", "virtualenv", "wandb", "webdataset", "werkzeug", "wheel",
     "xdist", "yaml",
 }  # fmt: skip
 # Packages whose name on PyPI is not that of their module: a project of such a name would require itself.

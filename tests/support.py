@@ -21,6 +21,7 @@ NON_DEFAULT = {
 }  # fmt: skip
 
 Render = Callable[..., Path]
+TIMES: list[tuple[str, str, float]] = []  # row of answers, step, seconds: a table at the end of the test report
 
 
 def fresh(output: Path, settings: Path, **answers: str) -> Path:

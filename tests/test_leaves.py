@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -151,6 +152,15 @@ def test_an_edited_line_is_not_guessed(project: Path) -> None:
     assert file in refused.stderr
     assert text in refused.stderr
     assert not subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True, check=True).stdout
+
+
+def test_the_table_without_a_leaf(post_gen: ModuleType) -> None:
+    """What is left of it is the entries of the others, whatever texts the removed one holds."""
+    without = post_gen.load(TEMPLATE / "tools" / "prune.py")._without_entries
+    text = (TEMPLATE / "leaves.yaml").read_text(encoding="utf-8")
+    for name in TABLE:
+        rest = yaml.safe_load(without(text, [name]))
+        assert rest == {other: leaf for other, leaf in TABLE.items() if other != name}, name
 
 
 def first_edit(leaf: dict[str, dict[str, list[str | list[str]]]]) -> Iterator[tuple[str, str]]:
