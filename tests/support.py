@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -15,6 +16,7 @@ from cookiecutter.main import cookiecutter
 REPO = Path(__file__).resolve().parent.parent
 TEMPLATE = REPO / "{{cookiecutter.proj_name}}"
 RENDERED = {"README.md", "LICENSE", "pyproject.toml"}
+RECORD = ".copier-answers.yml"  # where a project comes from, written when it is rendered
 CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 NON_DEFAULT = {
     "proj_name": "spin-lab", "custom_name": "spinlab", "license": "none", "ci": "none", "ops": "no", "examples": "all"
@@ -27,6 +29,16 @@ def fresh(output: Path, settings: Path, **answers: str) -> Path:
     """Return a project of its own, for a test that changes it or that expects a refusal."""
     arguments = {"no_input": True, "output_dir": str(output), "config_file": str(settings)}
     return Path(cookiecutter(str(REPO), extra_context=answers, **arguments))
+
+
+def copy_of_template(target: Path) -> Path:
+    """Copy what a project is rendered from, without what else lies in this repository; no git."""
+    ignored = shutil.ignore_patterns(*CACHES)
+    for name in (TEMPLATE.name, "hooks"):
+        shutil.copytree(REPO / name, target / name, ignore=ignored)
+    for name in ("cookiecutter.json", "copier.yml"):
+        shutil.copy(REPO / name, target)
+    return target
 
 
 def files(folder: Path) -> dict[str, Path]:
