@@ -21,7 +21,16 @@ from support import RECORD, REPO, TEMPLATE, Render, copy_of_template, files, fre
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the update tools work on git repositories")
 
-EARLIER = sorted((REPO / "tests" / "earlier_templates").glob("*.tar.xz"))
+
+def order(path: Path) -> list[int]:
+    """Releases come last, in their order; before them commits."""
+    name = path.name.removesuffix(".tar.xz")
+    return [int(number) for number in re.findall(r"\d+", name)] if re.fullmatch(r"v\d+\.\d+\.\d+", name) else []
+
+
+EARLIER = sorted((REPO / "tests" / "earlier_templates").glob("*.tar.xz"), key=order)
+# Before each submission from the last one, before a release from all.
+FROM = [pytest.param(path, marks=() if path == EARLIER[-1] else pytest.mark.full) for path in EARLIER]
 ANSWERS = {"proj_name": "spin-lab", "custom_name": "spinlab", "ci": "none"}
 # What an owner does: an own file, and edits of a sample, of the default config and of the engine.
 OWN = {"spinlab/models/mine_model.py": "MINE = 1\n", "configs/mine.yaml": "$BASE: default.yaml\nname: old_key\n"}
@@ -146,7 +155,7 @@ def update(call: Call, project: Path, source: Path, door: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("door", ["cruft", "copier", "hand"])
-@pytest.mark.parametrize("earlier", EARLIER, ids=lambda path: path.name.partition(".")[0])
+@pytest.mark.parametrize("earlier", FROM, ids=lambda path: path.name.partition(".")[0])
 def test_an_update_gives_the_new_version_with_the_owners_edits(
     tmp_path: Path, settings: Path, call: Call, earlier: Path, door: str
 ) -> None:
