@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,12 @@ def copy_of_template(target: Path) -> Path:
     for name in ("cookiecutter.json", "copier.yml"):
         shutil.copy(REPO / name, target)
     return target
+
+
+def release_order(name: str) -> tuple[list[int], str]:
+    """Sort what is kept of earlier versions: commits of the development first, by name, then releases in their order."""
+    numbers = re.match(r"v(\d+)\.(\d+)\.(\d+)(?:\.tar\.xz)?$", name)
+    return [int(number) for number in numbers.groups()] if numbers else [], name
 
 
 def files(folder: Path) -> dict[str, Path]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support import NON_DEFAULT, REPO, copy_of_template, files
+from support import REPO, copy_of_template, files
 
 HOSTILE = {
     "description": "say \"hi\" \\ to: #1 'custom' 漢字",
@@ -18,6 +18,10 @@ HOSTILE = {
     "license": "Apache-2.0",
     "parts": "slurm, sweep runs",
     "custom_name": "my_custom",
+    "proj_name": "spin-lab",
+    "ci": "none",
+    "ops": "no",
+    "examples": "all",
 }
 
 
@@ -58,7 +62,7 @@ def test_both_doors_ask_the_same() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answers", [{}, {**NON_DEFAULT, "parts": "core"}, HOSTILE])
+@pytest.mark.parametrize("answers", [{}, HOSTILE], ids=["default", "other"])
 def test_both_doors_lead_to_the_same_project(
     template: Path, settings: Path, tmp_path: Path, answers: dict[str, str]
 ) -> None:
@@ -82,12 +86,11 @@ def test_both_doors_lead_to_the_same_project(
     ("words", "answers", "reason"),
     [
         (["--trust"], {"custom_name": "torch"}, "custom_name 'torch' cannot be used: "),
-        (["--trust"], {"description": "{" + "{ 7*7 }" + "}"}, "begin code of the template language"),
         (["--trust"], {"parts": "slurn"}, "parts: there is no slurn; answer all, core, or some of: "),
         (["--trust"], {"license": "GPL"}, "GPL"),
         ([], {}, "--trust"),
     ],
-    ids=["package", "braces", "part", "choice", "trust"],
+    ids=["package", "part", "choice", "trust"],
 )
 def test_what_copier_refuses(
     template: Path, tmp_path: Path, words: list[str], answers: dict[str, str], reason: str

@@ -17,18 +17,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import RECORD, REPO, TEMPLATE, Render, copy_of_template, files, fresh
+from support import RECORD, REPO, TEMPLATE, Render, copy_of_template, files, fresh, release_order
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the update tools work on git repositories")
 
-
-def order(path: Path) -> list[int]:
-    """Releases come last, in their order; before them commits."""
-    name = path.name.removesuffix(".tar.xz")
-    return [int(number) for number in re.findall(r"\d+", name)] if re.fullmatch(r"v\d+\.\d+\.\d+", name) else []
-
-
-EARLIER = sorted((REPO / "tests" / "earlier_templates").glob("*.tar.xz"), key=order)
+EARLIER = sorted((REPO / "tests" / "earlier_templates").glob("*.tar.xz"), key=lambda path: release_order(path.name))
 # Before each submission from the last one, before a release from all.
 FROM = [pytest.param(path, marks=() if path == EARLIER[-1] else pytest.mark.full) for path in EARLIER]
 ANSWERS = {"proj_name": "spin-lab", "custom_name": "spinlab", "ci": "none"}
