@@ -43,7 +43,7 @@ def copy_of_template(target: Path) -> Path:
 
 
 def release_order(name: str) -> tuple[list[int], str]:
-    """Sort what is kept of earlier versions: commits of the development first, by name, then releases in their order."""
+    """Sort what is kept of earlier versions: commits first, by name, then releases in their order."""
     numbers = re.match(r"v(\d+)\.(\d+)\.(\d+)(?:\.tar\.xz)?$", name)
     return [int(number) for number in numbers.groups()] if numbers else [], name
 

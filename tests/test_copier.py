@@ -85,8 +85,12 @@ def test_both_doors_lead_to_the_same_project(
 @pytest.mark.parametrize(
     ("words", "answers", "reason"),
     [
-        (["--trust"], {"custom_name": "torch"}, "custom_name 'torch' cannot be used: "),
-        (["--trust"], {"parts": "slurn"}, "parts: there is no slurn; answer all, core, or some of: "),
+        pytest.param(
+            ["--trust"], {"custom_name": "torch"}, "custom_name 'torch' cannot be used: ", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ["--trust"], {"parts": "slurn"}, "parts: there is no slurn; answer all, core, or", marks=pytest.mark.slow
+        ),
         (["--trust"], {"license": "GPL"}, "GPL"),
         ([], {}, "--trust"),
     ],
