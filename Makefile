@@ -30,7 +30,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/.ruff_cache
 export MYPY_CACHE_DIR := $(CURDIR)/.mypy_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-full mutate lint test-project test-template constraints lock audit
+.PHONY: help setup demo test test-all test-full mutate release lint test-project test-template constraints lock audit
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +54,9 @@ test-full: test-all  ## before a release: also every combination of parts, plant
 
 mutate: setup  ## break one line at a time: does the named test of docs/features.md fail? FAULTS="clip ema": some only
 	@"$(BIN)/python" tools/mutate.py --jobs $(JOBS) $(FAULTS)
+
+release: setup  ## check, keep a run, write the notes, tag; push nothing. VERSION=0.2.0; CHECKED=1: test-full has passed
+	@"$(BIN)/python" tools/release.py "$(VERSION)" $(if $(CHECKED),--checked)
 
 lint: setup  ## style and types, of the template and of the project inside it
 	@echo "== style and types: the template"
