@@ -80,13 +80,13 @@ class Rotation(RuleBasedStateMachine):
             return call
 
         patches = [patch(name, watched(name)) for name in OPERATIONS]
-        for one_patch in patches:
-            one_patch.start()
+        for replaced in patches:
+            replaced.start()
         try:
             action()
         finally:
-            for one_patch in patches:
-                one_patch.stop()
+            for replaced in patches:
+                replaced.stop()
 
     def save_now(self, numbered: bool, best: bool, before: Callable[[int], None] = lambda count: None) -> None:
         number = self.step if numbered else None
@@ -118,13 +118,13 @@ class Rotation(RuleBasedStateMachine):
         left = {path.name: read(path) for path in self.path.glob("[!.]*.pt")}
         for name in left.keys() | before.keys() | self.files.keys():
             assert left.get(name, "none") in (before.get(name, "none"), self.files.get(name, "none")), name
-        found = self.folder.newest() if any(step is not None for step in left.values()) else None
-        assert (found.step if found else None) in (old, self.step)
-        assert old is None or found is not None
+        loaded = self.folder.newest() if any(step is not None for step in left.values()) else None
+        assert (loaded.step if loaded else None) in (old, self.step)
+        assert old is None or loaded is not None
         self.files = left
         self.folder.clean()
-        if found:
-            self.go_on_from(found)
+        if loaded:
+            self.go_on_from(loaded)
 
     @precondition(lambda self: self.files)
     @rule(data=st.data(), junk=st.sampled_from(JUNK))
@@ -137,9 +137,9 @@ class Rotation(RuleBasedStateMachine):
     @precondition(lambda self: self.newest() is not None)
     @rule()
     def resume(self) -> None:
-        found = self.folder.newest()
-        assert found
-        self.go_on_from(found)
+        loaded = self.folder.newest()
+        assert loaded
+        self.go_on_from(loaded)
 
     @precondition(lambda self: any(step is not None for step in self.files.values()))
     @rule(data=st.data())
@@ -175,13 +175,13 @@ class Rotation(RuleBasedStateMachine):
         if hasattr(self, "path"):
             usable = [name for name in self.files if not name.startswith("abandoned")]
             try:
-                found = self.folder.newest()
+                loaded = self.folder.newest()
             except CheckpointError:
                 assert usable and self.newest() is None
                 return
-            assert (found.step if found else None) == self.newest()
-            assert found is not None or not usable
-            assert found is None or (found.state["model"]["weight"] == found.step).all()
+            assert (loaded.step if loaded else None) == self.newest()
+            assert loaded is not None or not usable
+            assert loaded is None or (loaded.state["model"]["weight"] == loaded.step).all()
 
 
 def read(path: Path) -> int | None:
