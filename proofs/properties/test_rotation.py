@@ -23,7 +23,10 @@ JUNK = (b"", b"junk", bytes(2000))
 
 
 class Rotation(RuleBasedStateMachine):
-    """A folder, and what each of its files should hold: a step, or None where it was damaged."""
+    """The newest N, every K-th and the best are kept; the newest whole one is found, after a kill at any operation too.
+
+    `files` is what each file of the folder should hold: a step, or None where it was damaged.
+    """
 
     @initialize(keep=st.integers(0, 3), every=st.sampled_from((0, 2, 3, 10)), links=st.booleans())
     def begin(self, keep: int, every: int, links: bool) -> None:
@@ -64,7 +67,7 @@ class Rotation(RuleBasedStateMachine):
 
     def operate(self, action: Callable[[], Any], before: Callable[[int], None]) -> None:
         """Run `action`, and call `before` with the number of each operation on a file."""
-        real = {"os.link": os.link, "shutil.copyfile": shutil.copyfile}
+        real: dict[str, Callable[..., Any]] = {"os.link": os.link, "shutil.copyfile": shutil.copyfile}
         real |= {"pathlib.Path.replace": Path.replace, "pathlib.Path.unlink": Path.unlink}
         count = 0
 
@@ -196,4 +199,3 @@ def read(path: Path) -> int | None:
 
 TestRotation = Rotation.TestCase
 TestRotation.settings = settings(max_examples=max(10, settings.default.max_examples // 2), stateful_step_count=15)
-TestRotation.__doc__ = """The newest N, every K-th and the best are kept, the newest whole one is found, after a kill at any operation, too."""

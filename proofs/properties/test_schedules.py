@@ -78,7 +78,9 @@ class Case:
         if self.kind == "multistep":
             return max(self.floor, math.prod(self.gamma for drop in self.drops if drop <= step))
         if self.kind == "exponential":
-            return max(self.floor, math.exp(math.log(self.gamma) * (step - self.warmup) / (self.drops[0] - self.warmup)))
+            return max(
+                self.floor, math.exp(math.log(self.gamma) * (step - self.warmup) / (self.drops[0] - self.warmup))
+            )
         if self.kind == "cosine_restarts":
             before = max([self.warmup, *(drop for drop in self.drops if drop <= step and drop < self.end)])
             after = min([self.end, *(drop for drop in self.drops if drop > step)])
@@ -115,7 +117,7 @@ def test_every_step_has_the_documented_factor(case: Case) -> None:
 
 @given(cases())
 def test_a_rate_keeps_to_its_bounds_and_joins(case: Case) -> None:
-    """After the warm-up a factor is in min_factor..1; before, it rises in equal steps from above 0 and does not jump."""
+    """After the warm-up a factor is in min_factor..1; before, it rises to it in equal steps from above 0."""
     schedule = case.build()
     factors = [schedule.factor(step) for step in range(max(case.total, case.end) + 3)]
     warm, rest = factors[: case.warmup], factors[case.warmup :]

@@ -98,7 +98,7 @@ def measured(scores: Tensor, labels: Tensor, shares: Sequence[Sequence[Sequence[
     values: dict[str, float] = {}
     for name in sections:  # each with the objects of its own exchange
         main, kind = ranks[0], ranks[0]._metrics[name]
-        objects = [rank._metrics[name] for rank in ranks]
+        objects: list[Any] = [rank._metrics[name] for rank in ranks]
         if name in CURVES:
             objects = [rank._buffers[name]._batches for rank in ranks]
         part = MetricDict({name: kind}, {})
