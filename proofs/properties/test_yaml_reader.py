@@ -43,7 +43,7 @@ def documented(text: str) -> Any:
     whole, dot, fraction = mantissa.partition(".")
     if not dot and not exponent and whole.isascii() and whole.isdigit() and (whole == "0" or whole[0] != "0"):
         return int(sign + whole)
-    if whole or fraction:  # JSON has neither "1." nor ".5"
+    if (whole or fraction) and (not whole or whole.isdigit()):  # JSON has neither "1." nor ".5"
         number = f"{sign}{whole or 0}.{fraction or 0}{exponent}{power}"
         try:
             return float(json.loads(number, parse_constant=lambda word: "x"))
@@ -133,6 +133,7 @@ WORDS = st.sampled_from(
 @example("007")
 @example(".NaN")
 @example("-.nan")
+@example("+-1")
 def test_a_word_is_read_as_documented(word: str) -> None:
     """An unquoted word is a number, true, false, null or text as docs/config.md says, alone and in a document."""
     assert same(scalar(word), documented(word))
@@ -181,7 +182,7 @@ def documents(draw: Any) -> tuple[dict[str, Any], str]:
     if draw(st.booleans()):
         return tree, json.dumps(tree, indent=draw(st.none() | st.integers(0, 5)), ensure_ascii=draw(st.booleans()))
     writer = YAML(typ=draw(st.sampled_from(("rt", "safe"))), pure=True)
-    writer.default_flow_style = draw(st.booleans())
+    writer.default_flow_style = draw(st.booleans())  # type: ignore[assignment]
     writer.indent = writer.map_indent = draw(st.integers(2, 7))
     writer.width = draw(st.integers(20, 200))
     writer.sort_base_mapping_type_on_output = False
