@@ -16,7 +16,7 @@ JOBS ?= 2
 SLOW ?=
 
 # Packages whose tested version does not install on Python 3.10, which takes the newest that does.
-NEWER_PYTHON := annotated-doc|check-jsonschema|contourpy|filelock|fonttools|Markdown|matplotlib|networkx|numpy|pillow|platformdirs|pre_commit|python-dateutil|regress|rpds-py|scikit-learn|scipy|typer
+NEWER_PYTHON := annotated-doc|check-jsonschema|contourpy|filelock|fonttools|hypothesis|Markdown|matplotlib|networkx|numpy|pillow|platformdirs|pre_commit|python-dateutil|regress|rpds-py|scikit-learn|scipy|typer
 
 BIN := $(abspath $(VENV))/bin
 PIP := "$(BIN)/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt
@@ -48,8 +48,10 @@ test-all: test  ## then the rest: full trainings, real clusters, and the tests o
 	@$(MAKE) --no-print-directory test-template SLOW="slow and not full"
 	@echo "== all tests passed"
 
-test-full: test-all  ## before a release: also every combination of parts, planted mistake and example
+test-full: test-all  ## before a release: also every combination of parts, planted mistake and example, and properties at length
 	@$(MAKE) --no-print-directory test-template SLOW=full
+	@echo "== properties of the engine, on many examples"
+	@PROPERTIES=many "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) proofs/properties
 	@echo "== every combination passed"
 
 mutate: setup  ## break one line at a time: does the named test of docs/features.md fail? FAULTS="clip ema": some only
