@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,12 @@ def follow(asked: socket.socket) -> dict[str, Any]:
     pid = os.fork()
     if pid:
         asked.sendall(f"{pid}\n".encode())
+        ended = os.pidfd_open(pid)
+        if ended not in select.select([asked, ended], [], [])[0]:  # the client was killed
+            os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        asked.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        with suppress(BrokenPipeError):
+            asked.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
         os._exit(0)
     asked.close()
     for number, file in enumerate(files):
