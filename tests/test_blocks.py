@@ -76,7 +76,7 @@ class Block:
     def is_run(self) -> bool:
         """Whether this file runs it, which it does with all that it can unless blocks.yaml says why not."""
         if self.entry or self.page in KNOWN["elsewhere"]:
-            return "command" in self.entry
+            return bool(self.entry.keys() & {"command", "options"})
         return self.language in ("sh", "yaml", "python") or self.text.startswith("$ ")
 
 
@@ -114,7 +114,7 @@ def test_every_entry_is_true() -> None:
         for start in known:
             assert sum(block.text.startswith(start) for block in ALL if block.page == page) == 1, f"{page}: {start}"
     for block in ALL:
-        kinds = block.entry.keys() & {"by", "command", "shows", "pattern", "needs"}
+        kinds = block.entry.keys() & {"by", "command", "options", "shows", "pattern", "needs"}
         assert len(kinds) == bool(block.entry), block.says
         assert block.entry.get("needs", "a GPU") in NEEDS, block.says
         assert "pattern" not in block.entry or block.language == "python", block.says
@@ -212,7 +212,7 @@ def test_the_blocks_of_a_page_do_what_they_say(page: str, base: Path, programs: 
         if block.language == "yaml":
             assert block.file, block.says
             if block.file not in commands:
-                shell(root, programs, f"python train.py --config {block.file}")
+                shell(root, programs, f"python train.py --config {block.file} {block.entry.get('options', '')}")
         elif block.file:
             (root / block.file).write_text(block.text, encoding="utf-8")
             module = block.file.removesuffix(".py").replace("/", ".")
@@ -282,5 +282,6 @@ def compare(block: Block, root: Path, programs: Path) -> None:
 
 def like(line: str) -> str:
     """A line in which numbers and spaces are all the same."""
+    line = re.sub(r"\b[0-9a-f]{7,}\b", "0", line)
     line = re.sub(r"\d[\d.,]*(?:e[-+]?\d+)?(?: [kMG]\b)?", "0", line)
     return re.sub(r"-{3,}", "---", " ".join(line.split()))
