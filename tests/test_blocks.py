@@ -128,14 +128,16 @@ def test_every_entry_is_true() -> None:
 
 
 def test_python_that_is_a_pattern_names_things_that_exist() -> None:
-    """Parts of a class or of a function, with the imports of blocks.yaml: defined, all names known, hooks of that name."""
+    """Parts of a class or of a function, with the imports of blocks.yaml: defined; names and hooks are known."""
     fragments = []
     for block in ALL:
         if "pattern" in block.entry:
             made = block.entry["pattern"] or {}
             names = "".join(f"{name} = Anything\n" for name in made.get("names", ()))
             base = made.get("inside", "")
-            fragments.append((block.says, f"{KNOWN['imports']}{names}{opened(block.text, base)}", base, made.get("new", ())))
+            fragments.append(
+                (block.says, f"{KNOWN['imports']}{names}{opened(block.text, base)}", base, made.get("new", ()))
+            )
     assert len(fragments) > 15
     for says, text, *_ in fragments:
         command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "--quiet", "-"]
@@ -254,8 +256,9 @@ def shell(root: Path, programs: Path, text: str, *, fails: bool = False) -> str:
     """Run lines as a reader's shell would, with variables of ours that bring no settings of the machine."""
     lines = "\n".join(map(substituted, logical_lines(text)))
     environment = {
-        **os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "TEMPLATE": str(REPO),
-        "GIT_CONFIG_GLOBAL": os.devnull, "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(root.parent),
+        **os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
+        "TEMPLATE": str(REPO), "GIT_CONFIG_GLOBAL": os.devnull, "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": str(root.parent),
         **{f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
     }  # fmt: skip
     output = root.parent / "output.txt"  # a file, which no process that is left over keeps us waiting for

@@ -101,7 +101,7 @@ def follow(asked: socket.socket) -> dict[str, Any]:
     if pid:
         asked.sendall(f"{pid}\n".encode())
         ended = os.pidfd_open(pid)
-        if ended not in select.select([asked, ended], [], [])[0]:  # the client was killed
+        if ended not in select.select([asked.fileno(), ended], [], [])[0]:  # the client was killed
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         with suppress(BrokenPipeError):

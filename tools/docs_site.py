@@ -26,7 +26,6 @@ from mkdocs.config import load_config
 TEMPLATE = Path(__file__).resolve().parent.parent
 NAME = "my_project"
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
-CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 # Prints {"train.py": its help, ...}: each in a fork, so that torch is imported once.
 HELP = """
 import json, os, runpy, sys, torch
@@ -49,10 +48,10 @@ print(json.dumps(texts))
 """
 
 
-class Like(Extension):
+class Like(Extension):  # type: ignore[misc]
     """Lists and headings as on the web: two spaces are enough below a dash; anchors keep every dash."""
 
-    def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 - the library's name
+    def extendMarkdown(self, md: Markdown) -> None:
         md.tab_length = 2
 
 
@@ -60,7 +59,8 @@ def main(site: Path) -> None:
     """Render a project with everything in it, and build its site."""
     with tempfile.TemporaryDirectory() as home:
         answers = {"proj_name": NAME, "examples": "all", "description": "A PyTorch project"}
-        project = Path(cookiecutter(str(TEMPLATE), no_input=True, output_dir=home, extra_context=answers, default_config=True))
+        options = {"no_input": True, "output_dir": home, "default_config": True}
+        project = Path(cookiecutter(str(TEMPLATE), extra_context=answers, **options))
         write(project, Path(home, "pages"), site)
 
 
@@ -115,17 +115,20 @@ def copy(file: Path, project: Path, pages: Path) -> None:
 
 def settings(pages: Path, site: Path) -> dict[str, Any]:
     palette = [
-        {"media": f"(prefers-color-scheme: {name})", "scheme": scheme, "primary": "indigo", "accent": "indigo"}
-        for name, scheme in (("light", "default"), ("dark", "slate"))
-    ]
+        {
+            "media": f"(prefers-color-scheme: {name})", "scheme": scheme, "primary": "indigo", "accent": "indigo",
+            "toggle": {"icon": f"material/weather-{icon}", "name": f"Change to {other}"},
+        }
+        for name, other, scheme, icon in (("light", "dark", "default", "night"), ("dark", "light", "slate", "sunny"))
+    ]  # fmt: skip
     subjects = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/*.md"))
     launch = sorted(path.relative_to(pages).as_posix() for path in pages.glob("docs/launch/*.md"))
-    rest = [path for path in ("custom/ops/README.md", "examples/README.md", "data/README.md") if (pages / path).exists()]
+    more = ["custom/ops/README.md", "examples/README.md", "data/README.md"]
     return {
         "site_name": NAME,
         "docs_dir": str(pages),
         "site_dir": str(site),
-        "theme": {"name": "material", "font": False, "palette": palette, "features": ["content.code.copy", "navigation.top"]},
+        "theme": {"name": "material", "font": False, "palette": palette, "features": ["content.code.copy"]},
         "plugins": ["search"],
         "strict": True,
         "use_directory_urls": False,
@@ -133,12 +136,12 @@ def settings(pages: Path, site: Path) -> dict[str, Any]:
             {"Manual": "README.md"},
             {"Subjects": subjects},
             {"Launch": launch},
-            {"More": rest},
+            {"More": more},
             {"Reference": ["reference/keys.md", "reference/programs.md"]},
         ],
         "markdown_extensions": [
-            "docs_site:Like", {"toc": {"slugify": slug, "permalink": True}}, "tables", "pymdownx.superfences", "pymdownx.highlight",
-            "md_in_html",
+            "docs_site:Like", {"toc": {"slugify": slug, "permalink": True}}, "tables", "pymdownx.superfences",
+            "pymdownx.highlight",
         ],
         "validation": {
             "nav": {"omitted_files": "warn", "not_found": "warn", "absolute_links": "warn"},
@@ -172,13 +175,16 @@ def keys(schema: dict[str, Any], section: dict[str, Any], prefix: str) -> Iterat
             target = schema["$defs"][rule["$ref"].rpartition("/")[2]]
         about = cell(rule.get("description") or target.get("description", ""))
         if "enum" in rule:
-            about = "; ".join(filter(None, [about, "one of " + ", ".join(f"`{json.dumps(each)}`" for each in rule["enum"])]))
+            values = "one of " + ", ".join(f"`{json.dumps(value)}`" for value in rule["enum"])
+            about = f"{about}; {values}" if about else values
         yield f"{prefix}{name}", f"`{cell(json.dumps(rule['default']))}`" if "default" in rule else "", about
         yield from keys(schema, target, f"{prefix}{name}.")
 
 
 def cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;") if "`" not in text else " ".join(text.split()).replace("|", "\\|")
+    """One line, without what a table or HTML would read as its own."""
+    line = " ".join(text.split()).replace("|", "\\|")
+    return line if "`" in line else line.replace("<", "&lt;")
 
 
 def programs_page(project: Path) -> str:
