@@ -9,6 +9,9 @@ DEMO_ARGS ?=
 PROJECT := {{cookiecutter.proj_name}}
 REQUIREMENTS := requirements-dev.txt $(PROJECT)/requirements.txt $(PROJECT)/requirements-dev.txt
 
+# Where the docs site is built.
+SITE ?= site
+
 # Tests at a time. Each is one or two processes with one thread, so two for each pair of cores.
 JOBS ?= 2
 
@@ -16,7 +19,7 @@ JOBS ?= 2
 SLOW ?=
 
 # Packages whose tested version does not install on Python 3.10, which takes the newest that does.
-NEWER_PYTHON := annotated-doc|check-jsonschema|contourpy|filelock|fonttools|hypothesis|Markdown|matplotlib|networkx|numpy|pillow|platformdirs|pre_commit|python-dateutil|regress|rpds-py|scikit-learn|scipy|typer
+NEWER_PYTHON := annotated-doc|backrefs|check-jsonschema|contourpy|filelock|fonttools|hypothesis|ipykernel|ipython|Markdown|matplotlib|mkdocs-material|networkx|numpy|pillow|platformdirs|pre_commit|pymdown-extensions|python-dateutil|regress|rpds-py|scikit-learn|scipy|tornado|typer|watchdog
 
 BIN := $(abspath $(VENV))/bin
 PIP := "$(BIN)/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt
@@ -30,7 +33,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/.ruff_cache
 export MYPY_CACHE_DIR := $(CURDIR)/.mypy_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-full mutate release lint test-project test-template constraints lock audit
+.PHONY: help setup demo docs test test-all test-full mutate release lint test-project test-template constraints lock audit
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +42,9 @@ setup: $(VENV)/.done  ## make .venv with the tested versions of everything
 
 demo: setup  ## render a project into DEMO_DIR, train on the CPU, evaluate, show where the results are
 	@"$(BIN)/python" tools/demo.py "$(DEMO_DIR)" $(DEMO_ARGS)
+
+docs: setup  ## build the docs site into SITE, a folder that git ignores
+	@"$(BIN)/python" tools/docs_site.py "$(SITE)"
 
 test: lint  ## every day: style, types, and the fast tests, of the project here and of the template
 	@$(MAKE) --no-print-directory test-project test-template SLOW="not slow"

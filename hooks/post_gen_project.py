@@ -31,7 +31,7 @@ PRIVATE = CACHES | {".git", ".venv", "venv", "experiments"}
 PROJECT = "{" + "{cookiecutter.proj_name}" + "}"  # in two parts: this file is a template itself
 SHIPPED_DATA = {"data/README.md", "data/digits.npz"}
 
-TEXT_SUFFIXES = {"", ".cfg", ".ini", ".json", ".md", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
+TEXT_SUFFIXES = {"", ".cfg", ".ini", ".ipynb", ".json", ".md", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
 TEXT_SUFFIXES |= {".py", ".cpp", ".cu", ".cuh", ".h"}
 
 # The places where "custom" is the package and not an English word. Each leaves customise, custom_name, my_custom,
