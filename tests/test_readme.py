@@ -4,13 +4,13 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from PIL import Image
 
-from support import TEMPLATE, fresh
+from support import REPO, TEMPLATE, Render
 
 RECIPE = re.compile(r"^```python\n# in ClassificationTask.*?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LOGS_ONE_MORE = """
@@ -40,20 +40,6 @@ HEADER = re.compile(
     r"# configs/(\w+)\.yaml\n# yaml-language-server: \$schema=schema\.json\n\$BASE: \w+\.yaml.*\nname: (\w+)"
 )
 PAGES = ["README.md", *(path.relative_to(TEMPLATE).as_posix() for path in sorted(TEMPLATE.glob("docs/*.md")))]
-# They need torchvision, MLflow and wandb: see test_data_tools.py, which also has those of docs/data_tools.md, and
-# test_trackers.py.
-ELSEWHERE = {"pretrained", "trackers"}
-SHORT = ["--progress.max_steps", "3", "--monitor.writers", "[]"]
-FEW_SAMPLES = ["--debug.max_samples", "64", *SHORT[2:]]  # for stages, which end after some epochs
-SCHEMA_CHECK = """
-import sys
-from pathlib import Path
-from common.config.source import plain, read_file
-from tests.tools.test_schema import SCHEMA, broken
-for name in sys.argv[1:]:
-    wrong = broken(plain(read_file(Path(name))), SCHEMA)
-    assert not wrong, f"{name}: {wrong}"
-"""
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -68,20 +54,45 @@ def test_every_config_of_a_page_is_complete(page: str) -> None:
         assert page == "docs/config.md" or found[1] == found[2], f"{page}: {found[1]}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, "../README.md"])
-def test_every_link_of_a_page_leads_to_a_file(page: str) -> None:
-    """And to a heading, where it names one."""
-    text = (TEMPLATE / page).read_text(encoding="utf-8")
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
-        if link.startswith("http"):
-            continue
-        file, _, heading = unquote(link).partition("#")
-        target = (TEMPLATE / page).parent / file if file else TEMPLATE / page
-        assert target.exists(), f"{page}: {link}"
-        if heading:
-            headings = re.findall(r"^(?:{%.*?%})?#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
-            slugs = {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
-            assert heading in slugs, f"{page}: {link}"
+@pytest.mark.parametrize(
+    "answers", [{}, {"examples": "all"}, {"parts": "core", "ops": "no"}], ids=["template", "all", "core"]
+)
+def test_every_link_leads_to_a_file(render: Render, answers: dict[str, str]) -> None:
+    """And to a heading, where it names one: in the template with the pages around it, and in what is rendered."""
+    root = render(**answers) if answers else REPO
+    pages = [path for path in root.rglob("*.md") if not any(part[0] == "." for part in path.relative_to(root).parts)]
+    links = [(page, link) for page in pages for link in links_of(page.read_text(encoding="utf-8"))]
+    assert len(links) > 60
+    assert [f"{page.relative_to(root)}: {link}" for page, link in links if not leads_somewhere(page, link)] == []
+
+
+def links_of(text: str) -> list[str]:
+    """The targets of links and pictures outside of code, in Markdown and in HTML."""
+    prose = re.sub(r"^( *)(```|~~~).*?^\1\2$|`[^`\n]+`", "", text, flags=re.MULTILINE | re.DOTALL)
+    inline = re.findall(r"\]\(<?([^)>\s]+)>?(?: \"[^\"]*\")?\)", prose)
+    return [
+        *inline,
+        *re.findall(r"^\[[^]]+\]: (\S+)", prose, re.MULTILINE),
+        *re.findall(r"(?:href|src)=\"([^\"]+)\"", prose),
+    ]
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    if re.match(r"https://|mailto:", link):
+        return True
+    path, _, heading = unquote(link).partition("#")
+    target = page.parent / path if path else page
+    if not heading:
+        return target.exists()
+    text = re.sub(r"^( *)```.*?^\1```$", "", target.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    seen: Counter[str] = Counter()
+    anchors = set(re.findall(r"(?:id|name)=\"([^\"]+)\"", text))
+    for title in re.findall(r"^(?:{%.*?%})?#+ (.*)$", text, re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).strip()
+        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        anchors.add(f"{slug}-{seen[slug]}" if seen[slug] else slug)  # as GitHub tells equal headings apart
+        seen[slug] += 1
+    return heading in anchors
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -96,40 +107,9 @@ def test_the_python_files_of_a_page_pass_the_linter(page: str, tmp_path: Path) -
         call(TEMPLATE, "-m", "ruff", *command, *rules, str(tmp_path))
 
 
-@pytest.mark.slow
-def test_every_config_of_the_pages_trains(tmp_path: Path) -> None:
-    """In a fresh project with all files that the pages show; three steps each."""
-    project = fresh(tmp_path, settings(tmp_path))
-    shown = {path: text for page in PAGES if page != "docs/data_tools.md" for text, path in blocks(project / page)}
-    for path, text in shown.items():
-        (project / path).parent.mkdir(exist_ok=True)
-        (project / path).write_text(text, encoding="utf-8")
-    for number, label in enumerate(("cat", "dog", "horse") * 8):
-        image = project / "data" / "photos" / label / f"{number}.png"
-        image.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (9, 7), (10 * number, 0, 0)).save(image)
-    rows = "".join(f"{n % 7},{n % 5},{n % 3},{n % 7 + n % 5}\n" for n in range(40))
-    (project / "data" / "table.csv").write_text(f"a,b,c,value\n{rows}")
-    configs = [path for path in shown if path.endswith(".yaml")]
-    assert len(configs) > 10
-    call(project, "-m", "tools.schema")
-    call(project, "-c", SCHEMA_CHECK, *configs)
-    call(project, "train.py", "--config", "configs/default.yaml", *SHORT)  # finetune.yaml begins with its weights
-    for path in (path for path in configs if Path(path).stem not in ELSEWHERE):
-        assert "finished at" in call(
-            project, "train.py", "--config", path, *(FEW_SAMPLES if "stages" in path else SHORT)
-        )
-
-
 def blocks(page: Path) -> list[tuple[str, str]]:
     """Text and path of each file that a page shows."""
     return [(found[1], found[2]) for found in BLOCK.finditer(page.read_text(encoding="utf-8"))]
-
-
-def settings(folder: Path) -> Path:
-    file = folder / "cookiecutter.yaml"
-    file.write_text(f"cookiecutters_dir: {folder}/c\nreplay_dir: {folder}/r\n")
-    return file
 
 
 def call(project: Path, *command: str) -> str:
