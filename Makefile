@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.10; 
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo "$$p"; break; }; done)
 VENV ?= .venv
 DEMO_DIR ?= $(or $(TMPDIR),/tmp)/pytorch_template_demo_$(shell id -u)
+DEMO_ARGS ?=
 PROJECT := {{cookiecutter.proj_name}}
 REQUIREMENTS := requirements-dev.txt $(PROJECT)/requirements.txt $(PROJECT)/requirements-dev.txt
 
@@ -18,7 +19,7 @@ JOBS ?= 2
 SLOW ?=
 
 # Packages whose tested version does not install on Python 3.10, which takes the newest that does.
-NEWER_PYTHON := annotated-doc|backrefs|contourpy|filelock|fonttools|ipykernel|ipython|Markdown|matplotlib|mkdocs-material|networkx|numpy|pillow|platformdirs|pre_commit|pymdown-extensions|python-dateutil|rpds-py|scikit-learn|scipy|tornado|typer|watchdog
+NEWER_PYTHON := annotated-doc|backrefs|check-jsonschema|contourpy|filelock|fonttools|hypothesis|ipykernel|ipython|Markdown|matplotlib|mkdocs-material|networkx|numpy|pillow|platformdirs|pre_commit|pymdown-extensions|python-dateutil|regress|rpds-py|scikit-learn|scipy|tornado|typer|watchdog
 
 BIN := $(abspath $(VENV))/bin
 PIP := "$(BIN)/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt
@@ -32,7 +33,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/.ruff_cache
 export MYPY_CACHE_DIR := $(CURDIR)/.mypy_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-all test-full mutate lint test-project test-template constraints
+.PHONY: help setup demo docs test test-all test-full mutate release lint test-project test-template constraints lock audit
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,7 +41,7 @@ help:  ## list these commands
 setup: $(VENV)/.done  ## make .venv with the tested versions of everything
 
 demo: setup  ## render a project into DEMO_DIR, train on the CPU, evaluate, show where the results are
-	@"$(BIN)/python" tools/demo.py "$(DEMO_DIR)"
+	@"$(BIN)/python" tools/demo.py "$(DEMO_DIR)" $(DEMO_ARGS)
 
 docs: setup  ## build the docs site into SITE, a folder that git ignores
 	@"$(BIN)/python" tools/docs_site.py "$(SITE)"
@@ -53,12 +54,17 @@ test-all: test  ## then the rest: full trainings, real clusters, and the tests o
 	@$(MAKE) --no-print-directory test-template SLOW="slow and not full"
 	@echo "== all tests passed"
 
-test-full: test-all  ## before a release: also every combination of parts, planted mistake and example
+test-full: test-all  ## before a release: also every combination of parts, planted mistake and example, and properties at length
 	@$(MAKE) --no-print-directory test-template SLOW=full
+	@echo "== properties of the engine, on many examples"
+	@PROPERTIES=many "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) proofs/properties
 	@echo "== every combination passed"
 
 mutate: setup  ## break one line at a time: does the named test of docs/features.md fail? FAULTS="clip ema": some only
 	@"$(BIN)/python" tools/mutate.py --jobs $(JOBS) $(FAULTS)
+
+release: setup  ## check, keep a run, write the notes, tag; push nothing. VERSION=0.2.0; CHECKED=1: test-full has passed
+	@"$(BIN)/python" tools/release.py "$(VERSION)" $(if $(CHECKED),--checked)
 
 lint: setup  ## style and types, of the template and of the project inside it
 	@echo "== style and types: the template"
@@ -83,6 +89,13 @@ constraints: setup  ## write the versions that are installed now to constraints.
 		| sed -n 's/^\([A-Za-z0-9._-]*==[0-9.a-z]*\).*/\1/p' \
 		| sed -E 's/^($(NEWER_PYTHON))==.*/&; python_version >= "3.11"/'; } > .constraints.new
 	@mv .constraints.new constraints.txt
+
+lock: setup  ## write requirements.lock of the project, with the versions of constraints.txt
+	@$(MAKE) --no-print-directory -C "$(PROJECT)" lock UV="$(BIN)/uv" ARGS="-c ../constraints.txt"
+
+audit: setup  ## known holes of the locked versions, as PyPI tells; needs the internet
+	@"$(BIN)/uv" tool run --quiet pip-audit --strict --disable-pip --require-hashes --progress-spinner off \
+		--requirement "$(PROJECT)/requirements.lock"
 
 $(VENV)/.done: constraints.txt $(REQUIREMENTS)
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.10 was found; name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1; }

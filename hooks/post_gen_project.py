@@ -1,7 +1,7 @@
-"""Removes the files that were not chosen, renames the user's package, and prints the next commands.
+"""Removes the files that were not chosen, renames the user's package, records the answers, prints the next commands.
 
-Rendered and run by cookiecutter in the new project. Safe to run again: the update tool does so in a temporary folder,
-and `cookiecutter -f` in a folder that is in use. No prompt, no network, no git.
+Rendered and run by cookiecutter in the new project, or by `with_copier.py`. Safe to run again: the update tools do so
+in temporary folders, `cookiecutter -f` and `copier update` in a folder that is in use. No prompt, no network, no git.
 """
 
 import filecmp
@@ -14,14 +14,21 @@ import sys
 import tempfile
 from pathlib import Path
 
+import yaml
+
 # Raw and triple-quoted, so that no answer can end the string: JSON never holds three quotes in a row.
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
+
+RECORD = """\
+# Where this project comes from, written by the template and by `copier update`: see docs/updating.md. Not to be edited.
+"""
 
 # What tools leave behind when the template folder itself is linted and tested.
 CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 # Never ours to touch when a project is rendered over one that is in use.
 PRIVATE = CACHES | {".git", ".venv", "venv", "experiments"}
 
+PROJECT = "{" + "{cookiecutter.proj_name}" + "}"  # in two parts: this file is a template itself
 SHIPPED_DATA = {"data/README.md", "data/digits.npz"}
 
 TEXT_SUFFIXES = {"", ".cfg", ".ini", ".ipynb", ".json", ".md", ".sh", ".svg", ".toml", ".txt", ".yaml", ".yml"}
@@ -46,7 +53,8 @@ def drop_unwanted(root, answers):
     if answers["license"] == "none":
         (root / "LICENSE").unlink(missing_ok=True)
     if answers["ci"] == "none":
-        (root / ".github" / "workflows" / "ci.yml").unlink(missing_ok=True)
+        for name in ("workflows/ci.yml", "dependabot.yml"):
+            (root / ".github" / name).unlink(missing_ok=True)
         drop_empty(root / ".github" / "workflows", root / ".github")
     prune = load(root / "tools" / "prune.py")
     prune.prune(root, unwanted_leaves(answers, prune.read_leaves(root)))
@@ -80,11 +88,21 @@ def drop_empty(*folders):
             folder.rmdir()
 
 
+def template_folder(answers):
+    """Returns the folder that the template lies in, or None.
+
+    cookiecutter names it as it was given: a relative one starts where the command ran, which it does not name.
+    """
+    starts = (os.environ.get("PWD", "/"), *Path.cwd().parents)
+    folders = (Path(start, answers.get("_repo_dir") or "/nowhere") for start in starts)
+    return next((folder for folder in folders if (folder / PROJECT).is_dir()), None)
+
+
 def template_files(answers):
-    """Returns the template's folder and the paths of its files; twice None if cookiecutter does not say where it is."""
-    folder = Path(answers.get("_repo_dir") or "/nowhere", "{" + "{cookiecutter.proj_name}" + "}")
-    if not folder.is_dir():
+    """Returns the folder of the template's files, and their paths in it; twice None if it is not known."""
+    if not (folder := template_folder(answers)):
         return None, None
+    folder /= PROJECT
     return folder, {file.relative_to(folder) for file in folder.rglob("*") if file.is_file()}
 
 
@@ -160,13 +178,52 @@ def is_answer(line, answers):
     return line.startswith(("name = ", "authors = ", "description = ")) or line.strip("#> \n") in texts
 
 
+def record(root, answers):
+    """Writes where the project comes from: the template's address and commit, and the answers, in copier's form.
+
+    The version is in common/VERSION. Of an unknown address nothing is written: cruft keeps a file of its own.
+    """
+    if "_repo_dir" not in answers:
+        return
+    commit = answers.get("_commit") or commit_of(template_folder(answers))
+    source = {"_commit": commit} if commit else {}
+    source["_src_path"] = answers["_template"]
+    source.update((key, answer) for key, answer in answers.items() if not key.startswith("_"))
+    text = RECORD + yaml.safe_dump(source, sort_keys=False, allow_unicode=True, width=1000)
+    (root / answers.get("_record", ".copier-answers.yml")).write_bytes(text.encode("utf-8"))
+
+
+def commit_of(folder):
+    """Returns the commit that is checked out in a clone, read without git; None if it is not one."""
+    if folder is None:
+        return None
+    git = folder / ".git"
+    try:
+        if git.is_file():  # a work tree beside the first
+            git = folder / git.read_text().partition(":")[2].strip()
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head
+        common = git / (git / "commondir").read_text().strip() if (git / "commondir").is_file() else git
+        name = head[len("ref: ") :]
+        if (common / name).is_file():
+            return (common / name).read_text().strip()
+        packed = (common / "packed-refs").read_text().splitlines()
+        return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
+    except OSError:
+        return None
+
+
 def print_next_steps(answers):
-    if "_commit" in answers and Path.cwd().is_relative_to(tempfile.gettempdir()):
-        return  # the update tool renders twice, to compare
+    if "_repo_dir" not in answers and Path.cwd().is_relative_to(tempfile.gettempdir()):
+        return  # cruft renders twice, to compare
+    if os.environ.get("COPIER_OPERATION") == "update":
+        return
+    folder = Path.cwd().name
     print(f"""
 {answers["proj_name"]} is ready. Next:
 
-  cd {answers["proj_name"]}
+  cd {folder}
   python -m pip install -r requirements.txt
   python train.py --config configs/default.yaml
   python evaluate.py --model_pt experiments/default/checkpoints/best.pt
@@ -183,6 +240,7 @@ def main():
     drop_caches(root)
     drop_left_behind(root, ANSWERS)
     rename_custom(root, ANSWERS)
+    record(root, ANSWERS)
     print_next_steps(ANSWERS)
 
 

@@ -6,6 +6,7 @@ The update tool runs it too: no prompt, no network, no git.
 
 import json
 import keyword
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,10 @@ from pathlib import Path
 ANSWERS = json.loads(r"""{{ cookiecutter | tojson }}""")
 # As they were given, before cookiecutter evaluated them as templates; the update tool does not pass them.
 GIVEN = json.loads(r"""{{ (_cookiecutter | default({})) | tojson }}""")
+
+WHAT_NOW = "Nothing was created; start again with another answer."
+if "COPIER_OPERATION" in os.environ:  # it has copied the files already
+    WHAT_NOW = "Start again with another answer; of a new folder nothing is left, in an old one delete what was copied."
 
 LONGEST = 64  # some file systems end at 143 bytes a name, and run folders, logs and jobs are named after the project
 LONGEST_PACKAGE = 24  # lines of code that name the package have room for as much: `make lint` passes
@@ -57,7 +62,7 @@ LIBRARIES = {
     "regex", "requests", "ruff", "safetensors", "schedulefree", "scipy", "setuptools", "six", "sklearn",
     "starlette", "sympy", "tensorboard", "tensorboard_data_server", "threadpoolctl", "timm", "tokenizers", "torch",
     "torchgen", "torchmetrics", "torchvision", "tqdm", "transformers", "triton", "typing_extensions",
-    "typing_inspection", "tzdata", "urllib3", "uvicorn", "virtualenv", "wandb", "webdataset", "werkzeug", "wheel",
+    "typing_inspection", "tzdata", "urllib3", "uv", "uvicorn", "virtualenv", "wandb", "webdataset", "werkzeug", "wheel",
     "xdist", "yaml",
 }  # fmt: skip
 # Packages whose name on PyPI is not that of their module: a project of such a name would require itself.
@@ -125,9 +130,10 @@ def problem_with_braces(text):
 
 def remove_parents():
     """For a name such as a/b, cookiecutter removes b when this program has ended: a goes then, too, if it is empty."""
-    if not re.fullmatch(r"[^/.][^/]*(/[^/.][^/]*)+", ANSWERS["proj_name"]):
-        return
     folder = Path.cwd()
+    is_nested = re.fullmatch(r"[^/.][^/]*(/[^/.][^/]*)+", ANSWERS["proj_name"])
+    if not is_nested or not folder.as_posix().endswith(f"/{ANSWERS['proj_name']}"):  # copier names the folder itself
+        return
     parents = [str(parent) for parent in folder.parents][: ANSWERS["proj_name"].count("/")]
     wait = """
 import os, sys, time
@@ -157,8 +163,7 @@ def main():
         if problem:
             remove_parents()
             sys.exit(
-                f"\n{key} {value!r} cannot be used: {problem}.\n"
-                "Nothing was created; start again with another answer. What follows is cookiecutter's own report.\n"
+                f"\n{key} {value!r} cannot be used: {problem}.\n{WHAT_NOW} What follows is the tool's own report.\n"
             )
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from real import NOT_RUN, REPORT
-from support import Render, fresh, hook_text
+from support import TIMES, Render, fresh, hook_text
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests of a file share what they start, so one process runs them; those of leaves are long and independent."""
-    if item.path.name != "test_leaves.py":
+    """Tests of a file share what they start, so one process runs them; those of leaves and answers are independent."""
+    if item.path.name not in ("test_leaves.py", "test_answers.py"):
         item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
@@ -23,12 +23,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"really ran: {ran}")
     for test in NOT_RUN:
         terminalreporter.write_line(f"not run: {test}")
+    if TIMES:
+        steps = list(dict.fromkeys(step for _, step, _ in TIMES))
+        terminalreporter.write_line(f"seconds   {'  '.join(steps)}")
+        for row in sorted({row for row, _, _ in TIMES}):
+            taken = {step: seconds for name, step, seconds in TIMES if name == row}
+            cells = (f"{taken[step]:.0f}" if step in taken else "-" for step in steps)
+            line = "  ".join(cell.rjust(len(step)) for cell, step in zip(cells, steps, strict=True))
+            terminalreporter.write_line(f"{row}  {line}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """With several test processes, each hands on what it has to say."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput |= {"ran": REPORT, "not_run": NOT_RUN}
+        session.config.workeroutput |= {"ran": REPORT, "not_run": NOT_RUN, "times": TIMES}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -37,6 +45,7 @@ def pytest_testnodedown(node: Any) -> None:
     output = getattr(node, "workeroutput", {})
     REPORT.extend(output.get("ran", ()))
     NOT_RUN.extend(output.get("not_run", ()))
+    TIMES.extend((row, step, seconds) for row, step, seconds in output.get("times", ()))
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,8 @@
 import fcntl
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -14,19 +16,37 @@ from cookiecutter.main import cookiecutter
 
 REPO = Path(__file__).resolve().parent.parent
 TEMPLATE = REPO / "{{cookiecutter.proj_name}}"
-RENDERED = {"README.md", "LICENSE", "pyproject.toml"}
+RENDERED = {"README.md", "LICENSE", "CITATION.cff", "pyproject.toml"}
+RECORD = ".copier-answers.yml"  # where a project comes from, written when it is rendered
 CACHES = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 NON_DEFAULT = {
     "proj_name": "spin-lab", "custom_name": "spinlab", "license": "none", "ci": "none", "ops": "no", "examples": "all"
 }  # fmt: skip
 
 Render = Callable[..., Path]
+TIMES: list[tuple[str, str, float]] = []  # row of answers, step, seconds: a table at the end of the test report
 
 
 def fresh(output: Path, settings: Path, **answers: str) -> Path:
     """Return a project of its own, for a test that changes it or that expects a refusal."""
     arguments = {"no_input": True, "output_dir": str(output), "config_file": str(settings)}
     return Path(cookiecutter(str(REPO), extra_context=answers, **arguments))
+
+
+def copy_of_template(target: Path) -> Path:
+    """Copy what a project is rendered from, without what else lies in this repository; no git."""
+    ignored = shutil.ignore_patterns(*CACHES)
+    for name in (TEMPLATE.name, "hooks"):
+        shutil.copytree(REPO / name, target / name, ignore=ignored)
+    for name in ("cookiecutter.json", "copier.yml"):
+        shutil.copy(REPO / name, target)
+    return target
+
+
+def release_order(name: str) -> tuple[list[int], str]:
+    """Sort what is kept of earlier versions: commits first, by name, then releases in their order."""
+    numbers = re.match(r"v(\d+)\.(\d+)\.(\d+)(?:\.tar\.xz)?$", name)
+    return [int(number) for number in numbers.groups()] if numbers else [], name
 
 
 def files(folder: Path) -> dict[str, Path]:

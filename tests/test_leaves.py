@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
-from support import REPO, TEMPLATE, Render, files, fresh
+from support import RECORD, REPO, TEMPLATE, Render, files, fresh
 
 TABLE = yaml.safe_load((TEMPLATE / "leaves.yaml").read_text(encoding="utf-8"))
 OPTIONAL = [name for name in TABLE if name not in ("ops", "examples")]
@@ -64,8 +65,10 @@ def test_every_edit_fits() -> None:
     "name", [pytest.param(name, marks=() if name in ("core", "all") else pytest.mark.slow) for name in COMBINATIONS]
 )
 def test_nothing_left_speaks_of_what_is_gone(render: Render, name: str) -> None:
-    """No file imports or names a file that is not there; no page links to one."""
+    """No file imports or names a file that is not there; no page links to one. What was cut leaves the format right."""
     project = render(**COMBINATIONS[name])
+    check(project, "-m", "ruff", "format", "--no-cache", "--check", ".")
+    check(project, "-m", "ruff", "check", "--no-cache", ".")
     there = files(project)
     gone = [path for path in files(render(examples="all")) if path not in there]
     modules = {
@@ -117,7 +120,7 @@ def make_prune(project: Path, leaf: str = "") -> subprocess.CompletedProcess[str
 
 
 def test_make_prune(project: Path, settings: Path, tmp_path: Path) -> None:
-    """It gives what the answer gives, says what it deletes, and refuses where something could be lost."""
+    """It gives what the answer gives, but for the record of it, says what it deletes, and refuses to lose anything."""
     listed = make_prune(project).stdout
     assert all(f"\n{name} " in f"\n{listed}" for name in TABLE if name != "examples")
     (project / "notes.txt").write_text("mine")
@@ -132,8 +135,11 @@ def test_make_prune(project: Path, settings: Path, tmp_path: Path) -> None:
     assert "deleted scripts/slurm.sh" in done.stdout
     rest = " ".join(name for name in OPTIONAL if name not in ("slurm", "sweep"))
     answered = fresh(tmp_path / "answered", settings, parts=rest)
-    left = {path: file.read_bytes() for path, file in files(project).items() if not path.startswith(".git/")}
-    assert left == {path: file.read_bytes() for path, file in files(answered).items()}
+    left, asked = (
+        {path: file.read_bytes() for path, file in files(folder).items() if not path.startswith((".git/", RECORD))}
+        for folder in (project, answered)
+    )
+    assert left == asked
 
 
 def test_an_edited_line_is_not_guessed(project: Path) -> None:
@@ -149,6 +155,15 @@ def test_an_edited_line_is_not_guessed(project: Path) -> None:
     assert file in refused.stderr
     assert text in refused.stderr
     assert not subprocess.run(["git", "status", "--porcelain"], cwd=project, capture_output=True, check=True).stdout
+
+
+def test_the_table_without_a_leaf(post_gen: ModuleType) -> None:
+    """What is left of it is the entries of the others, whatever texts the removed one holds."""
+    without = post_gen.load(TEMPLATE / "tools" / "prune.py")._without_entries
+    text = (TEMPLATE / "leaves.yaml").read_text(encoding="utf-8")
+    for name in TABLE:
+        rest = yaml.safe_load(without(text, [name]))
+        assert rest == {other: leaf for other, leaf in TABLE.items() if other != name}, name
 
 
 def first_edit(leaf: dict[str, dict[str, list[str | list[str]]]]) -> Iterator[tuple[str, str]]:

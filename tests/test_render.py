@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from support import NON_DEFAULT, RENDERED, REPO, TEMPLATE, Render, files, fresh
+from support import NON_DEFAULT, RECORD, RENDERED, REPO, TEMPLATE, Render, copy_of_template, files, fresh
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,6 +25,7 @@ HOSTILE = [
     {"description": "<!-- 漢字 😀 ``` ]]> '''", "author_name": "  "},
     {"description": "# a heading? [x]: y", "author_name": 'A: B # "C" <d@e.org>'},
 ]
+GITHUB = {".github/workflows/ci.yml", ".github/dependabot.yml"}
 NAMES = ["quotes", "empty", "backslash", "letters", "markup"]
 LICENCES = {
     "MIT": ("MIT License", "DEALINGS IN THE\nSOFTWARE."),
@@ -37,16 +39,16 @@ def pyproject(project: Path) -> dict[str, dict[str, object]]:
 
 
 def test_default_answers_give_every_file_of_the_template(render: Render) -> None:
-    """CT-64, CT-65: nothing but the examples is lost, nothing is added."""
+    """CT-64, CT-65: nothing but the examples is lost, nothing but the record of the answers is added."""
     project = render()
-    assert files(project).keys() == files(TEMPLATE).keys() - examples()
+    assert files(project).keys() == files(TEMPLATE).keys() - examples() | {RECORD}
     assert list(project.rglob("examples")) == []
 
 
 def test_other_answers_drop_and_rename_files(render: Render) -> None:
     """CT-66, CT-67, XP-02: licence, workflow and operators go, `custom/` is called `spinlab/`, all else stays."""
-    dropped = {"LICENSE", ".github/workflows/ci.yml", *operators()}
-    expected = {re.sub(r"^custom/", "spinlab/", path) for path in files(TEMPLATE).keys() - dropped}
+    dropped = {"LICENSE", *GITHUB, *operators()}
+    expected = {re.sub(r"^custom/", "spinlab/", path) for path in files(TEMPLATE).keys() - dropped} | {RECORD}
     project = render(**NON_DEFAULT)
     assert files(project).keys() == expected
     assert not (project / ".github").exists()
@@ -87,7 +89,7 @@ def test_nothing_else_speaks_of_the_operators(render: Render) -> None:
 def test_each_option_works_alone(render: Render) -> None:
     default = files(render()).keys()
     assert default - files(render(license="none")).keys() == {"LICENSE"}
-    assert default - files(render(ci="none")).keys() == {".github/workflows/ci.yml"}
+    assert default - files(render(ci="none")).keys() == GITHUB
     assert default - files(render(ops="no")).keys() == operators()
     assert files(render(examples="all")).keys() - default == examples()
     assert (render(custom_name="spinlab") / "LICENSE").is_file()
@@ -232,6 +234,61 @@ def test_command_line_with_a_strangers_settings(tmp_path: Path) -> None:
     assert len(steps) == 5
     assert steps[0] == "cd spin-lab"
     assert steps[-1].startswith("git init && ")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A git repository with the template in it, of one commit; cookiecutter wants to see "git" in an address."""
+    folder = copy_of_template(tmp_path / "template.git")
+    for words in ("init --quiet", "add --all", "-c user.name=A -c user.email=a@example.org commit --quiet -m first"):
+        subprocess.run(["git", *words.split()], cwd=folder, check=True)
+    return folder
+
+
+def recorded(settings: Path, folder: Path, template: str, *words: str) -> str:
+    """Render with the real command in `folder`; return what the project says of where it comes from."""
+    command = [sys.executable, "-m", "cookiecutter", template, "--no-input", "--config-file", str(settings), *words]
+    subprocess.run([*command, "-o", "out", "proj_name=spin-lab"], cwd=folder, check=True, capture_output=True)
+    return (folder / "out" / "spin-lab" / RECORD).read_text(encoding="utf-8")
+
+
+def test_the_project_knows_where_it_comes_from(tmp_path: Path, settings: Path, repository: Path) -> None:
+    """Address, commit and answers; the version is in common/VERSION. Of a clone, as of an address on the web."""
+    git = ["git", "-C", str(repository)]
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    address = f"file://{repository}"
+    said = yaml.safe_load(recorded(settings, tmp_path, address, 'description=Zoë\'s: "yes"', "ops=no"))
+    assert said.pop("_commit") == head
+    assert said.pop("_src_path") == address
+    asked = json.loads((REPO / "cookiecutter.json").read_text())
+    assert said.keys() == {key for key in asked if not key.startswith("_")}
+    assert (said["proj_name"], said["ops"], said["description"]) == ("spin-lab", "no", 'Zoë\'s: "yes"')
+    subprocess.run([*git, "pack-refs", "--all"], check=True)
+    again = recorded(settings, tmp_path, str(repository), "-f")
+    assert f"_commit: {head}\n" in again  # read in the template's own folder, here from a file of all branches
+    assert recorded(settings, tmp_path, str(repository), "-f") == again
+
+
+def test_a_work_tree_has_a_commit(tmp_path: Path, settings: Path, repository: Path) -> None:
+    """Where `.git` is a file, and the commit is not that of the repository's own folder."""
+    git = ["git", "-C", str(repository)]
+    subprocess.run([*git, "worktree", "add", "--quiet", "-b", "side", "../side"], check=True, capture_output=True)
+    mine = ["-c", "user.name=A", "-c", "user.email=a@example.org", "commit", "--quiet", "--allow-empty", "-m", "second"]
+    subprocess.run(["git", *mine], cwd=tmp_path / "side", check=True)
+    heads = subprocess.run([*git, "rev-parse", "side", "HEAD"], check=True, capture_output=True, text=True).stdout
+    side, main = heads.split()
+    assert side != main
+    assert f"_commit: {side}\n" in recorded(settings, tmp_path, "side")
+
+
+def test_a_path_is_recorded_as_it_was_given(tmp_path: Path, settings: Path) -> None:
+    """And no other path of this machine; a folder that is no repository has no commit."""
+    copy_of_template(tmp_path / "template")
+    said = recorded(settings, tmp_path, "./template")
+    assert "_src_path: ./template\n" in said
+    assert "_commit" not in said
+    assert str(tmp_path) not in said
+    assert not re.search(r"[ \"'](/|[A-Z]:)", said)
 
 
 def test_prompts_cover_every_question() -> None:

@@ -1,8 +1,9 @@
 """Renders a project, trains it on the CPU, evaluates its best checkpoint, and shows where the results are.
 
-    python tools/demo.py FOLDER
+    python tools/demo.py FOLDER [--KEY VALUE ...]
 
-FOLDER is made anew every time; one that this script did not make is left alone.
+FOLDER is made anew every time; one that this script did not make is left alone. Keys go to the training:
+--progress.max_steps 2 shows that everything works on a machine, and learns nothing.
 """
 
 import json
@@ -21,10 +22,10 @@ RUN = Path("experiments/default")
 MARK = ".made_by_make_demo"
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, keys: list[str]) -> None:
     project = render(folder)
     print(f"   cd {project}", flush=True)
-    run(project, "train.py", "--config", "configs/default.yaml", "--gpu_ids", "-1")
+    run(project, "train.py", "--config", "configs/default.yaml", "--gpu_ids", "-1", *keys)
     run(project, "evaluate.py", "--model_pt", str(RUN / "checkpoints/best.pt"))
     show_results(project)
 
@@ -68,6 +69,6 @@ def show_results(project: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]).resolve())
+    main(Path(sys.argv[1]).resolve(), sys.argv[2:])

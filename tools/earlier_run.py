@@ -1,12 +1,14 @@
-"""Trains a small run with the template as it was at a commit, and keeps it for tests/test_earlier_runs.py.
+"""Trains a small run with the template as it was at a commit, and keeps both for the tests of later versions.
 
-    python tools/earlier_run.py COMMIT ...
+    python tools/earlier_run.py COMMIT [NAME]
 
-Each becomes tests/earlier_runs/COMMIT: a run of two epochs, and `continued.jsonl`, the values that its own `--resume`
-measured in a third one. Run it for the commit of each release.
+The run becomes tests/earlier_runs/NAME, by default COMMIT: two epochs, and `continued.jsonl`, the values that its own
+`--resume` measured in a third one. The template becomes tests/earlier_templates/NAME.tar.xz, from which projects are
+updated: a clone in CI may have no history. `make release` calls it.
 """
 
 import io
+import lzma
 import os
 import platform
 import shutil
@@ -29,15 +31,30 @@ TRAIN = [
 RUN = Path("experiments/old")
 
 
-def main(commits: list[str]) -> None:
-    for commit in commits:
-        with tempfile.TemporaryDirectory() as folder:
-            keep(Path(folder), REPO / "tests" / "earlier_runs" / commit, commit)
+TEMPLATE = ("{{cookiecutter.proj_name}}", "hooks", "cookiecutter.json", "copier.yml")
 
 
-def keep(folder: Path, target: Path, commit: str) -> None:
+def main(commit: str, name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        packed = template_at(commit)
+        keep(Path(folder), REPO / "tests" / "earlier_runs" / name, packed)
+        archive = REPO / "tests" / "earlier_templates" / f"{name}.tar.xz"
+        archive.parent.mkdir(exist_ok=True)
+        archive.write_bytes(lzma.compress(packed, preset=9 | lzma.PRESET_EXTREME))
+
+
+def template_at(commit: str) -> bytes:
+    """Pack what a project is rendered from, as it was at a commit."""
+
+    def git(*words: str) -> bytes:
+        return subprocess.run(["git", *words], cwd=REPO, check=True, capture_output=True).stdout
+
+    there = git("ls-tree", "--name-only", commit).decode().splitlines()
+    return git("archive", commit, *(name for name in TEMPLATE if name in there))
+
+
+def keep(folder: Path, target: Path, packed: bytes) -> None:
     """Render, train and continue in `folder`; write the run to `target`, without traces of this machine."""
-    packed = subprocess.run(["git", "archive", commit], cwd=REPO, check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(folder / "template", filter="data")
     answers = {"no_input": True, "default_config": True, "output_dir": str(folder)}
@@ -71,4 +88,6 @@ def cleaned(text: str, project: Path) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or sys.exit(__doc__))
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    main(sys.argv[1], sys.argv[-1])

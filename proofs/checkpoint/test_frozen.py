@@ -138,10 +138,10 @@ STAGES = "[{until: 3step, freeze: [base.*]}, {until: 7step, freeze: [down.*]}, {
 def test_stages_that_freeze_other_parts(runs: Runs, at: int) -> None:
     """What any stage has trained is in the file, and so is its average; cut in each stage."""
     more = ["--model.width", "50", *MODEL, "--stages", STAGES, "--checkpoint.frozen"]
-    whole = final(runs.train(*words("ema", *more, "true"), name="whole"))
+    whole = outcome(runs.train(*words("ema", *more, "true"), name="whole"))
     cut(runs, "ema", at, *more, "false")
     assert ("base.1.weight" in load(runs.root / "cut")["frozen"]) == (at == 3)
-    part = final(runs.train(*words("ema", *more, "false", "--resume", "auto"), name="cut"))
+    part = outcome(runs.train(*words("ema", *more, "false", "--resume", "auto"), name="cut"))
     assert set(part["latest"]["frozen"]) == {"table"}
     assert set(part["latest"]["ema"]["shadow"]) == set(whole["latest"]["model"])
     for state in (whole["latest"], whole["best"], part["latest"], part["best"]):

@@ -102,7 +102,7 @@ def test_libraries_do_not_flood_the_debug_log(tmp_path, capsys):
 
 def test_a_traceback_shows_no_values(tmp_path, capsys):
     """CT-55: values of variables in a traceback would be data, or a password."""
-    password = "canary-4711"
+    password = "canary-4711"  # pragma: allowlist secret
     setup_log(file=tmp_path / "train.log")
     try:
         _ = int(password[:0])

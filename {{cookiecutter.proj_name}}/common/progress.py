@@ -42,14 +42,18 @@ class TaskPosition(NamedTuple):
     steps_per_epoch: int | None = None
 
 
-def resumed_position(at: Position, epoch_size: int) -> Position:
-    """Return the position for data of `epoch_size` samples. Raises `UserError` inside an epoch of another size."""
+def resumed_position(at: Position, epoch_size: int, least: int = 1) -> Position:
+    """Return the position for data of `epoch_size` samples; that of the next epoch if fewer than `least` are left.
+
+    Raises `UserError` inside an epoch of another size.
+    """
     if at.sample and at.epoch_size != epoch_size:
         raise UserError(
             f"the checkpoint stopped in epoch {at.epoch + 1}, after {at.sample} of {at.epoch_size} samples, but the "
             f"training data has {epoch_size} now; use the same data, or take only the weights: --progress.start_epoch 0"
         )
-    return at._replace(epoch_size=epoch_size)
+    is_done = 0 < epoch_size - at.sample < least
+    return Position(at.step, at.epoch + is_done, 0 if is_done else at.sample, epoch_size)
 
 
 @dataclass(frozen=True)
@@ -235,8 +239,7 @@ class Triggers:
 
     def is_over(self, at: Position) -> bool:
         """Return whether the run has reached its configured end."""
-        epoch, max_steps = self._config.epoch, self._config.max_steps
-        return (epoch is not None and at.epoch >= epoch) or (max_steps is not None and at.step >= max_steps)
+        return at.epoch >= (self._config.epoch or math.inf) or at.step >= (self._config.max_steps or math.inf)
 
 
 @dataclass

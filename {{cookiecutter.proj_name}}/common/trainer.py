@@ -298,12 +298,12 @@ class Trainer:
             self.stages.load_state_dict(state["stages"])
             self.begin_stage()
         self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), path))
-        self.move_to(at := resumed_position(self.at, self.stream.epoch_size))
+        least = self.stream.samples_per_step if self.stream.is_indexed and self.config.loader.drop_last else 1
+        self.move_to(at := resumed_position(self.at, self.stream.epoch_size, least))
         self.saver.saved_step = at.step
         logger.info("resuming {} after epoch {}, sample {}, step {}", path, at.epoch, at.sample, at.step)
         logger.info("{}", report)
-        if self.triggers.is_over(at):
-            self.progress.stop_reason = "finished"
+        self.progress.stop_reason = "finished" if self.triggers.is_over(at) else ""
         if reason := self.best.reason_to_stop(self.progress.values.get(self.best.config.metric)):
             logger.info("this run stopped early here: {}; to continue training, change that setting", reason)
             self.progress.stop_reason = "early_stop"

@@ -109,7 +109,7 @@ def _drop_marked(text: str, names: Sequence[str], lines: Sequence[str]) -> str:
 
 def _without_entries(table: str, names: Sequence[str]) -> str:
     for name in names:
-        table = re.sub(rf"^{re.escape(name)}:\n(?:[ #].*\n|\n(?=[ #]))*\n?", "", table, flags=re.MULTILINE)
+        table = re.sub(rf"^{re.escape(name)}:\n(?:[ #].*\n|\n(?=\n*[ #]))*\n?", "", table, flags=re.MULTILINE)
     return table.rstrip("\n") + "\n"
 
 

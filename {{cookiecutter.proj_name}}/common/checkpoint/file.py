@@ -4,7 +4,7 @@ import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from common.base.nested import map_leaves
 from common.config import nearest
 from common.run.paths import RunPaths
 
-# Of the layout. A part that is added needs no new number: `completed` fills it in for older files, and older code
-# ignores it. Raise it when older code would misread a new file, and convert the older layout in `completed`.
+# Of the layout. A part that is added needs no new number: `complete` fills it in for older files, and older code
+# ignores it. Raise it when older code would misread a new file, and add the reader of the number before.
 FORMAT = 1
+# By number: converts a checkpoint of that format into one of the next.
+READERS: dict[int, Callable[[Mapping[str, Any]], dict[str, Any]]] = {}
 
 
 class CheckpointError(UserError):
@@ -86,13 +88,30 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: it is missing, damaged (truncated, a flipped bit), or not a checkpoint of this project.
+        UserError: see `current`.
     """
     state = load_archive(path)
-    if not is_checkpoint(state) or state["format"] > FORMAT:
+    if not is_checkpoint(state):
         raise CheckpointError(
-            f"{path} holds no checkpoint of this project in a format up to {FORMAT}; if it holds weights alone, start "
-            f"a run from them: --init_from.path {path}"
+            f"{path} holds no checkpoint of this project; if it holds weights alone, start a run from them: "
+            f"--init_from.path {path}"
         )
+    return current(state, path)
+
+
+def current(state: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return a checkpoint of any format up to today's in the layout of today.
+
+    Raises:
+        UserError: a later version wrote it. It is not damaged, so nothing falls back to an older file.
+    """
+    if state["format"] > FORMAT:
+        raise UserError(
+            f"{path} has format {state['format']}, written by a later version of this project; this one reads formats "
+            f"up to {FORMAT}. Use the code that wrote it (run.json names its commit), or update this: docs/updating.md"
+        )
+    for number in range(state["format"], FORMAT):
+        state = READERS[number](state) | {"format": number + 1}
     return complete(state)
 
 

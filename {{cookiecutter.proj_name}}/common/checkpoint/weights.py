@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.base.errors import UserError
-from common.checkpoint.file import CheckpointError, is_checkpoint, load_archive
+from common.checkpoint.file import CheckpointError, current, is_checkpoint, load_archive
 from common.config import section
 from common.config.names import join_names
 from common.distributed import Rank, main_first
@@ -126,6 +126,7 @@ def _checksum(path: Path) -> str:
 def _read_weights(path: Path) -> dict[str, Tensor]:
     state = load_archive(path)
     if is_checkpoint(state):
+        state = current(state, path)
         return averaged_state_dict(state["model"], state["ema"])
     for name in ("state_dict", "model"):  # how other projects wrap them
         if isinstance(state, dict) and isinstance(state.get(name), dict):

@@ -72,7 +72,7 @@ def merge(base: Node, over: Node, annotation: Any) -> Node:
         rule = f"changes a part of {base.value} ({base.origin}); change the section it refers to, or write all of it"
         return replace(over, problem=over.problem or rule)
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)) or over.replace:
-        return over
+        return replace(over, replace=isinstance(over.value, dict))  # of what is below `base`, nothing stays
     entries = dict(base.value)
     old, new = entries.get("type"), over.value.get("type")
     if old is not None and new is not None and old.value != new.value and section_of(annotation) is None:
@@ -80,7 +80,7 @@ def merge(base: Node, over: Node, annotation: Any) -> Node:
         entries = {name: node for name, node in entries.items() if name in kept}
     for name, node in over.value.items():
         entries[name] = merge(entries[name], node, child(annotation, name)) if name in entries else node
-    return replace(over, value=entries, problem=over.problem or base.problem)
+    return replace(over, value=entries, replace=base.replace, problem=over.problem or base.problem)
 
 
 def rename(node: Node, annotation: Any) -> Node:

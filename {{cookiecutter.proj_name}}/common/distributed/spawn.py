@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,14 +34,16 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     count = len(host_devices(gpu_ids, config.processes))
     if count == 1:
         return None
-    # On a free port; it outlives rank 0.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # On a free port; it outlives rank 0. A socket of ours, as PyTorch's own would listen on every address of the host.
+    server = socket.create_server(("127.0.0.1", 0))
+    host, port = server.getsockname()
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
     shared = {
         **os.environ,
         SPAWNED: str(os.getpid()),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": host,
         "MASTER_PORT": str(store.port),
     }
     command = [sys.executable, *_interpreter_flags(), *argv]
@@ -51,8 +54,7 @@ def spawn(gpu_ids: GpuIds, config: DistConfig, argv: Sequence[str]) -> int | Non
     before = {number: signal.signal(number, lambda number, frame: arrived.append(number)) for number in numbers}
     try:
         for rank in range(count):
-            variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            children.append(subprocess.Popen(command, env={**shared, **variables}))
+            children.append(subprocess.Popen(command, env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
         return _wait(children, arrived)
     finally:
         for child in children:
@@ -86,10 +88,8 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"], arrived: list[int]) -> 
             number = arrived.pop(0)
             for child in children:
                 child.send_signal(number)  # does nothing if it has ended
-    code = codes[first] or 0
-    if code >= 0:
+    if (code := codes[first] or 0) >= 0:
         return code
-    name = signal.Signals(-code).name
-    hint = "; did the machine run out of memory (see dmesg)?" if name == "SIGKILL" else ""
-    print(f"error: rank {first} was ended by {name}{hint}", file=sys.stderr)
+    hint = "; did the machine run out of memory (see dmesg)?" if -code == signal.SIGKILL else ""
+    print(f"error: rank {first} was ended by {signal.Signals(-code).name}{hint}", file=sys.stderr)
     return 128 - code

@@ -124,14 +124,17 @@ class Lab:
         return next(note for note in self.notes() if note["kind"] == "facts")
 
 
-def same_bits(a: Record, b: Record) -> Finding | None:
-    """Compare what passed through two runs, what they measured, and their last checkpoints; None: no bit differs."""
+def same_bits(a: Record, b: Record, skip: tuple[str, ...] = ()) -> Finding | None:
+    """Compare what passed through two runs, what they measured, and their last checkpoints; None: no bit differs.
+
+    `skip`: beginnings of names in the checkpoints that may differ.
+    """
     if difference := first_difference(a, b):
         return Finding(str(difference), difference.step, difference.kind, difference.name)
-    for kind, compare in (("value", compare_rows), ("state", compare_checkpoints)):
-        if lines := compare(a.run, b.run)[1]:
-            text = " ".join(line.strip() for line in lines[:2])
-            return Finding(f"all weights are the same, but {text}", None, kind, lines[1].strip())
+    values, states = compare_rows(a.run, b.run)[1], compare_checkpoints(a.run, b.run, skip)[1]
+    if lines := values or states:
+        text = " ".join(line.strip() for line in lines[:2])
+        return Finding(f"all weights are the same, but {text}", None, "value" if values else "state", lines[1].strip())
     return None
 
 

@@ -79,14 +79,18 @@ def cards(run: RunFiles) -> Iterator[tuple[str, float, str]]:
 
 
 def results(run: RunFiles) -> dict[str, Mapping[str, float]]:
-    """Columns of values: last of training, best and last of validation, last of evaluation, those of evaluate.py."""
+    """Columns of values: last of training, best and last of validation, last of evaluation, those of evaluate.py.
+
+    A loss that equals the sum, as a single one does, is there once.
+    """
     train = {name: value for name, value in run.last.get("train", {}).items() if not _is_setting(name)}
     columns: dict[str, Mapping[str, float]] = {"train, last": train}
     if run.best:
         columns[f"val, best (step {run.best['step']:,})"] = run.measured("val")[run.best["step"]]
     for event in ("val", "eval"):
         columns[f"{event}, last (step {max(run.measured(event), default=0):,})"] = run.last.get(event, {})
-    return {name: values for name, values in columns.items() if values} | compare.evaluations(run)
+    same, columns = compare.twins([run]), columns | compare.evaluations(run)
+    return {name: {key: values[key] for key in values if key not in same} for name, values in columns.items() if values}
 
 
 def results_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> dict[str, Mapping[str, float]]:

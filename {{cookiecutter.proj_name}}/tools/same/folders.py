@@ -49,8 +49,11 @@ def measurements(run: Path) -> Rows:
     return values
 
 
-def compare_checkpoints(first: Path, second: Path) -> tuple[str, list[str]]:
-    """Return what was compared of the newest checkpoints of the same step, and the entries that differ."""
+def compare_checkpoints(first: Path, second: Path, skip: tuple[str, ...] = ()) -> tuple[str, list[str]]:
+    """Return what was compared of the newest checkpoints of the same step, and the entries that differ.
+
+    `skip`: beginnings of the names of entries that may differ.
+    """
     a, b = checkpoints(first), checkpoints(second)
     if not (common := a.keys() & b.keys()):
         return "no checkpoints, since the runs have none of the same step", []
@@ -58,7 +61,8 @@ def compare_checkpoints(first: Path, second: Path) -> tuple[str, list[str]]:
     before, after = (dict(leaves(read_checkpoint(files[step]))) for files in (a, b))
     tensors = sum(isinstance(value, Tensor) for value in before.values())
     what = f"{tensors} tensors and {len(before) - tensors} other entries of the checkpoints of step {step}"
-    return what, _differences("entries of the checkpoints", before, after, list({**before, **after}))
+    names = [name for name in {**before, **after} if not name.startswith(skip)]
+    return what, _differences("entries of the checkpoints", before, after, names)
 
 
 def checkpoints(run: Path) -> dict[int, Path]:
