@@ -28,8 +28,8 @@ FILE = re.compile(r"(?:#|//) (\S+\.(?:py|yaml|cpp|cu))\n")  # the first line of 
 KNOWN = yaml.safe_load((REPO / "tests" / "blocks.yaml").read_text(encoding="utf-8"))
 NEEDS = {"a cluster", "a GPU", "another package", "minutes", "a server"}
 PAGES = [
-    *("../README.md", "../CONTRIBUTING.md", "../AGENTS.md", "README.md", "AGENTS.md"),
-    *(path.relative_to(TEMPLATE).as_posix() for path in sorted(TEMPLATE.rglob("*.md")) if path.parent != TEMPLATE),
+    *(f"../{path.relative_to(REPO).as_posix()}" for path in sorted([*REPO.glob("*.md"), *REPO.glob("docs/*.md")])),
+    *(path.relative_to(TEMPLATE).as_posix() for path in sorted(TEMPLATE.rglob("*.md"))),
 ]
 CHECK_FRAGMENTS = """
 import json, sys
