@@ -136,3 +136,12 @@ def test_the_site_in_a_browser(address: str) -> None:
         assert tab.errors == []
         assert [url for url in tab.requests if not url.startswith((address, "data:", "blob:", "about:"))] == []
     REPORT.append("the docs site in Chromium, at three widths, light and dark")
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    command = [sys.executable, "tools/docs_site.py", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "make docs SITE=" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

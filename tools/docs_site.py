@@ -57,6 +57,8 @@ class Like(Extension):  # type: ignore[misc]
 
 def main(site: Path) -> None:
     """Render a project with everything in it, and build its site."""
+    if site.exists() and any(site.iterdir()) and not (site / "search" / "search_index.json").is_file():
+        sys.exit(f"{site} holds something that is no docs site; name another folder: make docs SITE=...")
     with tempfile.TemporaryDirectory() as home:
         answers = {"proj_name": NAME, "examples": "all", "description": "A PyTorch project"}
         options = {"no_input": True, "output_dir": home, "default_config": True}
