@@ -128,6 +128,13 @@ def problem_with_braces(text):
     return None
 
 
+def problem_with_line_ends(text):
+    """Return what is wrong with line ends that somebody's settings ask for, or None."""
+    if text != "\n":
+        return "lines of this project end in LF, or its shell scripts would not run; delete the key from your settings"
+    return None
+
+
 def remove_parents():
     """For a name such as a/b, cookiecutter removes b when this program has ended: a goes then, too, if it is empty."""
     folder = Path.cwd()
@@ -153,6 +160,7 @@ def main():
         ("custom_name", problem_with_custom),
         ("description", problem_with_text),
         ("author_name", problem_with_text),
+        ("_new_lines", problem_with_line_ends),
     )
     for key, check in checks:
         value = str(ANSWERS[key])

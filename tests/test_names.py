@@ -66,6 +66,7 @@ def test_good_names_have_none(pre_gen: ModuleType) -> None:
         ({"custom_name": ""}, "Python package"),
         ({"description": "two\nlines"}, "one line"),
         ({"author_name": "a\x07b"}, "one line"),
+        ({"_new_lines": "\r\n"}, "end in LF"),
     ],
     ids=str,
 )
