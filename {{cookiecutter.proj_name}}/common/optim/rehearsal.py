@@ -29,42 +29,46 @@ def rehearse(
         UserError: its steps fail. If a resumed run would differ, this is a warning.
     """
 
-    def start(weights: Iterable[Tensor]) -> Optimizer:
-        params = [(name, nn.Parameter(weight.clone())) for name, weight in zip(names, weights, strict=True)]
+    by_dim = {parameter.dim(): (name, local(parameter).detach()) for name, parameter in named}
+    small = {
+        name: weight.new_full([max(1, min(size, 8)) for size in weight.shape], 0.5) for name, weight in by_dim.values()
+    }
+    if any(weight.is_meta for weight in small.values()):
+        return
+
+    def start(weights: Mapping[str, Tensor]) -> Optimizer:
+        params = [(name, nn.Parameter(weight.clone())) for name, weight in weights.items()]
         optimizer = construct([{**group, "params": params}])
         if hasattr(optimizer, "train"):
             optimizer.train()
         return optimizer
 
-    def train(optimizer: Optimizer, first: int) -> list[Tensor]:
-        weights = {name: weight for part in optimizer.param_groups for name, weight in _named(part)}
-        for step in range(first, first + _STEPS):
-            torch.manual_seed(step)
-            for weight in weights.values():
-                weight.grad = (weight.detach() - 1) * (1 + step % 3)
-            optimizer.step()
-        return [weights[name].detach().clone() for name in names]
-
-    by_dim = {parameter.dim(): (name, local(parameter).detach()) for name, parameter in named}
-    names = [name for name, _ in by_dim.values()]
-    small = [weight.new_full([max(1, min(size, 8)) for size in weight.shape], 0.5) for _, weight in by_dim.values()]
-    if any(weight.is_meta for weight in small):
-        return
     kind = type(start(small)).__name__
     try:
         with torch.random.fork_rng(devices=[]):
             first, file = start(small), BytesIO()
-            second = start(train(first, 0))
+            second = start(_train(first, 0))
             torch.save(first.state_dict(), file)
             file.seek(0)
             second.load_state_dict(torch.load(file, weights_only=True))
-            same = all(map(torch.equal, train(first, _STEPS), train(second, _STEPS)))
+            ends = _train(first, _STEPS), _train(second, _STEPS)
     except Exception as error:
         raise UserError(f"optim_type {kind} failed when it was tried on small parameters: {error}") from error
-    if not same:
+    if not all(torch.equal(ends[0][name], ends[1][name]) for name in small):
         rule = "keeps a part of its state where no checkpoint has it"
         logger.warning("optimizer {} {}: a resumed run will differ", kind, rule)
 
 
-def _named(group: Mapping[str, Any]) -> Iterable[tuple[str, Tensor]]:
-    return zip(group["param_names"], group["params"], strict=True)
+def _train(optimizer: Optimizer, first: int) -> dict[str, Tensor]:
+    """Take steps towards weights of 1, from step `first` on. Returns the weights by name."""
+    weights = {
+        name: weight
+        for group in optimizer.param_groups
+        for name, weight in zip(group["param_names"], group["params"], strict=True)
+    }
+    for step in range(first, first + _STEPS):
+        torch.manual_seed(step)
+        for weight in weights.values():
+            weight.grad = (weight.detach() - 1) * (1 + step % 3)
+        optimizer.step()
+    return {name: weight.detach().clone() for name, weight in weights.items()}
