@@ -1,9 +1,7 @@
 """docs/optim.md does what it says."""
 
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,8 +11,8 @@ from torch import Tensor, nn
 from common.config import resolve
 from common.optim import OptimConfig
 from tests.conftest import CONFIG, PROJECT, Runs, load
+from tests.optim.test_optim import MATRICES
 from tests.parts import Plain
-from tests.resume import same_after_cut
 from custom.config import Config
 
 GUIDE = (PROJECT / "docs" / "optim.md").read_text(encoding="utf-8")
@@ -27,17 +25,6 @@ def blocks(language: str) -> list[str]:
 NAMES: dict[str, Any] = {"nn": nn, "torch": torch, "Tensor": Tensor}
 [HEAD] = [text for text in blocks("python") if "class Head" in text]
 exec(HEAD, NAMES)
-
-
-@pytest.fixture(autouse=True)
-def muon(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The guide's optimizer, as a module of the name that its config has."""
-    [path] = re.findall(r"optim_type: ([\w.]+)\.MuonAdamW", GUIDE)
-    [text] = [text for text in blocks("python") if "class MuonAdamW" in text]
-    module = ModuleType(path)
-    exec(text, vars(module))
-    monkeypatch.setitem(sys.modules, path, module)
-    return module
 
 
 class Mixed(Plain):
@@ -82,22 +69,9 @@ def test_what_autocast_does_on_a_cpu() -> None:
         assert {part.dtype for part in (x + inside, norm(x))} == {torch.float32}
 
 
-def test_an_optimizer_of_ones_own(runs: Runs, muon: Any) -> None:
-    """P12: both parts train theirs at their own rate, and a resumed run is the uncut one."""
-    more = ["--optim.optim_type", f"{muon.__name__}.MuonAdamW", "--optim.weight_decay", "0.1"]
-    more += ["--model", "{type: tests.parts.Tower}", "--optim.no_decay", "auto", "--optim.lr_scheduler.type", "cosine"]
-    uncut, _ = same_after_cut(runs, "plain", *more)
-    state = load(uncut)["optimizer"]
-    moments = {
-        name: set(state["state"][number])
-        for group in state["param_groups"]
-        for number, name in zip(group["params"], group["param_names"], strict=True)
-    }
-    assert moments["layers.0.layer.weight"] == {"momentum_buffer"}
-    assert moments["head.weight"] == moments["layers.0.layer.bias"] == {"step", "exp_avg", "exp_avg_sq"}
-    rates = {group["name"]: group["lr"] for group in state["param_groups"]}
-    assert rates.keys() == {"muon.all", "all", "all.no_decay"}
-    assert rates["muon.all"] == pytest.approx(20 * rates["all"])
+def test_the_preset_of_muon_is_the_one_that_is_tried() -> None:
+    """Trained, cut and resumed in tests/optim."""
+    assert f"groups: {MATRICES}\n" in GUIDE
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))

@@ -96,10 +96,10 @@ class Trainer:
         self.move_to(self.at)
         self.task.loss.set_weights(config.loss)
         self.strategy.freeze(config.prepare.freeze)
-        self.ema.follow(self.task)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         optim = config.optim.scale_lr(self.stream.samples_per_step)
         self.optimizer = build_optimizer(optim, self.task, self.task.groups(), getattr(self, "optimizer", None))
+        self.ema.follow(self.task, self.optimizer)
         self.schedule = self.stages.schedule(self.optimizer)
         self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
         # Anomaly detection names the operation, in the backward pass; with it, each step is logged, and so checked.

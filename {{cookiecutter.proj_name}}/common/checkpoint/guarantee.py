@@ -11,6 +11,7 @@ from common.config.record import config_of_today
 from common.data.view import innermost
 from common.distributed import Rank
 from common.optim.factors import Plateau
+from common.optim.several import parts_of
 
 # Keys that decide when and what a run measures, and thereby its best value, early stopping, perhaps its rate.
 MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val.*", "metric", "metric.*")
@@ -76,10 +77,10 @@ def unknowns(run: RunState) -> list[str]:
     Add here what else the engine cannot check.
     """
     parts: Mapping[str, Any] = run.parts
-    optimizer, plateau, dataset = type(parts["optimizer"]), parts["schedule"].plateau, parts["data"].dataset
-    reasons = []
-    if not optimizer.__module__.startswith("torch.optim"):
-        reasons.append(f"optimizer {_path(optimizer)} restores its own state")
+    plateau, dataset = parts["schedule"].plateau, parts["data"].dataset
+    kinds = dict.fromkeys(map(type, parts_of(parts["optimizer"])))
+    others = [kind for kind in kinds if not kind.__module__.startswith("torch.optim")]
+    reasons = [f"optimizer {_path(kind)} restores its own state" for kind in others]
     if plateau is not None and type(plateau) is not Plateau:  # all others are functions of the step
         reasons.append(f"schedule {_path(type(plateau))} restores its own state")
     if not run.fingerprint["data position restored"]:

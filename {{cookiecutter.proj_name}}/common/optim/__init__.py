@@ -59,11 +59,13 @@ class OptimConfig(ClipConfig, OptimizerConfig):
             return
         if self.momentum_scheduler.type == "plateau":
             yield Problem("momentum_scheduler.type", "plateau", "is not a function of the step")
-        with suppress(UserError):  # reported already
-            named = parameters(optimizer_class(self.optim_type))[0]
-            if "betas" not in named and not self.args.get("momentum", getattr(named.get("momentum"), "default", 0)):
-                rule = f"optim_type {self.optim_type} has no momentum"
-                yield Problem("momentum_scheduler", ABSENT, rule, "set args.momentum, if it takes it")
+        for at, (name, args) in enumerate([self.kind(), *map(self.kind, self.groups)]):
+            with suppress(UserError):  # reported already
+                named = parameters(optimizer_class(name))[0]
+                if "betas" not in named and not args.get("momentum", getattr(named.get("momentum"), "default", 0)):
+                    where = f" of groups[{at - 1}]" if at else ""
+                    rule = f"optim_type {name}{where} has no momentum"
+                    yield Problem("momentum_scheduler", ABSENT, rule, "set args.momentum, if it takes it")
 
     def scale_lr(self, samples_per_step: int) -> "OptimConfig":
         """These settings with the rate for steps of so many samples, over all processes; see `scale_lr_by`."""

@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from common.base.errors import UserError
 from common.config import Problem, section
 from common.distributed import buffer_kinds
 from common.distributed.sharded import is_sharded, local
+from common.optim.several import parts_of
 from common.progress import EpochInterval, Interval, Position
 
 OWN = "weights."
@@ -59,13 +61,24 @@ class Ema:
         self._steps = self._updates = 0
         self._start = Interval.parse(config.start, "epoch")
         self._shadow, self._parts = dict[str, Tensor](), list[Tensor]()
+        self._switched: list[Any] = []
         self._never = set(buffer_kinds(model))
         self.follow(model)
         if config.device and any(is_sharded(value) for value in self._shadow.values()):
             raise UserError("optim.ema.device cpu: with dist.strategy fsdp the average is sharded; set it to null")
 
-    def follow(self, model: nn.Module) -> None:
-        """Average from now on what is trained now, too. Call it when a stage begins, which may unfreeze parameters."""
+    def follow(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
+        """Average from now on what is trained now, too. Call it when a stage begins, which may unfreeze parameters.
+
+        An optimizer with the modes `train` and `eval` (schedule-free) averages by itself: its `eval` gives the average.
+        """
+        self._model = model
+        parts = [] if optimizer is None else parts_of(optimizer)
+        self._switched = [part for part in parts if hasattr(part, "train") and hasattr(part, "eval")]
+        for part in self._switched:
+            if self.is_active:
+                raise UserError(f"optim.ema.decay: {type(part).__name__} averages the weights itself; set it to 0")
+            part.train()
         if self.is_active:
             parameters = model.named_parameters(remove_duplicate=False)
             left_out = self._never | {name for name, parameter in parameters if not parameter.requires_grad}
@@ -105,13 +118,18 @@ class Ema:
 
         Without `average` it has its own, and they too are restored afterwards.
         """
-        weights = self._weights(model)
+        switched = [group["params"] for part in self._switched for group in part.param_groups]
+        weights = self._weights(model) + [local(parameter) for parameters in switched for parameter in parameters]
         kept = [tensor.to(self._config.device or tensor.device, copy=True) for tensor in weights]
         try:
             # In place: references to this memory (compiled graphs, wrappers, the optimizer) stay valid.
-            _copy(weights, self._parts if average else kept)
+            _copy(weights, self._parts if average and self.is_active else kept)
+            for part in self._switched:
+                part.eval()
             yield
         finally:
+            for part in self._switched:
+                part.train()
             _copy(weights, kept)
 
     def reset(self, model: nn.Module) -> None:
@@ -120,8 +138,12 @@ class Ema:
         _copy(self._parts, self._weights(model))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages (not copies) and the numbers of steps and updates; empty if turned off."""
+        """Return the averages and the numbers of steps and updates; empty if turned off. Those here are not copies."""
         counts = {"steps": self._steps, "updates": self._updates, "is_used": self._is_used}
+        if self._switched:
+            with self.applied(self._model), torch.no_grad():
+                named = self._model.named_parameters(remove_duplicate=False)
+                return {"shadow": {name: value.clone() for name, value in named if value.requires_grad}, **counts}
         return {"shadow": self._shadow, **counts} if self._shadow else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

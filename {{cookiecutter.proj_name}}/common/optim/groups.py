@@ -1,4 +1,4 @@
-"""Parameter groups: which parameters have which learning rate and weight decay, by the config or by the task."""
+"""Parameter groups: which parameters have which rate, weight decay and optimizer, by the config or by the task."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,24 +24,32 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class Group(NamedTuple):
-    """Parameters with a learning rate or a weight decay of their own.
+    """Parameters with a learning rate, a weight decay or an optimizer of their own.
 
-    `lr` is a factor of optim.lr; with `weight_decay` None, optim.weight_decay counts.
+    `lr` is a factor of optim.lr; with `weight_decay` None, optim.weight_decay counts. With `optim_type` None it is that
+    of optim, and `args` are laid over optim.args.
     """
 
     name: str
     parameters: Iterable[nn.Parameter]
     lr: float = 1.0
     weight_decay: float | None = None
+    optim_type: str | None = None
+    args: Mapping[str, Any] = {}
 
 
 @section
 class GroupConfig:
-    """Parameters with a learning rate or a weight decay of their own."""
+    """Parameters with a learning rate, a weight decay or an optimizer of their own."""
 
     match: Annotated[str | list[str], Field(min_length=1, description='parameters by full name, as in "backbone.*"')]
     lr_mult: Annotated[float, Field(gt=0.0, description="factor of optim.lr")] = 1.0
     weight_decay: Annotated[float | None, Field(ge=0.0, description="null: that of optim")] = None
+    ndim: Annotated[int | None, Field(ge=0, description="only those with so many dimensions; 2: matrices")] = None
+    optim_type: Annotated[str | None, Field(description="another class than optim.optim_type, with its args")] = None
+    args: Annotated[dict[str, Any], Field(description="arguments of optim_type; without one, laid over optim.args")] = (
+        field(default_factory=dict)
+    )
     name: Annotated[str | None, Field(min_length=1, description="for the log; null: made from match")] = None
 
 
@@ -60,7 +68,8 @@ class LayerDecayConfig:
 def parameter_groups(config: "OptimizerConfig", task: nn.Module, chosen: Iterable[Group] = ()) -> list[dict[str, Any]]:
     """Return the trainable parameters in named groups: those `chosen` as given there, all others as configured.
 
-    A group is {"name", "params": [(name, parameter), ...], "lr", "weight_decay"}. Each parameter is in exactly one.
+    A group is {"name", "params": [(name, parameter), ...], "lr", "weight_decay", "optim_type", "args"}. Each parameter
+    is in exactly one.
 
     Raises:
         UserError: no parameter is trainable, a pattern matches nothing, or it is not clear where one belongs.
@@ -83,7 +92,9 @@ def parameter_groups(config: "OptimizerConfig", task: nn.Module, chosen: Iterabl
         decay = next((part.weight_decay for part in parts if part.weight_decay is not None), config.weight_decay)
         if decay and parameter in without_decay:
             label, decay = label + _NO_DECAY, 0.0
-        options = {"lr": config.lr * math.prod(part.lr for part in parts), "weight_decay": decay}
+        optim_type, args = config.kind(parts[0] if parts else None)
+        lr = config.lr * math.prod(part.lr for part in parts)
+        options = {"lr": lr, "weight_decay": decay, "optim_type": optim_type, "args": args}
         group = groups.setdefault(label, {"name": label, "params": [], **options})
         if not group.items() >= options.items():
             raise UserError(f"two groups of parameters are called {label}; give one of them another name")
@@ -98,7 +109,8 @@ def log_groups(groups: Sequence[Mapping[str, Any]]) -> None:
     for group in groups:
         count, numbers = len(group["params"]), sum(parameter.numel() for parameter in group["params"])
         decay = group.get("weight_decay", 0.0)
-        rows.append(f"  {group['name']:<{width}}  {count:>10,}  {numbers:>13,}  {group['lr']:.2e}  {decay:>12g}")
+        row = f"  {group['name']:<{width}}  {count:>10,}  {numbers:>13,}  {group['lr']:.2e}  {decay:>12g}"
+        rows.append(f"{row}  {group.get('optim_type', '').rpartition('.')[2]}".rstrip())
     logger.info("{} parameter groups:\n{}", len(groups), "\n".join(rows))
 
 
@@ -135,9 +147,14 @@ def _assign(groups: Iterable[Group], names: Mapping[str, nn.Parameter], where: s
 def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) -> Iterator[Group]:
     for at, entry in enumerate(entries):
         patterns = [entry.match] if isinstance(entry.match, str) else entry.match
-        label = entry.name or "+".join(pattern.strip("*.") for pattern in patterns) or "matched"
-        inside = [names[name] for name in match_names(patterns, list(names), f"optim.groups[{at}].match")]
-        yield Group(label, inside, entry.lr_mult, entry.weight_decay)
+        label = entry.name or "+".join(pattern.strip("*.") for pattern in patterns) or entry.optim_type or "matched"
+        where = f"optim.groups[{at}]"
+        inside = [names[name] for name in match_names(patterns, list(names), f"{where}.match")]
+        if entry.ndim is not None:
+            inside = [parameter for parameter in inside if parameter.dim() == entry.ndim]
+            if not inside:
+                raise UserError(f"{where}.ndim {entry.ndim}: no parameter that {entry.match} matches has so many")
+        yield Group(label, inside, entry.lr_mult, entry.weight_decay, entry.optim_type, entry.args)
 
 
 def _layers(config: LayerDecayConfig, names: Mapping[str, nn.Parameter]) -> dict[nn.Parameter, Group]:

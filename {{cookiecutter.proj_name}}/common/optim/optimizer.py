@@ -1,8 +1,10 @@
 """Any optimizer of `torch.optim` by name, others by import path, over the parameters that are trained."""
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import field
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,6 +18,8 @@ from common.config.arguments import check_arguments, fit_arguments, is_foreign, 
 from common.config.registry import import_path
 from common.distributed.sharded import is_sharded
 from common.optim.groups import Group, GroupConfig, LayerDecayConfig, log_groups, parameter_groups
+from common.optim.rehearsal import rehearse
+from common.optim.several import Several, parts_of
 
 # Arguments with config keys of their own (lr, weight_decay), and the parameters themselves.
 _PROVIDED = ("params", "lr", "weight_decay")
@@ -37,34 +41,48 @@ class OptimizerConfig:
     ] = field(default_factory=list)
     groups: Annotated[
         list[GroupConfig],
-        Field(description="parameters with a rate or decay of their own: [{match: backbone.*, lr_mult: 0.1}]"),
+        Field(description="parameters with a rate, decay or optimizer of their own: [{match: head.*, lr_mult: 9}]"),
     ] = field(default_factory=list)
     layer_decay: LayerDecayConfig = field(default_factory=LayerDecayConfig)
 
+    def kind(self, group: Group | GroupConfig | None = None) -> tuple[str, dict[str, Any]]:
+        """Return the class and the arguments of the optimizer of a group; None: of all parameters without one."""
+        if group is None:
+            return self.optim_type, self.args
+        if group.optim_type is None:
+            return self.optim_type, {**self.args, **group.args}
+        return group.optim_type, dict(group.args)
+
     def problems(self) -> Iterator[Problem]:
         """An unknown optimizer, or arguments that it rejects."""
+        yield from self._problems("", *self.kind(), self.weight_decay)
+        for at, group in enumerate(self.groups):
+            decay = self.weight_decay if group.weight_decay is None else group.weight_decay
+            if group.optim_type is not None or group.args or group.weight_decay:
+                yield from self._problems(f"groups[{at}].", *self.kind(group), decay)
+
+    def _problems(self, key: str, name: str, args: dict[str, Any], decay: float) -> Iterator[Problem]:
         try:
-            cls = optimizer_class(self.optim_type)
+            cls = optimizer_class(name)
         except UserError as error:
-            yield Problem("optim_type", self.optim_type, str(error))
+            yield Problem(f"{key}optim_type", name, str(error))
             return
-        known = parameter_names(cls)
-        decays = {f"groups[{at}].weight_decay": group.weight_decay for at, group in enumerate(self.groups)}
-        for key, decay in {"weight_decay": self.weight_decay, **decays}.items():
-            if decay and "weight_decay" not in known:
-                yield Problem(key, decay, f"optim_type {cls.__name__} has none", "set it to 0")
+        known, label = parameter_names(cls), f"optim_type {cls.__name__}"
+        if decay and "weight_decay" not in known:
+            yield Problem(f"{key}weight_decay", decay, f"{label} has none", "set it to 0")
         provided = tuple(name for name in _PROVIDED if name in known)
-        strict = cls.__module__.startswith("torch.optim") or not is_foreign(cls)
-        label = f"optim_type {cls.__name__}"
-        wrong = list(check_arguments(cls, self.args, "args", lambda: label, provided, strict=strict))
+        strict = _is_of_torch(cls) or not is_foreign(cls)
+        wrong = list(check_arguments(cls, args, f"{key}args", lambda: label, provided, strict=strict))
+        if key and _needs_closure(cls):
+            yield Problem(f"{key}optim_type", name, "needs a closure, and so all parameters")
         yield from wrong
-        if self.args and not wrong and cls.__module__.startswith("torch.optim"):
+        if args and not wrong and _is_of_torch(cls):
             # torch checks values on construction; one number is enough to find errors before the model exists.
             # Skipped without arguments, as for --help: the first optimizer of a process takes torch a second.
             try:
-                _construct(cls, self, [nn.Parameter(torch.zeros(1, 1))])
+                _construct(cls, self, args, [nn.Parameter(torch.zeros(1, 1))])
             except (TypeError, ValueError, RuntimeError) as error:
-                yield Problem("args", self.args, f"optim_type {cls.__name__} rejects them: {error}")
+                yield Problem(f"{key}args", args, f"{label} rejects them: {error}")
 
 
 def optimizer_class(name: str) -> type[Optimizer]:
@@ -85,45 +103,111 @@ def build_optimizer(
 ) -> Optimizer:
     """Build the configured optimizer over `model`'s trainable parameters, in named groups: first those `chosen`.
 
-    It takes over the state of the optimizer `before` it if that is the same but for rate and decay.
-    Raises `UserError` when nothing is trainable, or when the optimizer cannot train these parameters.
+    It takes over the state that the optimizer `before` it has of parameters whose optimizer is the same but for rate
+    and decay. Raises `UserError` when nothing is trainable, or when the optimizer cannot train these parameters.
     """
-    cls = optimizer_class(config.optim_type)
-    groups = parameter_groups(config, model, chosen)
-    if "weight_decay" not in parameter_names(cls):
-        groups = [{key: value for key, value in group.items() if key != "weight_decay"} for group in groups]
-    named = [pair for group in groups for pair in group["params"]]
-    try:
-        optimizer = _construct(cls, config, groups)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"optim.optim_type {config.optim_type} cannot train {type(model).__name__}: {error}") from error
-    if needs_closure(optimizer) and any(is_sharded(parameter) for _, parameter in named):
-        raise UserError(f"optim.optim_type {cls.__name__} needs the whole gradient in one place: use dist.strategy ddp")
-    for group in optimizer.param_groups if all(parameter.device.type == "cpu" for _, parameter in named) else ():
+    kinds = dict[tuple[type[Optimizer], str], tuple[dict[str, Any], list[dict[str, Any]]]]()
+    for group in parameter_groups(config, model, chosen):
+        cls, args = optimizer_class(group.pop("optim_type")), group.pop("args")
+        if "weight_decay" not in parameter_names(cls):
+            del group["weight_decay"]
+        if cls is not optimizer_class(config.optim_type):
+            group["optim_type"] = f"{cls.__module__}.{cls.__qualname__}"  # saved: states of two classes do not fit
+        kinds.setdefault((cls, str(args)), (args, []))[1].append(group)
+    parts = [_build_part(cls, config, args, groups, model) for (cls, _), (args, groups) in kinds.items()]
+    optimizer = parts[0]
+    if len(parts) > 1:
+        optimizer = Several(parts)
+        optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if any(map(needs_closure, parts)) and (len(parts) > 1 or any(map(is_sharded, parameters))):
+        rule = "needs the whole gradient in one place: use dist.strategy ddp, and no other optimizer for a group"
+        raise UserError(f"optim.optim_type {config.optim_type} {rule}")
+    for group in optimizer.param_groups if all(parameter.device.type == "cpu" for parameter in parameters) else ():
         if group.get("foreach", 0) is None and group.get("fused", 0) is None:
             group["foreach"] = False  # what torch would choose anew in each step, for 20 us
-    if len(groups) > 1:
+    if len(optimizer.param_groups) > 1:
         log_groups(optimizer.param_groups)
-    optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
-    varied = {"lr": None, "weight_decay": None}
-    same = type(before) is cls and before.defaults | varied == optimizer.defaults | varied
-    if before is not None and same and not needs_closure(optimizer):
-        optimizer.state.update({weight: before.state[weight] for _, weight in named if weight in before.state})
+    if before is not None:
+        _take_over(optimizer, before)
     return optimizer
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """Return whether `step` must be given a function that computes the loss again and returns it (LBFGS)."""
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return _needs_closure(type(optimizer))
+
+
+def _needs_closure(cls: type[Optimizer]) -> bool:
+    closure = inspect.signature(cls.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _construct(cls: type[Optimizer], config: OptimizerConfig, params: list[Any]) -> Optimizer:
-    arguments = fit_arguments(cls, config.args)
+def _is_of_torch(cls: type[Optimizer]) -> bool:
+    return cls.__module__.startswith("torch.optim")
+
+
+def _construct(cls: type[Optimizer], config: OptimizerConfig, args: dict[str, Any], params: list[Any]) -> Optimizer:
+    arguments = fit_arguments(cls, args)
     if "weight_decay" in parameter_names(cls):
         # Always, so that 0 means 0: AdamW's own default would be 0.01.
         arguments["weight_decay"] = config.weight_decay
-    return cls(params, lr=config.lr, **arguments)  # type: ignore[call-arg]  # the signature was checked
+    optimizer = cls(params, lr=config.lr, **arguments)  # type: ignore[call-arg]  # the signature was checked
+    optimizer.register_load_state_dict_pre_hook(_fit_loaded_state)
+    return optimizer
+
+
+def _build_part(
+    cls: type[Optimizer], config: OptimizerConfig, args: dict[str, Any], groups: list[dict[str, Any]], model: nn.Module
+) -> Optimizer:
+    """Build an optimizer, and try it. Raises `UserError` if it cannot train these parameters, and which."""
+    named = [pair for group in groups for pair in group["params"]]
+    if cls is torch.optim.SparseAdam:
+        sparse = {weight for part in model.modules() if getattr(part, "sparse", False) for weight in part.parameters()}
+        for name, parameter in named:
+            if parameter not in sparse:
+                raise UserError(f"SparseAdam cannot train {name}: its gradient is dense; give it the groups of others")
+    build = partial(_construct, cls, config, args)
+    try:
+        part = build([dict(group) for group in groups])
+    except Exception as error:
+        single = [pair[0] for pair in named if not _fits(build, {**groups[0], "params": [pair]})]
+        hint = "; optim.groups can give it another optim_type" if single else ""
+        subject = single[0] if single else type(model).__name__
+        raise UserError(f"optim_type {cls.__name__} cannot train {subject}: {error}{hint}") from error
+    if not _is_of_torch(cls) and not needs_closure(part):
+        rehearse(build, groups[0], named)
+    return part
+
+
+def _fits(build: Callable[[list[Any]], Optimizer], group: dict[str, Any]) -> bool:
+    with suppress(Exception):
+        build([group])
+        return True
+    return False
+
+
+def _own(cls: type[Optimizer], group: dict[str, Any]) -> dict[str, Any]:
+    """Return what an optimizer itself keeps in a group: a count of steps, an estimate."""
+    configured = {"name", "params", "param_names", "optim_type", *parameter_names(cls)}
+    return {key: value for key, value in group.items() if key not in configured}
+
+
+def _take_over(optimizer: Optimizer, before: Optimizer) -> None:
+    varied = {"lr": None, "weight_decay": None}
+    old = {
+        parameter: (type(part), part.defaults | varied, group)
+        for part in parts_of(before)
+        for group in part.param_groups
+        for parameter in group["params"]
+    }
+    for part in () if needs_closure(before) else parts_of(optimizer):
+        for group in part.param_groups:
+            kept = [p for p in group["params"] if p in old and old[p][:2] == (type(part), part.defaults | varied)]
+            optimizer.state.update(
+                {parameter: before.state[parameter] for parameter in kept if parameter in before.state}
+            )
+            group.update(_own(type(part), old[kept[0]][2]) if kept else {})
 
 
 def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
@@ -145,10 +229,16 @@ def _fit_loaded_state(optimizer: Optimizer, state: dict[str, Any]) -> dict[str, 
         raise UserError(f"the saved optimizer state {holds} ({len(other)} parameters differ); {hint}")
     # The config's values win: weight decay, betas, the implementation. Others are the optimizer's own; the rate, which
     # the schedule sets before each step, is that of the last one.
-    configured = {"name", "params", "param_names", *parameter_names(type(optimizer))} - {"lr"}
-    for group in groups:
+    kinds = [type(part) for part in parts_of(optimizer) for _ in part.param_groups]
+    for cls, group in zip(kinds, groups, strict=True):
+        for name in group["param_names"]:
+            if (old := saved[name][1].get("optim_type")) != group.get("optim_type"):
+                rule = f"{name} had {old or 'that of optim'}, and the state of one optimizer does not fit another"
+                raise UserError(
+                    f"optim.groups: another optim_type: {rule}; start a new run with progress.start_epoch 0"
+                )
         _, before = saved[group["param_names"][0]]
-        group |= {key: value for key, value in before.items() if key in group and key not in configured}
+        group |= _own(cls, before) | {"lr": before["lr"]}
     states = {}
     for number, (name, parameter) in enumerate(zip(names, parameters, strict=True)):
         if values := state["state"].get(saved[name][0]):

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -36,6 +36,21 @@ def exponential(step: int, milestones: Sequence[int], min_factor: float, lr_gamm
     if milestones[0] <= 0:
         raise UserError("optim.lr_scheduler.lr_steps[0] is reached during the warm-up; shorten the warm-up")
     return max(min_factor, lr_gamma ** (step / milestones[0]))
+
+
+@SCHEDULE_REGISTRY.register("trapezoid")
+@SCHEDULE_REGISTRY.register()
+def wsd(
+    step: int,
+    steps: int,
+    min_factor: float,
+    decay: Share = 0.2,
+    shape: Literal["linear", "cosine", "sqrt"] = "linear",
+) -> float:
+    """Stays at 1, then falls to `min_factor` over the last fraction `decay` of `steps`; `sqrt` falls fast at first."""
+    x = min(1.0, max(0.0, 1.0 - (steps - step) / (decay * steps)))
+    fall = {"linear": 1.0 - x, "cosine": half_cosine(x), "sqrt": 1.0 - x**0.5}[shape]
+    return min_factor + (1.0 - min_factor) * fall
 
 
 @SCHEDULE_REGISTRY.register()

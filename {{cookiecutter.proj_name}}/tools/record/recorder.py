@@ -91,6 +91,8 @@ class Recorder:
 
     def after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Record gradients and what the update changed, write it, and send the signal if it is due."""
+        if optimizer is not self.trainer.optimizer:  # a part of it
+            return
         self.begin_step()
         for name, weight in self.weights:
             if weight.grad is not None:
