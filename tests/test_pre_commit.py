@@ -79,9 +79,9 @@ def test_hooks_come_from_the_package_index(folder: Path) -> None:
 
 
 def test_both_trees_have_the_same_hooks() -> None:
-    """The template's file has two more, for the project inside; what they share has the same versions."""
+    """The template's file has one more, for the types of the project inside; what they share has the same versions."""
     ours, theirs = hooks(REPO), hooks(TEMPLATE)
-    assert ours.keys() - theirs.keys() == {"ruff-project", "mypy-project"}
+    assert ours.keys() - theirs.keys() == {"mypy-project"}
     assert theirs.keys() == PLANTED.keys()
     for name, hook in theirs.items():
         assert ours[name].get("additional_dependencies") == hook.get("additional_dependencies")
