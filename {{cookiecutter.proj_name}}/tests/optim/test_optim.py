@@ -84,7 +84,7 @@ def test_every_torch_optimizer_trains_or_says_why_not(configured, name: str) -> 
             build_optimizer(config, model)
         return
     if name == "SparseAdam":
-        with pytest.raises(UserError, match="SparseAdam cannot train 0.weight: its gradient is dense"):
+        with pytest.raises(UserError, match=r"SparseAdam cannot train 0.weight: its gradient is dense"):
             build_optimizer(config, model)
         return
     optimizer = build_optimizer(config, model)
