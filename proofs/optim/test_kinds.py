@@ -63,7 +63,7 @@ PYPI = {
     "schedulefree.SGDScheduleFree": "",
     "schedulefree.RAdamScheduleFree": "",
     "lion_pytorch.Lion": "weight_decay: 0.1",
-    "prodigyopt.Prodigy": "args: {safeguard_warmup: true}",
+    "prodigyopt.Prodigy": "args: {safeguard_warmup: true, d0: 0.01}",
     "pytorch_optimizer.SOAP": "args: {precondition_frequency: 2}",
     "pytorch_optimizer.Shampoo": "",
     "pytorch_optimizer.Adan": "weight_decay: 0.1",
