@@ -17,7 +17,7 @@ from common.data.plan import evaluation_keys
 from common.distributed import Rank
 from common.distributed.tree import Branches, add_leaf, leaves_here
 from common.evaluation.loss import LossSums
-from common.evaluation.metric import MetricDict, MetricFactory
+from common.evaluation.metric import GatheredMetric, MetricDict, MetricFactory, Results
 
 VALUES = st.floats(-1e6, 1e6, allow_subnormal=False) | st.sampled_from((0.1, 1e16, -1e16, 1e-30))
 
@@ -81,8 +81,18 @@ def test_a_mean_loss_does_not_depend_on_the_batches(losses: list[int], data: st.
 
 
 METRICS = {"Accuracy": None, "top2": {"type": "Accuracy", "k": 2}, "ConfusionMatrix": {"per_class": True}}
-CURVES = {"AreaUnderCurve": None, "MeanAveragePrecision": None}
+CURVES = {"AreaUnderCurve": None, "MeanAveragePrecision": None, "order": {"type": f"{__name__}.InOrder"}}
 CLASSES = 3
+
+
+class InOrder(GatheredMetric):
+    """A number that every change of the order of the samples changes."""
+
+    def results(self, output: Any, batch: Any) -> Results:
+        return {"probabilities": output["probabilities"]}
+
+    def compute(self, results: Results) -> float:
+        return float(sum(place * row[0] for place, row in enumerate(results["probabilities"].tolist())))
 
 
 def measured(scores: Tensor, labels: Tensor, shares: Sequence[Sequence[Sequence[int]]], sections: Any) -> Any:
