@@ -181,7 +181,7 @@ def documents(draw: Any) -> tuple[dict[str, Any], str]:
     tree = draw(TREES)
     if draw(st.booleans()):
         return tree, json.dumps(tree, indent=draw(st.none() | st.integers(0, 5)), ensure_ascii=draw(st.booleans()))
-    writer = YAML(typ=draw(st.sampled_from(("rt", "safe"))), pure=True)
+    writer: Any = YAML(typ=draw(st.sampled_from(("rt", "safe"))), pure=True)
     writer.default_flow_style = draw(st.booleans())
     writer.indent = writer.map_indent = draw(st.integers(2, 7))
     writer.width = draw(st.integers(20, 200))  # type: ignore[assignment]
