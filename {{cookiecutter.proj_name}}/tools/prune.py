@@ -104,7 +104,7 @@ def _drop_marked(text: str, names: Sequence[str], lines: Sequence[str]) -> str:
     text = re.sub(rf"^<!-- leaf: ({any_of}) -->\n.*?^<!-- end -->\n", "", text, flags=re.MULTILINE | re.DOTALL)
     for line in (rf".*<!-- leaf: ({any_of}) -->", *lines):
         text = re.sub(rf"^{line}\n", "", text, flags=re.MULTILINE)
-    return text
+    return re.sub(r"\n+\Z", "\n", text)  # a page may end with a block
 
 
 def _without_entries(table: str, names: Sequence[str]) -> str:
