@@ -161,9 +161,9 @@ def test_a_word_is_that_of_a_second_reader(word: str) -> None:
     assert same(ours(f"key: {word}\n"), {"key": theirs})
 
 
-# What both readers take as the same value, in any form. PyYAML refuses `[a?, :b]`, which YAML 1.2 allows.
-LETTERS = st.characters(max_codepoint=0xFFFF, exclude_categories=("C", "Zl", "Zp"), exclude_characters="$?")
-TEXT = st.text(LETTERS, max_size=12).filter(lambda text: documented(text) == text and text[:1] != ":")
+# What both readers take as the same value, in any form. PyYAML refuses `[a?]`, `[:b]`, which YAML 1.2 allows.
+LETTERS = st.characters(max_codepoint=0xFFFF, exclude_categories=("C", "Zl", "Zp"), exclude_characters="$?:")
+TEXT = st.text(LETTERS, max_size=12).filter(lambda text: documented(text) == text)
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
 KEYS = TEXT.filter(lambda key: key != "<<")
 TREES = st.dictionaries(
@@ -184,7 +184,8 @@ def documents(draw: Any) -> tuple[dict[str, Any], str]:
     writer: Any = YAML(typ=draw(st.sampled_from(("rt", "safe"))), pure=True)
     writer.default_flow_style = draw(st.booleans())
     writer.indent = writer.map_indent = draw(st.integers(2, 7))
-    writer.width = draw(st.integers(20, 200))  # type: ignore[assignment]
+    flow = writer.default_flow_style  # there it folds keys, too, and cannot read them itself
+    writer.width = 10_000 if flow else draw(st.integers(20, 200))  # type: ignore[assignment]
     writer.sort_base_mapping_type_on_output = False
     buffer = io.StringIO()
     writer.dump(tree, buffer)
