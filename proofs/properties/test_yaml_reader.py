@@ -185,7 +185,7 @@ def documents(draw: Any) -> tuple[dict[str, Any], str]:
     writer.default_flow_style = draw(st.booleans())
     writer.indent = writer.map_indent = draw(st.integers(2, 7))
     flow = writer.default_flow_style  # there it folds keys, too, and cannot read them itself
-    writer.width = 10_000 if flow else draw(st.integers(20, 200))  # type: ignore[assignment]
+    writer.width = 10_000 if flow else draw(st.integers(20, 200))
     writer.sort_base_mapping_type_on_output = False
     buffer = io.StringIO()
     writer.dump(tree, buffer)
