@@ -181,10 +181,11 @@ def documents(draw: Any) -> tuple[dict[str, Any], str]:
     tree = draw(TREES)
     if draw(st.booleans()):
         return tree, json.dumps(tree, indent=draw(st.none() | st.integers(0, 5)), ensure_ascii=draw(st.booleans()))
-    writer: Any = YAML(typ=draw(st.sampled_from(("rt", "safe"))), pure=True)
-    writer.default_flow_style = draw(st.booleans())
+    writer = YAML(typ=draw(st.sampled_from(("rt", "safe"))), pure=True)
+    flow = draw(st.booleans())
+    writer.default_flow_style = flow  # type: ignore[assignment]
     writer.indent = writer.map_indent = draw(st.integers(2, 7))
-    flow = writer.default_flow_style  # there it folds keys, too, and cannot read them itself
+    # In flow form it folds keys, too, and cannot read them itself.
     writer.width = 10_000 if flow else draw(st.integers(20, 200))
     writer.sort_base_mapping_type_on_output = False
     buffer = io.StringIO()
