@@ -31,6 +31,7 @@ def main(answers, commit, file):
     context["__year"] = datetime.now(timezone.utc).strftime("%Y")  # cookiecutter's {% now %} is its own
     context["__author"] = render(config["__author"])
     context |= {"_template": answers["_src_path"], "_commit": commit, "_repo_dir": str(TEMPLATE), "_record": file}
+    context["_new_lines"] = config["_new_lines"]  # copier leaves line ends as they are
     before, after = (render((TEMPLATE / "hooks" / f"{name}.py").read_text(encoding="utf-8")) for name in HOOKS)
     run(before)
     for path in rendered(config["_copy_without_render"]):
