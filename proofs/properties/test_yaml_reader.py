@@ -183,11 +183,11 @@ def documents(draw: Any) -> tuple[dict[str, Any], str]:
         return tree, json.dumps(tree, indent=draw(st.none() | st.integers(0, 5)), ensure_ascii=draw(st.booleans()))
     writer = YAML(typ=draw(st.sampled_from(("rt", "safe"))), pure=True)
     flow = draw(st.booleans())
-    writer.default_flow_style = flow  # type: ignore[assignment]
+    writer.default_flow_style = flow
     writer.indent = writer.map_indent = draw(st.integers(2, 7))
     # In flow form it folds keys, too, and cannot read them itself.
     writer.width = 10_000 if flow else draw(st.integers(20, 200))
-    writer.sort_base_mapping_type_on_output = False
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     buffer = io.StringIO()
     writer.dump(tree, buffer)
     return tree, buffer.getvalue()
