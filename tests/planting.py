@@ -27,14 +27,16 @@ TIMEOUT_S = 300
 
 # For a check: the variants of a training that must give the same, as words for train.py. A word "SIGTERM@7" stands for
 # a run that gets this signal after step 7 and is then resumed.
+# In fp32, Adam can make another rounding as large as a mistake.
+_FP64 = ["--precision.mode", "fp64"]
 VARIANTS: dict[str, list[list[str]]] = {
     "resume": [[], ["SIGTERM@7"]],
     "kill": [[], ["SIGKILL@8"]],
     "twice": [[], ["SIGTERM@3", "SIGTERM@8"]],
     "seed": [[], []],
     "workers": [[], ["--num_workers", "2"]],
-    "processes": [[], ["--batch_size", "16", "--dist.processes", "2"]],
-    "accumulate": [[], ["--batch_size", "8", "--optim.accumulate", "4"]],
+    "processes": [_FP64, [*_FP64, "--batch_size", "16", "--dist.processes", "2"]],
+    "accumulate": [_FP64, [*_FP64, "--batch_size", "8", "--optim.accumulate", "4"]],
     "evaluation": [
         [],
         ["--dataset.val.eval_batch_size", "31"],
