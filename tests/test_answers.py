@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support import RENDERED, REPO, TEMPLATE, TIMES, Render, files
+from support import RECORD, RENDERED, REPO, TEMPLATE, TIMES, Render, files
 from test_leaves import ENVIRONMENT, OPTIONAL, TABLE, check, weights
 
 if sys.version_info >= (3, 11):
@@ -154,7 +154,8 @@ def expected(answers: dict[str, str]) -> set[str]:
     }
     paths = files(TEMPLATE).keys() - {file.relative_to(TEMPLATE).as_posix() for file in gone}
     paths -= {"LICENSE"} if answers["license"] == "none" else set()
-    paths -= {".github/workflows/ci.yml"} if answers["ci"] == "none" else set()
+    paths -= {".github/workflows/ci.yml", ".github/dependabot.yml"} if answers["ci"] == "none" else set()
+    paths |= {RECORD}
     return {re.sub(r"^custom/", f"{answers['custom_name']}/", path) for path in paths}
 
 
@@ -183,7 +184,7 @@ def check_files(project: Path, answers: dict[str, str]) -> None:
             tomllib.loads(text)
         elif path.endswith(".py"):
             compile(text, path, "exec")
-        unchanged = path not in RENDERED | EDITED and not path.endswith((".md", ".yaml"))
+        unchanged = path not in RENDERED | EDITED | {RECORD} and not path.endswith((".md", ".yaml"))
         if unchanged and answers["custom_name"] == "custom":
             assert content == (TEMPLATE / path).read_bytes(), path
             assert file.stat().st_mode & 0o777 == (TEMPLATE / path).stat().st_mode & 0o777, path

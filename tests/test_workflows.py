@@ -50,7 +50,7 @@ def test_workflows_are_found() -> None:
 
 
 def test_workflows_have_no_mistakes(render: Render, tmp_path: Path) -> None:
-    """R-42: of the template, and of a project with a workflow; one without has nothing that GitHub would run."""
+    """Of the template, and of a project with a workflow; one without has nothing that GitHub would run."""
     for folder, words in ((REPO, ()), (render(), ("--ignore", "duplicate-triggers"))):
         # An owner may work on branches without pull requests, so a project's tests run for both.
         inside = shutil.copytree(folder / ".github", tmp_path / folder.name / ".github").parent

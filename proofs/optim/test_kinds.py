@@ -80,7 +80,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", [*TORCH_OPTIMIZERS, *PYPI, *REFUSED.keys() - TORCH_OPTIMIZERS])
+@pytest.mark.parametrize(
+    "name", [*TORCH_OPTIMIZERS, *PYPI, *(name for name in REFUSED if name not in TORCH_OPTIMIZERS)]
+)
 def test_every_optimizer_resumes_to_the_bit_or_is_refused_before_the_start(configured, warnings, name: str) -> None:
     """R-07: through a file, into another object; what cannot do that is no optimizer of a run."""
     config = configured(optim=f"{{optim_type: {name}, lr: 0.01, {PYPI.get(name, '')}}}").optim
