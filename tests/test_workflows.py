@@ -129,7 +129,7 @@ def test_the_canary_opens_one_issue(tmp_path: Path, opened: str) -> None:
     )
     gh.chmod(0o755)
     report = jobs(WORKFLOWS[0])["report"]
-    assert (report["needs"], report["if"]) == ("newest", "failure()")
+    assert (report["needs"], report["if"]) == (["newest", "audit"], "failure()")
     (step,) = report["steps"]
     address = "https://example.org/runs/1"
     variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RUN": address, "OPENED": opened}
