@@ -154,7 +154,7 @@ def test_averages_of_frozen_parts_in_older_files(runs: Runs, monkeypatch: pytest
     """They load, and continue as they did."""
     more = ["--model.width", "50", *MODEL, "--prepare.freeze", "[base.*]"]
     with monkeypatch.context() as patch:
-        patch.setattr(Ema, "follow", lambda self, model, _: self._add(model.state_dict()))  # as it was until then
+        patch.setattr(Ema, "follow", lambda self, model, _=None: self._add(model.state_dict()))  # as it was until then
         uncut = outcome(runs.train(*words("ema", *more), name="uncut"))
         cut(runs, "ema", 8, *more)
     assert "base.1.weight" in load(runs.root / "cut")["ema"]["shadow"]
