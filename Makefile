@@ -98,7 +98,7 @@ audit: setup  ## known holes of the locked versions, as PyPI tells; needs the in
 		--requirement "$(PROJECT)/requirements.lock"
 
 $(VENV)/.done: constraints.txt $(REQUIREMENTS)
-	@test -n "$(PYTHON)" || { echo "no Python >= 3.10 was found; name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1; }
+	@command -v "$(PYTHON)" >/dev/null || { echo "no Python >= 3.10 was found$(if $(PYTHON), as $(PYTHON)); name one: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 1; }
 	@echo "== set-up: $(VENV) with $$("$(PYTHON)" --version 2>&1)"
 	@"$(PYTHON)" -m venv "$(VENV)" || { echo "no virtual environment could be made; on Debian: apt install python3-venv" >&2; exit 1; }
 	@echo "== set-up: torch"

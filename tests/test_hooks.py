@@ -140,6 +140,7 @@ def test_runs_in_the_templates_folder_stay_there(tmp_path: Path, settings: Path)
         "experiments/default/train.log": "{{ 7*7 }} {% raw %}",
         "experiments/default/config.yaml": "a: 1",
         "data/a.csv": "1",
+        "data/photos/labels.csv": "{{ 7*7 }},{% cat\r\n",
     }
     for path, text in left.items():
         (inside / path).parent.mkdir(parents=True, exist_ok=True)

@@ -1,19 +1,22 @@
 """Rendered projects are linted, type-checked and tested with their own settings, by their own commands."""
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
 
-from support import NON_DEFAULT, REPO, Render
+from support import NON_DEFAULT, REPO, TEMPLATE, Render
 from test_readme import blocks
 
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 JOBS = os.environ.get("JOBS", "2")  # tests at a time
 ANSWERS = pytest.mark.parametrize("answers", [{}, NON_DEFAULT], ids=["default", "spinlab"])
 
@@ -70,6 +73,26 @@ def test_generated_configs_fit_the_name(copy: Render) -> None:
 def test_types(copy: Render) -> None:
     """R-10: also under another name; the default name is checked where the template lies."""
     run(copy(**NON_DEFAULT), sys.executable, "-m", "mypy")
+
+
+def test_types_of_the_oldest_python() -> None:
+    """The numpy of Python 3.10 has no defaults for the types of an array: `make lint` there wants `ndarray[...]`."""
+    sources = {path.name: path.read_text() for path in TEMPLATE.rglob("*.py")}
+    for page in TEMPLATE.rglob("*.md"):
+        sources.update((f"{page.name}: {block[:40]}", block) for block in PYTHON.findall(page.read_text()))
+    assert [name for name, text in sources.items() if bare_arrays(textwrap.dedent(text))] == []
+
+
+def bare_arrays(source: str) -> list[str]:
+    """Return the annotations in which an array is named without types."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:  # a pattern of a page
+        return []
+    kinds = (ast.arg, ast.AnnAssign, ast.FunctionDef)
+    hints = [getattr(node, "returns", getattr(node, "annotation", None)) for node in nodes if isinstance(node, kinds)]
+    texts = [ast.unparse(hint) for hint in hints if hint is not None]
+    return [text for text in texts if re.search(r"\bndarray\b(?!\[)", text)]
 
 
 @pytest.mark.slow

@@ -107,6 +107,17 @@ def test_the_python_files_of_a_page_pass_the_linter(page: str, tmp_path: Path) -
         call(TEMPLATE, "-m", "ruff", *command, *rules, str(tmp_path))
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_what_the_python_files_of_a_page_import_needs_no_types(page: str) -> None:
+    """`make lint` passes for those who copy them, without the package too: mypy does not ask for its types."""
+    known = {path.stem for path in TEMPLATE.iterdir()} | set(sys.stdlib_module_names)
+    known |= set(re.findall(r'"(\w+)\.\*"', (TEMPLATE / "pyproject.toml").read_text()))
+    lists = "".join((TEMPLATE / f"requirements{end}.txt").read_text() for end in ("", "-dev"))
+    known |= set(re.findall(r"^([\w-]+)[><=]", lists, re.MULTILINE))
+    shown = "".join(text for text, path in blocks(TEMPLATE / page) if path.endswith(".py"))
+    assert set(re.findall(r"^(?:import|from) (\w+)", shown, re.MULTILINE)) - known == set()
+
+
 def blocks(page: Path) -> list[tuple[str, str]]:
     """Text and path of each file that a page shows."""
     return [(found[1], found[2]) for found in BLOCK.finditer(page.read_text(encoding="utf-8"))]

@@ -309,6 +309,16 @@ def test_every_copied_kind_is_needed_or_planned() -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs make")
+def test_make_names_a_python_that_is_not_there(tmp_path: Path) -> None:
+    """And asks for no package of Debian's, which would not help."""
+    words = ["make", "setup", f"VENV={tmp_path}/.venv", "PYTHON=/nowhere/python3"]
+    done = subprocess.run(words, cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "no Python >= 3.10 was found as /nowhere/python3; name one: make setup PYTHON=" in done.stderr
+    assert "apt" not in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs make")
 def test_make_help_lists_every_target(render: Render) -> None:
     text = (render() / "Makefile").read_text()
     targets = set(re.search(r"^\.PHONY: (.*)$", text, flags=re.MULTILINE)[1].split())  # type: ignore[index]

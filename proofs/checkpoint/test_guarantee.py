@@ -200,7 +200,7 @@ def write(folder: Path, text: str) -> list[Path]:
     return files
 
 
-def mapped(folder: Path, text: str) -> np.ndarray:
+def mapped(folder: Path, text: str) -> np.ndarray[Any, Any]:
     return np.memmap(write(folder, text)[0], dtype=np.uint8)[1:]
 
 

@@ -23,7 +23,7 @@ from tests.resume import final, words
 HERE = "proofs.data.test_order"
 
 
-def unseeded(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
+def unseeded(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray[Any, Any]:
     return np.random.permutation(size)
 
 
@@ -38,7 +38,7 @@ class Curriculum(WeightedDigits):
         return (self.labels <= 3 * (self.epoch + 1)).float()
 
 
-def of_this_process(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
+def of_this_process(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray[Any, Any]:
     return np.random.default_rng(os.getpid()).permutation(size)
 
 

@@ -97,7 +97,7 @@ def all_samples(trainer: Trainer) -> Iterator[tuple[str, list[int]]]:
         yield name, count_samples(name, np.arange(loader.size), shares)
 
 
-def count_samples(name: str, wanted: np.ndarray, shares: Iterable[Sequence[int]]) -> list[int]:
+def count_samples(name: str, wanted: np.ndarray[Any, Any], shares: Iterable[Sequence[int]]) -> list[int]:
     """Count the samples of each rank. `shares`: their numbers, one rank after the other; `wanted`: of all of them.
 
     Raises `UserError` if a sample is not in exactly one share.

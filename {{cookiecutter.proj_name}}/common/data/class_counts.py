@@ -15,7 +15,7 @@ _ALL, _FIRST = 6, 3  # classes listed at most; of more, the first ones
 _READ = 32  # samples whose labels are read
 
 
-def labels_of(dataset: Any) -> np.ndarray | None:
+def labels_of(dataset: Any) -> np.ndarray[Any, Any] | None:
     """Return each sample's class, (samples,), from the data set's attribute `targets` or `labels`; None without one.
 
     Not their methods, which may read every file.

@@ -95,7 +95,7 @@ class Search:
     def __init__(self) -> None:
         self.files: list[_File] = []
         self.arrays: list[tuple[tuple[int, ...], str, int]] = []
-        self.held: list[np.ndarray] = []
+        self.held: list[np.ndarray[Any, Any]] = []
         self.digests: list[str] = []
         self.sums: list[int] = []
         self.unknown: list[str] = []
@@ -179,7 +179,7 @@ class Search:
         elif any(hasattr(type(value), name) for name in ("__getitem__", "__iter__")):
             self.dataset(value)
 
-    def _array(self, value: np.ndarray, leaves: list[Any], depth: int) -> None:
+    def _array(self, value: np.ndarray[Any, Any], leaves: list[Any], depth: int) -> None:
         source: Any = value
         while isinstance(source, np.ndarray) and not isinstance(source, np.memmap):
             source = source.base
@@ -190,7 +190,7 @@ class Search:
         else:
             self._note(np.ascontiguousarray(value).reshape(-1).view(np.uint8), value.shape, str(value.dtype))
 
-    def _note(self, data: np.ndarray, shape: tuple[int, ...], kind: str) -> None:
+    def _note(self, data: np.ndarray[Any, Any], shape: tuple[int, ...], kind: str) -> None:
         """Note an array by its bytes."""
         self.arrays.append((shape, kind, zlib.crc32(data.data)))
         self.held.append(data.reshape(shape[0] if shape else 1, -1) if data.size else data)

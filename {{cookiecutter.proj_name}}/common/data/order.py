@@ -28,7 +28,7 @@ class EpochOrder:
         self._latest = 0, self._indices(0)
         self.size = len(self._latest[1])
 
-    def __call__(self, epoch: int) -> np.ndarray:
+    def __call__(self, epoch: int) -> np.ndarray[Any, Any]:
         """Shape (size,); a sample's second occurrence has the number index + len(dataset), its third 2 * len, ...
 
         So each occurrence has random numbers of its own.
@@ -37,7 +37,7 @@ class EpochOrder:
             self._latest = epoch, self._indices(epoch)
         return self._latest[1]
 
-    def _indices(self, epoch: int) -> np.ndarray:
+    def _indices(self, epoch: int) -> np.ndarray[Any, Any]:
         size = len(self.dataset)
         with loop_streams_unchanged():
             seed_all(mix(self.seed, epoch))
@@ -62,13 +62,13 @@ class EpochOrder:
 
 
 @ORDER_REGISTRY.register()
-def shuffle(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
+def shuffle(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray[Any, Any]:
     """Each sample once, in an order that is new in each epoch."""
     generator = torch.Generator().manual_seed(mix(seed, epoch))
     return torch.randperm(size, generator=generator).numpy()
 
 
 @ORDER_REGISTRY.register()
-def sequential(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
+def sequential(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray[Any, Any]:
     """Each sample once, in the order of the data set."""
     return np.arange(size)

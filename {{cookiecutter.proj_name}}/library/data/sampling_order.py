@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import PositiveInt
 
 from common.base.errors import UserError
@@ -15,7 +16,7 @@ from common.data.view import kind_of
 
 
 @ORDER_REGISTRY.register()
-def weighted(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveInt | None = None) -> np.ndarray:
+def weighted(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveInt | None = None) -> NDArray[Any]:
     """Draw samples with replacement, with probabilities in proportion to the data set's `weights`.
 
     `samples`: number of samples per epoch; by default that of the data set.
@@ -29,7 +30,7 @@ def weighted(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveIn
 
 
 @ORDER_REGISTRY.register()
-def balanced(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveInt | None = None) -> np.ndarray:
+def balanced(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveInt | None = None) -> NDArray[Any]:
     """Use all classes equally often: a part of a large class, and the samples of a small class several times.
 
     The data set gives the class of each sample as `targets` or `labels`. Numbers of samples per class, and of
@@ -45,7 +46,7 @@ def balanced(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveIn
     return np.concatenate(chosen)[torch.randperm(samples or size).numpy()]
 
 
-def _of_each_sample(dataset: Any, order: str, *names: str) -> np.ndarray:
+def _of_each_sample(dataset: Any, order: str, *names: str) -> NDArray[Any]:
     """Return a value per sample, from the first of the attributes or methods `names` that the data set has."""
     kind = kind_of(dataset)
     for name in names:

@@ -40,7 +40,7 @@ class WeightedDigits(Digits):
         return 1.0 + 2.0 * (self.labels > 4)
 
 
-def pk(size: int, seed: int, epoch: int, dataset: Any, classes: int = 4, samples: int = 4) -> np.ndarray:
+def pk(size: int, seed: int, epoch: int, dataset: Any, classes: int = 4, samples: int = 4) -> np.ndarray[Any, Any]:
     """Batches of `samples` samples each of `classes` classes, for metric learning."""
     generator = np.random.default_rng((seed, epoch))
     labels = np.asarray(dataset.labels)[:size]
@@ -52,7 +52,7 @@ def pk(size: int, seed: int, epoch: int, dataset: Any, classes: int = 4, samples
     return np.concatenate(batches)
 
 
-def repeated(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray:
+def repeated(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray[Any, Any]:
     return np.array([0, 3, 0, 0, 3], np.uint8)
 
 

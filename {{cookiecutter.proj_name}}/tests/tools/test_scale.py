@@ -65,7 +65,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> dict[str, An
     """Simulate a rank. Returns the samples of all ranks by the name of their data, the memory, and the file's size."""
     facts: dict[str, Any] = {}
 
-    def count(name: str, wanted: np.ndarray, shares: Iterable[Sequence[int]]) -> list[int]:
+    def count(name: str, wanted: np.ndarray[Any, Any], shares: Iterable[Sequence[int]]) -> list[int]:
         facts[name] = [list(map(int, share)) for share in shares]
         return count_samples(name, wanted, facts[name])
 
