@@ -45,6 +45,7 @@ def test_a_copy_is_not_waited_for(device: Device) -> None:
     assert torch.equal(moved["image"].cpu(), batch["image"])
 
 
+@pytest.mark.slow
 def test_a_run_does_not_depend_on_them(device: Device) -> None:
     """Workers, prefetched batches and pinned memory change no bit of the weights."""
     words = [*NET, *STRICT, "--loader.prefetch", "4"]

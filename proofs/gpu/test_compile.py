@@ -7,6 +7,7 @@ import pytest
 from proofs.gpu.conftest import Device, assert_near
 
 # Inductor compiles C++ for a CPU, which takes half a minute a test; there, a backend that only traces stands in.
+pytestmark = pytest.mark.slow
 BACKEND = os.environ.get("GPU_TESTS_BACKEND")
 DEEP = ["--model", "{$REPLACE: true, type: tests.parts.Deep}", "--optim.lr", "0.01", "--progress.epoch", "3"]
 

@@ -15,16 +15,17 @@ LARGE = [
 
 
 @pytest.mark.gpu("deterministic")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_two_runs_are_one(device: Device, precision: str) -> None:
+@pytest.mark.slow
+def test_two_runs_are_one(device: Device) -> None:
     """Strict: every bit of weights, moments and random states."""
-    words = [*NET, *STRICT, "--precision.mode", precision]
+    words = [*NET, *STRICT, "--precision.mode", "bf16"]
     states = [device.train(*words, name=name).state for name in ("first", "second")]
     for key in ("model", "optimizer", "random"):
         assert same(states[0][key], states[1][key]), key
 
 
 @pytest.mark.gpu("deterministic")
+@pytest.mark.slow
 def test_what_is_not_deterministic_is_refused(device: Device) -> None:
     """Strict: an operation without a deterministic version ends the run, by its name; warn: it is a warning."""
     words = ["--model", "{$REPLACE: true, type: proofs.gpu.parts.Undetermined}"]
@@ -37,6 +38,7 @@ def test_what_is_not_deterministic_is_refused(device: Device) -> None:
 
 
 @pytest.mark.gpu("deterministic")
+@pytest.mark.slow
 def test_the_shipped_model(device: Device) -> None:
     """Strict, with the model of configs/default.yaml: the same bits, or the operation that has no such version."""
     ends = [device.end(*STRICT, name=name) for name in ("first", "second")]
@@ -49,6 +51,7 @@ def test_the_shipped_model(device: Device) -> None:
 
 
 @pytest.mark.gpu("memory")
+@pytest.mark.slow
 def test_peaks(device: Device) -> None:
     """Log lines and metrics.jsonl show what torch counts; accumulation and recomputation lower it on a GPU."""
     peaks = {}

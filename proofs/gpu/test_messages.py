@@ -4,6 +4,7 @@ import pytest
 
 from proofs.gpu.conftest import Device
 
+pytestmark = pytest.mark.slow
 WRONG = ["--dataset.train", "{$REPLACE: true, type: proofs.gpu.parts.WrongLabel}"]
 
 

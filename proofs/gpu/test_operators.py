@@ -7,7 +7,7 @@ import pytest
 from proofs.gpu.conftest import Device
 from tests.ops.conftest import has_compiler, install
 
-pytestmark = pytest.mark.gpu("operators")
+pytestmark = [pytest.mark.slow, pytest.mark.gpu("operators")]
 OPS = ["--config", "configs/ops.yaml", "--precision.mode", "fp64"]
 
 

@@ -5,7 +5,7 @@ import pytest
 from proofs.gpu.conftest import NET, STRICT, Device
 from tests.conftest import same
 
-pytestmark = pytest.mark.gpu("resume")
+pytestmark = [pytest.mark.slow, pytest.mark.gpu("resume")]
 MORTAL = [
     "--loss", "{$REPLACE: true, ce: {type: tests.parts.Mortal}}", "--best.metric", "loss",
     "--progress.epoch_save_latest", "1step", "--checkpoint.background", "false",
@@ -13,16 +13,15 @@ MORTAL = [
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("group", "words"),
     [
-        ["--optim.ema.decay", "0.9"],
-        ["--precision.mode", "fp16", "--optim.clip_gradients", "1", "--num_workers", "2"],
-        ["--precision.mode", "bf16", "--optim.accumulate", "2", "--prepare.channels_last", "true"],
+        ("", ["--optim.ema.decay", "0.9"]),
+        ("", ["--precision.mode", "fp16", "--optim.clip_gradients", "1", "--num_workers", "2"]),
+        ("one", ["--precision.mode", "bf16", "--optim.accumulate", "2", "--prepare.channels_last", "true"]),
     ],
-    ids=["fp32, average", "fp16, clipped, workers", "bf16, accumulated, channels last"],
+    ids=["fp32, average", "fp16, clipped, workers", "a group, bf16, accumulated, channels last"],
 )
-@pytest.mark.parametrize("group", ["", "one"])
-def test_cut_and_resumed_to_the_bit(device: Device, words: list[str], group: str) -> None:
+def test_cut_and_resumed_to_the_bit(device: Device, group: str, words: list[str]) -> None:
     """Killed inside an epoch, with dropout: weights, moments, averages, scaler and random states are the uncut run's."""
     words = [*NET, *STRICT, *MORTAL, *words]
     uncut = device.train(*words, name="uncut", group=group)
