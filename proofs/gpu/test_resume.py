@@ -22,7 +22,7 @@ MORTAL = [
     ids=["fp32, average", "fp16, clipped, workers", "a group, bf16, accumulated, channels last"],
 )
 def test_cut_and_resumed_to_the_bit(device: Device, group: str, words: list[str]) -> None:
-    """Killed inside an epoch, with dropout: weights, moments, averages, scaler and random states are the uncut run's."""
+    """Killed inside an epoch, with dropout: weights, moments, averages, scaler, random states as without the cut."""
     words = [*NET, *STRICT, *MORTAL, *words]
     uncut = device.train(*words, name="uncut", group=group)
     killed = device.end(*words, name="cut", group=group, variables={"MORTAL_AT": "9"})
