@@ -104,7 +104,7 @@ def build_model() -> Trained:
     """Build the model of this comparison; the config names this function."""
     shape, tiny = SHAPES[os.environ["BENCH_MODEL"]], os.environ["BENCH_TINY"] == "1"
     torch.manual_seed(0)
-    return shape.tiny() if tiny else shape.build()
+    return shape.tiny() if tiny else shape.samples(shape.bare())
 
 
 def bare_loop(shape: Shape, batch: int, segment: int, device: torch.device, *, compiled: bool) -> Iterator[float]:
@@ -149,12 +149,12 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     shape, device, compiled = SHAPES[options.models[0]], torch.device(options.device), options.modes[0] == "compiled"
     batch, segment = options.batch or (4 if options.tiny else shape.batch), options.steps
     steps = (options.segments + 1) * segment + 1
-    Numbers.size = (steps + segment) * batch
+    Numbers.size = (options.segments + 4) * segment * batch  # the bare loop has two more segments, to warm up
     Numbers.pool = 16 if options.tiny else gpu_models.POOL
     name, arguments = shape.optimizer
     words = [
         "--name", "bench", "--model", "{$REPLACE: true, type: gpu.build_model}", "--task", "{type: gpu.Given}",
-        "--dataset", "{train: {type: gpu.Numbers}, val: null, eval: null}", "--loss", "{$REPLACE: true}", "--metric", "{$REPLACE: true}",
+        "--dataset", "{train: {type: gpu.Numbers}, val: null, eval: null}", "--loss", "null", "--metric", "{$REPLACE: true}",
         "--optim.optim_type", name, "--optim.args", json.dumps(arguments), "--optim.lr", "1.0e-4",
         "--batch_size", str(batch), "--gpu_ids", "0" if device.type == "cuda" else "-1", "--precision.mode", "bf16",
         "--prepare.compile.enabled", str(compiled).lower(), "--progress.save_progress", "false",

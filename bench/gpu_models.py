@@ -136,14 +136,17 @@ class Shape:
     Attributes:
         parameters: in millions, as published.
         batch: samples of a step.
-        build, tiny: make it, in its size and in one that a CPU can train.
+        bare: makes the model alone.
+        samples: makes a model complete.
+        tiny: makes a complete one that a CPU can train.
         optimizer: class and arguments.
     """
 
     name: str
     parameters: float
     batch: int
-    build: Callable[[], Trained]
+    bare: Callable[[], nn.Module]
+    samples: Callable[[nn.Module], Trained]
     tiny: Callable[[], Trained]
     optimizer: tuple[str, dict[str, object]]
 
@@ -168,19 +171,19 @@ SHAPES = {
     for shape in (
         Shape(
             "resnet50", 25.6, 256,
-            lambda: of_images(ResNet(), 224, 1000),
+            ResNet, lambda model: of_images(model, 224, 1000),
             lambda: of_images(ResNet(4, (1, 1), 10), 32, 10, 16),
             SGD,
         ),
         Shape(
             "vit_s", 22.1, 256,
-            lambda: of_images(ViT(), 224, 1000),
+            ViT, lambda model: of_images(model, 224, 1000),
             lambda: of_images(ViT(16, 2, 2, 32, 10), 32, 10, 16),
             ADAMW,
         ),
         Shape(
             "gpt_124m", 124.4, 16,
-            lambda: of_words(Gpt(), 1024, 50257),
+            Gpt, lambda model: of_words(model, 1024, 50257),
             lambda: of_words(Gpt(16, 2, 2, 16, 50), 16, 50, 16),
             ADAMW,
         ),

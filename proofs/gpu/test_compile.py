@@ -9,7 +9,9 @@ from proofs.gpu.conftest import Device, assert_near
 # Inductor compiles C++ for a CPU, which takes half a minute a test; there, a backend that only traces stands in.
 pytestmark = pytest.mark.slow
 BACKEND = os.environ.get("GPU_TESTS_BACKEND")
-DEEP = ["--model", "{$REPLACE: true, type: tests.parts.Deep}", "--optim.lr", "0.01", "--progress.epoch", "3"]
+# Not Adam, whose steps are as long for gradients that are rounding alone.
+SGD = ["--optim.optim_type", "SGD", "--optim.lr", "0.1"]
+DEEP = ["--model", "{$REPLACE: true, type: tests.parts.Deep}", "--progress.epoch", "3", *SGD]
 
 
 def compiled(device: Device, mode: str) -> list[str]:
@@ -29,7 +31,7 @@ def test_it_trains_as_without(device: Device, precision: str) -> None:
     assert second.notes["graph breaks"] == 0
     assert second.losses == pytest.approx(first.losses, rel=1e-3 if precision == "fp32" else 5e-2)
     if precision == "fp32":
-        device.record("difference", assert_near(first, second, 1e-2))
+        device.record("difference", assert_near(first, second, 1e-3))
 
 
 @pytest.mark.gpu("cuda graphs")
@@ -48,4 +50,4 @@ def test_graphs_are_replayed(device: Device, accumulate: str) -> None:
         assert second.notes["cuda graphs"] > 0
         assert second.notes["cuda graphs skipped"] == 0
     assert second.losses == pytest.approx(first.losses, rel=1e-3)
-    device.record("difference", assert_near(first, second, 1e-2))
+    device.record("difference", assert_near(first, second, 1e-3))

@@ -18,7 +18,7 @@ def test_it_learns_as_in_32_bits(device: Device) -> None:
     losses = {mode: run.losses for mode, run in runs.items()}
     device.record("losses", losses)
     for mode, run in runs.items():
-        assert losses[mode][-1] < 0.7 * losses[mode][0], mode
+        assert losses[mode][-1] < 0.9 * losses[mode][0], mode
         assert losses[mode][-1] == pytest.approx(losses["fp32"][-1], rel=0.1), mode
         assert {value.dtype for value in run.state["model"].values() if value.is_floating_point()} == {torch.float32}
         assert ("scale" in run.state["precision"]) == (mode == "fp16")
