@@ -154,7 +154,8 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     name, arguments = shape.optimizer
     words = [
         "--name", "bench", "--model", "{$REPLACE: true, type: gpu.build_model}", "--task", "{type: gpu.Given}",
-        "--dataset", "{train: {type: gpu.Numbers}, val: null, eval: null}", "--loss", "null", "--metric", "{$REPLACE: true}",
+        "--dataset", "{train: {type: gpu.Numbers}, val: null, eval: null}", "--loss", "null",
+        "--metric", "{$REPLACE: true}",
         "--optim.optim_type", name, "--optim.args", json.dumps(arguments), "--optim.lr", "1.0e-4",
         "--batch_size", str(batch), "--gpu_ids", "0" if device.type == "cuda" else "-1", "--precision.mode", "bf16",
         "--prepare.compile.enabled", str(compiled).lower(), "--progress.save_progress", "false",
