@@ -1,6 +1,8 @@
 """What the runs on a device are made of: models, a data set, and a plugin that notes what torch says at the end."""
 
 import json
+import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +95,9 @@ def take_notes(trainer: Trainer) -> None:
 
 
 def _notes(rank: Rank) -> dict[str, Any]:
-    from torch._dynamo.utils import counters
-
+    # Importing these takes seconds, which runs that compile nothing are spared.
+    dynamo, trees = (sys.modules.get(f"torch.{name}") for name in ("_dynamo.utils", "_inductor.cudagraph_trees"))
+    counters = dynamo.counters if dynamo is not None else defaultdict[str, dict[str, int]](dict)
     notes: dict[str, Any] = {
         "backend": dist.get_backend() if dist.is_initialized() else "",
         "processes": rank.world_size,
@@ -103,10 +106,8 @@ def _notes(rank: Rank) -> dict[str, Any]:
         "cuda graphs skipped": counters["inductor"].get("cudagraph_skips", 0),
     }
     if rank.device.type == "cuda":
-        from torch._inductor.cudagraph_trees import get_manager
-
         index = torch.cuda.current_device()
-        manager = get_manager(index, create_if_none_exists=False)
+        manager = None if trees is None else trees.get_manager(index, create_if_none_exists=False)
         notes["cuda graphs"] = 0 if manager is None else len(manager.roots)
         notes["accelerator"] = [str(torch.accelerator.current_accelerator()), torch.accelerator.current_device_index()]
         peaks = torch.accelerator.max_memory_allocated(index), torch.cuda.max_memory_allocated(index)

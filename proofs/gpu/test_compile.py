@@ -11,7 +11,13 @@ pytestmark = pytest.mark.slow
 BACKEND = os.environ.get("GPU_TESTS_BACKEND")
 # Not Adam, whose steps are as long for gradients that are rounding alone.
 SGD = ["--optim.optim_type", "SGD", "--optim.lr", "0.1"]
-DEEP = ["--model", "{$REPLACE: true, type: tests.parts.Deep}", "--progress.epoch", "3", *SGD]
+LAYERS = [
+    "--model",
+    "{$REPLACE: true, type: proofs.gpu.parts.Layers, depth: 3, width: 16}",
+    "--progress.epoch",
+    "3",
+    *SGD,
+]
 
 
 def compiled(device: Device, mode: str) -> list[str]:
@@ -23,10 +29,10 @@ def compiled(device: Device, mode: str) -> list[str]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_it_trains_as_without(device: Device, precision: str) -> None:
     """One graph without a break; the same losses, but for rounding; in 32 bits the same weights."""
-    words = [*DEEP, "--precision.mode", precision]
+    words = [*LAYERS, "--precision.mode", precision]
     first = device.train(*words, name="eager")
     second = device.train(*words, *compiled(device, "default"), name="compiled")
-    assert "compiled at the first step: Deep" in second.log
+    assert "compiled at the first step: Layers" in second.log
     assert second.notes["graphs"] > 0
     assert second.notes["graph breaks"] == 0
     assert second.losses == pytest.approx(first.losses, rel=1e-3 if precision == "fp32" else 5e-2)
@@ -42,7 +48,7 @@ def test_graphs_are_replayed(device: Device, accumulate: str) -> None:
     Losses are kept until the next log line, micro-batches are accumulated, the last step of an epoch is smaller, and
     validations lie in between.
     """
-    words = [*DEEP, "--batch_size", "24", "--optim.accumulate", accumulate, "--progress.log_every", "4"]
+    words = [*LAYERS, "--batch_size", "24", "--optim.accumulate", accumulate, "--progress.log_every", "4"]
     first = device.train(*words, name="eager")
     second = device.train(*words, *compiled(device, "reduce-overhead"), name="graphs")
     device.record("notes", {key: value for key, value in second.notes.items() if "graph" in key})
