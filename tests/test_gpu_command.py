@@ -58,6 +58,8 @@ def test_each_item_has_a_test(tmp_path: Path) -> None:
     tests = json.loads((tmp_path / "results.json").read_text())["test"]["tests"]
     assert {test["item"].replace(" ", "_") for test in tests} == set(LISTED.split())
     names = {re.sub(r"\[.*", "", test["test"]).rpartition("::")[2] for test in tests}
+    marked = {f"tests/{file.name}" for file in REPO.glob("tests/test_*.py") if "pytest.mark.gpu(" in file.read_text()}
+    assert marked == {test["test"].partition("::")[0] for test in tests if test["test"].startswith("tests/")}
     assert {"test_replicas_train_as_one_process_does", "test_one_gpu_trains_as_the_cpu_does"} <= names
 
 
@@ -73,7 +75,7 @@ def test_what_a_python_with_torch_lacks_comes_in_a_folder(tmp_path: Path) -> Non
     assert not list(wheels.glob("torch-*"))
     python = only_torch(tmp_path / "only")
     output = tmp_path / "results.json"
-    words = [python, *SUITE, "--wheels", str(wheels), "--output", str(output), "--jobs", "1", "--suites", "proofs/gpu"]
+    words = [python, *SUITE, "--wheels", str(wheels), "--output", str(output), "--jobs", "1", "--suites", "proofs"]
     done = run(*words, "--only", "random_states or pinned or beyond")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "packages from wheels, beside those of" in done.stdout

@@ -6,18 +6,14 @@ import pytest
 
 from proofs.gpu.conftest import Device, assert_near
 
-# Inductor compiles C++ for a CPU, which takes half a minute a test; there, a backend that only traces stands in.
 pytestmark = pytest.mark.slow
+# Inductor compiles C++ for a CPU, which takes half a minute a test; there, a backend that only traces stands in.
 BACKEND = os.environ.get("GPU_TESTS_BACKEND")
 # Not Adam, whose steps are as long for gradients that are rounding alone.
 SGD = ["--optim.optim_type", "SGD", "--optim.lr", "0.1"]
 LAYERS = [
-    "--model",
-    "{$REPLACE: true, type: proofs.gpu.parts.Layers, depth: 3, width: 16}",
-    "--progress.epoch",
-    "3",
-    *SGD,
-]
+    "--model", "{$REPLACE: true, type: proofs.gpu.parts.Layers, depth: 3, width: 16}", "--progress.epoch", "3", *SGD,
+]  # fmt: skip
 
 
 def compiled(device: Device, mode: str) -> list[str]:
