@@ -17,6 +17,7 @@ NONE = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"
 SUITE = ["tools/gpu.py", "test", "--device", "cpu"]
 LISTED = """amp batches nccl compile cuda_graphs fsdp operators resume out_of_memory assert deterministic memory
     accelerator cpu"""
+MARK = re.compile(r'\bmark\.gpu\("')
 MODELS = """
 import torch
 from gpu_models import SHAPES
@@ -58,7 +59,7 @@ def test_each_item_has_a_test(tmp_path: Path) -> None:
     tests = json.loads((tmp_path / "results.json").read_text())["test"]["tests"]
     assert {test["item"].replace(" ", "_") for test in tests} == set(LISTED.split())
     names = {re.sub(r"\[.*", "", test["test"]).rpartition("::")[2] for test in tests}
-    marked = {f"tests/{file.name}" for file in REPO.glob("tests/test_*.py") if "pytest.mark.gpu(" in file.read_text()}
+    marked = {f"tests/{file.name}" for file in REPO.glob("tests/test_*.py") if MARK.search(file.read_text())}
     assert marked == {test["test"].partition("::")[0] for test in tests if test["test"].startswith("tests/")}
     assert {"test_replicas_train_as_one_process_does", "test_one_gpu_trains_as_the_cpu_does"} <= names
 
