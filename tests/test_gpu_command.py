@@ -109,7 +109,7 @@ def only_torch(folder: Path) -> str:
         wanted += [need for need in needs if need not in known]
         for top in {Path(str(file)).parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
             if not (place / top).exists():
-                (place / top).symlink_to(package.locate_file(top))
+                (place / top).symlink_to(str(package.locate_file(top)))
     return str(folder / "bin" / "python")
 
 

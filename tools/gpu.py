@@ -320,7 +320,7 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 
 def _leave(item: str | None, name: str, outcome: str, seconds: float, why: str, values: dict[str, Any]) -> None:
-    entry = {"item": item, "test": name, "outcome": outcome, "seconds": round(seconds, 2)}
+    entry: dict[str, Any] = {"item": item, "test": name, "outcome": outcome, "seconds": round(seconds, 2)}
     entry |= ({"why": why} if why else {}) | ({"values": values} if values else {})
     with Path(os.environ[REPORT]).open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry, default=str) + "\n")
