@@ -18,6 +18,11 @@ JOBS ?= 2
 # Which tests: "not slow", "slow", or all; of the template also "slow and not full", and "full".
 SLOW ?=
 
+# What runs the tests and timings of a GPU: any Python with PyTorch. ARGS="--only resume" is passed on.
+GPU_PYTHON ?= $(if $(wildcard $(VENV)/.done),$(BIN)/python,python3)
+GPU_PYTHON_VERSION ?= 3.12
+ARGS ?=
+
 # Packages whose tested version does not install on Python 3.10, which takes the newest that does.
 NEWER_PYTHON := annotated-doc|backrefs|check-jsonschema|contourpy|filelock|fonttools|hypothesis|ipykernel|ipython|Markdown|matplotlib|mkdocs-material|networkx|numpy|pillow|platformdirs|pre_commit|pymdown-extensions|python-dateutil|regress|rpds-py|scikit-learn|scipy|tornado|typer|watchdog
 
@@ -33,7 +38,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/.ruff_cache
 export MYPY_CACHE_DIR := $(CURDIR)/.mypy_cache
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo docs test test-all test-full mutate release lint test-project test-template constraints lock audit
+.PHONY: help setup demo docs test test-all test-full test-gpu bench-gpu gpu-wheels mutate release lint test-project test-template constraints lock audit
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +64,15 @@ test-full: test-all  ## before a release: also every combination of parts, plant
 	@echo "== properties of the engine, on many examples"
 	@PROPERTIES=many "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) proofs/properties
 	@echo "== every combination passed"
+
+test-gpu:  ## on an NVIDIA GPU: what only that can show; needs PyTorch, no network and no set-up. See docs/gpu.md
+	@"$(GPU_PYTHON)" tools/gpu.py test $(ARGS)
+
+bench-gpu:  ## on an NVIDIA GPU: samples/s and MFU of three models, against a bare loop
+	@"$(GPU_PYTHON)" tools/gpu.py bench $(if $(ARGS),-- $(ARGS))
+
+gpu-wheels:  ## for a machine without network: collect what its Python may lack, in .gpu-wheels; needs the internet
+	@"$(GPU_PYTHON)" tools/gpu.py wheels --python-version $(GPU_PYTHON_VERSION) $(ARGS)
 
 mutate: setup  ## break one line at a time: does the named test of docs/features.md fail? FAULTS="clip ema": some only
 	@"$(BIN)/python" tools/mutate.py --jobs $(JOBS) $(FAULTS)

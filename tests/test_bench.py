@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 SMALLEST = {
     "data_digest.py": "--files 200",
     "ddp.py": "--segments 2 --steps 5",
+    "gpu.py": "--device cpu --tiny --models vit_s gpt_124m --modes eager --segments 2 --steps 2",
     "loop.py": "--segments 2 --steps 10",
     "reduction.py": "--segments 2 --steps 2 --ranks 2 --leaves 2",
     "resume.py": "--runs 1 --size 100000",
@@ -34,5 +35,5 @@ def test_a_bench_runs(name: str) -> None:
 
 
 def test_every_bench_is_run() -> None:
-    """But that of the operators, which need a compiler, and that of other trainers, which are not installed."""
-    assert {path.name for path in (REPO / "bench").glob("*.py")} == {*SMALLEST, "ops.py", "peers.py"}
+    """But that of the operators, which need a compiler, that of other trainers, which are not installed, and models."""
+    assert {path.name for path in (REPO / "bench").glob("*.py")} == {*SMALLEST, "ops.py", "peers.py", "gpu_models.py"}

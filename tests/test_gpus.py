@@ -61,6 +61,7 @@ def project(render: Render, tmp_path_factory: pytest.TempPathFactory) -> Project
     return Project(Path(shutil.copytree(render(), tmp_path_factory.mktemp("gpus") / "project")))
 
 
+@pytest.mark.gpu("cpu")
 def test_one_gpu_trains_as_the_cpu_does(project: Project) -> None:
     """CT-13, R-64: by gpu.sh; equal weights, within 1e-4; evaluate.py finds the same number on both."""
     need_gpus(1)
@@ -81,6 +82,7 @@ def test_one_gpu_trains_as_the_cpu_does(project: Project) -> None:
     REPORT.append(f"one GPU ({torch.cuda.get_device_name(0)}): the same weights as the CPU")
 
 
+@pytest.mark.gpu("nccl")
 def test_more_processes_than_gpus(project: Project) -> None:
     """R-64: refused, not shared."""
     need_gpus(1)
@@ -91,6 +93,7 @@ def test_more_processes_than_gpus(project: Project) -> None:
     assert f"{count} process(es) were started on this host" in done.stderr
 
 
+@pytest.mark.gpu("nccl")
 @pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
 def test_two_gpus_train_as_one_does(project: Project, launcher: str) -> None:
     """CT-16, TP-12, TP-03: nccl, one process on each; equal weights at one global batch, within 1e-5."""
@@ -103,6 +106,7 @@ def test_two_gpus_train_as_one_does(project: Project, launcher: str) -> None:
     REPORT.append(f"two GPUs by {launcher}, nccl")
 
 
+@pytest.mark.gpu("fsdp")
 @pytest.mark.parametrize(
     "words",
     [
@@ -119,6 +123,7 @@ def test_what_two_gpus_can(project: Project, words: list[str], request: pytest.F
     assert "finished at epoch 2" in project.train(name, 16, "--gpu_ids", "0,1", *words)
 
 
+@pytest.mark.gpu("nccl")
 def test_a_failure_on_two_gpus(project: Project, tmp_path: Path) -> None:
     """R-14: no process waits for nccl."""
     need_gpus(2)
@@ -143,6 +148,7 @@ def operators(project: Project, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.mark.gpu("operators")
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 1), ("cuda:1", 2)])
 def test_operators(project: Project, operators: Path, device: str, gpus: int) -> None:
     """CT-62, CT-63, CT-70, D-54: values, gradients, layouts, autocast, compilation, streams, on the tensor's device.

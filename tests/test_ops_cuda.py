@@ -15,7 +15,7 @@ import pytest
 from real import REPORT, need_nvcc
 from support import Render
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.gpu("operators")]
 
 LOADED = """
 import torch
