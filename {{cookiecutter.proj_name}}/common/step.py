@@ -220,16 +220,17 @@ class OptimizerStep:
         Weights, buffers and random streams stay as they are. Every process must call this.
         """
         batch, forward = deepcopy(step.batches[0]), partial(self.task, self.task.update)  # past DDP, through FSDP
-        items = self.count(batch) if self.count else step.global_batch.sizes[0]
         updates = [self.updates.get(name) or self._begin(name, lambda: deepcopy(batch)) for name in self.task.updates()]
         try:
             with random_state_unchanged(self.rank.device), buffers_unchanged(self.task):
-                flops = count_flops(lambda: [self._try(update, forward, batch).backward() for update in updates])
+                items = self.count(batch) if self.count else step.global_batch.sizes[0]
+                counts = count_flops(lambda: [self._try(update, forward, batch).backward() for update in updates])
+                flops = counts["Global"] / items if items else 0.0
         except Exception as error:  # noqa: BLE001 - if it is an error of the task, the step reports it
             logger.info("TFLOP/s and MFU are not known, since a trial pass failed: {!r}", error)
-            flops = {}
+            flops = 0.0
         self.task.zero_grad()
-        return flops.get("Global", 0) / (items or 1)
+        return flops
 
     def own_seconds(self) -> float:
         """Return how long this process computes in a step without waiting for others, as DDP measures; 0 without it."""

@@ -76,8 +76,7 @@ class Trainer:
         self.register_state = self.state.register
         device = torch.cuda.get_device_name(self.rank.device) if self.rank.device.type == "cuda" else ""
         self.monitor.peak = config.monitor.peak_tflops or peak_tflops(device, precision.mode)
-        self.monitor.unit = self.task.unit
-        wanted = config.monitor.count_flops
+        self.monitor.unit, wanted = self.task.unit, config.monitor.count_flops
         self.counts_flops = bool(self.monitor.peak) if wanted is None else wanted
         self.step: Step | None = None  # the latest step
         self.begin_stage()

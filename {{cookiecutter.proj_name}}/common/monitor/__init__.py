@@ -57,7 +57,7 @@ class MonitorConfig:
     histograms: Annotated[
         EpochInterval, Field(description="histograms of weights and gradients, with a log line; epochs; -1: never")
     ] = -1
-    count_flops: Annotated[bool | None, Field(description="by a trial pass, for TFLOP/s; null: if the peak is known")] = None
+    count_flops: Annotated[bool | None, Field(description="by a trial pass; null: where the peak is known")] = None
     peak_tflops: Annotated[float | None, Field(gt=0, description="of a device; null: by its data sheet")] = None
     bar: Annotated[Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal")] = "auto"
 

@@ -40,17 +40,18 @@ class Row:
     def __init__(self, run: RunFiles, name: str, keys: Sequence[str]) -> None:
         self.run, self.name, self.ranking, self.results = run, name, compare.ranking(run), compare.results(run)
         self.seconds, self.epoch = compare.seconds(run), compare.epoch(run)
+        self.work = {"device_hours": compare.device_hours(run), **compare.speed(run)}
         self.config = {key: run.config[key] for key in keys if key in run.config}
         best = {"best": run.best["value"], "at": run.best["step"]} if run.best else {}
         remarks = [" ".join(part.split()) for part in (run.reason, *run.problems) if part not in ("", run.state)]
         self.values: dict[str, Any] = {"run": name, "state": run.state, **best, **self.config, **self.results}
-        self.values |= {"step": run.step, "epoch": self.epoch, "time": self.seconds}
+        self.values |= {"step": run.step, "epoch": self.epoch, "time": self.seconds, **self.work}
         self.values |= {"remark": "; ".join(remarks)} if remarks else {}
 
     def record(self) -> dict[str, Any]:
         """Return the run for --json."""
         about = {name: getattr(self.run, name) for name in ("path", "state", "reason", "step", "best", "problems")}
-        about |= {"path": str(self.run.path), "epoch": self.epoch, "seconds": self.seconds}
+        about |= {"path": str(self.run.path), "epoch": self.epoch, "seconds": self.seconds, **self.work}
         return {"run": self.name, **about, "values": self.results, "config": self.config}
 
 
@@ -83,7 +84,8 @@ def columns(rows: Sequence[Row]) -> list[str]:
     last = [key for key in keys if key.startswith(("dataset.", "dist."))]
     early = [key for key in keys if key not in last]
     ordered = dict.fromkeys(["run", "state", "best", metric, "time", *early, *results, "at", "step", "epoch", *last])
-    return [name for name in (*ordered, "remark") if any(name in row.values for row in rows)]
+    work = dict.fromkeys(name for row in rows for name in row.work)
+    return [name for name in (*ordered, *work, "remark") if any(name in row.values for row in rows)]
 
 
 def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Row]:
@@ -193,6 +195,8 @@ def main(argv: list[str]) -> int:
         verdict = compare.conclusion([row.run for row in rows], [row.name for row in rows])
         lines = [f"{text}\n  {command}" if command else text for text, command in verdict]
         print(table(rows, width), *(lines or ["No run has a best validation yet."]), sep="\n")
+        hours = sum(row.work["device_hours"] for row in rows)
+        print(f"{len(rows)} run{'s' * (len(rows) > 1)}: {hours:.3g} device hours")
     if left_out:
         count = f"{len(left_out)} start{'s' * (len(left_out) > 1)}"
         text = f"{count} that failed before the first step: see --failed, or delete with --remove-failed"
