@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from common.config.registry import REGISTRIES
+from cli.command_line import parse
 from tests.conftest import Runs
 from tools.runs import __main__ as table
 from tools.runs import compare
 from tools.runs.read import read_run
 from tools.sweep.runs import SweepFolder
-from cli.command_line import parse
 from custom.config import Config
 
 LOG = """2026-03-01 10:00:00.000 INFO    here started

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from loguru import logger
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
@@ -234,8 +234,7 @@ class OptimizerStep:
 
     def own_seconds(self) -> float:
         """Return how long this process computes in a step without waiting for others, as DDP measures; 0 without it."""
-        models = [update.model for update in self.updates.values()]
-        logs = [model._get_ddp_logging_data() for model in models if isinstance(model, DistributedDataParallel)]
+        logs = [use.model._get_ddp_logging_data() for use in self.updates.values() if isinstance(use.model, DDP)]
         return sum(log.get(f"avg_{part}_compute_time", 0) for log in logs for part in ("forward", "backward")) / 1e9
 
     def _clear_gradients(self, update: TaskUpdate) -> None:

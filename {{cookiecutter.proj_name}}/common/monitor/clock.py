@@ -78,9 +78,8 @@ class Clock:
 
     def step_done(self, samples: int) -> None:
         """Note that an optimizer step on `samples` samples (of all processes) is done."""
-        now = perf_counter()
-        self._steps.append(now - self._mark)
-        self._mark = now
+        before, self._mark = self._mark, perf_counter()
+        self._steps.append(self._mark - before)
         self._samples += samples
         if self._first is None:
             self._first = self.read()
