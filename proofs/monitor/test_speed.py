@@ -71,6 +71,17 @@ def test_counting_changes_no_bit(runs: Runs, words: tuple[str, ...]) -> None:
     assert [row["values"] for row in metrics(plain, "train")] == [row["values"] for row in metrics(counted, "train")]
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_counting_changes_no_bit_on_ranks(runs: Runs, strategy: str) -> None:
+    """Every rank takes part, past DDP's exchange of gradients and through FSDP's of weights."""
+    for name, more in (("plain", ()), ("counted", COUNT)):
+        words = ("--model", "{type: tests.parts.Tower}", "--dist.strategy", strategy, *ALONE, *more)
+        several(runs, 2, runs.words(*words, name=name))
+    first, second = (load(runs.root / name) for name in ("plain", "counted"))
+    assert all(same(first[part], second[part]) for part in ("model", "optimizer", "random"))
+    assert metrics(runs.root / "counted", "speed")[-1]["values"]["tflops"] > 0
+
+
 def test_frozen_stages_compute_less(runs: Runs) -> None:
     """It is counted again in each stage."""
     folder = runs.train(*STAGES, "--model", "{type: tests.parts.Tower}", *ALONE, *COUNT)
@@ -195,12 +206,13 @@ def test_the_slowest_rank(runs: Runs, words: tuple[str, ...]) -> None:
     assert all(row["slowest_lag_ms"] > 10 for row in rows[1:])
 
 
-@pytest.mark.parametrize("words", [(), ("--optim.clip_gradients", "1e9")], ids=["unclipped", "clipped"])
-def test_the_norm_of_the_gradients(runs: Runs, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("clipped", [False, True])
+def test_the_norm_of_the_gradients(runs: Runs, *, clipped: bool) -> None:
     """Of plain SGD, it is the length of the step."""
-    sgd = ("--optim.optim_type", "SGD", "--optim.lr", "1", "--optim.weight_decay", "0", "--progress.log_every", "1")
-    sgd = (*sgd, "--optim.lr_scheduler", "{$REPLACE: true, type: constant}")
-    folder = runs.train("--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "9", *sgd, *PLAIN, *words)
+    sgd = "{optim_type: SGD, lr: 1, weight_decay: 0, lr_scheduler: {$REPLACE: true, type: constant}}"
+    every = ("--progress.log_every", "1", "--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "9")
+    limit = ", clip_gradients: 1.0e+9}" if clipped else "}"
+    folder = runs.train(*every, *PLAIN, "--optim", sgd[:-1] + limit)
     one, two = (load(folder, f"step_{step:08}")["model"] for step in (1, 2))
     length = sum((one[name] - two[name]).double().square().sum() for name in one) ** 0.5
     row = next(row for row in metrics(folder, "train") if row["step"] == 2)

@@ -26,7 +26,8 @@ LOG = """2026-03-01 10:00:00.000 INFO    here started
 def made(folder: Path, *sizes: int, speed: tuple[dict[str, float], ...] = ()) -> Path:
     """Make the files of a run with so many processes in its attempts."""
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"attempts": [{"world_size": size} for size in sizes]}))
+    attempts = [{"world_size": size, "config": "config.yaml"} for size in sizes]
+    (folder / "run.json").write_text(json.dumps({"attempts": attempts}))
     (folder / "train.log").write_text(LOG)
     rows = [{"event": "speed", "step": 5 * at, "values": values} for at, values in enumerate(speed, 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -53,14 +54,17 @@ def test_the_table_has_cost_and_speed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert table.main([str(tmp_path / "experiments")]) == 0
     shown = capsys.readouterr().out
     assert shown.splitlines()[0].endswith("device_hours  samples_per_second  tokens_per_second   mfu")
-    assert shown.endswith("2 runs: 7.5 device hours\n")
+    row = next(line.split() for line in shown.splitlines() if line.startswith("fast"))
+    assert row[-4:] == ["6", "20", "180", "0.25"]
 
 
 def resolved(runs: Runs, *words: str) -> dict[str, Any]:
     return parse(Config, runs.words(*words), prog="tools.sweep", registries=REGISTRIES).values
 
 
-def test_the_estimate_of_a_sweep(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_of_a_sweep(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By finished runs that differ in the values to try, or in nothing that changes results; by no others."""
     monkeypatch.setattr("tools.sweep.runs.device_hours", lambda run: {"like": 0.5, "tried": 1.5}.get(run.name, 100.0))
     short = ["--progress.epoch", "1", "--dataset.eval", "null"]
@@ -70,4 +74,9 @@ def test_the_estimate_of_a_sweep(runs: Runs, monkeypatch: pytest.MonkeyPatch) ->
         assert folder.estimate(3) == "cost: about 3 x 0.5 = 1.5 device hours, by 1 finished run of this config"
         runs.train(*short, "--optim.lr", "0.5", name="tried")
         runs.train(*short, "--model.width", "5", name="other")
+        assert folder.show() == 0
+        assert "cost:" not in capsys.readouterr().out, "no run of the sweep itself"
+        made(folder.root / "lr=0.1", 8, 2)
+        assert folder.show() == 0
+        assert capsys.readouterr().out == "cost: 100 device hours\n", "besides the table, by another process"
         assert folder.estimate(4) == "cost: about 4 x 1 = 4 device hours, by 2 finished runs of this config"

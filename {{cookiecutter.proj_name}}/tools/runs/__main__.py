@@ -82,10 +82,10 @@ def columns(rows: Sequence[Row]) -> list[str]:
     keys = list(dict.fromkeys(key for row in rows for key in row.config))
     keys.sort(key=lambda key: (not key.endswith(".lr"), not key.startswith("model."), not key.startswith("optim.")))
     last = [key for key in keys if key.startswith(("dataset.", "dist."))]
-    early = [key for key in keys if key not in last]
-    ordered = dict.fromkeys(["run", "state", "best", metric, "time", *early, *results, "at", "step", "epoch", *last])
-    work = dict.fromkeys(name for row in rows for name in row.work)
-    return [name for name in (*ordered, *work, "remark") if any(name in row.values for row in rows)]
+    middle = [*(key for key in keys if key not in last), *results, "at", "step", "epoch"]
+    work = [name for row in rows for name in row.work]
+    ordered = dict.fromkeys(["run", "state", "best", metric, "time", *middle, *work, *last])
+    return [name for name in (*ordered, "remark") if any(name in row.values for row in rows)]
 
 
 def sort_rows(rows: Sequence[Row], by: str, *, backwards: bool = False) -> list[Row]:
@@ -195,8 +195,6 @@ def main(argv: list[str]) -> int:
         verdict = compare.conclusion([row.run for row in rows], [row.name for row in rows])
         lines = [f"{text}\n  {command}" if command else text for text, command in verdict]
         print(table(rows, width), *(lines or ["No run has a best validation yet."]), sep="\n")
-        hours = sum(row.work["device_hours"] for row in rows)
-        print(f"{len(rows)} run{'s' * (len(rows) > 1)}: {hours:.3g} device hours")
     if left_out:
         count = f"{len(left_out)} start{'s' * (len(left_out) > 1)}"
         text = f"{count} that failed before the first step: see --failed, or delete with --remove-failed"

@@ -129,6 +129,8 @@ class SweepFolder:
     def show(self, advice: str = "; the same command tries them again") -> int:
         """Print the table of the runs. Returns the exit code: 1 if one did not finish."""
         run([sys.executable, "-m", "tools.runs", str(self.root)], cwd=PROJECT, check=False)
+        with suppress(UserError):  # no run has a folder
+            print(f"cost: {sum(map(device_hours, find_runs(self.root))):.3g} device hours")
         failed = [trial for trial in self.trials if trial.state in ("failed", "stopped", "running")]
         for trial in failed:
             print(f"{trial.state}: {trial.name}: {trial.reason or 'see ' + str(self.run(trial).root)}")
