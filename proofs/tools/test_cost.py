@@ -29,6 +29,8 @@ def made(folder: Path, *sizes: int, speed: tuple[dict[str, float], ...] = ()) ->
     attempts = [{"world_size": size, "config": "config.yaml"} for size in sizes]
     (folder / "run.json").write_text(json.dumps({"attempts": attempts}))
     (folder / "train.log").write_text(LOG)
+    (folder / "config.yaml").write_text("name: made\n")
+    (folder / "status.json").write_text(json.dumps({"state": "stopped", "step": 5, "reason": ""}))
     rows = [{"event": "speed", "step": 5 * at, "values": values} for at, values in enumerate(speed, 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
