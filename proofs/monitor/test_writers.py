@@ -56,7 +56,8 @@ def test_what_tensorboard_shows(runs: Runs) -> None:
     scalars = ["loss", "Accuracy", "ConfusionMatrix.balanced_accuracy", "ConfusionMatrix.macro_f1"]
     measured = {f"{split}/{name}" for split in ("Val", "best", "eval") for name in [*scalars, "MeanAveragePrecision"]}
     speed = {"speed/step_seconds", "speed/data_share", "speed/samples_per_second", "speed/memory_GB"}
-    assert set(found["scalars"]) == {"Train/loss", *measured, *speed, "lr/head", "lr/rest"}
+    speed |= {f"speed/{of}_p{share}_ms" for of in ("step", "data") for share in (50, 95)}
+    assert set(found["scalars"]) == {"Train/loss", "Train/grad_norm", *measured, *speed, "lr/head", "lr/rest"}
     figures = {
         f"view/{split}/{name}" for split in ("val", "eval") for name in ("ConfusionMatrix", "MeanAveragePrecision")
     }

@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from loguru import logger
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
@@ -16,8 +18,10 @@ from common.checkpoint.finite import LossCheck
 from common.data.loader import Step
 from common.distributed import Rank, SharedBuffers, sum_over_ranks
 from common.distributed.buffers import buffers_unchanged
+from common.distributed.seed import random_state_unchanged
 from common.evaluation.loss import Losses
 from common.model import Strategy
+from common.model.flops import count_flops
 from common.model.freeze import warn_of_unused
 from common.model.warm_up import warm_up_ddp
 from common.monitor.meter import Meter
@@ -200,15 +204,38 @@ class OptimizerStep:
         is_wrapped = model is not self.task or self.strategy.lockstep_forward
         forward = partial(model, self.task.update) if is_wrapped else self.task.update
         update = self.updates[name] = TaskUpdate(name, model, forward, trained, others)
-
-        def loss() -> Tensor:
-            batch = self.task.prepare_batch(self.precision.cast_batch(sample()), self.rank.device)
-            with self.precision.autocast():
-                losses = forward(name, batch)
-            return losses["loss"] if "loss" in losses else self._refuse(update)
-
-        warm_up_ddp(model, trained, loss, self.rank)
+        warm_up_ddp(model, trained, lambda: self._try(update, forward, sample()), self.rank)
         return update
+
+    def _try(self, update: TaskUpdate, forward: Callable[[str, Any], Losses], batch: Any) -> Tensor:
+        """Return the loss of a loaded batch that no step is taken on."""
+        batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
+        with self.precision.autocast():
+            losses = forward(update.name, batch)
+        return losses["loss"] if "loss" in losses else self._refuse(update)
+
+    def flops(self, step: Step) -> float:
+        """Count the operations of the step's updates, forward and backward, for each sample or item (`Task.count`).
+
+        Weights, buffers and random streams stay as they are. Every process must call this.
+        """
+        batch, forward = deepcopy(step.batches[0]), partial(self.task, self.task.update)  # past DDP, through FSDP
+        updates = [self.updates.get(name) or self._begin(name, lambda: deepcopy(batch)) for name in self.task.updates()]
+        try:
+            with random_state_unchanged(self.rank.device), buffers_unchanged(self.task):
+                items = self.count(batch) if self.count else step.global_batch.sizes[0]
+                counts = count_flops(lambda: [self._try(update, forward, batch).backward() for update in updates])
+                flops = counts["Global"] / items if items else 0.0
+        except Exception as error:  # noqa: BLE001 - if it is an error of the task, the step reports it
+            logger.info("TFLOP/s and MFU are not known, since a trial pass failed: {!r}", error)
+            flops = 0.0
+        self.task.zero_grad()
+        return flops
+
+    def own_seconds(self) -> float:
+        """Return how long this process computes in a step without waiting for others, as DDP measures; 0 without it."""
+        logs = [use.model._get_ddp_logging_data() for use in self.updates.values() if isinstance(use.model, DDP)]
+        return sum(log.get(f"avg_{part}_compute_time", 0) for log in logs for part in ("forward", "backward")) / 1e9
 
     def _clear_gradients(self, update: TaskUpdate) -> None:
         """Clear the gradients of parameters that must not change in this step; the optimizer then skips them."""
@@ -229,4 +256,6 @@ class OptimizerStep:
                 raise UserError(_NO_COUNT.format(kind=type(self.task).__name__, rank=self.rank.rank))
             counts.append(int(count) if weight else 0)
         total = sum_over_ranks(torch.tensor(float(sum(counts)), dtype=torch.float64), self.rank).item()
+        if self.task.clock is not None:
+            self.task.clock.items += total
         return [(count * self.rank.world_size / max(total, 1.0), count) for count in counts]

@@ -48,11 +48,13 @@ class Task(ModelHolder, ABC):
         classes: class names in the order of the labels; empty if the data set has none.
         buffer_kinds: how processes share the buffers that their batches change, by name or pattern: "sum", "gather" or
             "rank"; see docs/task.md. Models and losses may have this attribute too.
+        unit: what `count` counts, such as "tokens"; the log says how many of them in a second.
     """
 
     gallery: ClassVar[type[Gallery]] = Gallery
     classes: Sequence[str] = ()
     buffer_kinds: ClassVar[Mapping[str, str]] = {}
+    unit: ClassVar[str] = "items"
     seeds: Iterator[list[int]] | None = None  # in an evaluation: a seed per sample, for every call of `draw`
     clock: Clock | None = None  # of the run that trains this task
 

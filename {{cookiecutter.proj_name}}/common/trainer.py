@@ -26,9 +26,11 @@ from common.evaluator import EvaluationInterrupted, Evaluator, write_evaluation
 from common.failure.signals import StopSignals, exit_code
 from common.fixed_step import FixedStep
 from common.model import check_trained, prepare
+from common.model.flops import peak_tflops
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
 from common.optim import Clip, Ema, build_optimizer
+from common.optim.clip import gradient_norm
 from common.optim.ema import OWN
 from common.optim.gradients import log_gradients
 from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
@@ -72,6 +74,10 @@ class Trainer:
             keep_frozen=config.checkpoint.frozen,
         )
         self.register_state = self.state.register
+        device = torch.cuda.get_device_name(self.rank.device) if self.rank.device.type == "cuda" else ""
+        self.monitor.peak = config.monitor.peak_tflops or peak_tflops(device, precision.mode)
+        self.monitor.unit, wanted = self.task.unit, config.monitor.count_flops
+        self.counts_flops = bool(self.monitor.peak) if wanted is None else wanted
         self.step: Step | None = None  # the latest step
         self.begin_stage()
         set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)
@@ -91,6 +97,7 @@ class Trainer:
         """Rebuild whatever depends on the settings of the current stage."""
         config: RunConfig = self.stages.config
         self.task.zero_grad()
+        self.monitor.flops = None if self.counts_flops else 0.0
         vars(self).pop("optimizer_step", None)  # frees the wrappers of the previous stage
         self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
         self.move_to(self.at)
@@ -169,12 +176,14 @@ class Trainer:
             return self.finish()
 
     def begin_step(self, step: Step, before: Position) -> None:
-        """Enter the next stage if it is due, and set the learning rates."""
+        """Enter the next stage if it is due, count what its steps compute, and set the learning rates."""
         if self.step is None and self.triggers.intervals["pictures"]:
             self.log_pictures(step, sanity_check=True)
         self.step = step
         if self.config.stages:
             self.next_stage()
+        if self.monitor.flops is None:  # the first step of a stage
+            self.monitor.flops = self.optimizer_step.flops(step)
         self.schedule.step(before.step - self.stages.start, self.optimizer_step.rate)
 
     def log(self, step: Step) -> None:
@@ -183,7 +192,8 @@ class Trainer:
         check_trained(self.task, self.parameters)
         self.saver.check()
         metrics = self.evaluator.metrics(step) if self.config.progress.train_metric else {}
-        self.monitor.train(self.at, self.optimizer, self.optimizer_step.grad_norm, metrics)
+        norm = self.optimizer_step.grad_norm if self.optimizer_step.clip else gradient_norm(self.parameters)
+        self.monitor.train(self.at, self.optimizer, norm, metrics, self.optimizer_step.own_seconds())
         if type(self.task).inspect is not Task.inspect:
             self.evaluator.inspect(Show(self.monitor.recorder, self.at.step))
         if self.config.debug.debug_mode:

@@ -6,7 +6,6 @@ Parameters and floating point operations of each module; operations, kept memory
 import argparse
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.benchmark import Timer
-from torch.utils.flop_counter import FlopCounterMode
 
 from common.base.context import error_context
 from common.base.errors import UserError
@@ -28,6 +25,7 @@ from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.failure.program import exit_process, report_errors
 from common.model import prepare
+from common.model.flops import count_flops
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.task import TaskPosition
@@ -127,16 +125,6 @@ class ProfiledTask:
             if level <= depth and (row["parameters"] or forward[key]):
                 rows.append({**row, "flops_forward": forward[key], "flops_train": train[key]})
         return rows
-
-
-def count_flops(call: Callable[[], None]) -> Counter[str]:
-    """Floating point operations by module, with all that it contains; `Global` is the whole call.
-
-    They are 2 for each multiplication and addition of matrix products and convolutions.
-    """
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):  # it misses fused kernels on CPUs
-        call()
-    return Counter({name: sum(counts.values()) for name, counts in counter.get_flop_counts().items()})
 
 
 def analyze(config: Config, sizes: Sequence[int], depth: int) -> dict[str, Any]:

@@ -98,10 +98,12 @@ def buffers_unchanged(model: nn.Module, only: Collection[str] | None = None) -> 
         for name, module, attribute, buffer in named_buffers(model)
         if only is None or name in only
     ]
-    yield
-    with torch.no_grad():
-        for module, attribute, buffer, before in kept:
-            setattr(module, attribute, buffer.copy_(before))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, attribute, buffer, before in kept:
+                setattr(module, attribute, buffer.copy_(before))
 
 
 def share_buffers(model: nn.Module, rank: Rank) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 
@@ -44,7 +45,8 @@ def _keep_statistics(norms: list[_NormBase]) -> Iterator[None]:
         norm.momentum = 0.0  # weight of the new batch
         norm.num_batches_tracked = None if count is None else count.clone()
     try:
-        yield
+        with _disable_current_modes():  # a counter of operations would count them twice
+            yield
     finally:
         for norm, momentum, count in before:
             norm.momentum, norm.num_batches_tracked = momentum, count

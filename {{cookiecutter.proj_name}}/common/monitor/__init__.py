@@ -1,9 +1,11 @@
 """Progress reports of a run: log lines, numbers, pictures. Only the main process writes them."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
+from statistics import median_low
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -55,6 +57,8 @@ class MonitorConfig:
     histograms: Annotated[
         EpochInterval, Field(description="histograms of weights and gradients, with a log line; epochs; -1: never")
     ] = -1
+    count_flops: Annotated[bool | None, Field(description="by a trial pass; null: where the peak is known")] = None
+    peak_tflops: Annotated[float | None, Field(gt=0, description="of a device; null: by its data sheet")] = None
     bar: Annotated[Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal")] = "auto"
 
 
@@ -72,6 +76,9 @@ class Monitor:
         after_log: functions to call after each log line, with the position and the times since the last one.
         start: optimizer steps done when training began; None before.
         step: optimizer steps done now.
+        unit: what the task counts.
+        flops: operations for each of these, or for each sample if the task counts none; None: to be counted.
+        peak: TFLOP/s that a device can do at most; 0: unknown.
     """
 
     def __init__(
@@ -92,7 +99,8 @@ class Monitor:
         self.after_log: list[Callable[[Position, Timing], object]] = []
         self.start: int | None = None
         self.step: int | None = None
-        self._device = rank.device
+        self.unit, self.peak, self._rank = "items", 0.0, rank
+        self.flops: float | None = 0.0
         self._totals: tuple[int | None, int | None] = (None, None)  # steps and epochs of the run, where known
         self._recording = threading.Lock()  # another thread records the failure of another process
         self._has_ended = False
@@ -144,16 +152,21 @@ class Monitor:
         optimizer: torch.optim.Optimizer,
         grad_norm: Tensor | None,
         metrics: Mapping[str, float],
+        own_seconds: float = 0.0,
     ) -> None:
-        """Write the log line of training and its scalars. Waits for the device; every process must call it."""
+        """Write the log line of training and its scalars. Waits for the device; every process must call it.
+
+        Args:
+            own_seconds: how long this process computes in a step without waiting for others.
+        """
         losses = self.meter.read()
         norm = {} if grad_norm is None else {"grad_norm": float(grad_norm)}
         by_group = learning_rates(optimizer)
         rates = {"lr" if len(by_group) == 1 else f"lr_{name}": rate for name, rate in by_group.items()}
         timing = self.clock.read(None if self._totals[0] is None else self._totals[0] - at.step)
-        memory = peak_memory(self._device)
+        memory, compared = self._compare(timing, own_seconds)
         others = {**metrics, **norm}
-        _log.bind(row=True).info("{}", train_line(at, self._totals, rates, losses, others, timing, memory))
+        _log.bind(row=True).info("{}", train_line(at, self._totals, rates, losses, others, timing, memory, compared))
         self._show_on_bar("loss", losses.raw.get("loss"))
         for call in self.after_log:
             call(at, timing)
@@ -161,7 +174,7 @@ class Monitor:
         self.recorder.record("train", **where, values=losses.raw | others | rates)
         # Separate from the others, since these differ from run to run.
         speed = {"step_seconds": timing.step, "data_share": timing.data, "samples_per_second": timing.rate}
-        speed |= {f"{name}_ms": 1e3 * seconds for name, seconds in timing.timers.items()}
+        speed |= compared | {f"{name}_ms": 1e3 * seconds for name, seconds in timing.timers.items()}
         self.recorder.record("speed", **where, values=speed | {"memory_bytes": memory})
         self.recorder.write("scalars", "train", at.step, drop_duplicate_loss(losses.raw) | others)
         self.recorder.write("scalars", "lr", at.step, by_group if len(by_group) > 1 else rates)
@@ -192,6 +205,22 @@ class Monitor:
         self.recorder.record(split, **about, values=result.values)
         for event in (split, *["best"] * best):
             self.recorder.write("scalars", event, at.step, drop_duplicate_loss(result.values))
+
+    def _compare(self, timing: Timing, own_seconds: float) -> tuple[int, dict[str, float]]:
+        """Return the peak memory of the process that needs most, and numbers that runs, devices and ranks are
+        compared by. Every process must call this.
+        """
+        rank, tflops = self._rank, (self.flops or 0.0) * (timing.items or timing.rate) / self._rank.world_size / 1e12
+        mfu = tflops / (self.peak or math.inf)
+        numbers = {f"{self.unit}_per_second": timing.items, "tflops": tflops, "mfu": mfu}
+        compared, here = {name: value for name, value in numbers.items() if value}, peak_memory(rank.device)
+        if rank.is_single_process:
+            return here, compared
+        table = torch.zeros(2, rank.world_size, dtype=torch.float64)
+        table[:, rank.rank] = torch.tensor([here, timing.data * timing.step + own_seconds])
+        peaks, own = sum_over_ranks(table, rank).tolist()
+        slowest = {"slowest_rank": own.index(max(own)), "slowest_lag_ms": 1e3 * (max(own) - median_low(own))}
+        return int(max(peaks)), compared | slowest
 
     def _show_on_bar(self, name: str, value: float | None) -> None:
         if value is not None:

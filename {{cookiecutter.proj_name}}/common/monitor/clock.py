@@ -18,7 +18,9 @@ class Timing:
     data: share of that spent waiting for data, 0 to 1.
     rate: samples per second.
     eta: seconds to the end of training; None when the end is not known.
-    timers: seconds for each optimizer step in the parts of the step that the task times, by name.
+    timers: seconds for each optimizer step in the parts of the step that the task times, by name. Also `step_p50`,
+        `step_p95`, `data_p50` and `data_p95`: what half and 95 % of the steps took at most, and waited for data.
+    items: those that the task counts (`Task.count`), per second; 0 if it counts none.
     """
 
     step: float
@@ -26,6 +28,7 @@ class Timing:
     rate: float
     eta: float | None
     timers: Mapping[str, float] = field(default_factory=dict)
+    items: float = 0.0
 
 
 class Clock:
@@ -34,6 +37,9 @@ class Clock:
     Times are measured on the host. A GPU runs asynchronously, so a single step says little; over a log period they are
     right, since logging waits for the device. The first step starts workers and compiles kernels, so it is timed
     separately, and is no part of any average.
+
+    Attributes:
+        items: items that the task has counted since the last reading, over all processes.
     """
 
     def __init__(self) -> None:
@@ -48,8 +54,9 @@ class Clock:
 
     def _begin_interval(self, now: float) -> None:
         self._begin = self._mark = now
-        self._data = self._paused = 0.0
-        self._steps = self._samples = 0
+        self._paused = self.items = 0.0
+        self._waits, self._steps = list[float](), list[float]()  # seconds of each step
+        self._samples = 0
         self._timers: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
@@ -67,12 +74,12 @@ class Clock:
 
     def batch_ready(self) -> None:
         """Note that a batch has arrived."""
-        self._data += perf_counter() - self._mark
+        self._waits.append(perf_counter() - self._mark)
 
     def step_done(self, samples: int) -> None:
         """Note that an optimizer step on `samples` samples (of all processes) is done."""
-        self._mark = perf_counter()
-        self._steps += 1
+        before, self._mark = self._mark, perf_counter()
+        self._steps.append(self._mark - before)
         self._samples += samples
         if self._first is None:
             self._first = self.read()
@@ -80,14 +87,16 @@ class Clock:
 
     def read(self, steps_left: int | None = None) -> Timing:
         """Times since the last reading; a new interval starts here. (Right after step 1: the times of step 1.)"""
-        if self._first is not None and self._steps == 0:
+        if self._first is not None and not self._steps:
             return self._first
-        now, steps = perf_counter(), max(self._steps, 1)
+        now, steps = perf_counter(), max(len(self._steps), 1)
         busy = max(now - self._begin - self._paused, 1e-9)
         self._done += steps
         eta = None if steps_left is None else steps_left * (now - self._first_ended) / self._done
         timers = {name: seconds / steps for name, seconds in self._timers.items()}
-        timing = Timing(busy / steps, self._data / busy, self._samples / busy, eta, timers)
+        for name, times in (("step", sorted(self._steps)), ("data", sorted(self._waits))):
+            timers |= {f"{name}_p{share}": times[-(-len(times) * share // 100) - 1] for share in (50, 95) if times}
+        timing = Timing(busy / steps, sum(self._waits) / busy, self._samples / busy, eta, timers, self.items / busy)
         self._begin_interval(now)
         return timing
 

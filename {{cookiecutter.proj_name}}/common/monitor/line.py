@@ -5,6 +5,7 @@ A terminal shows as much of a line as fits, so the most important columns come f
 
 from collections.abc import Mapping
 from datetime import timedelta
+from types import MappingProxyType
 
 from common.base.text import number
 from common.monitor.clock import Timing
@@ -23,6 +24,7 @@ def train_line(
     more: Mapping[str, float],
     timing: Timing,
     memory: int,
+    compared: Mapping[str, float] = MappingProxyType({}),
 ) -> str:
     """Return one line about training. A loss is shown as `raw (smooth)`.
 
@@ -32,6 +34,7 @@ def train_line(
         rates: learning rates: `lr`, or `lr_<name>` of each group of parameters.
         more: metrics of the step, and the norm of the gradients as `grad_norm`, where known.
         memory: bytes.
+        compared: further numbers of the speed.
     """
     raw = drop_duplicate_loss(losses.raw)
     columns = [
@@ -41,7 +44,8 @@ def train_line(
         "  ".join(f"{name.removesuffix('_norm')} {number(value)}" for name, value in more.items()),
         "" if timing.eta is None else f"ETA {timedelta(seconds=round(timing.eta))}",
         f"{timing.step * 1000:6.1f} ms/step data {timing.data:4.0%} {timing.rate:6.0f}/s",
-        "  ".join(f"{name} {seconds * 1000:.1f} ms" for name, seconds in timing.timers.items()),
+        "  ".join(f"{name.replace('_per_second', '/s')} {value:.4g}" for name, value in compared.items()),
+        "  ".join(f"{name} {1e3 * time:.1f} ms" for name, time in timing.timers.items() if not name.endswith("_p50")),
         f"mem {memory / 2**20:.0f} MB",
     ]
     return " | ".join(filter(None, columns))

@@ -30,19 +30,23 @@ class Clip:
         self.is_active = bool(self._limit)
 
     def __call__(self, parameters: Sequence[Tensor]) -> Tensor:
-        """Clip the parameters' gradients in place, with a limit above 0.
-
-        Returns the 2-norm of all gradients before clipping, a scalar on their device that was not waited for (of
-        sharded gradients, FSDP, the norm over all processes).
-        """
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        parts = [local(gradient) for gradient in gradients]
-        norm = nn.utils.get_total_norm(parts)
-        if parts and is_sharded(gradients[0]):
-            norm = norm_over_shards(norm, gradients[0])
+        """Clip the parameters' gradients in place, with a limit above 0. Returns their norm before clipping."""
+        norm = gradient_norm(parameters)
+        parts = [local(p.grad) for p in parameters if p.grad is not None]
         if parts and self._by_norm:
             torch._foreach_mul_(parts, (self._limit / (norm + 1e-6)).clamp_(max=1.0))
         elif parts:
             torch._foreach_clamp_min_(parts, -self._limit)
             torch._foreach_clamp_max_(parts, self._limit)
         return norm
+
+
+def gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm of all gradients, a scalar on their device that was not waited for.
+
+    Of sharded gradients (FSDP), it is the norm over all processes, and every process must call this.
+    """
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    parts = [local(gradient) for gradient in gradients]
+    norm = nn.utils.get_total_norm([part.coalesce().values() if part.is_sparse else part for part in parts])
+    return norm_over_shards(norm, gradients[0]) if parts and is_sharded(gradients[0]) else norm

@@ -20,6 +20,7 @@ class DetectionTask(Task):
     y1 in pixels; and `label`, a list of B tensors (n,), int64.
     """
 
+    unit = "boxes"
     most = 8  # boxes found in an image, at most
 
     def output(self, batch: dict[str, Any]) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ class LanguageModelTask(Task):
     """
 
     model: GPT
+    unit = "characters"
 
     def __init__(
         self,

@@ -41,6 +41,7 @@ class PolicyTask(Task):
     """
 
     model: PolicyModel
+    unit = "moves"
 
     def __init__(
         self,

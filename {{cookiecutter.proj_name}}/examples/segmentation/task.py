@@ -21,6 +21,8 @@ class SegmentationTask(Task):
     A batch is a dict with `image` (B, C, H, W), float, and `mask` (B, H, W), int64: a class, or `IGNORED`.
     """
 
+    unit = "pixels"
+
     def output(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Returns `logits` (B, classes, H, W)."""
         return {"logits": self.model(batch["image"])}

@@ -26,6 +26,8 @@ class SentenceTask(Task):
 class NextWordTask(Task):
     """Predicts each word from those before it; the loss is the mean over words, in nats."""
 
+    unit = "words"
+
     def output(self, batch: Sentences) -> Tensor:
         """Logits (B, T, vocabulary)."""
         return self.model(batch["words"], batch["mask"])

@@ -40,17 +40,18 @@ class Row:
     def __init__(self, run: RunFiles, name: str, keys: Sequence[str]) -> None:
         self.run, self.name, self.ranking, self.results = run, name, compare.ranking(run), compare.results(run)
         self.seconds, self.epoch = compare.seconds(run), compare.epoch(run)
+        self.work = {"device_hours": compare.device_hours(run), **compare.speed(run)}
         self.config = {key: run.config[key] for key in keys if key in run.config}
         best = {"best": run.best["value"], "at": run.best["step"]} if run.best else {}
         remarks = [" ".join(part.split()) for part in (run.reason, *run.problems) if part not in ("", run.state)]
         self.values: dict[str, Any] = {"run": name, "state": run.state, **best, **self.config, **self.results}
-        self.values |= {"step": run.step, "epoch": self.epoch, "time": self.seconds}
+        self.values |= {"step": run.step, "epoch": self.epoch, "time": self.seconds, **self.work}
         self.values |= {"remark": "; ".join(remarks)} if remarks else {}
 
     def record(self) -> dict[str, Any]:
         """Return the run for --json."""
         about = {name: getattr(self.run, name) for name in ("path", "state", "reason", "step", "best", "problems")}
-        about |= {"path": str(self.run.path), "epoch": self.epoch, "seconds": self.seconds}
+        about |= {"path": str(self.run.path), "epoch": self.epoch, "seconds": self.seconds, **self.work}
         return {"run": self.name, **about, "values": self.results, "config": self.config}
 
 
@@ -81,8 +82,9 @@ def columns(rows: Sequence[Row]) -> list[str]:
     keys = list(dict.fromkeys(key for row in rows for key in row.config))
     keys.sort(key=lambda key: (not key.endswith(".lr"), not key.startswith("model."), not key.startswith("optim.")))
     last = [key for key in keys if key.startswith(("dataset.", "dist."))]
-    early = [key for key in keys if key not in last]
-    ordered = dict.fromkeys(["run", "state", "best", metric, "time", *early, *results, "at", "step", "epoch", *last])
+    middle = [*(key for key in keys if key not in last), *results, "at", "step", "epoch"]
+    work = [name for row in rows for name in row.work]
+    ordered = dict.fromkeys(["run", "state", "best", metric, "time", *middle, *work, *last])
     return [name for name in (*ordered, "remark") if any(name in row.values for row in rows)]
 
 

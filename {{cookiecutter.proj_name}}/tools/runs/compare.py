@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from common.base.errors import UserError
@@ -83,14 +84,34 @@ def epoch(run: RunFiles) -> float:
     return max((row["epoch"] for row in run.records if "epoch" in row), default=0)
 
 
-def seconds(run: RunFiles) -> float:
-    """Duration of all attempts together, from the times in train.log."""
+def durations(run: RunFiles) -> list[float]:
+    """Seconds of each attempt, from the times in train.log."""
     try:
         parts = _BANNER.split(RunPaths(run.path).log_file().read_text(errors="replace"))
     except OSError:
-        return 0.0
+        return []
     times = [[datetime.fromisoformat(time) for time in _TIME.findall(part)] for part in parts]
-    return sum((span[-1] - span[0]).total_seconds() for span in times if span)
+    return [(span[-1] - span[0]).total_seconds() for span in times if span]
+
+
+def seconds(run: RunFiles) -> float:
+    """Duration of all attempts together."""
+    return sum(durations(run))
+
+
+def device_hours(run: RunFiles) -> float:
+    """Hours of all attempts, each times its processes: every one has a device of its own."""
+    sizes = [attempt.get("world_size", 1) for attempt in run.attempts] or [1]
+    return sum(time * sizes[min(at, len(sizes) - 1)] for at, time in enumerate(durations(run))) / 3600
+
+
+def speed(run: RunFiles) -> dict[str, float]:
+    """Return the medians over the log lines: samples and items per second, TFLOP/s and MFU, where known."""
+    columns: dict[str, list[float]] = {}
+    for row in run.measured("speed").values():
+        for name in (name for name in row if name.endswith("_per_second") or name in ("tflops", "mfu")):
+            columns.setdefault(name, []).append(row[name])
+    return {name: median(values) for name, values in columns.items()}
 
 
 def mode(run: RunFiles, name: str = "") -> str:

@@ -198,11 +198,11 @@ def charts(run: RunFiles) -> list[dict[str, Any]]:
     order = sorted(charts, key=lambda name: (name not in best, name != "loss", name.endswith("loss")))
     rates = [name for name in train if _RATE.fullmatch(name)]
     lines = [Curve(name.removeprefix("lr_"), train[name], at % _COLOURS) for at, name in enumerate(rates)]
-    speed = series(run, "speed").get("samples_per_second", [])
+    speed = {name: line for name, line in series(run, "speed").items() if name in compare.speed(run)}
     all_charts = [chart(name, charts[name], best.get(name)) for name in order]
     all_charts += [chart("learning rate", lines, log=False)]
     all_charts += [chart("gradient norm", _curves("train", train.get("grad_norm", []), 4, "train"))]
-    all_charts += [chart("samples per second", [Curve("training", speed, 6)], log=False)]
+    all_charts += [chart(name.replace("_", " "), [Curve("training", speed[name], 6)], log=False) for name in speed]
     return [chart for chart in all_charts if chart]
 
 
