@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -106,8 +107,24 @@ class Replicated(Strategy):
         )
         if dist.get_backend() == "fake":
             keep_own_gradients(wrapped)
+        elif config.comm_hook == "bf16":
+            wrapped.register_comm_hook(None, _average_in_bf16)
+        elif config.comm_hook == "powersgd":
+            from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+            rank, start = config.powersgd_rank, config.powersgd_start
+            state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start)
+            wrapped.register_comm_hook(state, powerSGD_hook)
         wrapped.broadcast_buffers = config.broadcast_buffers  # the argument's name depends on PyTorch's version
         return wrapped
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
         return model.no_sync() if not enabled and isinstance(model, DistributedDataParallel) else _NOTHING
+
+
+def _average_in_bf16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average a bucket of gradients over the processes, exchanged in bf16. PyTorch's own hook needs a GPU."""
+    gradients = bucket.buffer()
+    sent = gradients.div(dist.get_world_size()).bfloat16()
+    done = dist.all_reduce(sent, async_op=True).get_future()
+    return done.then(lambda _: gradients.copy_(sent))
