@@ -15,7 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # a package that asks the hub fails
 from common.base.errors import UserError
 import train
 from cli.trained import load_trained
-from examples.hugging_face.data import TextStream, Texts
+from examples.hugging_face.data import Texts, TextStream
 from examples.hugging_face.model import causal_model
 from examples.lora import merge
 from tests.conftest import Runs, load, metrics
@@ -79,7 +79,8 @@ def test_adapters_are_trained_saved_and_merged(runs: Runs, base: Any, evaluated:
     """The base is learnt and then left as it is; files hold the adapters alone; the merged model does the same."""
     weights = base()
     assert metrics(runs.root / "base", "val")[-1]["values"]["loss"] < 1.5
-    before = trained(runs, "lora/config", *weights, "--progress.epoch", "1", "--optim.lr", "1e-12", *TINY[-2:], name="before")
+    still = ("--progress.epoch", "1", "--optim.lr", "1e-12", *TINY[-2:])
+    before = trained(runs, "lora/config", *weights, *still, name="before")
     folder = trained(runs, "lora/config", *weights, name="lora")
     first, last = (metrics(run, "val")[-1]["values"]["loss"] for run in (before, folder))
     assert first > 1.57 and last < 1.50

@@ -18,7 +18,7 @@ def test_operations_stay_in_bounds(image: torch.Tensor) -> None:
     for operation in OPERATIONS:
         for strength in (-1.0, -0.3, 0.3, 1.0):
             result = operation(image, strength)
-            assert result.shape == image.shape and 0 <= result.min() and result.max() <= 1 + 1e-6
+            assert result.shape == image.shape and result.min() >= 0 and result.max() <= 1 + 1e-6
         if operation is not OPERATIONS[-1]:
             torch.testing.assert_close(operation(image, 0.0), image, atol=0.04, rtol=0)
     unlike = [operation(image, 0.9) for operation in OPERATIONS]
@@ -68,4 +68,6 @@ def test_the_config_is_the_recipe(runs: Runs) -> None:
     assert decays["features.0.0.weight"] == 0.05 and decays["features.0.1.weight"] == decays["head.2.bias"] == 0
     assert state["ema"]["updates"] == state["position"]["step"] == 4
     config = state["about"]["config"]
-    assert config["loader"]["collate"]["type"] == "mixup" and config["loss"]["CrossEntropyLoss"]["label_smoothing"] == 0.1
+    assert (
+        config["loader"]["collate"]["type"] == "mixup" and config["loss"]["CrossEntropyLoss"]["label_smoothing"] == 0.1
+    )

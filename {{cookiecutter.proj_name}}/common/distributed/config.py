@@ -55,14 +55,14 @@ class DistConfig:
         Field(description="DDP: what gradients are exchanged as: whole, in 16 bits, or as products of low rank"),
     ] = "none"
     powersgd_rank: Annotated[int, Field(ge=1, description="rank of these products; more: nearer to the gradient")] = 1
-    powersgd_start: Annotated[int, Field(ge=2, description="steps with whole gradients before the first products")] = 1000
+    powersgd_start: Annotated[int, Field(ge=2, description="steps with whole gradients before them")] = 1000
     broadcast_buffers: Annotated[
         bool, Field(description="train with rank 0's buffers (batch norm statistics), except buffer_kinds")
     ] = True
     sync_bn: Annotated[bool, Field(description="batch norm statistics over all processes (CUDA only)")] = False
 
     def problems(self) -> Iterator[Problem]:
-        """Keys of the other strategy that would change the run, or a way to exchange gradients that another excludes."""
+        """Ways to share the work that exclude each other."""
         if self.shard_size and self.strategy != "fsdp":
             yield Problem("shard_size", self.shard_size, "needs dist.strategy fsdp", "ddp: each process holds it all")
         if self.comm_hook != "none" and self.strategy == "fsdp":

@@ -69,14 +69,14 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
 def convert(model: nn.Module, path: str) -> nn.Module:
     """Return what the function at an import path makes of a model, before compilation and sharding.
 
-    Raises `UserError` if that is no module, or if it has other tensors, which nothing that loads checkpoints would have.
+    Raises `UserError` if that is no module, or if it has other tensors: nothing that loads checkpoints would have them.
     """
     kinds = {name: type(module) for name, module in model.named_modules()}
     before = {name: value.shape for name, value in model.state_dict().items()}
     with error_context(lambda: f"in prepare.convert: {path}"):
         converted = import_path(path)(model)
     if not isinstance(converted, nn.Module):
-        raise UserError(f"prepare.convert: {path} returned {converted!r:.80}; it must return the model, also if it is the same")
+        raise UserError(f"prepare.convert: {path} returned {converted!r:.80}; it must return the model")
     after = {name: value.shape for name, value in converted.state_dict().items()}
     if other := sorted({name for name, _ in before.items() ^ after.items()}):
         raise UserError(

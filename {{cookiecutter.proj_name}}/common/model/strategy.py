@@ -107,19 +107,25 @@ class Replicated(Strategy):
         )
         if dist.get_backend() == "fake":
             keep_own_gradients(wrapped)
-        elif config.comm_hook == "bf16":
-            wrapped.register_comm_hook(None, _average_in_bf16)
-        elif config.comm_hook == "powersgd":
-            from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-
-            rank, start = config.powersgd_rank, config.powersgd_start
-            state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start)
-            wrapped.register_comm_hook(state, powerSGD_hook)
+        else:
+            compress_gradients(wrapped, config)
         wrapped.broadcast_buffers = config.broadcast_buffers  # the argument's name depends on PyTorch's version
         return wrapped
 
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[Any]:
         return model.no_sync() if not enabled and isinstance(model, DistributedDataParallel) else _NOTHING
+
+
+def compress_gradients(model: DistributedDataParallel, config: DistConfig) -> None:
+    """Have DDP exchange less than the whole gradients, if `dist.comm_hook` says so."""
+    if config.comm_hook == "bf16":
+        model.register_comm_hook(None, _average_in_bf16)
+    elif config.comm_hook == "powersgd":
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+        rank, start = config.powersgd_rank, config.powersgd_start
+        state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start)  # type: ignore[arg-type]
+        model.register_comm_hook(state, powerSGD_hook)
 
 
 def _average_in_bf16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
