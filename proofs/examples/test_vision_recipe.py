@@ -68,6 +68,5 @@ def test_the_config_is_the_recipe(runs: Runs) -> None:
     assert decays["features.0.0.weight"] == 0.05 and decays["features.0.1.weight"] == decays["head.2.bias"] == 0
     assert state["ema"]["updates"] == state["position"]["step"] == 4
     config = state["about"]["config"]
-    assert (
-        config["loader"]["collate"]["type"] == "mixup" and config["loss"]["CrossEntropyLoss"]["label_smoothing"] == 0.1
-    )
+    assert config["loader"]["collate"]["type"] == "mixup"
+    assert config["loss"]["CrossEntropyLoss"]["label_smoothing"] == 0.1

@@ -77,9 +77,8 @@ def test_fp8_of_torchao_is_trained(runs: Runs, evaluated: object) -> None:
 @pytest.mark.slow
 def test_the_recipe_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/optim.md: all linear layers but the one called head."""
-    (block,) = re.findall(
-        r"```python\n(# custom/to_fp8.py\n.*?)```", (PROJECT / "docs/optim.md").read_text(), re.DOTALL
-    )
+    page = (PROJECT / "docs" / "optim.md").read_text()
+    (block,) = re.findall(r"```python\n(# custom/to_fp8.py\n.*?)```", page, re.DOTALL)
     (tmp_path / "to_fp8.py").write_text(block)
     monkeypatch.syspath_prepend(tmp_path)
     model = nn.ModuleDict({"body": nn.Linear(16, 16), "head": nn.Linear(16, 16)})

@@ -37,9 +37,8 @@ def test_two_copies_of_two_shards(runs: Runs) -> None:
     assert_near(whole(runs.root / "ddp"), whole(runs.root / "copies"))
     held = {name: int((runs.root / name / "parts0").read_text()) for name in ("copies", "shards")}
     numbers = sum(value.numel() for value in whole(runs.root / "copies")["model"].values())
-    assert held["copies"] == pytest.approx(numbers / 2, rel=0.02) and held["shards"] == pytest.approx(
-        numbers / 4, rel=0.1
-    )
+    assert held["copies"] == pytest.approx(numbers / 2, rel=0.02)
+    assert held["shards"] == pytest.approx(numbers / 4, rel=0.1)
     assert "fsdp: model sharded, 1 blocks, 2 copies" in log(runs.root / "copies")
 
 
@@ -115,8 +114,6 @@ def test_a_resume_with_a_hook(runs: Runs) -> None:
         several(runs, 2, runs.words(*argv, "--resume", "auto", name=f"{name} cut"))
         is_exact = same(*(whole(runs.root / f"{name} {kind}")["model"] for kind in ("cut", "uncut")))
         assert is_exact == (name == "bf16")
-        reason = (
-            "not bit-exact (dist.comm_hook powersgd: what its products have left out so far is not in the checkpoint"
-        )
+        reason = "not bit-exact (dist.comm_hook powersgd: what its products have left out so far"
         assert (reason in log(runs.root / f"{name} cut")) == (name == "powersgd")
         assert losses(runs.root / f"{name} uncut")[-1] < losses(runs.root / f"{name} uncut")[0]

@@ -24,7 +24,8 @@ SAFE = (
     "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method",
     "dist.timeout", "dist.launcher", "dist.processes", "dist.cudnn_benchmark", "dist.distributed_backend",
     "dist.strategy", "dist.shard_size", "dist.gradient_as_bucket_view", "prepare.activation_checkpointing",
-    "prepare.compile.*", "prepare.channels_last", "prepare.fsdp.blocks", "prepare.fsdp.reshard_after_forward", "prepare.fsdp.cpu_offload",
+    "prepare.compile.*", "prepare.channels_last", "prepare.fsdp.blocks", "prepare.fsdp.reshard_after_forward",
+    "prepare.fsdp.cpu_offload",
 )  # fmt: skip
 # Together these determine the samples of one optimizer step; see `accept_changes`.
 _BATCH = ("batch_size", "optim.accumulate")

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from common.base.errors import UserError
@@ -124,11 +125,11 @@ def compress_gradients(model: DistributedDataParallel, config: DistConfig) -> No
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
         rank, start = config.powersgd_rank, config.powersgd_start
-        state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start)  # type: ignore[arg-type]
+        state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start)
         model.register_comm_hook(state, powerSGD_hook)
 
 
-def _average_in_bf16(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def _average_in_bf16(state: None, bucket: GradBucket) -> Future[Tensor]:
     """Average a bucket of gradients over the processes, exchanged in bf16. PyTorch's own hook needs a GPU."""
     gradients = bucket.buffer()
     sent = gradients.div(dist.get_world_size()).bfloat16()

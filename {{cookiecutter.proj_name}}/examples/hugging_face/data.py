@@ -112,7 +112,7 @@ def made_up(mode: str, reviews: int, praise: bool = False) -> datasets.Dataset:
 def word_numbers() -> PreTrainedTokenizerFast:
     """Return a tokenizer with a number for each word of the reviews, as `train_from_iterator` would find them."""
     words = {word: number for number, word in enumerate(("<pad>", *WORDS))}
-    numbers = Tokenizer(models.WordLevel(words, unk_token="<pad>"))  # type: ignore[call-arg]  # absent from the stubs
+    numbers = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     numbers.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=numbers, pad_token="<pad>")
 
