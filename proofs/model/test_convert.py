@@ -68,8 +68,9 @@ def test_fp8_of_torchao_is_trained(runs: Runs, evaluated: object) -> None:
     states = [load(folder)["model"] for folder in (plain, fp8)]
     assert states[0].keys() == states[1].keys() and not same(*states)
     assert {value.dtype for value in states[1].values()} == {torch.float32}
+    first = metrics(fp8, "val")[0]["values"]["loss"]
     losses = [metrics(folder, "val")[-1]["values"]["loss"] for folder in (plain, fp8)]
-    assert losses[1] < 2.0 and losses[1] == pytest.approx(losses[0], rel=0.2)
+    assert losses[1] < first and losses[1] == pytest.approx(losses[0], rel=0.1)
     values = evaluated(fp8 / "checkpoints" / "latest.pt", "--split", "val")["values"]  # type: ignore[operator]
     assert values["loss"] == pytest.approx(losses[1], rel=0.1) and values["loss"] != losses[1]  # in 32 bits
 
@@ -102,7 +103,7 @@ def test_it_is_applied_before_all_else(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("name", "messages"),
     [
-        (f"{HERE}:coars", [f"prepare.convert: {HERE}:coars cannot be imported", "did you mean coarse?"]),
+        (f"{HERE}:coars", ["prepare.convert = ", f"{HERE}:coars cannot be imported", "did you mean coarse?"]),
         ("no_such_package.fp8", ["is it a package to install? pip install no_such_package"]),
         (f"{HERE}:HERE", ["is str, not a class or function"]),
         (f"{HERE}:in_place", [f"prepare.convert: {HERE}:in_place returned None", "must return the model"]),

@@ -68,7 +68,7 @@ def test_groups_that_do_not_divide(runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--dist.shard_size", "2"], "dist.shard_size: needs dist.strategy fsdp"),
+        (["--dist.shard_size", "2"], "needs dist.strategy fsdp; ddp: each process holds it all"),
         (["--dist.shard_size", "1"], "dist.shard_size"),
         (["--dist.comm_hook", "bf16", *FSDP], "prepare.fsdp.reduce_dtype bf16"),
         (["--dist.comm_hook", "bf16", "--dist.reduction", "fixed"], "does not go with dist.reduction fixed"),
