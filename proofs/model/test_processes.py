@@ -80,9 +80,6 @@ def test_what_does_not_go_together(error_of: ErrorOf, given: list[str], message:
     assert message in error_of(*given)
 
 
-PLAIN_SGD = [*PLAIN, "--optim.optim_type", "SGD", "--optim.lr", "0.05", "--batch_size", "16"]
-
-
 def losses(folder: Path) -> list[float]:
     return [row["values"]["loss"] for row in metrics(folder, "val")]
 
@@ -90,12 +87,13 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.slow
 def test_gradients_in_sixteen_bits(runs: Runs) -> None:
     """One step of SGD with lr 1: the change of each weight is the mean of gradients that were rounded to bf16."""
-    step = [*PLAIN_SGD, "--optim.lr", "1", "--progress.epoch", "null", "--progress.max_steps", "1"]
+    step = [*PLAIN, "--optim.optim_type", "SGD", "--batch_size", "16", "--progress.epoch", "null", "--progress.max_steps"]
+    step += ["1", "--optim.lr"]
     weights = {}
     for name, hook in (("whole", "none"), ("bf16", "bf16")):
-        several(runs, 2, runs.words(*step, "--dist.comm_hook", hook, name=name))
+        several(runs, 2, runs.words(*step, "1", "--dist.comm_hook", hook, name=name))
         weights[name] = whole(runs.root / name)["model"]
-    start = whole(runs.train(*step, "--optim.lr", "1e-30", name="start"))["model"]
+    start = whole(runs.train(*step, "1e-30", name="start"))["model"]
     for name, first in start.items():
         exact, rounded = (first - weights[kind][name] for kind in ("whole", "bf16"))
         assert not torch.equal(exact, rounded)
