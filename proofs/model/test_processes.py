@@ -87,8 +87,8 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.slow
 def test_gradients_in_sixteen_bits(runs: Runs) -> None:
     """One step of SGD with lr 1: the change of each weight is the mean of gradients that were rounded to bf16."""
-    step = [*PLAIN, "--optim.optim_type", "SGD", "--batch_size", "16", "--progress.epoch", "null", "--progress.max_steps"]
-    step += ["1", "--optim.lr"]
+    step = [*PLAIN, "--optim.optim_type", "SGD", "--batch_size", "16"]
+    step += ["--progress.epoch", "null", "--progress.max_steps", "1", "--optim.lr"]
     weights = {}
     for name, hook in (("whole", "none"), ("bf16", "bf16")):
         several(runs, 2, runs.words(*step, "1", "--dist.comm_hook", hook, name=name))
