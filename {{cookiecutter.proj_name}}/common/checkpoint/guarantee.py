@@ -23,8 +23,9 @@ SAFE = (
     "dataset.eval.*",
     "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method",
     "dist.timeout", "dist.launcher", "dist.processes", "dist.cudnn_benchmark", "dist.distributed_backend",
-    "dist.strategy", "dist.gradient_as_bucket_view", "prepare.activation_checkpointing", "prepare.compile.*",
-    "prepare.channels_last", "prepare.fsdp.blocks", "prepare.fsdp.reshard_after_forward", "prepare.fsdp.cpu_offload",
+    "dist.strategy", "dist.shard_size", "dist.gradient_as_bucket_view", "prepare.activation_checkpointing",
+    "prepare.compile.*", "prepare.channels_last", "prepare.fsdp.blocks", "prepare.fsdp.reshard_after_forward",
+    "prepare.fsdp.cpu_offload",
 )  # fmt: skip
 # Together these determine the samples of one optimizer step; see `accept_changes`.
 _BATCH = ("batch_size", "optim.accumulate")
@@ -119,6 +120,8 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
     if saved.get("differing") and not run.about["config"]["dist"]["broadcast_buffers"]:
         names = join_names(saved["differing"])
         reasons.append(f"{names} differed between the processes, and the checkpoint holds rank 0's: see docs/task.md")
+    if run.about["config"]["dist"]["comm_hook"] == "powersgd" and new["ranks"] > 1:
+        reasons.append("dist.comm_hook powersgd: what its products have left out so far is not in the checkpoint")
     doubts = [f"cannot tell: {', '.join(causes['unsure'])}"] if causes["unsure"] else []
     extent = f"as far as compared: {compared}"
     if order:

@@ -1,10 +1,11 @@
 """Configuration of processes and randomness."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.config import section
+from common.config import Problem, section
 
 
 @section
@@ -36,6 +37,9 @@ class DistConfig:
         Literal["ddp", "fsdp"],
         Field(description="ddp: each process holds the whole model; fsdp: a part of it, see prepare.fsdp"),
     ] = "ddp"
+    shard_size: Annotated[
+        int | None, Field(ge=2, description="fsdp: processes that share one copy of the model (HSDP); null: all")
+    ] = None
     reduction: Annotated[
         Literal["default", "fixed"],
         Field(description="fixed: the same bits on 1, 2, 4, 8 processes; optim.accumulate then counts those of all"),
@@ -46,7 +50,24 @@ class DistConfig:
     gradient_as_bucket_view: Annotated[
         bool, Field(description="DDP: gradients are views of the buckets, which saves a copy")
     ] = True
+    comm_hook: Annotated[
+        Literal["none", "bf16", "powersgd"],
+        Field(description="DDP: what gradients are exchanged as: whole, in 16 bits, or as products of low rank"),
+    ] = "none"
+    powersgd_rank: Annotated[int, Field(ge=1, description="rank of these products; more: nearer to the gradient")] = 1
+    powersgd_start: Annotated[int, Field(ge=2, description="steps with whole gradients before them")] = 1000
     broadcast_buffers: Annotated[
         bool, Field(description="train with rank 0's buffers (batch norm statistics), except buffer_kinds")
     ] = True
     sync_bn: Annotated[bool, Field(description="batch norm statistics over all processes (CUDA only)")] = False
+
+    def problems(self) -> Iterator[Problem]:
+        """Ways to share the work that exclude each other."""
+        if self.shard_size and self.strategy != "fsdp":
+            yield Problem("shard_size", self.shard_size, "needs dist.strategy fsdp", "ddp: each process holds it all")
+        if self.comm_hook != "none" and self.strategy == "fsdp":
+            hint = "with fsdp, prepare.fsdp.reduce_dtype bf16 exchanges gradients in 16 bits"
+            yield Problem("comm_hook", self.comm_hook, "needs dist.strategy ddp", hint)
+        if self.comm_hook != "none" and self.reduction == "fixed":
+            hint = "it sums whole gradients in a fixed order"
+            yield Problem("comm_hook", self.comm_hook, "does not go with dist.reduction fixed", hint)

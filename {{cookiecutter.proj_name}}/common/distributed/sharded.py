@@ -21,5 +21,5 @@ def norm_over_shards(norm: Tensor, like: Any) -> Tensor:
     mesh = like.device_mesh
     # Even weights offloaded to host memory are exchanged on the device.
     square = norm.square().to(mesh.device_type)
-    dist.all_reduce(square, group=mesh.get_group())
+    dist.all_reduce(square, group=mesh.get_group(mesh.ndim - 1))  # with several copies: over the processes of one
     return square.sqrt().to(norm.device)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
-from common.distributed import Rank, share_buffers
+from common.distributed import DistConfig, Rank, share_buffers
 from common.distributed.sharded import is_sharded, local
 from common.model.blocks import norms_with_statistics
 from common.model.config import FsdpConfig
@@ -32,7 +33,8 @@ class Sharded(Strategy):
     Args:
         task: on the CPU; it moves to the device block by block, and is never there as a whole.
         blocks: modules gathered one at a time; the rest of the model is gathered at once, as is the rest of the task.
-        broadcast: give all processes rank 0's buffers before each training forward, as DDP does.
+        processes: how many share a copy of the model, and whether all get rank 0's buffers before each training
+            forward.
     """
 
     lockstep_forward = True
@@ -44,12 +46,10 @@ class Sharded(Strategy):
         precision: Precision,
         config: FsdpConfig,
         *,
-        broadcast: bool,
+        processes: DistConfig,
         rank: Rank,
     ) -> None:
-        # Not init_device_mesh, which would choose the device by the local rank.
-        assert dist.group.WORLD is not None
-        mesh = DeviceMesh.from_group(dist.group.WORLD, rank.device.type)
+        mesh = _mesh(processes, rank)
         self.rank = rank
         model = task.model
         policy = _policy(config, precision, model)
@@ -61,9 +61,10 @@ class Sharded(Strategy):
             shard(block, mp_policy=inner, reshard_after_forward=config.reshard_after_forward)
         shard(model, mp_policy=policy, reshard_after_forward=False)
         shard(task)  # losses and all else compute in their own format
-        super().__init__(task, Precision() if policy.param_dtype else precision, f"sharded, {len(holding)} blocks")
+        about = f"sharded, {len(holding)} blocks" + (f", {mesh.size(0)} copies" if mesh.ndim > 1 else "")
+        super().__init__(task, Precision() if policy.param_dtype else precision, about)
         task.register_forward_hook(self._reshard_without_gradient)
-        if broadcast and any(True for _ in task.buffers()):
+        if processes.broadcast_buffers and any(True for _ in task.buffers()):
             task.register_forward_pre_hook(self._share_buffers_in_training)
         mine = sum(local(parameter).numel() for parameter in task.parameters())
         logger.info("fsdp: model {} and the rest, {:,} parameters on each rank", self.about, mine)
@@ -102,6 +103,26 @@ class Sharded(Strategy):
             share_buffers(task, self.rank)
 
 
+def _mesh(config: DistConfig, rank: Rank) -> DeviceMesh:
+    """Return all processes in a row; or a row for each copy of the model, which averages its gradients with the others.
+
+    Not by init_device_mesh, which would choose the device by the local rank.
+    """
+    assert dist.group.WORLD is not None
+    size = config.shard_size or rank.world_size
+    if size == rank.world_size:
+        return DeviceMesh.from_group(dist.group.WORLD, rank.device.type)
+    if rank.world_size % size:
+        raise UserError(
+            f"dist.shard_size: {rank.world_size} processes cannot be divided into groups of {size}; "
+            "usually it is the number of processes of a node"
+        )
+    copies = torch.arange(rank.world_size).view(-1, size)
+    timeout = timedelta(seconds=config.timeout)
+    groups = [dist.new_subgroups_by_enumeration(ranks.tolist(), timeout)[0] for ranks in (copies.T, copies)]
+    return DeviceMesh.from_group(groups, rank.device.type, mesh=copies, mesh_dim_names=("copy", "shard"))
+
+
 def _policy(config: FsdpConfig, precision: Precision, model: nn.Module) -> MixedPrecisionPolicy:
     """Return the formats to compute in. Raises `UserError` for formats that do not go together."""
     has_norms = bool(norms_with_statistics(model))
@@ -129,9 +150,8 @@ def _like(live: Any, value: Any) -> Any:
     """`value`, a whole tensor on every process, sharded like `live`; unchanged if that does not apply."""
     if not is_sharded(live) or not isinstance(value, Tensor) or value.shape != live.shape:
         return value
-    rows = -(-value.shape[0] // live.device_mesh.size())
-    first = rows * live.device_mesh.get_local_rank()
+    mesh = live.device_mesh
+    rows = -(-value.shape[0] // mesh.size(mesh.ndim - 1))
+    first = rows * mesh.get_local_rank(mesh.ndim - 1)
     part = value[first : first + rows].to(local(live).device, copy=True)
-    return DTensor.from_local(
-        part, live.device_mesh, live.placements, run_check=False, shape=live.shape, stride=live.stride()
-    )
+    return DTensor.from_local(part, mesh, live.placements, run_check=False, shape=live.shape, stride=live.stride())

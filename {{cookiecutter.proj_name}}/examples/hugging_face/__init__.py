@@ -1,0 +1,1 @@
+"""A language model of transformers on texts of datasets, by index or as a stream."""

@@ -1,0 +1,1 @@
+"""A present-day recipe for image classifiers as one config; its augmentation."""
