@@ -102,6 +102,7 @@ class Trainer:
         self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
         self.move_to(self.at)
         self.task.loss.set_weights(config.loss)
+        self.monitor.watch_loss(self.stages.start)
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         optim = config.optim.scale_lr(self.stream.samples_per_step)

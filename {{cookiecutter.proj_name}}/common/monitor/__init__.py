@@ -20,6 +20,7 @@ from common.config import Conversions, dump, section
 from common.distributed import Rank, sum_over_ranks
 from common.distributed.sharded import local
 from common.monitor.clock import Clock, Timing, peak_memory
+from common.monitor.divergence import DivergenceWatch, logged_losses
 from common.monitor.line import current_epoch, evaluation_line, position, train_line
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
@@ -59,6 +60,7 @@ class MonitorConfig:
     ] = -1
     count_flops: Annotated[bool | None, Field(description="by a trial pass; null: where the peak is known")] = None
     peak_tflops: Annotated[float | None, Field(gt=0, description="of a device; null: by its data sheet")] = None
+    divergence: Annotated[bool, Field(description="warn if the loss rises and does not fall again")] = True
     bar: Annotated[Literal["auto", "on", "off"], Field(description="progress bar; auto: on a terminal")] = "auto"
 
 
@@ -110,6 +112,7 @@ class Monitor:
         self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar] if run is not None else True
         self.bar: tqdm[Any] = tqdm(disable=True)
         self._bar_values: dict[str, str] = {}
+        self._watches = config.divergence
         self._histograms = Interval.parse(config.histograms, "epoch")
         self._logged = Position()  # the position of the last log line
         self.recorder: Recorder | NullRecorder = NullRecorder()
@@ -135,6 +138,11 @@ class Monitor:
         finally:
             self.bar.close()
             self.recorder.flush()
+
+    def watch_loss(self, start: int) -> None:
+        """Warn if the loss diverges, compared with that at step `start`: the losses before it were of another kind."""
+        if self._folder is not None and self._watches:
+            self.meter.watch = DivergenceWatch(logged_losses(self._folder.metrics_file, start))
 
     def step_done(self, at: Position, samples: int) -> None:
         """Count an optimizer step on `samples` samples, of all processes."""
