@@ -26,6 +26,7 @@ from common.model.freeze import warn_of_unused
 from common.model.warm_up import warm_up_ddp
 from common.monitor.meter import Meter
 from common.optim import Clip, needs_closure
+from common.optim.clip import gradient_norm
 from common.optim.groups import group_name
 from common.progress import Position
 from common.task import Task
@@ -231,6 +232,10 @@ class OptimizerStep:
             flops = 0.0
         self.task.zero_grad()
         return flops
+
+    def norm(self) -> Tensor:
+        """Return the norm of the last update's gradients before clipping, or of all if nothing is clipped."""
+        return gradient_norm(self.parameters) if self.grad_norm is None else self.grad_norm
 
     def own_seconds(self) -> float:
         """Return how long this process computes in a step without waiting for others, as DDP measures; 0 without it."""

@@ -26,11 +26,9 @@ from common.evaluator import EvaluationInterrupted, Evaluator, write_evaluation
 from common.failure.signals import StopSignals, exit_code
 from common.fixed_step import FixedStep
 from common.model import check_trained, prepare
-from common.model.flops import peak_tflops
 from common.monitor.result import SetResult, SplitResult
 from common.monitor.show import Show
 from common.optim import Clip, Ema, build_optimizer
-from common.optim.clip import gradient_norm
 from common.optim.ema import OWN
 from common.optim.gradients import log_gradients
 from common.progress import Interval, Outcome, Position, TrainState, Triggers, resumed_position, total_steps
@@ -74,10 +72,7 @@ class Trainer:
             keep_frozen=config.checkpoint.frozen,
         )
         self.register_state = self.state.register
-        device = torch.cuda.get_device_name(self.rank.device) if self.rank.device.type == "cuda" else ""
-        self.monitor.peak = config.monitor.peak_tflops or peak_tflops(device, precision.mode)
-        self.monitor.unit, wanted = self.task.unit, config.monitor.count_flops
-        self.counts_flops = bool(self.monitor.peak) if wanted is None else wanted
+        self.monitor.set_peak(precision.mode, self.task.unit)
         self.step: Step | None = None  # the latest step
         self.begin_stage()
         set_seed(mix(run.seed, self.rank.rank))  # from here on, each rank draws different random numbers (dropout)
@@ -97,12 +92,11 @@ class Trainer:
         """Rebuild whatever depends on the settings of the current stage."""
         config: RunConfig = self.stages.config
         self.task.zero_grad()
-        self.monitor.flops = None if self.counts_flops else 0.0
         vars(self).pop("optimizer_step", None)  # frees the wrappers of the previous stage
         self.stream = self.parts.stage_streams.get(self.stages.number, self.parts.stream)
         self.move_to(self.at)
         self.task.loss.set_weights(config.loss)
-        self.monitor.watch_loss(self.stages.start)
+        self.monitor.begin_stage(self.stages.start)
         self.strategy.freeze(config.prepare.freeze)
         self.parameters = [p for p in self.task.parameters() if p.requires_grad]
         optim = config.optim.scale_lr(self.stream.samples_per_step)
@@ -193,8 +187,8 @@ class Trainer:
         check_trained(self.task, self.parameters)
         self.saver.check()
         metrics = self.evaluator.metrics(step) if self.config.progress.train_metric else {}
-        norm = self.optimizer_step.grad_norm if self.optimizer_step.clip else gradient_norm(self.parameters)
-        self.monitor.train(self.at, self.optimizer, norm, metrics, self.optimizer_step.own_seconds())
+        norm, seconds = self.optimizer_step.norm(), self.optimizer_step.own_seconds()
+        self.monitor.train(self.at, self.optimizer, norm, metrics, seconds)
         if type(self.task).inspect is not Task.inspect:
             self.evaluator.inspect(Show(self.monitor.recorder, self.at.step))
         if self.config.debug.debug_mode:
@@ -248,8 +242,9 @@ class Trainer:
             for prefix in ("", OWN) if self.config.optim.ema.evaluate == "both" else ("",):
                 with self.ema.applied(self.task, average=not prefix):
                     share_buffers(self.task, self.rank)
-                    limit = 0 if prefix else pictures
-                    measured = self.evaluator.run(sets, max_pictures=limit, fixed=split == "val").sets
+                    measured = self.evaluator.run(
+                        sets, max_pictures=0 if prefix else pictures, fixed=split == "val"
+                    ).sets
                 all_sets |= {f"{prefix}{name}".removesuffix("."): entry for name, entry in measured.items()}
             result = SplitResult(all_sets)
         except EvaluationInterrupted as interrupted:
@@ -290,10 +285,7 @@ class Trainer:
         return Outcome(reason, self.at, exit_code(self.progress.signal))
 
     def restore(self, run: RunContext) -> None:
-        """Load the checkpoint that the run resumes, or only its weights; does nothing without a checkpoint.
-
-        Raises `UserError` if the checkpoint does not fit, or if a setting that affects training has changed since.
-        """
+        """Load the run's checkpoint, or only its weights, if it has one. Raises `UserError` if it does not fit."""
         if run.checkpoint is None:
             return
         path, state = run.checkpoint.path, dict(run.checkpoint.state)

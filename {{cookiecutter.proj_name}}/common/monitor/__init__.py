@@ -19,6 +19,7 @@ from common.base.text import label, number
 from common.config import Conversions, dump, section
 from common.distributed import Rank, sum_over_ranks
 from common.distributed.sharded import local
+from common.model.flops import peak_tflops
 from common.monitor.clock import Clock, Timing, peak_memory
 from common.monitor.divergence import DivergenceWatch, logged_losses
 from common.monitor.line import current_epoch, evaluation_line, position, train_line
@@ -101,7 +102,7 @@ class Monitor:
         self.after_log: list[Callable[[Position, Timing], object]] = []
         self.start: int | None = None
         self.step: int | None = None
-        self.unit, self.peak, self._rank = "items", 0.0, rank
+        self.config, self.unit, self.peak, self._rank = config, "items", 0.0, rank
         self.flops: float | None = 0.0
         self._totals: tuple[int | None, int | None] = (None, None)  # steps and epochs of the run, where known
         self._recording = threading.Lock()  # another thread records the failure of another process
@@ -112,7 +113,6 @@ class Monitor:
         self._hides_bar = {"auto": None, "on": False, "off": True}[config.bar] if run is not None else True
         self.bar: tqdm[Any] = tqdm(disable=True)
         self._bar_values: dict[str, str] = {}
-        self._watches = config.divergence
         self._histograms = Interval.parse(config.histograms, "epoch")
         self._logged = Position()  # the position of the last log line
         self.recorder: Recorder | NullRecorder = NullRecorder()
@@ -139,9 +139,16 @@ class Monitor:
             self.bar.close()
             self.recorder.flush()
 
-    def watch_loss(self, start: int) -> None:
-        """Warn if the loss diverges, compared with that at step `start`: the losses before it were of another kind."""
-        if self._folder is not None and self._watches:
+    def set_peak(self, mode: str, unit: str) -> None:
+        """Note what speeds are compared with: the peak of the device in `precision.mode`, and what the task counts."""
+        device = torch.cuda.get_device_name(self._rank.device) if self._rank.device.type == "cuda" else ""
+        self.peak, self.unit = self.config.peak_tflops or peak_tflops(device, mode), unit
+
+    def begin_stage(self, start: int) -> None:
+        """Count operations anew; compare losses with that of step `start`: those before it were of another kind."""
+        counts = self.config.count_flops
+        self.flops = None if counts or (counts is None and self.peak) else 0.0
+        if self._folder is not None and self.config.divergence:
             self.meter.watch = DivergenceWatch(logged_losses(self._folder.metrics_file, start))
 
     def step_done(self, at: Position, samples: int) -> None:

@@ -91,8 +91,8 @@ class Meter:
             steps = {step: {name: next(rows) for name in sums} for step, sums in steps.items()}
         self._bad = self._bad or _first_bad(steps)
         self._recent.extend(steps.values())
-        for step, sums in steps.items() if self.watch is not None else ():
-            if "loss" in sums:  # several updates play against each other: there is no such sum
+        for step, sums in steps.items():
+            if self.watch is not None and "loss" in sums:  # there is no sum of several updates (GANs)
                 self.watch(step, _mean([sums["loss"]]))
 
 
