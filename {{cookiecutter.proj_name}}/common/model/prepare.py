@@ -35,8 +35,7 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
     if config.channels_last:
         # A convolution with such a weight also gives its input and output this order.
         task.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from the stubs
-    if config.convert:
-        task.model = convert(task.model, config.convert)
+    task.model = convert(task.model, config.convert) if config.convert else task.model
     unfreeze = freeze(task, config.freeze)  # before DDP, which waits for a gradient of all that can have one
     recomputed, compiled, blocks = check_patterns(task, config)
     for module in recomputed.values():
