@@ -28,7 +28,7 @@ def test_a_table(runs: Runs) -> None:
     for row, entry in zip(rows(folder, "val"), metrics(folder, "val"), strict=True):
         assert float(row["loss"]) == entry["values"]["loss"] and float(row["Accuracy"]) == entry["values"]["Accuracy"]
     # The only part of the loss would be the same curve; memory is in GB.
-    assert list(rows(folder, "train")[0]) == ["step", "loss"]
+    assert list(rows(folder, "train")[0]) == ["step", "loss", "grad_norm"]
     speed = metrics(folder, "speed")[0]["values"]
     assert float(rows(folder, "speed")[0]["memory_GB"]) == pytest.approx(speed["memory_bytes"] / 1e9, rel=1e-12)
 
