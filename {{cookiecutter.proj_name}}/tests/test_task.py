@@ -260,7 +260,7 @@ def test_metrics_of_training(runs: Runs) -> None:
     same_samples = runs.train(*given, "--dataset.val", f"{{type: {HERE}.TrainDigits}}", name="same")
     measured = metrics(same_samples, "val")[-1]["values"]["Accuracy"]
     assert metrics(folder, "train")[-1]["values"]["Accuracy"] == measured
-    assert re.search(r"\| Accuracy \S+ \| ", log(folder))
+    assert re.search(r"\| Accuracy \S+ ", log(folder))
 
 
 def TrainDigits(data_dir: Path, mode: str, **arguments: Any) -> Any:
