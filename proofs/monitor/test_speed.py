@@ -11,9 +11,9 @@ from torch.nn import functional
 
 from common.config import ConfigError
 from common.model.blocks import recompute_in_backward
-from common.model.flops import count_flops, peak_tflops
 from common.monitor import clock
 from common.monitor.clock import Clock
+from common.monitor.flops import count_flops, peak_tflops
 from common.optim.precision import PrecisionConfig, build_precision
 from tests.conftest import Runs, load, metrics, same
 from tests.parts import Plain

@@ -21,9 +21,9 @@ from common.distributed.buffers import buffers_unchanged
 from common.distributed.seed import random_state_unchanged
 from common.evaluation.loss import Losses
 from common.model import Strategy
-from common.model.flops import count_flops
 from common.model.freeze import warn_of_unused
 from common.model.warm_up import warm_up_ddp
+from common.monitor.flops import count_flops
 from common.monitor.meter import Meter
 from common.optim import Clip, needs_closure
 from common.optim.clip import gradient_norm

@@ -25,7 +25,7 @@ from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.failure.program import exit_process, report_errors
 from common.model import prepare
-from common.model.flops import count_flops
+from common.monitor.flops import count_flops
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.task import TaskPosition

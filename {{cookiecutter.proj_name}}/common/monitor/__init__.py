@@ -19,9 +19,9 @@ from common.base.text import label, number
 from common.config import Conversions, dump, section
 from common.distributed import Rank, sum_over_ranks
 from common.distributed.sharded import local
-from common.model.flops import peak_tflops
 from common.monitor.clock import Clock, Timing, peak_memory
 from common.monitor.divergence import DivergenceWatch, logged_losses
+from common.monitor.flops import peak_tflops
 from common.monitor.line import current_epoch, evaluation_line, position, train_line
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
