@@ -186,8 +186,8 @@ def test_tensorboard_in_a_browser(board: str, tmp_path: Path) -> None:
     cards = re.findall(r'<(scalar|image|histogram)-card |title="([^" ]+/[^" ]+)"', first)
     assert {kind for kind, _ in cards} <= {"scalar", ""}
     assert [tag for _, tag in cards if tag] == [
-        "Train/loss", "Val/Accuracy", "Val/ConfusionMatrix.balanced_accuracy", "Val/ConfusionMatrix.macro_f1",
-        "Val/loss",
+        "Train/grad_norm", "Train/loss", "Val/Accuracy", "Val/ConfusionMatrix.balanced_accuracy",
+        "Val/ConfusionMatrix.macro_f1", "Val/loss",
     ]  # fmt: skip
     groups = re.findall(r'class="group-title[^>]*>\s*(?:<[^>]*>\s*)*([\w ]+?)\s*<', first)
     assert groups == ["Pinned", "Train", "Val", "best", "eval", "lr", "speed", "view"]
