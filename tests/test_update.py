@@ -37,7 +37,11 @@ MIGRATION = """_migrations:
     command: sed s/old_key/new_key/ configs/mine.yaml > mine.new && mv mine.new configs/mine.yaml
   - version: v0.1.0
     command: exit 1"""
-TRAIN = "--name old --gpu_ids -1 --model.width 4 --optim.accumulate 2 --optim.ema.decay 0.9 --progress.iter_loss 5"
+# With clipping, since earlier versions measure the norm of gradients only then.
+TRAIN = (
+    "--name old --gpu_ids -1 --model.width 4 --optim.accumulate 2 --optim.ema.decay 0.9 --progress.iter_loss 5"
+    " --optim.clip_gradients 1000"
+)
 
 Call = Callable[..., str]
 
