@@ -96,7 +96,7 @@ test-project: setup  ## the project's own tests, as it lies in the template, and
 
 test-template: setup  ## answers, hooks, and the tests of rendered projects
 	@echo "== tests of the template, and of rendered projects$(if $(SLOW), ($(SLOW)))"
-	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) --dist loadgroup -m "$(SLOW)"
+	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)"
 
 constraints: setup  ## write the versions that are installed now to constraints.txt
 	@{ sed -n '/^#/p' constraints.txt; "$(BIN)/python" -m pip freeze --disable-pip-version-check \

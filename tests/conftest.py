@@ -6,15 +6,31 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from real import NOT_RUN, REPORT
 from support import TIMES, Render, fresh, hook_text
 
+# Their tests are long and share nothing, so each goes to the next free process.
+INDEPENDENT = {
+    f"test_{name}.py" for name in ("answers", "check", "leaves", "ops_recipe", "ownership", "project", "update")
+}
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests of a file share what they start, so one process runs them; those of leaves and answers are independent."""
-    if item.path.name not in ("test_leaves.py", "test_answers.py"):
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+class ByFile(LoadScopeScheduling):
+    """Gives the tests of a file to one process, since they share what they start.
+
+    `--dist loadgroup` does nothing with pytest 9.2 (https://github.com/pytest-dev/pytest-xdist/issues/1386).
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::", 1)[0]
+        return nodeid if Path(path).name in INDEPENDENT else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

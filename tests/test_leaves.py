@@ -225,8 +225,9 @@ def test_each_combination_works(render: Render, tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_everyday_tests_of_the_core(render: Render, tmp_path: Path) -> None:
-    """As the owner of the smallest project runs them; those of a larger one: test_the_samples_may_be_deleted."""
+    """As the owner of the smallest project runs them; before each submission those of an edited one: test_ownership."""
     project = tmp_path / "project"
     shutil.copytree(render(**COMBINATIONS["core"]), project)
     check(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", timeout=1500)

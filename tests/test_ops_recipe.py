@@ -92,7 +92,12 @@ def split(guide: str, heading: str) -> tuple[str, str]:
     return guide[start:end], guide[:start] + guide[end:]
 
 
-@pytest.mark.parametrize("project", [{}, {"custom_name": "spinlab"}], ids=["default", "spinlab"], indirect=True)
+@pytest.mark.parametrize(
+    "project",
+    [{}, pytest.param({"custom_name": "spinlab"}, marks=pytest.mark.full)],
+    ids=["default", "spinlab"],
+    indirect=True,
+)
 def test_the_recipe_to_the_letter(project: Project) -> None:
     """CT-72, CT-62, KW-01: files as shown, commands as shown; Python first, then C++, then CUDA.
 

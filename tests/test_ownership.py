@@ -77,10 +77,13 @@ def test_the_samples_may_be_deleted(render: Render, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_loop_and_the_defaults_may_be_edited(render: Render, tmp_path: Path) -> None:
+@pytest.mark.parametrize("parts", ["schema", pytest.param("all", marks=pytest.mark.full)])
+def test_the_loop_and_the_defaults_may_be_edited(render: Render, tmp_path: Path, parts: str) -> None:
     """D-09, D-10: eight lines in the loop, another name, length and rate in default.yaml, and every recipe of the
     README; in a project whose package has another name. The slow tests run where the template lies."""
-    project = Path(shutil.copytree(render(**NON_DEFAULT), tmp_path / "project"))
+    examples = "all" if parts == "all" else "none"
+    answers = {**NON_DEFAULT, "parts": parts, "examples": examples}
+    project = Path(shutil.copytree(render(**answers), tmp_path / "project"))
     follow_the_readme(project, project / NON_DEFAULT["custom_name"])
     text = (project / "configs" / "default.yaml").read_text(encoding="utf-8")
     (project / "configs" / "default.yaml").write_text(re.sub(r"(?m)^name: default", "name: mine", text))

@@ -48,6 +48,7 @@ def test_the_readmes_show_the_pictures() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_script_still_draws_them(tmp_path: Path) -> None:
     """From a rendered project: its real commands, and what they print."""
     done = subprocess.run([sys.executable, "tools/picture.py", str(tmp_path)], cwd=REPO, capture_output=True, text=True)

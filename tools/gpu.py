@@ -48,9 +48,9 @@ ITEMS = {
     "accelerator": "torch.accelerator and the random states of the device",
     "cpu": "the same weights as on the CPU",
 }
-# The two groups of tests, which have settings of their own: how they are shared among processes, and where they lie.
-# Those of the template render a project; its other files need packages that are not among the wheels.
-SUITES = {"proofs": ("load", "proofs/gpu"), "template": ("loadgroup", "tests/test_gpus.py", "tests/test_ops_cuda.py")}
+# The two groups of tests, which have settings of their own. Those of the template render a project; its other files
+# need packages that are not among the wheels.
+SUITES = {"proofs": ("proofs/gpu",), "template": ("tests/test_gpus.py", "tests/test_ops_cuda.py")}
 # Needed beside the project's own requirements, from the lists of what its tests and the template's need.
 ALSO = ("pytest", "pytest-xdist", "cookiecutter")
 # Names of modules that differ from those of their packages.
@@ -196,12 +196,12 @@ def test(options: argparse.Namespace) -> int:
             UNTIL: str(time.time() + 60 * options.minutes), "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "tools"), os.environ.get("PYTHONPATH")])),
         }  # fmt: skip
-        for suite, (share, *files) in SUITES.items():
+        for suite, files in SUITES.items():
             if suite not in options.suites:
                 continue
             command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu", "-m", "gpu", *files]
             several = options.jobs > 1 and not options.collect
-            command += ["-n", str(options.jobs), "--dist", share] if several else []
+            command += ["-n", str(options.jobs)] if several else []
             command += ["-k", options.only] if options.only else []
             command += ["--collect-only"] if options.collect else []
             print(f"== {suite}", flush=True)
