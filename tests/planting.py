@@ -23,7 +23,7 @@ from support import TEMPLATE
 
 PLANTED = Path(__file__).resolve().parent / "planted"
 CONFIGS = ("planted", "pages", "stream")  # of the planted parts
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 
 # For a check: the variants of a training that must give the same, as words for train.py. A word "SIGTERM@7" stands for
 # a run that gets this signal after step 7 and is then resumed.
