@@ -22,7 +22,7 @@ from common.stage import WholeRun
 PLATEAU = "plateau"
 # Keys that a stage may change, and those of them that it must not.
 _STAGED = ("optim.*", "loss.*.weight", "loss.*.weight.*", "dataset.train.*", "prepare.freeze")
-_FIXED = ("optim.accumulate", "optim.ema.*")
+_FIXED = ("optim.accumulate", "optim.ema.*", "optim.bad_steps.*")
 _MAY_CHANGE = "a stage may set freeze, lr_scheduler, the weights of losses, dataset.train and most of optim"
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.checkpoint.finite import LossCheck
+from common.checkpoint.finite import LossCheck, StepGuard
 from common.data.loader import Step
 from common.distributed import Rank, SharedBuffers, sum_over_ranks
 from common.distributed.buffers import buffers_unchanged
@@ -59,7 +59,7 @@ class OptimizerStep:
     """Takes one optimizer step for every update of the task. Built when a stage begins.
 
     Args:
-        check: raises an error for a loss that is not finite.
+        check: raises an error for a loss that is not finite; or judges whole updates, by `optim.bad_steps`.
         sample: reads a batch to try an update on; None: the update is tried on its first training batch.
 
     Attributes:
@@ -78,7 +78,7 @@ class OptimizerStep:
         optimizer: Optimizer,
         clip: Clip,
         meter: Meter,
-        check: LossCheck | None,
+        check: LossCheck | StepGuard | None,
         rank: Rank,
         sample: Callable[[], Any] | None,
     ) -> None:
@@ -88,6 +88,9 @@ class OptimizerStep:
         self.clip = clip if clip.is_active else None
         self.grad_norm: Tensor | None = None
         self.needs_closure = needs_closure(optimizer)  # such as LBFGS
+        self.guard = check if isinstance(check, StepGuard) else None
+        if self.guard is not None and self.needs_closure:
+            raise UserError(f"optim.bad_steps: {type(optimizer).__name__} changes weights before a step can be judged")
         # Methods that a task does not override are not called in the loop.
         self.rate = None if type(task).rate is Task.rate else task.rate
         self.count = None if type(task).count is Task.count else task.count
@@ -114,8 +117,12 @@ class OptimizerStep:
                 taken &= self.precision.step(self.optimizer, partial(self._closure, gradients))
                 self._stay_together(again=False)
             else:
+                if self.guard is not None:
+                    self.guard.begin()
                 self.gradients(update, step, weights, at)
-                if self.scaler is None:
+                if self.guard is not None and self.guard.refuses(update.name, self.norm(), at):
+                    taken = False
+                elif self.scaler is None:
                     self.optimizer.step()
                 else:
                     taken &= self.precision.step(self.optimizer)

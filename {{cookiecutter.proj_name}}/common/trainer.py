@@ -11,7 +11,7 @@ from pydantic_core import to_jsonable_python
 from common.base.context import error_context
 from common.base.files import warn_on_oserror
 from common.checkpoint.fingerprint import changes, fingerprint
-from common.checkpoint.finite import LossCheck, are_finite, bad_loss, not_finite
+from common.checkpoint.finite import are_finite, bad_loss, not_finite, step_check
 from common.checkpoint.folder import CheckpointFolder
 from common.checkpoint.guarantee import accept_changes
 from common.checkpoint.saver import Saver
@@ -104,8 +104,7 @@ class Trainer:
         self.ema.follow(self.task, self.optimizer)
         self.schedule = self.stages.schedule(self.optimizer)
         self.state.parts |= {"optimizer": self.optimizer, "schedule": self.schedule, "data": self.stream}
-        # Anomaly detection names the operation, in the backward pass; with it, each step is logged, and so checked.
-        check = None if config.debug.debug_mode else LossCheck(self.stream, self.saver, self.rank)
+        check = step_check(config, self.stream, self.saver, self.state, self.strategy, self.monitor)
         is_fixed = config.dist.reduction == "fixed"
         full = config.prepare.compile.enabled or is_fixed
         sample = partial(self.stream.sample_batch, full=full) if self.stream.is_indexed else None
@@ -162,8 +161,8 @@ class Trainer:
                     if due.evaluate:
                         self.evaluate()
                     decision = self.stop_signals.sync(self.saver.is_overdue(self.config.progress.save_time))
-                    if is_best or due.save_latest or due.save_numbered or decision.save:
-                        self.save(best=is_best, numbered=due.save_numbered)
+                    if (planned := is_best or due.save_latest or due.save_numbered) or decision.save:
+                        self.save(best=is_best, numbered=due.save_numbered, planned=planned)
                     if due.is_last or decision.stop:
                         self.progress.stop(signal=decision.stop, reason="finished" if due.is_last else "")
                     if self.progress.is_over:
@@ -242,9 +241,7 @@ class Trainer:
             for prefix in ("", OWN) if self.config.optim.ema.evaluate == "both" else ("",):
                 with self.ema.applied(self.task, average=not prefix):
                     share_buffers(self.task, self.rank)
-                    measured = self.evaluator.run(
-                        sets, max_pictures=0 if prefix else pictures, fixed=split == "val"
-                    ).sets
+                    measured = self.evaluator.run(sets, max_pictures=pictures * (not prefix), fixed=split == "val").sets
                 all_sets |= {f"{prefix}{name}".removesuffix("."): entry for name, entry in measured.items()}
             result = SplitResult(all_sets)
         except EvaluationInterrupted as interrupted:
@@ -261,13 +258,15 @@ class Trainer:
         if "eval" in pending:
             self.evaluate()
         if pending:
-            self.save(best=is_best)
+            self.save(best=is_best, planned=is_best)
 
-    def save(self, *, best: bool = False, numbered: bool = False) -> None:
-        """Save `latest.pt`, and `best.pt` / `step_*.pt` if requested. Every process must call this."""
+    def save(self, *, best: bool = False, numbered: bool = False, planned: bool = False) -> None:
+        """Save `latest.pt`, and `best.pt` / `step_*.pt` if requested; all must call it. `planned`: not for a signal."""
         self.check_losses()
         if max_over_ranks(int(not are_finite(self.parameters)), self.rank):  # a finite loss can have a NaN gradient
             raise not_finite(f"weights are not finite numbers after step {self.at.step}", self.saver)
+        if planned and self.optimizer_step.guard is not None:
+            self.optimizer_step.guard.saved(self.at.step)
         state = self.state.state_dict(self.at, self.progress.values, self.progress.pending)
         self.monitor.recorder.flush()  # metrics reach the disk before the checkpoint, as does the row that announces it
         announce = partial(self.monitor.saving, self.at, best=best, numbered=numbered)

@@ -124,7 +124,7 @@ def complete(state: Mapping[str, Any]) -> dict[str, Any]:
     batch = config["batch_size"] * config["optim"]["accumulate"] * ranks
     known = {"ranks": ranks, "seed": about["seed"], "samples per step": batch}
     known |= {"samples per epoch": state["position"]["epoch_size"], "data position restored": True}  # by index
-    parts: dict[str, Any] = {"values": {}, "owed": [], "task": {}, "data": {}, "user": {}}
+    parts: dict[str, Any] = {"values": {}, "owed": [], "task": {}, "data": {}, "user": {}, "bad_steps": {}}
     return {**parts, **state, "about": about, "fingerprint": {**known, **state.get("fingerprint", {})}}
 
 

@@ -1,17 +1,28 @@
-"""Infinities and NaNs, found before they reach a checkpoint."""
+"""Infinities and NaNs, found before they reach a checkpoint; and steps that are left out because of them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from loguru import logger
 from torch import Tensor
 
+from common.checkpoint.file import read_checkpoint
 from common.checkpoint.saver import Saver
+from common.checkpoint.state import RunState
 from common.data.loader import BatchStream
-from common.data.whereabouts import bad_samples
-from common.distributed import Rank
+from common.data.whereabouts import bad_samples, sample_text
+from common.distributed import Rank, from_main, gather_objects, sum_over_ranks
+from common.distributed.buffers import keep_buffers
 from common.distributed.sharded import local
 from common.failure.program import TrainingError
+from common.optim import BadStepsConfig
+from common.progress import Position
+
+_LEAST, _MOST = 20, 100  # steps that a spike is compared with
+_REWOUND = ("optimizer", "ema", "precision")
 
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
@@ -50,6 +61,119 @@ class LossCheck:
                 before[2].synchronize()
                 if not math.isfinite(before[1].item()):
                     raise bad_loss(before[0], *self._about)
+
+
+@dataclass
+class StepGuard:
+    """Judges each update before the optimizer, in place of `LossCheck`, alike on all processes.
+
+    A step that is left out changes the position of the run, its random streams, and nothing else. In a rewind, weights,
+    optimizer, averages and scaler become those of a checkpoint, and the run goes on behind the bad step: the batches in
+    between are skipped too, since with them the weights went wrong.
+
+    Attributes:
+        strategy, monitor: of the run, defined beside this room.
+        anchor: step of the checkpoint to go back to; 0 for none. One that was saved because of a signal or the time
+            does not count: a run that was never stopped would not have it.
+        left_out: bad steps in a row; with rewind, since the anchor.
+        last: loss and gradient norm of the last steps that were taken, by update.
+    """
+
+    config: BadStepsConfig
+    stream: BatchStream
+    saver: Saver
+    state: RunState
+    strategy: Any
+    monitor: Any
+    anchor: int = 0
+    left_out: int = 0
+    last: dict[str, list[list[float]]] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Prepare for an update: keep the buffers that its batches may change."""
+        self._losses, self._restore = list[Tensor](), keep_buffers(self.state.task)
+
+    def __call__(self, step: int, loss: Tensor) -> None:
+        """Keep the loss of a micro-batch."""
+        self._losses += [loss.detach().sum()] if isinstance(loss, Tensor) else []
+
+    def refuses(self, update: str, norm: Tensor, at: Position) -> bool:
+        """Return whether an update of the step that begins `at` is left out; `norm`: of its gradients.
+
+        Waits for the device and for all processes. Raises `TrainingError` if the run must stop.
+        """
+        losses, scaler = [float(loss) for loss in self._losses], self.strategy.precision.scaler
+        table = torch.tensor([sum(losses), len(losses), float(norm), 1.0], dtype=torch.float64)
+        total, count, norms, ranks = sum_over_ranks(table, self.state.rank).tolist()
+        values, last = [total / max(count, 1.0), norms / ranks], self.last.get(update, [])
+        if scaler is not None and math.isfinite(values[0]) and not math.isfinite(values[1]):
+            return False  # the scaler leaves it out: its scale was too large, and nothing is wrong
+        if why := self._fault(values, last):
+            self._restore()
+            self.monitor.meter.discard(at.step + 1)
+            if scaler is not None:
+                scaler.update()
+            self._leave_out(at, f"in update {update}, " * (update != "all") + why)
+        else:
+            self.last[update], self.left_out = [*last, values][-_MOST:], self.left_out * (self.config.action != "skip")
+        return bool(why)
+
+    def saved(self, step: int) -> None:
+        """Take a planned checkpoint as the one to go back to."""
+        self.anchor, self.left_out = step, self.left_out * (self.config.action == "skip")
+
+    def _fault(self, values: list[float], last: list[list[float]]) -> str:
+        limits, spike = [math.inf, math.inf], self.config.spike
+        if spike is not None and len(last) >= _LEAST:
+            deviation, mean = torch.std_mean(torch.tensor(last, dtype=torch.float64), 0, correction=0)
+            limits = (mean + spike * deviation).tolist()
+        for name, value, limit in zip(("loss", "gradient norm"), values, limits, strict=True):
+            if not (math.isfinite(value) and value <= limit):
+                return f"its {name} is {value:.4g}" + f", more than {limit:.4g}" * math.isfinite(value)
+        return ""
+
+    def _leave_out(self, at: Position, why: str) -> None:
+        start, step, action = at, at.step + 1, self.config.action
+        is_over, self.left_out = action == "stop" or self.left_out >= self.config.limit, self.left_out + 1
+        if action == "rewind" and not is_over:
+            start = self._go_back(f"step {step} is bad: {why}")
+        shares = gather_objects(self.stream.samples(start, step - start.step), self.state.rank)
+        samples = sorted({number for share in shares for batch in share for number in batch})
+        if is_over:
+            more = f", as were {self.left_out - 1} before it" if self.left_out > 1 else ""
+            raise not_finite(f"step {step} is bad{more}: {why}{sample_text([samples])}", self.saver)
+        self.monitor.recorder.record("skipped", step=step, first=start.step + 1, why=why, samples=samples)
+        more = f", from {start.step + 1} on, with the weights of step {start.step} again" if action == "rewind" else ""
+        logger.warning("step {} is skipped{}: {}{}", step, more, why, sample_text([samples]))
+
+    def _go_back(self, why: str) -> Position:
+        """Take weights and optimizer of the last planned checkpoint. Returns its position."""
+        self.saver.wait()
+        if not self.anchor:
+            raise not_finite(f"{why}, and there is nothing to go back to", self.saver)
+        path = from_main(self.saver.folder.at_step(self.anchor), self.state.rank)
+        state = self.strategy.shard_state(dict(read_checkpoint(path)))
+        return self.state.load_state_dict(state, path, only=_REWOUND)[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what decides about later steps."""
+        return {"anchor": self.anchor, "left_out": self.left_out, "last": dict(self.last)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state; that of a run without a policy is empty."""
+        vars(self).update(state)
+
+
+def step_check(
+    config: Any, stream: BatchStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
+) -> LossCheck | StepGuard | None:
+    """Return what looks at the losses of a stage with this `RunConfig`; with `optim.bad_steps`, also at gradients."""
+    if config.debug.debug_mode:  # anomaly detection names the operation; with it, each step is logged, and so checked
+        return None
+    if not config.optim.bad_steps.is_active:
+        return LossCheck(stream, saver, state.rank)
+    state.parts["bad_steps"] = guard = StepGuard(config.optim.bad_steps, stream, saver, state, strategy, monitor)
+    return guard
 
 
 def bad_loss(step: int, stream: BatchStream, saver: Saver, rank: Rank) -> TrainingError:

@@ -57,6 +57,10 @@ class CheckpointFolder:
     def _older(self) -> list[Path]:
         return [self.previous, self.best, *(path for _, path in self.numbered_files())]
 
+    def at_step(self, step: int) -> Path:
+        """Return the checkpoint of a step; if there is none any more, the latest."""
+        return next((path for path in (self.latest, *self._older()) if step_of(path) == step), self.latest)
+
     def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:
         """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Then delete old files."""
         if self.latest.is_file():

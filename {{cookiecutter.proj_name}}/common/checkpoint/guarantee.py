@@ -20,7 +20,7 @@ SAFE = (
     *MEASURING,
     "name", "resume", "allow_changes", "model_pt", "split", "gpu_ids", "num_workers", "plugins", "dir.*",
     "debug.debug_mode", "debug.print_all_grad", "monitor.*", "profile.*", "checkpoint.*", "init_*", "dataset.eval",
-    "dataset.eval.*",
+    "dataset.eval.*", "optim.bad_steps.action", "optim.bad_steps.limit",
     "loader.pin_memory", "loader.prefetch", "loader.persistent", "loader.timeout", "loader.start_method",
     "dist.timeout", "dist.launcher", "dist.processes", "dist.cudnn_benchmark", "dist.distributed_backend",
     "dist.strategy", "dist.shard_size", "dist.gradient_as_bucket_view", "prepare.activation_checkpointing",

@@ -134,8 +134,12 @@ class RunState:
             )
         return names
 
-    def load_state_dict(self, state: Mapping[str, Any], source: Path) -> tuple[Position, dict[str, float], set[str]]:
+    def load_state_dict(
+        self, state: Mapping[str, Any], source: Path, only: Collection[str] = ()
+    ) -> tuple[Position, dict[str, float], set[str]]:
         """Restore everything; the random streams last, since nothing may draw from them afterwards.
+
+        `only`: besides the task, these parts alone.
 
         Returns:
             The position of the run, its last measured values, and the splits whose evaluation is pending there.
@@ -155,11 +159,13 @@ class RunState:
         for name, _, _, buffer in named_buffers(self.task):
             if name in mine["buffers"]:
                 buffer.detach().copy_(mine["buffers"][name])
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
+        at = Position(**state["position"])
+        for name in only or self.parts:
+            self.parts[name].load_state_dict(state[name])
+        if only:
+            return at, {}, set()
         for name, part in self.user_parts.items():
             part.load_state_dict(user[name])
-        at = Position(**state["position"])
         streams = state["random"]
         if len(streams) == self.rank.world_size:
             set_random_state(streams[self.rank.rank], self.rank.device)

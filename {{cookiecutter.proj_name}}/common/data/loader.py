@@ -98,8 +98,8 @@ class BatchStream(Protocol):
     def sample_batch(self, *, full: bool) -> Any:
         """Return a batch to try a model on: a small one, or a full one, with the shape that a compiler will see."""
 
-    def samples(self, at: Position) -> list[list[int]]:
-        """Indices of this process' samples in the step that begins at `at`, by micro-batch; empty if they have none."""
+    def samples(self, at: Position, steps: int = 1) -> list[list[int]]:
+        """Indices of this process' samples in `steps` steps from `at` on, by micro-batch; empty if they have none."""
         return []
 
     def state_dict(self) -> dict[str, Any]:
@@ -140,8 +140,11 @@ class TrainStream(BatchStream):
         size = min(self.plan.batch_size if full else 2, self.epoch_size)
         return self._batches.__getitems__((0, list(range(size))))
 
-    def samples(self, at: Position) -> list[list[int]]:
-        shares = next(self.plan.global_batches(at)).indices
+    def samples(self, at: Position, steps: int = 1) -> list[list[int]]:
+        shares, end = list[list[int]](), at.step + steps
+        while at.step < end:
+            for step in islice(self.plan.global_batches(at), end - at.step):
+                shares, at = shares + step.indices, step.after
         return [[index % len(self.dataset) for index in indices] for indices in shares]
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ def whereabouts(stream: BatchStream, step: Step | None, at: Position) -> str:
         return "before the first step"
     if step.global_batch.after == at:
         return f"after training step {at.step}, epoch {at.epoch + (at.sample > 0 or at.epoch_size == 0)}"
-    return f"training step {at.step + 1}, epoch {at.epoch + 1}{_samples(stream, at)}"
+    return f"training step {at.step + 1}, epoch {at.epoch + 1}{sample_text(stream.samples(at))}"
 
 
 def bad_samples(stream: BatchStream, step: int, rank: Rank) -> str:
@@ -22,12 +22,12 @@ def bad_samples(stream: BatchStream, step: int, rank: Rank) -> str:
         return f"rank {rank.rank}"
     epoch, number = divmod(step - 1, stream.steps_per_epoch)
     at = Position(step - 1, epoch, number * stream.samples_per_step, stream.epoch_size)
-    return f"rank {rank.rank}{_samples(stream, at)}"
+    return f"rank {rank.rank}{sample_text(stream.samples(at))}"
 
 
-def _samples(stream: BatchStream, at: Position) -> str:
-    """Text with this process' samples of the step that begins at `at`; empty for data without indices."""
-    numbers = [number for batch in stream.samples(at) for number in batch]
+def sample_text(batches: list[list[int]]) -> str:
+    """Name the first samples of these batches; empty for data without indices."""
+    numbers = [number for batch in batches for number in batch]
     if not numbers:
         return ""
     more = f", ... ({len(numbers)} in all)" if len(numbers) > _SHOWN else ""

@@ -1,6 +1,6 @@
 """Buffers that each process changes: how a module declares them, and how the ranks share them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -90,20 +90,30 @@ class SharedBuffers:
                 buffer.copy_(old + change)
 
 
-@contextmanager
-def buffers_unchanged(model: nn.Module, only: Collection[str] | None = None) -> Iterator[None]:
-    """Restore the buffers of `model`, or `only` those with these names, on exit: the same tensors, the same values."""
+def keep_buffers(model: nn.Module, only: Collection[str] | None = None) -> Callable[[], None]:
+    """Return a function that restores the buffers of `model`, or `only` those: the same tensors, the same values."""
     kept = [
         (module, attribute, buffer, buffer.detach().clone())
         for name, module, attribute, buffer in named_buffers(model)
         if only is None or name in only
     ]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for module, attribute, buffer, before in kept:
+            setattr(module, attribute, buffer.copy_(before))
+
+    return restore
+
+
+@contextmanager
+def buffers_unchanged(model: nn.Module, only: Collection[str] | None = None) -> Iterator[None]:
+    """Restore the buffers of `model`, or `only` those with these names, on exit, even after an error."""
+    restore = keep_buffers(model, only)
     try:
         yield
     finally:
-        with torch.no_grad():
-            for module, attribute, buffer, before in kept:
-                setattr(module, attribute, buffer.copy_(before))
+        restore()
 
 
 def share_buffers(model: nn.Module, rank: Rank) -> None:

@@ -59,6 +59,10 @@ class Meter:
         # detach makes no copy and starts no kernel; without it the graph of every step would stay alive.
         self._pending.append((step, {name: value.detach() for name, value in losses.items()}, samples))
 
+    def discard(self, step: int) -> None:
+        """Forget the losses of a step, the latest: it was left out."""
+        self._pending = [entry for entry in self._pending if entry[0] != step]
+
     def first_bad_step(self) -> int | None:
         """Return the first step with a loss that is not a finite number, on any process; None when there was none."""
         self._collect()

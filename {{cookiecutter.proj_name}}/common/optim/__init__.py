@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from loguru import logger
 from pydantic import Field
@@ -25,6 +25,20 @@ def _of_clip_warmup(value: Any) -> dict[str, Any]:
 
 
 @section
+class BadStepsConfig:
+    """What happens to a step whose loss or gradient is not finite, or a spike: docs/optim.md. All processes agree."""
+
+    action: Annotated[Literal["stop", "skip", "rewind"], Field(description="rewind: skip, with older weights")] = "stop"
+    limit: Annotated[int, Field(ge=1, description="steps skipped in a row, before the run stops")] = 3
+    spike: Annotated[float | None, Field(gt=0, description="deviations above the mean that are one; null: none")] = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether steps are judged; if not, only losses are."""
+        return self.action != "stop" or self.spike is not None
+
+
+@section
 class OptimConfig(ClipConfig, OptimizerConfig):
     """How weights change. The keys of the optimizer and of clipping are written here, not in sections of their own."""
 
@@ -39,6 +53,7 @@ class OptimConfig(ClipConfig, OptimizerConfig):
         Field(ge=1, description="samples per step that lr is meant for; lr is scaled to those of the run"),
     ] = None
     ema: EmaConfig = field(default_factory=EmaConfig)
+    bad_steps: BadStepsConfig = field(default_factory=BadStepsConfig)
 
     __renamed__: ClassVar[dict[str, str]] = {
         "type": "optim_type",

@@ -1,0 +1,216 @@
+"""`optim.bad_steps`: steps whose loss or gradient is not finite, or a spike, are left out, alike on all processes."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common.progress import Position
+from common.trainer import Trainer
+from tests.conftest import ErrorOf, Runs, load, metrics, same
+from tests.data.test_data import Noisy, stream_of
+from tests.distributed.test_reduction import FIXED, on
+from tests.parts import NoisyDigits
+from tests.ranks import start_ranks
+from tests.resume import same_after_cut
+from tests.test_task import TURNS
+
+# Of steps 4 and 10: not a number, and so is every loss and running statistic of a batch that has it.
+BAD = 10
+DATA = ["--dataset.train", f"{{type: {__name__}.Poisoned}}"]
+FSDP = ["--dist.strategy", "fsdp"]
+SKIP, REWIND = (["--optim.bad_steps.action", action] for action in ("skip", "rewind"))
+
+
+class Poisoned(NoisyDigits):
+    """Digits of which one is damaged."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = super().__getitem__(index)
+        return {**sample, "image": sample["image"] * float("nan")} if index == BAD else sample
+
+
+class Spiked:
+    """Cross entropy, a hundred times as large in one training call, or `factor` times."""
+
+    def __init__(self, at: int, factor: float = 100) -> None:
+        self.at, self.factor, self.calls = at, factor, 0
+
+    def __call__(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        self.calls += torch.is_grad_enabled()
+        loss = nn.functional.cross_entropy(output["logits"], batch["label"])
+        return loss * self.factor if torch.is_grad_enabled() and self.calls == self.at else loss
+
+
+def spiked(at: int, factor: float = 100) -> list[str]:
+    return ["--loss", f"{{$REPLACE: true, ce: {{type: {__name__}.Spiked, at: {at}, factor: {factor}}}}}"]
+
+
+states: list[dict[str, Any]] = []
+
+
+def remember(trainer: Trainer) -> None:
+    """A plug-in: everything that a step changes, before the first step and after each."""
+    states.clear()
+
+    def copy() -> None:
+        parts = (trainer.task, trainer.optimizer, trainer.ema)
+        state: Any = {type(part).__name__: part.state_dict() for part in parts}
+        torch.save(state, path := trainer.paths.root / "state.pt")
+        states.append(torch.load(path))
+
+    copy()
+    trainer.monitor.after_step.append(copy)
+
+
+ACCUMULATED = ["--batch_size", "16", "--optim.accumulate", "2"]
+
+
+@pytest.mark.parametrize("words", [[], ["--precision.mode", "fp16"], ["--optim.clip_gradients", "1"], ACCUMULATED])
+def test_a_skipped_step_changes_nothing(runs: Runs, words: list[str]) -> None:
+    """Not the weights, the optimizer, the average, nor a running statistic; the record has its samples."""
+    folder = runs.train(*DATA, *SKIP, *words, "--optim.ema.decay", "0.9", "--plugins", f"[{__name__}:remember]")
+    skipped = metrics(folder, "skipped")
+    assert [(entry["step"] - 1) // 5 for entry in skipped] == [0, 1]  # epochs
+    for entry in skipped:
+        assert len(entry["samples"]) == 32 and BAD in entry["samples"] and entry["first"] == entry["step"]
+    steps = {entry["step"] for entry in skipped}
+    assert {step for step in range(1, 11) if same(states[step], states[step - 1])} == steps
+    text = (folder / "train.log").read_text()
+    assert text.count("is skipped: its loss is nan, of train samples") == 2 and "(32 in all)" in text
+    assert all(value.isfinite().all() for value in load(folder)["model"].values())
+    assert len(metrics(folder, "train")) == 5
+
+
+def test_a_gradient_alone(runs: Runs) -> None:
+    loss = "{$REPLACE: true, ce: {type: tests.parts.NanGradient, at: 5}}"
+    [entry] = metrics(runs.train("--loss", loss, *SKIP), "skipped")
+    assert entry["step"] == 5 and entry["why"] == "its gradient norm is nan"
+
+
+def test_no_more_than_some_in_a_row(runs: Runs) -> None:
+    loss = "{$REPLACE: true, ce: {type: tests.parts.NotANumber, after: 4}}"
+    assert runs.fail("--loss", loss, *SKIP, "--optim.bad_steps.limit", "2") == 2
+    assert [entry["step"] for entry in metrics(runs.root / "run", "skipped")] == [5, 6]
+    text = (runs.root / "run" / "train.log").read_text()
+    assert "step 7 is bad, as were 2 before it: its loss is nan, of train samples" in text
+
+
+def test_a_spike(runs: Runs) -> None:
+    """Far above the last steps: of the loss, or of the gradient; without `spike` it is a step like others."""
+    words = [*spiked(41), "--progress.epoch", "10", "--progress.epoch_save_latest", "-1"]
+    spike = ["--optim.bad_steps.spike", "8"]
+    skipped = metrics(runs.train(*words, *SKIP, *spike), "skipped")
+    assert [entry["step"] for entry in skipped] == [41] and "its loss is" in skipped[0]["why"]
+    assert metrics(runs.train(*words, *SKIP, name="usual"), "skipped") == []
+    assert runs.fail(*words, *spike, name="stop") == 2
+    assert "step 41 is bad: its loss is" in (runs.root / "stop" / "train.log").read_text()
+
+
+def test_a_step_that_the_loss_scaler_leaves_out(runs: Runs) -> None:
+    """Its gradients overflow, and nothing is wrong: no bad step, also where none is allowed."""
+    plugin = ["--plugins", f"[{__name__}:remember]", "--precision.mode", "fp16"]
+    folder = runs.train(*spiked(5, 1e6), *plugin, "--optim.bad_steps.spike", "8")
+    assert metrics(folder, "skipped") == [] and load(folder)["precision"]["scale"] == 2**15
+    assert same(states[5]["AdamW"], states[4]["AdamW"]) and not same(states[6]["AdamW"], states[5]["AdamW"])
+
+
+def test_the_first_step(runs: Runs) -> None:
+    """There is no loss to log yet."""
+    folder = runs.train(*spiked(1, math.nan), *SKIP, "--progress.log_every", "1")
+    assert [entry["step"] for entry in metrics(folder, "skipped")] == [1]
+    assert ["loss" in entry["values"] for entry in metrics(folder, "train")] == [False] + 9 * [True]
+
+
+def test_one_update_of_several(runs: Runs) -> None:
+    """The other one is taken."""
+    plugin = ["--plugins", f"[{__name__}:remember]", "--progress.epoch_val", "-1"]
+    [entry] = metrics(runs.train(*TURNS, *spiked(4, math.nan), *SKIP, *plugin), "skipped")
+    before, after = (states[step]["Turns"] for step in (3, 4))
+    assert entry["step"] == 4 and entry["why"] == "in update first, its loss is nan"
+    assert {name.split(".")[0] for name in after if not same(after[name], before[name])} == {"second"}
+
+
+def test_the_samples_of_several_steps() -> None:
+    """Across the ends of epochs; what is not full is no longer."""
+    stream, at, expected = stream_of(Noisy()), Position(epoch_size=10), list[list[int]]()
+    for _ in range(7):
+        step = next(stream.plan.global_batches(at))
+        expected, at = expected + step.indices, step.after
+    assert stream.samples(Position(epoch_size=10), 7) == expected and at.epoch == 1 and at.sample == 9
+
+
+def test_a_rewind(runs: Runs) -> None:
+    """Weights, optimizer and average are those of the checkpoint; the batches since are skipped too."""
+    plugin = ["--optim.ema.decay", "0.9", "--plugins", f"[{__name__}:remember]"]
+    save = ["--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1"]
+    folder = runs.train(*DATA, *REWIND, *plugin, *save, "--progress.max_steps", "40", "--progress.epoch", "8")
+    skipped = metrics(folder, "skipped")
+    assert len(skipped) == 8 and {entry["step"] - entry["first"] for entry in skipped} == {0, 1}
+    for entry in skipped:
+        assert same(states[entry["step"]], states[entry["first"] - 1])
+        steps = entry["step"] - entry["first"] + 1  # at the end of an epoch, a sample may be in both
+        assert BAD in entry["samples"] and 32 * steps - 32 < len(entry["samples"]) <= 32 * steps
+    assert "with the weights of step" in (folder / "train.log").read_text()
+
+
+def test_nothing_to_go_back_to(runs: Runs) -> None:
+    assert runs.fail(*DATA, *REWIND, "--progress.epoch_save_latest", "-1", "--progress.epoch_val", "-1") == 2
+    assert "and there is nothing to go back to; there is no checkpoint yet" in (runs.root / "run/train.log").read_text()
+
+
+@pytest.mark.parametrize("words", [SKIP, REWIND])
+def test_an_exact_resume(runs: Runs, words: list[str]) -> None:
+    """With bad steps before the cut and after it."""
+    save = ["--progress.epoch_save_latest", "2step", "--optim.bad_steps.spike", "1000"]
+    uncut, cut = same_after_cut(runs, "ema", *DATA, *words, *save, at=9)
+    assert metrics(uncut, "skipped") == metrics(cut, "skipped") != []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [SKIP, REWIND, [*SKIP, *FSDP], [*REWIND, *FSDP]])
+def test_two_processes_agree(runs: Runs, words: list[str]) -> None:
+    """The sample is on one of them; both leave the step out, and a resume is exact."""
+    save = ["--progress.epoch_save_latest", "2step", "--batch_size", "16"]
+    uncut, cut = same_after_cut(runs, "ema", *DATA, *words, *save, at=9, ranks=2)
+    assert metrics(uncut, "skipped") == metrics(cut, "skipped") != []
+    for entry in metrics(uncut, "skipped"):
+        assert len(entry["samples"]) == 32 * (entry["step"] - entry["first"] + 1)
+
+
+@pytest.mark.slow
+def test_one_process_has_it(runs: Runs) -> None:
+    """From then on in each step, so that both end for the same reason."""
+    loss = "{$REPLACE: true, ce: {type: tests.parts.NanOnRank1}}"
+    ended = start_ranks(runs.root, 2, runs.words("--loss", loss, *SKIP))
+    assert set(ended.codes) <= {1, 2} and 2 in ended.codes
+    assert "as were 3 before it: its loss is nan" in ended.texts[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [SKIP, REWIND])
+def test_any_number_of_processes(runs: Runs, words: list[str]) -> None:
+    """With `dist.reduction: fixed`: the same steps, the same bits."""
+    one, two = on(runs, [1, 2], *FIXED, *DATA, *words, "--progress.epoch_save_latest", "2step")
+    assert one == two
+    assert metrics(runs.root / "on_1", "skipped") == metrics(runs.root / "on_2", "skipped") != []
+
+
+def test_a_stopped_run_goes_on(runs: Runs) -> None:
+    """Without leave to change what is trained: until the bad step, it trains the same."""
+    assert runs.fail(*DATA, "--progress.epoch_save_latest", "1step") == 2
+    folder = runs.train(*DATA, *SKIP, "--resume", "auto", "--progress.epoch_save_latest", "1step")
+    assert len(metrics(folder, "skipped")) == 2
+    whole = runs.train(*DATA, *SKIP, "--progress.epoch_save_latest", "1step", name="whole")
+    assert same(load(folder)["model"], load(whole)["model"])
+
+
+def test_mistakes(error_of: ErrorOf) -> None:
+    closure = ["--optim.optim_type", "LBFGS", "--optim.weight_decay", "0"]
+    assert "optim.bad_steps: LBFGS changes weights before a step can be judged" in error_of(*SKIP, *closure)
+    powersgd = error_of("--dist.comm_hook", "powersgd", *SKIP)
+    assert "(command line: --dist.comm_hook powersgd) does not go with optim.bad_steps" in powersgd
+    assert "optim.bad_steps.action" in error_of("--optim.bad_steps.action", "ignore")
+    assert "optim.bad_steps.limit" in error_of("--optim.bad_steps.limit", "0")
