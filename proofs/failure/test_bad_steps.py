@@ -1,6 +1,7 @@
 """`optim.bad_steps`: steps whose loss or gradient is not finite, or a spike, are left out, alike on all processes."""
 
 import math
+import signal
 from typing import Any
 
 import pytest
@@ -71,6 +72,7 @@ ACCUMULATED = ["--batch_size", "16", "--optim.accumulate", "2"]
 @pytest.mark.parametrize("words", [[], ["--precision.mode", "fp16"], ["--optim.clip_gradients", "1"], ACCUMULATED])
 def test_a_skipped_step_changes_nothing(runs: Runs, words: list[str]) -> None:
     """Not the weights, the optimizer, the average, nor a running statistic; the record has its samples."""
+    words = [*words, "--optim.bad_steps.limit", "1"]  # in a row
     folder = runs.train(*DATA, *SKIP, *words, "--optim.ema.decay", "0.9", "--plugins", f"[{__name__}:remember]")
     skipped = metrics(folder, "skipped")
     assert [(entry["step"] - 1) // 5 for entry in skipped] == [0, 1]  # epochs
@@ -154,6 +156,19 @@ def test_a_rewind(runs: Runs) -> None:
         steps = entry["step"] - entry["first"] + 1  # at the end of an epoch, a sample may be in both
         assert BAD in entry["samples"] and 32 * steps - 32 < len(entry["samples"]) <= 32 * steps
     assert "with the weights of step" in (folder / "train.log").read_text()
+
+
+def test_a_rewind_past_a_save_of_a_signal(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was never stopped has no such checkpoint; the one before it is still there."""
+    words = [*DATA, *REWIND, "--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1"]
+    words += ["--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}"]
+    uncut = runs.train(*words, name="uncut")
+    monkeypatch.setenv("SIGNAL_AT", f"3 {signal.SIGTERM.value}")
+    assert runs.fail(*words) == 128 + signal.SIGTERM and load(runs.root / "run")["position"]["step"] == 3
+    monkeypatch.delenv("SIGNAL_AT")
+    folder = runs.train(*words, "--resume", "auto")
+    assert metrics(folder, "skipped") == metrics(uncut, "skipped") and metrics(folder, "skipped")[0]["first"] == 3
+    assert same(load(folder)["model"], load(uncut)["model"])
 
 
 def test_nothing_to_go_back_to(runs: Runs) -> None:
