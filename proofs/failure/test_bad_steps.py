@@ -59,6 +59,7 @@ def remember(trainer: Trainer) -> None:
     def copy() -> None:
         parts = (trainer.task, trainer.optimizer, trainer.ema)
         state: Any = {type(part).__name__: part.state_dict() for part in parts}
+        state["last"] = getattr(trainer.optimizer_step.guard, "last", {})
         torch.save(state, path := trainer.paths.root / "state.pt")
         states.append(torch.load(path))
 
@@ -145,7 +146,7 @@ def test_the_samples_of_several_steps() -> None:
 
 
 def test_a_rewind(runs: Runs) -> None:
-    """Weights, optimizer and average are those of the checkpoint; the batches since are skipped too."""
+    """Weights, optimizer, average and what spikes are compared with are the checkpoint's; batches since are skipped."""
     plugin = ["--optim.ema.decay", "0.9", "--plugins", f"[{__name__}:remember]"]
     save = ["--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1"]
     folder = runs.train(*DATA, *REWIND, *plugin, *save, "--progress.max_steps", "40", "--progress.epoch", "8")

@@ -153,6 +153,7 @@ class StepGuard:
             raise not_finite(f"{why}, and there is nothing to go back to", self.saver)
         path = from_main(self.saver.folder.at_step(self.anchor), self.state.rank)
         state = self.strategy.shard_state(dict(read_checkpoint(path)))
+        self.last = dict(state["bad_steps"]["last"])  # these weights have greater losses than those of the bad step
         return self.state.load_state_dict(state, path, only=_REWOUND)[0]
 
     def state_dict(self) -> dict[str, Any]:
