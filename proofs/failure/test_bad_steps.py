@@ -159,7 +159,7 @@ def test_a_rewind(runs: Runs) -> None:
     assert "with the weights of step" in (folder / "train.log").read_text()
 
 
-def test_a_rewind_past_a_save_of_a_signal(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewind_past_a_save_that_was_not_planned(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was never stopped has no such checkpoint; the one before it is still there."""
     words = [*DATA, *REWIND, "--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1"]
     words += ["--loss", "{$REPLACE: true, ce: {type: tests.parts.Signalled}}"]
@@ -167,9 +167,20 @@ def test_a_rewind_past_a_save_of_a_signal(runs: Runs, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SIGNAL_AT", f"3 {signal.SIGTERM.value}")
     assert runs.fail(*words) == 128 + signal.SIGTERM and load(runs.root / "run")["position"]["step"] == 3
     monkeypatch.delenv("SIGNAL_AT")
-    folder = runs.train(*words, "--resume", "auto")
-    assert metrics(folder, "skipped") == metrics(uncut, "skipped") and metrics(folder, "skipped")[0]["first"] == 3
-    assert same(load(folder)["model"], load(uncut)["model"])
+    stopped = runs.train(*words, "--resume", "auto")
+    timed = runs.train(*words, "--progress.save_time", "0.000001", name="timed")
+    for folder in (stopped, timed):
+        assert metrics(folder, "skipped") == metrics(uncut, "skipped") and metrics(folder, "skipped")[0]["first"] == 3
+        assert same(load(folder)["model"], load(uncut)["model"])
+
+
+def test_a_rewind_to_another_runs_checkpoint(runs: Runs) -> None:
+    """The run was continued under another name, and has saved nothing yet."""
+    words = [*DATA, *REWIND, "--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1"]
+    first = runs.train(*words, "--progress.max_steps", "2", name="first")
+    resumed = ["--resume", str(first / "checkpoints" / "latest.pt"), "--progress.max_steps", "5"]
+    [entry] = metrics(runs.train(*words, *resumed, name="second"), "skipped")
+    assert (entry["first"], entry["step"]) == (3, 4)
 
 
 def test_nothing_to_go_back_to(runs: Runs) -> None:
@@ -183,6 +194,7 @@ def test_an_exact_resume(runs: Runs, words: list[str]) -> None:
     save = ["--progress.epoch_save_latest", "2step", "--optim.bad_steps.spike", "1000"]
     uncut, cut = same_after_cut(runs, "ema", *DATA, *words, *save, at=9)
     assert metrics(uncut, "skipped") == metrics(cut, "skipped") != []
+    assert len(load(cut)["bad_steps"]["last"]["all"]) > 5
 
 
 @pytest.mark.slow

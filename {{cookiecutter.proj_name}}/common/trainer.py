@@ -302,7 +302,7 @@ class Trainer:
         self.progress = TrainState(*self.state.load_state_dict(self.strategy.shard_state(state), path))
         least = self.stream.samples_per_step if self.stream.is_indexed and self.config.loader.drop_last else 1
         self.move_to(at := resumed_position(self.at, self.stream.epoch_size, least))
-        self.saver.saved_step = at.step
+        self.saver.saved_step, self.saver.folder.source = at.step, path
         logger.info("resuming {} after epoch {}, sample {}, step {}", path, at.epoch, at.sample, at.step)
         logger.info("{}", report)
         self.progress.stop_reason = "finished" if self.triggers.is_over(at) else ""

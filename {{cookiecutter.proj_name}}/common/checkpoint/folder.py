@@ -34,13 +34,16 @@ class CheckpointFolder:
     Args:
         keep: numbered files to keep, the newest ones; 0 keeps all.
         keep_every: numbered files at multiples of this many steps are kept for good; 0: none.
+
+    Attributes:
+        source: the checkpoint that the run continues from, which may lie elsewhere; by default, there is none.
     """
 
     def __init__(self, folder: Path, keep: int = 0, keep_every: int = 0) -> None:
         self.folder = folder
         self.keep = keep
         self.keep_every = keep_every
-        self.latest = folder / "latest.pt"
+        self.latest = self.source = folder / "latest.pt"
         self.previous = folder / "previous.pt"
         self.best = folder / "best.pt"
 
@@ -58,8 +61,9 @@ class CheckpointFolder:
         return [self.previous, self.best, *(path for _, path in self.numbered_files())]
 
     def at_step(self, step: int) -> Path:
-        """Return the checkpoint of a step; if there is none any more, the latest."""
-        return next((path for path in (self.latest, *self._older()) if step_of(path) == step), self.latest)
+        """Return the checkpoint of a step; if there is none any more, the newest."""
+        paths = [path for path in (self.latest, *self._older(), self.source) if path.is_file()]
+        return next((path for path in paths if step_of(path) == step), [*paths, self.latest][0])
 
     def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:
         """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Then delete old files."""
