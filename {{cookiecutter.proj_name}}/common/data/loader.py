@@ -144,7 +144,8 @@ class TrainStream(BatchStream):
         shares, end = list[list[int]](), at.step + steps
         while at.step < end:
             for step in islice(self.plan.global_batches(at), end - at.step):
-                shares, at = shares + step.indices, step.after
+                shares += step.indices
+                at = step.after
         return [[index % len(self.dataset) for index in indices] for indices in shares]
 
     def state_dict(self) -> dict[str, Any]:
