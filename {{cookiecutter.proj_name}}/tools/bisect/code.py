@@ -1,15 +1,11 @@
 """The code of two runs and of the commits between them, copied out. The owner's files and index are only read."""
 
-import os
-import subprocess
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.base.errors import UserError
 from common.run.paths import PROJECT
-from tools.same.sides import Side
+from tools.same.sides import Side, git
 
 
 @dataclass(frozen=True)
@@ -69,12 +65,3 @@ def export(point: Point, untracked: Iterable[str], folder: Path) -> Path:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(source)
     return project
-
-
-def git(*words: str, cwd: Path = PROJECT, given: bytes = b"") -> str:
-    """Return what git prints; a copy of the code is in no repository for it. Raises `UserError` if it fails."""
-    environment = os.environ | {"GIT_CEILING_DIRECTORIES": os.path.realpath(tempfile.gettempdir())}
-    done = subprocess.run(["git", *words], cwd=cwd, env=environment, input=given, capture_output=True)
-    if done.returncode:
-        raise UserError(f"git {words[0]}: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout.decode(errors="replace").strip()

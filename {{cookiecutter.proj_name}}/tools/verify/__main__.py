@@ -63,7 +63,7 @@ def certify(segment: Segment, certificate: dict[str, Any], *, anyway: bool) -> i
         replayed = replay(segment, config, Path(folder))
         counts, different = compare_records(recorded(segment.rows, segment.end), replayed)
     certificate |= {"compared": counts, "different": different}
-    what = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    what = ", ".join(f"{count} {kind.removesuffix('s') if count == 1 else kind}" for kind, count in counts.items())
     if different:
         print("\n  ".join([f"differs: compared {what}; A is the run, B its replay", *different]))
         return 1
