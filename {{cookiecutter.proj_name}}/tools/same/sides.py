@@ -75,9 +75,10 @@ def git(*words: str, cwd: Path | None = None, given: bytes = b"") -> str:
     # Inside git hooks, GIT_DIR and others are set, and would point to another repository.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env["GIT_CEILING_DIRECTORIES"] = os.path.realpath(tempfile.gettempdir())  # copies of the code are in none
+    words = ("git", *words)
     try:
-        done = subprocess.run(["git", *words], cwd=cwd or PROJECT, env=env, input=given, capture_output=True, check=True)
+        done = subprocess.run(words, cwd=cwd or PROJECT, env=env, input=given, capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", None) or str(error).encode()).decode(errors="replace").strip()
-        raise UserError(f"git {words[0]}: {said}") from error
+        raise UserError(f"git {words[1]}: {said}") from error
     return done.stdout.decode(errors="surrogateescape").rstrip("\n")
