@@ -1,4 +1,4 @@
-"""tools.search of a rendered project with the real Optuna."""
+"""tools.sweep --optuna of a rendered project with the real Optuna."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_a_search_survives_a_kill_and_ends_trials_that_are_worse(project: Path, 
     other = run(project, python, *[word.replace("1e-6", "1e-5") for word in COMMAND])
     assert other.returncode == 2
     assert "holds a sweep of the same name that differs" in other.stderr
-    REPORT.append(f"tools.search: {dict(states)}")
+    REPORT.append(f"tools.sweep --optuna: {dict(states)}")
 
 
 def test_without_optuna_there_is_one_clear_error(project: Path, python: Path, tmp_path: Path) -> None:

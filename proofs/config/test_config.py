@@ -138,7 +138,7 @@ def test_values_are_complete_and_the_config_is_frozen() -> None:
 def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     """R-09, QQ-02: each key with default and meaning, within the width of the terminal; needs no config."""
     with pytest.raises(SystemExit) as stop:
-        parse(Config, ["--help"])
+        parse(Config, ["--help"], registries=())
     text = capsys.readouterr().out
     assert not stop.value.code
     assert text.strip() == help_text(Config).strip()

@@ -1,8 +1,6 @@
 """The command line of the programs: `--config`, keys of the config, `--debug`, `--help`, `--list`, `--print-config`."""
 
 import inspect
-import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 from common.base.errors import UserError
 from common.config import ABSENT, ConfigError, Problem, Resolved, resolve
 from common.config.overrides import read_options
-from common.config.registry import Registry, file_of
+from common.config.registry import REGISTRIES, Registry, file_of
 from cli.config_text import help_text, with_origins
 
 T = TypeVar("T")
@@ -23,7 +21,7 @@ def parse(
     *,
     prog: str = "train.py",
     description: str = "",
-    registries: Sequence[Registry] = (),
+    registries: Sequence[Registry] = REGISTRIES,
     default: str | Path | None = None,
     debug_overlay: str | Path | None = None,
 ) -> Resolved[T]:
@@ -81,8 +79,5 @@ def _signature(entry: Callable[..., Any]) -> str:
 
 
 def _print_and_stop(text: str) -> NoReturn:
-    try:
-        print(text.rstrip("\n"), flush=True)
-    except BrokenPipeError:  # the reader has closed the pipe: `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(text.rstrip("\n"))
     raise SystemExit(0)

@@ -125,9 +125,8 @@ def open_study(folder: SweepFolder, mode: str, options: Namespace) -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     storage = journal.JournalStorage(journal.JournalFileBackend(str(folder.root / "optuna.journal")))
-    pruner = optuna.pruners.NopPruner() if options.no_pruning else optuna.pruners.MedianPruner(options.startup)
     about = {"study_name": folder.root.name, "direction": f"{mode}imize", "load_if_exists": True}
-    study = optuna.create_study(storage=storage, pruner=pruner, **about)
+    study = optuna.create_study(storage=storage, pruner=optuna.pruners.MedianPruner(options.startup), **about)
     # A continued search must not draw the same random numbers again.
     seed = options.seed + 7919 * len(study.trials)
     study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=options.jobs > 1)

@@ -8,17 +8,16 @@ compared and what was equal. Exit code 0: verified; 1: something differs; 2: ref
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from common.base.files import write_text
 from common.checkpoint.checksum import weights_digest
-from common.failure.program import report_errors
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
 from common.run.status import now
+from cli.program import run
 from tools.verify.replay import compare_records, recorded, replay, replay_config
 from tools.verify.stored import Segment, compare_causes, read_segment, stored_config
 
@@ -72,5 +71,4 @@ def certify(segment: Segment, certificate: dict[str, Any], *, anyway: bool) -> i
 
 
 if __name__ == "__main__":
-    with report_errors():
-        sys.exit(main(sys.argv[1:]))
+    run(main)
