@@ -18,8 +18,9 @@ from common.monitor.log import setup_log
 from common.run.paths import RunPaths
 from common.run.status import now
 from cli.program import run
+from cli.trained import config_in
 from tools.verify.replay import compare_records, recorded, replay, replay_config
-from tools.verify.stored import Segment, compare_causes, read_segment, stored_config
+from tools.verify.stored import Segment, compare_causes, read_segment
 
 VERDICTS = ("verified", "differs", "refused")  # by exit code
 
@@ -51,7 +52,7 @@ def certify(segment: Segment, certificate: dict[str, Any], *, anyway: bool) -> i
     """Compare what decides the bits, replay, and compare the bits. Fills the certificate, and returns the exit code."""
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         config = replay_config(segment, Path(folder))
-        causes = compare_causes(segment, stored_config({"about": {"config": config}}).config)
+        causes = compare_causes(segment, config_in({"about": {"config": config}}).config)
         certificate |= causes
         for title, lines in causes.items():
             if lines:

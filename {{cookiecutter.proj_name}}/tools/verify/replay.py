@@ -13,9 +13,10 @@ from common.checkpoint.file import read_checkpoint
 from common.config import dump
 from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
+from cli.trained import config_in
 from tools.record.run import run_program
 from tools.same.folders import differences, leaves, values_of
-from tools.verify.stored import Segment, stored_config
+from tools.verify.stored import Segment
 
 _SIGTERM, _STOPPED = 15, 143  # the replay stops as by this signal, and exits with this code
 
@@ -24,7 +25,7 @@ Records = dict[str, dict[Any, Any]]
 
 def replay_config(segment: Segment, folder: Path) -> dict[str, Any]:
     """Return the config of the replay in `folder`: the run's own, with as many processes."""
-    values, device = stored_config(segment.start).values, segment.attempt["machine"]["device"]
+    values, device = config_in(segment.start).values, segment.attempt["machine"]["device"]
     if segment.first:
         values |= {"resume": str(segment.paths.checkpoints / segment.name), "allow_changes": True}
         values["progress"] |= {"start_epoch": -1}
