@@ -21,7 +21,6 @@ def parse(
     *,
     prog: str = "train.py",
     description: str = "",
-    registries: Sequence[Registry] = REGISTRIES,
     default: str | Path | None = None,
     debug_overlay: str | Path | None = None,
 ) -> Resolved[T]:
@@ -32,10 +31,10 @@ def parse(
     """
     options, _ = read_options(argv)
     if "--help" in options:
-        kinds = tuple(registry.kind for registry in registries)
+        kinds = tuple(registry.kind for registry in REGISTRIES)
         _print_and_stop(help_text(schema, prog=prog, description=description, default=str(default or ""), kinds=kinds))
     if "--list" in options:
-        _print_and_stop(_listing(options["--list"].value, registries))
+        _print_and_stop(_listing(options["--list"].value))
     path = options["--config"].value if "--config" in options else default
     if not path:
         hint = f"{prog} --config configs/default.yaml; {prog} --help shows every key"
@@ -49,9 +48,9 @@ def parse(
     return resolved
 
 
-def _listing(kind: str | None, registries: Sequence[Registry]) -> str:
-    kinds = [registry.kind for registry in registries]
-    tables = [table(item) for item in registries if kind in (None, item.kind, f"{item.kind}s", f"{item.kind}es")]
+def _listing(kind: str | None) -> str:
+    kinds = [registry.kind for registry in REGISTRIES]
+    tables = [table(item) for item in REGISTRIES if kind in (None, item.kind, f"{item.kind}s", f"{item.kind}es")]
     if not tables:
         raise UserError(f"--list {kind}: unknown kind; the kinds are {', '.join(kinds)}")
     return "\n\n".join(tables)
