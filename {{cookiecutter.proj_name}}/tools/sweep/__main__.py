@@ -147,6 +147,7 @@ def main(argv: list[str]) -> int:
     with SweepFolder(root, space | more, base.values, shlex.join(["python", "-m", "tools.sweep", *argv])) as folder:
         if options.optuna:
             study = open_study(folder, config.best_mode, options)
+            folder.write()
             search = Search(study, folder, options.values, config, options.trials)
             print(f"search {root}: {options.trials} trials, {search.metric} should be {search.mode}imal", flush=True)
             print(folder.estimate(options.trials), flush=True)

@@ -19,7 +19,8 @@ from common.run.paths import RunPaths
 from common.run.status import now
 from cli.program import run
 from cli.trained import config_in
-from tools.verify.replay import compare_records, recorded, replay, replay_config
+from tools.same.folders import differences
+from tools.verify.replay import recorded, replay, replay_config
 from tools.verify.stored import Segment, compare_causes, read_segment
 
 VERDICTS = ("verified", "differs", "refused")  # by exit code
@@ -60,8 +61,9 @@ def certify(segment: Segment, certificate: dict[str, Any], *, anyway: bool) -> i
         if causes["changed"] and not anyway:
             print("refused: undo these changes, or see how far apart a replay ends: --anyway")
             return 2
-        replayed = replay(segment, config, Path(folder))
-        counts, different = compare_records(recorded(segment.rows, segment.end), replayed)
+        trained, replayed = recorded(segment.rows, segment.end), replay(segment, config, Path(folder))
+    different = [line for kind, a in trained.items() for line in differences(kind, a, replayed[kind], a)]
+    counts = {kind: len(values) for kind, values in trained.items()}
     certificate |= {"compared": counts, "different": different}
     what = ", ".join(f"{count} {kind.removesuffix('s') if count == 1 else kind}" for kind, count in counts.items())
     if different:

@@ -15,7 +15,7 @@ from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
 from cli.trained import config_in
 from tools.record.run import run_program
-from tools.same.folders import differences, leaves, values_of
+from tools.same.folders import leaves, values_of
 from tools.verify.stored import Segment
 
 _SIGTERM, _STOPPED = 15, 143  # the replay stops as by this signal, and exits with this code
@@ -77,9 +77,3 @@ def recorded(rows: Sequence[Mapping[str, Any]], state: Mapping[str, Any]) -> Rec
         "measurements": values_of(rows),
         "entries of the newest checkpoint": dict(leaves(state)),
     }
-
-
-def compare_records(run: Records, replayed: Records) -> tuple[dict[str, int], list[str]]:
-    """Return how much of each kind the run recorded, and lines about what is different in its replay."""
-    different = [line for kind in run for line in differences(kind, run[kind], replayed[kind], run[kind])]
-    return {kind: len(values) for kind, values in run.items()}, different
