@@ -18,10 +18,11 @@ from common.checkpoint.guarantee import SAFE
 from common.config import dump
 from common.config.source import plain, read_file
 from common.run.paths import PROJECT
-from tools.bisect.code import Point, export, way
+from tools.bisect.code import Point, way
 from tools.bisect.search import Trial
 from tools.record.run import child_process
 from tools.runs.read import RunFiles, read_run
+from tools.same.sides import Side
 from custom.config import Config
 
 # A resume may change these, but they decide what a new run trains or measures.
@@ -181,8 +182,10 @@ class Trials:
         shutil.rmtree(self._folder, ignore_errors=True)
         stored, output = self._folder / "stored", self._folder / "output.txt"
         stored.mkdir(parents=True)
-        untracked = {name.rstrip("/") for run in (self.good, self.bad) for name in run.start["git"]["untracked"]}
-        project = export(self.points[trial.point], untracked, self._folder / "code")
+        untracked = {name for run in (self.good, self.bad) for name in run.start["git"]["untracked"]}
+        point = self.points[trial.point]
+        side = Side("commit", point.commit, commit=point.commit)  # the owner's files and index are only read
+        project = side.export(self._folder / "code", point.diff, untracked)
         keys = [change.key for name in trial.settings for change in self.settings[name]]
         config = mixed(self.good.config, self.bad.config, keys)
         config["dist"]["random_seed"] = self.good.start["seed"] + trial.seed

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,13 +45,17 @@ class Side:
     def __str__(self) -> str:
         return f"{self.text} ({git('show', '-s', '--format=%h %s', self.commit)})" if self.commit else self.text
 
-    def export(self, folder: Path) -> Path:
+    def export(self, folder: Path, diff: bytes = b"", untracked: Iterable[str] = ()) -> Path:
         """Return the project of this side: the working tree itself, or a copy of a commit in `folder`.
 
         What git ignores is linked, since data and earlier runs are there, except what is built from the code.
 
+        Args:
+            diff: uncommitted changes to the commit, as in `git.diff` of a run.
+            untracked: files and folders that git did not know; they are linked, as they are now.
+
         Raises:
-            UserError: the commit does not have the project.
+            UserError: the commit does not have the project, or does not fit the changes.
         """
         if not self.commit:
             return PROJECT
@@ -61,10 +66,13 @@ class Side:
             raise UserError(f"commit {self} does not have the folder {PROJECT}: {error}") from error
         folder.mkdir()
         subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
+        if diff:
+            outer_folders = len(Path(git("rev-parse", "--show-prefix")).parts)
+            git("apply", f"-p{1 + outer_folders}", "-", cwd=folder, given=diff)
         ignored = git("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
-        for name in filter(None, ignored.split("\0")):
+        for name in (*filter(None, ignored.split("\0")), *untracked):
             link = folder / name.rstrip("/")
-            if not (link.exists() or set(_BUILT) & set(link.parts)):
+            if (PROJECT / name).exists() and not (link.exists() or set(_BUILT) & set(link.parts)):
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(PROJECT / name)
         return folder
