@@ -13,8 +13,9 @@ from pathlib import Path
 
 from common.base.errors import UserError
 from cli.program import run
-from tools.bisect.runs import Recorded, Trials, say, show
+from tools.bisect.runs import Recorded, Trials, show
 from tools.bisect.search import Noise, Trial, find_cause
+from tools.record.run import say
 
 
 def announce(trials: Trials) -> None:

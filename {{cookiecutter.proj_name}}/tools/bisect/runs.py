@@ -20,7 +20,7 @@ from common.config.source import plain, read_file
 from common.run.paths import PROJECT
 from tools.bisect.code import Point, way
 from tools.bisect.search import Trial
-from tools.record.run import child_process
+from tools.record.run import child_process, say
 from tools.runs.read import RunFiles, read_run
 from tools.same.sides import Side
 from custom.config import Config
@@ -203,11 +203,6 @@ class Trials:
 
     def _measured(self) -> float | None:
         return value_at(read_run(self._folder / "run"), self.metric, self.step)
-
-
-def say(line: str) -> None:
-    """Print a line on stderr."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def show(value: float | None) -> str:

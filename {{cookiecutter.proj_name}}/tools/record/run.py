@@ -177,6 +177,11 @@ def child_process(
             process.wait()
 
 
+def say(line: str) -> None:
+    """Print on stderr what happens next."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def read(folder: Path, run: Path | None = None) -> Record:
     """Read the record in a folder. Raises `UserError` if there is none."""
     ranks: list[dict[Key, Row]] = []
