@@ -1,5 +1,6 @@
 """The confusion matrix, and the scores derived from it."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,13 +43,18 @@ class ConfusionMatrix(Metric):
 
     def compute(self) -> dict[str, float]:
         right, labelled, predicted = self.counts.diagonal().double(), self.counts.sum(dim=1), self.counts.sum(dim=0)
-        recall, precision, f1 = right / labelled, right / predicted, 2 * right / (labelled + predicted)
-        values = {"balanced_accuracy": recall.nanmean().item(), "macro_f1": f1.nanmean().item()}  # NaN: nothing counted
+        recall, precision = (right / labelled).tolist(), (right / predicted).tolist()  # NaN where nothing was counted
+        values = {"balanced_accuracy": _mean(recall), "macro_f1": _mean((2 * right / (labelled + predicted)).tolist())}
         if self.per_class:
-            values |= {f"recall_{number}": value for number, value in enumerate(recall.tolist())}
-            values |= {f"precision_{number}": value for number, value in enumerate(precision.tolist())}
+            values |= {f"recall_{number}": value for number, value in enumerate(recall)}
+            values |= {f"precision_{number}": value for number, value in enumerate(precision)}
         return values
 
     def figure(self, classes: Sequence[str]) -> NDArray[np.uint8]:
         """Draw the counts as a table; a cell is as dark as its share of the label."""
         return draw_matrix(self.counts.tolist(), classes, "label", "prediction")
+
+
+def _mean(values: list[float]) -> float:
+    known = [value for value in values if not math.isnan(value)]
+    return math.fsum(known) / len(known)
