@@ -1,4 +1,4 @@
-"""tools.search of a rendered project with the real Optuna."""
+"""tools.sweep --optuna of a rendered project with the real Optuna."""
 
 import json
 import os
@@ -78,15 +78,15 @@ def test_a_search_survives_a_kill_and_ends_trials_that_are_worse(project: Path, 
     assert re.search(rf"best: {re.escape(best[1])}  loss {best[0]:.6g}$", done.stdout, re.MULTILINE)
     metrics = map(json.loads, (folder / best[1] / "metrics.jsonl").read_text().splitlines())
     assert best[0] == min(each["values"]["loss"] for each in metrics if each["event"] == "val")
-    states_of_runs = {each["name"]: each["state"] for each in json.loads((folder / "sweep.json").read_text())["trials"]}
-    assert Counter(states_of_runs.values()) == {"finished": states["COMPLETE"], "pruned": states["PRUNED"]}
+    states_of_runs = Counter(json.loads(file.read_text())["state"] for file in folder.glob("*/status.json"))
+    assert states_of_runs == {"finished": states["COMPLETE"], "stopped": states["PRUNED"]}
     more = run(project, python, *[word if word != "8" else "9" for word in COMMAND])
     assert more.returncode == 0
     assert more.stdout.count(": started") == 1
     other = run(project, python, *[word.replace("1e-6", "1e-5") for word in COMMAND])
     assert other.returncode == 2
     assert "holds a sweep of the same name that differs" in other.stderr
-    REPORT.append(f"tools.search: {dict(states)}")
+    REPORT.append(f"tools.sweep --optuna: {dict(states)}")
 
 
 def test_without_optuna_there_is_one_clear_error(project: Path, python: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
 from common.config import option_value
 from common.config.problem import shown_path as shown
-from common.config.registry import REGISTRIES
 from common.distributed import Rank
 from common.distributed.process import set_up_process
 from common.evaluator import Evaluator, write_evaluation
@@ -40,7 +39,6 @@ def main(argv: list[str]) -> int:
         drop_stored_launch_options(argv, stored),
         prog="evaluate.py",
         description=__doc__ or "",
-        registries=REGISTRIES,
         default=stored,
     )
     config = resolved.config

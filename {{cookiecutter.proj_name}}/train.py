@@ -4,7 +4,7 @@ import sys
 
 from common import distributed
 from common.build import build_parts
-from common.config.registry import REGISTRIES, import_path
+from common.config.registry import import_path
 from common.failure.program import exit_process, report_errors
 from common.monitor.log import setup_log
 from common.monitor.profile import record_profile
@@ -12,27 +12,17 @@ from common.run.paths import PROJECT
 from common.run_context import managed_run
 from common.trainer import Trainer
 from cli.advice import explain_errors
-from cli.command_line import parse
 from cli.data_record import data_record
 from cli.job_script import write_job_script
 from cli.simulate import simulate
-from cli.stored_config import drop_stored_launch_options, stored_config
+from cli.stored_config import train_config
 from cli.summary import log_end, log_start
-from custom.config import Config
 
 
 def main(argv: list[str]) -> int:
     """Load the config, enter the run, build, restore, train. Returns the exit code."""
     setup_log()
-    stored = stored_config(argv, "--resume")
-    resolved = parse(
-        Config,
-        drop_stored_launch_options(argv, stored, only_under_launcher=True),
-        description=__doc__ or "",
-        registries=REGISTRIES,
-        default=stored,
-        debug_overlay=PROJECT / "configs" / "debug.yaml",
-    )
+    resolved = train_config(argv, description=__doc__ or "")
     config, command = resolved.config, [__file__, *argv]
     if config.dist.simulate is not None:
         return simulate(config, resolved.values, command)

@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter
 
 from common.config import ConfigError, resolve, section
 from common.config.registry import Registry
+from cli import command_line
 from cli.command_line import parse
 from cli.config_text import help_text
 from tests.config.test_config import Config, Optim, load, refusal, write
@@ -135,8 +136,9 @@ def test_values_are_complete_and_the_config_is_frozen() -> None:
     assert resolve(Config, ["a.yaml"], ["--name", "z"]).config.name == "z"
 
 
-def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """R-09, QQ-02: each key with default and meaning, within the width of the terminal; needs no config."""
+    monkeypatch.setattr(command_line, "REGISTRIES", ())
     with pytest.raises(SystemExit) as stop:
         parse(Config, ["--help"])
     text = capsys.readouterr().out
@@ -148,23 +150,24 @@ def test_help_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_list_prints_registries(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_registries(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """R-16: --list prints all, --list KIND one (singular or plural); an unknown kind names the kinds."""
 
     registries = (Registry("model"), Registry("loss"))
+    monkeypatch.setattr(command_line, "REGISTRIES", registries)
     model, loss = (f"{each.kind}:\n  nothing is registered" for each in registries)
     for words, expected in (("--list", f"{model}\n\n{loss}"), ("--list models", model), ("--list=loss", loss)):
         with pytest.raises(SystemExit):
-            parse(Config, words.split(), registries=registries)
+            parse(Config, words.split())
         assert capsys.readouterr().out.strip() == expected
     registries[1].register()(Optim)
     registries[1].register("other")(load)
     with pytest.raises(SystemExit):
-        parse(Config, ["--list", "loss"], registries=registries)
+        parse(Config, ["--list", "loss"])
     found = capsys.readouterr().out
     assert "Optim" in found and "other" in found and "test_config.py:" in found
     with pytest.raises(ValueError, match="the kinds are model, loss"):
-        parse(Config, ["--list", "x"], registries=registries)
+        parse(Config, ["--list", "x"])
 
 
 def test_sections_are_plain_dataclasses() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from common.config.registry import REGISTRIES
 from cli.command_line import parse
 from tests.conftest import Runs
 from tools.runs import __main__ as table
@@ -61,7 +60,7 @@ def test_the_table_has_cost_and_speed(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def resolved(runs: Runs, *words: str) -> dict[str, Any]:
-    return parse(Config, runs.words(*words), prog="tools.sweep", registries=REGISTRIES).values
+    return parse(Config, runs.words(*words), prog="tools.sweep").values
 
 
 def test_the_estimate_of_a_sweep(

@@ -1,8 +1,6 @@
 """The command line of the programs: `--config`, keys of the config, `--debug`, `--help`, `--list`, `--print-config`."""
 
 import inspect
-import os
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 from common.base.errors import UserError
 from common.config import ABSENT, ConfigError, Problem, Resolved, resolve
 from common.config.overrides import read_options
-from common.config.registry import Registry, file_of
+from common.config.registry import REGISTRIES, Registry, file_of
 from cli.config_text import help_text, with_origins
 
 T = TypeVar("T")
@@ -23,7 +21,6 @@ def parse(
     *,
     prog: str = "train.py",
     description: str = "",
-    registries: Sequence[Registry] = (),
     default: str | Path | None = None,
     debug_overlay: str | Path | None = None,
 ) -> Resolved[T]:
@@ -34,10 +31,10 @@ def parse(
     """
     options, _ = read_options(argv)
     if "--help" in options:
-        kinds = tuple(registry.kind for registry in registries)
+        kinds = tuple(registry.kind for registry in REGISTRIES)
         _print_and_stop(help_text(schema, prog=prog, description=description, default=str(default or ""), kinds=kinds))
     if "--list" in options:
-        _print_and_stop(_listing(options["--list"].value, registries))
+        _print_and_stop(_listing(options["--list"].value))
     path = options["--config"].value if "--config" in options else default
     if not path:
         hint = f"{prog} --config configs/default.yaml; {prog} --help shows every key"
@@ -51,9 +48,9 @@ def parse(
     return resolved
 
 
-def _listing(kind: str | None, registries: Sequence[Registry]) -> str:
-    kinds = [registry.kind for registry in registries]
-    tables = [table(item) for item in registries if kind in (None, item.kind, f"{item.kind}s", f"{item.kind}es")]
+def _listing(kind: str | None) -> str:
+    kinds = [registry.kind for registry in REGISTRIES]
+    tables = [table(item) for item in REGISTRIES if kind in (None, item.kind, f"{item.kind}s", f"{item.kind}es")]
     if not tables:
         raise UserError(f"--list {kind}: unknown kind; the kinds are {', '.join(kinds)}")
     return "\n\n".join(tables)
@@ -81,8 +78,5 @@ def _signature(entry: Callable[..., Any]) -> str:
 
 
 def _print_and_stop(text: str) -> NoReturn:
-    try:
-        print(text.rstrip("\n"), flush=True)
-    except BrokenPipeError:  # the reader has closed the pipe: `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(text.rstrip("\n"))
     raise SystemExit(0)

@@ -6,8 +6,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
@@ -31,6 +29,7 @@ from common.run.paths import PROJECT, RunPaths
 from common.run_context import RunContext
 from common.trainer import Trainer
 from cli.first_batch import tensors
+from cli.kept import kept_bytes
 from custom.config import Config
 
 
@@ -115,24 +114,10 @@ def measure_step(trainer: Trainer) -> dict[str, int]:
     """Take one optimizer step with one micro-batch. Returns the bytes that this rank holds, by what they are for."""
     task, stream, size = trainer.task, trainer.stream, trainer.config.batch_size
     size = min(size, stream.epoch_size or size)
-    held = {local(tensor).untyped_storage().data_ptr() for tensor in (*task.parameters(), *task.buffers())}
-    kept, sums = dict[int, int](), [0]
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in held:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    def unpack(tensor: Tensor) -> Tensor:
-        sums.append(sum(kept.values()))
-        kept.clear()  # counted once, when the backward pass begins
-        return tensor
-
     trainer.optimizer_step.check = None  # weights that are gathered from ranks which do not exist are not real
     plan = GlobalBatch([], [1.0], [size], size * trainer.rank.world_size, trainer.at)
     task.train()
-    with saved_tensors_hooks(pack, unpack):
+    with kept_bytes(task) as sums:
         trainer.optimizer_step(Step([stream.sample_batch(full=True)], plan), trainer.at)
     return {
         "weights": size_of(list(task.parameters())),

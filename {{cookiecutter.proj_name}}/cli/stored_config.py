@@ -1,12 +1,23 @@
-"""Find the config of an earlier run if the command line names its folder or a checkpoint."""
+"""The config that a command line names, perhaps by the folder or a checkpoint of an earlier run."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.config import option_value
+from common.config import Resolved, option_value
 from common.distributed import is_launched
-from common.run.paths import RunPaths
+from common.run.paths import PROJECT, RunPaths
 from common.run.record import read_attempts
+from cli.command_line import parse
+from custom.config import Config
+
+
+def train_config(
+    argv: Sequence[str], *, prog: str = "train.py", description: str = "", default: Path | None = None
+) -> Resolved[Config]:
+    """Read the config as train.py does, see `parse`: `--resume RUN` alone takes that of the run."""
+    stored, debug = stored_config(argv, "--resume"), PROJECT / "configs" / "debug.yaml"
+    words = drop_stored_launch_options(argv, stored, only_under_launcher=True)
+    return parse(Config, words, prog=prog, description=description, default=stored or default, debug_overlay=debug)
 
 
 def stored_config(argv: Sequence[str], option: str) -> Path | None:

@@ -11,7 +11,7 @@ from common.build import build_task
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import best_in
 from common.checkpoint.state import load_task as load_state
-from common.config import option_value, resolve
+from common.config import Resolved, option_value, resolve
 from common.config.layers import node_of
 from common.data.sections import sets_of
 from common.distributed import DistConfig, Rank, find_rank
@@ -70,17 +70,21 @@ def load_trained(model_pt: str | Path, options: Sequence[str] = ()) -> Trained:
     """
     path = best_in(Path(model_pt).expanduser())
     state = read_checkpoint(path)
-    if given := option_value(options, "--config"):
-        resolved = resolve(Config, [given], options)
-    else:
-        stored = node_of(dict(state["about"]["config"]), f"the config in {path}")
-        resolved = resolve(Config, [], options, stored=stored)
+    given = option_value(options, "--config")
+    resolved = resolve(Config, [given], options) if given else config_in(state, options, f"the config in {path}")
     for text in resolved.warnings:
         logger.warning("{}", text)
     config = resolved.config
     rank = find_device(config.gpu_ids, asked=option_value(options, "--gpu_ids") is not None)
     set_up_process(config.dist, rank)
     return load_task(config, path, state, rank)
+
+
+def config_in(
+    state: Mapping[str, Any], options: Sequence[str] = (), origin: str = "the config of the run"
+) -> Resolved[Config]:
+    """Return the config in the state of a run, complete, with the options of a command line. `origin`: for messages."""
+    return resolve(Config, [], options, stored=node_of(dict(state["about"]["config"]), origin))
 
 
 def load_task(config: Config, path: Path, state: Mapping[str, Any], rank: Rank) -> Trained:

@@ -5,33 +5,29 @@ Parameters and floating point operations of each module; operations, kept memory
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import nn
 from torch.utils.benchmark import Timer
 
 from common.base.context import error_context
 from common.base.errors import UserError
 from common.base.files import output_file, write_text
 from common.build import build_stream, build_task
-from common.config.registry import REGISTRIES
 from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
-from common.failure.program import exit_process, report_errors
 from common.model import prepare
 from common.monitor.flops import count_flops
 from common.monitor.log import setup_log
 from common.optim.precision import build_precision
 from common.task import TaskPosition
-from cli.advice import explain_errors
-from cli.command_line import parse
-from cli.stored_config import stored_config
+from cli.kept import kept_bytes
+from cli.program import run
+from cli.stored_config import stored_config, train_config
 from cli.trained import find_device
 from custom.config import Config
 
@@ -68,41 +64,26 @@ class ProfiledTask:
         with torch.no_grad(), self.precision.autocast():
             self.task(self.task.output, self.batch)
 
-    def train(self, between: Callable[[], None] = lambda: None) -> None:
-        """Forward and backward pass of every update of a step; `between` is called between the two."""
+    def train(self) -> None:
+        """Forward and backward pass of every update of a step."""
         self.task.train()
         for name in self.task.updates():
             with self.precision.autocast():
                 losses = self.task(self.task.update, name, self.batch)
-            between()
             if "loss" not in losses:
                 raise UserError(f"{type(self.task).__name__} has no `loss` in update {name}; see section loss")
             losses["loss"].backward()
         self.task.zero_grad()
 
-    def kept_bytes(self) -> int:
-        """Bytes of the tensors that a forward pass keeps for its backward pass, without weights; each counts once.
-
-        Of several updates, the one that keeps most.
-        """
-        weights = {tensor.untyped_storage().data_ptr() for tensor in (*self.task.parameters(), *self.task.buffers())}
-        kept, sums = dict[int, Tensor](), list[int]()
-
-        def keep(tensor: Tensor) -> Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor  # while it is there, no other has this address
-            return tensor
-
-        def end_forward() -> None:
-            sums.append(sum(tensor.untyped_storage().nbytes() for at, tensor in kept.items() if at not in weights))
-            kept.clear()
-
-        with saved_tensors_hooks(keep, lambda tensor: tensor):
-            self.train(between=end_forward)
+    def kept(self) -> int:
+        """Bytes of the tensors that a forward pass keeps for its backward pass; of several updates, the most."""
+        with kept_bytes(self.task) as sums:
+            self.train()
         return max(sums)
 
     def costs(self) -> dict[str, Any]:
         """Measure the batch; times, in seconds, as median and interquartile range."""
-        result: dict[str, Any] = {"batch": self.size, "bytes_kept": self.kept_bytes(), "bytes_peak": None}
+        result: dict[str, Any] = {"batch": self.size, "bytes_kept": self.kept(), "bytes_peak": None}
         for name, call in (("forward", self.forward), ("train", self.train)):
             timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
             times = timer.blocked_autorange()  # after a warm-up; the device is waited for
@@ -177,7 +158,7 @@ def main(argv: list[str]) -> int:
     if options.model_pt and stored is None:
         raise UserError(f"--model_pt {options.model_pt}: there is no config.yaml in its run folder; give --config")
     words = [*words, *([f"--config={stored}", "--resume=null"] if stored else [])]
-    config = parse(Config, words, prog="tools.analyze", registries=REGISTRIES).config
+    config = train_config(words, prog="tools.analyze").config
     sizes = (options.batch or str(config.batch_size)).split(",")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
         raise UserError(f"--batch {options.batch}: must be whole numbers above 0, such as 1,32")
@@ -193,5 +174,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with report_errors(), explain_errors():
-        exit_process(main(sys.argv[1:]))
+    run(main)

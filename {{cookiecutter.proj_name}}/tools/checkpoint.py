@@ -1,7 +1,6 @@
 """Look into a checkpoint: python -m tools.checkpoint FILE [--weights OUT | --config]"""
 
 import argparse
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from common.checkpoint.file import read_checkpoint, write_checkpoint
 from common.checkpoint.folder import best_in
 from common.config import dump
 from common.config.names import join_names
-from common.failure.program import report_errors
 from common.optim.ema import averaged_state_dict
+from cli.program import run
 
 
 def main(argv: list[str]) -> int:
@@ -76,5 +75,4 @@ def export(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    with report_errors():
-        sys.exit(main(sys.argv[1:]))
+    run(main)

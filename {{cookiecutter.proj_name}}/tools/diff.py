@@ -3,14 +3,13 @@
 A and B are config files, folders of runs, or checkpoints.
 """
 
-import sys
 from pathlib import Path
 
 from common.base.errors import UserError
 from common.checkpoint.fingerprint import changes
 from common.config import Resolved, dump, resolve
 from common.config.problem import DEFAULT
-from common.failure.program import exit_process, report_errors
+from cli.program import run
 from cli.stored_config import stored_config
 from custom.config import Config
 
@@ -42,5 +41,4 @@ def read(path: str) -> Resolved[Config]:
 
 
 if __name__ == "__main__":
-    with report_errors():
-        exit_process(main(sys.argv[1:]))
+    run(main)

@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import inspect
 import json
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
@@ -26,10 +25,9 @@ from common.base.files import output_file, write_text
 from common.base.text import plain
 from common.build import build_set
 from common.config import option_value
-from common.failure.program import exit_process, report_errors
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
-from cli.advice import explain_errors
+from cli.program import run
 from cli.trained import Trained, load_trained
 
 Tensors = dict[str, Tensor]
@@ -238,5 +236,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with report_errors(), explain_errors():
-        exit_process(main(sys.argv[1:]))
+    run(main)

@@ -10,12 +10,11 @@ import io
 import json
 import os
 import shutil
-import sys
 import tarfile
 from pathlib import Path
 
 from common.base.errors import UserError
-from common.failure.program import exit_process, report_errors
+from cli.program import run
 from library.data.image_folder_dataset import class_folders, scan_images
 
 SHARD = "shard-{:06d}.tar"
@@ -76,5 +75,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with report_errors():
-        exit_process(main(sys.argv[1:]))
+    run(main)

@@ -3,19 +3,16 @@
 Nothing is trained. The training data are opened, since lengths in epochs depend on their number.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
 from torch import nn
 
 from common.base.errors import UserError
-from common.config.registry import REGISTRIES
 from common.data.order import EpochOrder
 from common.data.plan import EpochPlan
 from common.data.sections import build_dataset
 from common.data.view import is_map_style
-from common.failure.program import exit_process, report_errors
 from common.monitor.log import setup_log
 from common.optim import build_optimizer
 from common.optim.groups import LayerDecayConfig
@@ -23,7 +20,8 @@ from common.progress import Position, total_steps
 from common.run.paths import PROJECT, data_dir
 from common.stage import WholeRun
 from common.stages import Stages
-from cli.command_line import parse
+from cli.program import run
+from cli.stored_config import train_config
 from custom.config import Config
 
 _ROWS, _BAR = 16, 40  # lines of the table, characters of its longest bar
@@ -59,7 +57,7 @@ def plan_rates(config: Config) -> Iterator[tuple[int, int | None, float, float |
 def main(argv: list[str]) -> int:
     """Read the command line, and print a table with bars. Returns the exit code."""
     setup_log("WARNING")
-    config = parse(Config, argv, prog="python -m tools.rates", description=__doc__, registries=REGISTRIES).config
+    config = train_config(argv, prog="python -m tools.rates", description=__doc__).config
     points = list(plan_rates(config))
     highest, last, count = max(rate for _, _, rate, _ in points), len(points) - 1, min(_ROWS, len(points))
     print("     step      epoch         lr" + "   momentum" * (points[0][3] is not None))
@@ -72,5 +70,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with report_errors():
-        exit_process(main(sys.argv[1:]))
+    run(main)

@@ -218,8 +218,8 @@ def command(tmp_path: Path, plugin: Path, *more: str) -> tuple[list[str], dict[s
 
 
 def states(folder: Path) -> dict[str, str]:
-    """Return the state of each trial by its name, as the sweep recorded it."""
-    return {each["name"]: each["state"] for each in json.loads((folder / "sweep.json").read_text())["trials"]}
+    """Return the state of each run by its name."""
+    return {file.parent.name: json.loads(file.read_text())["state"] for file in sorted(folder.glob("*/status.json"))}
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_a_run_is_verified(copies: Runs, capsys: pytest.CaptureFixture[str]) -> 
     assert main([str(folder)]) == 0
     out = capsys.readouterr().out
     assert "replays steps 6 to 10: about " in out and "; log: " in out
-    assert "verified: 1 saves, " in out and " are equal to the last bit" in out
+    assert "verified: 1 save, " in out and " are equal to the last bit" in out
     assert before == {file: file.stat().st_mtime_ns for file in before}
     found = certificate(folder)
     assert (found["verdict"], found["changed"], found["not compared"], found["different"]) == ("verified", [], [], [])
@@ -191,6 +191,6 @@ def test_how_far_apart(trained: Runs, copies: Runs, capsys: pytest.CaptureFixtur
     assert main([str(copies.root / "pictures"), "--anyway", "--from", "start"]) == 1
     file.write_bytes(pixels)
     out = capsys.readouterr().out
-    assert "2 of 2 saves, first:\n    weights of step " in out and " measurements, first:\n" in out
+    assert "2 of 2 saves differ:\n    weights of step " in out and " measurements differ:\n" in out
     assert re.search(r"    model\.\S+: up to \S+, in \d+ of \d+ numbers", out)
     assert certificate(copies.root / "pictures")["different"]

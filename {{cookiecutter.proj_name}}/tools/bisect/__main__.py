@@ -6,16 +6,16 @@ noise over seeds, or in nothing that a run can change; 2: it cannot be searched 
 
 import argparse
 import math
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from common.base.errors import UserError
-from common.failure.program import report_errors
-from tools.bisect.runs import Recorded, Trials, say, show
+from cli.program import run
+from tools.bisect.runs import Recorded, Trials, show
 from tools.bisect.search import Noise, Trial, find_cause
+from tools.record.run import say
 
 
 def announce(trials: Trials) -> None:
@@ -97,5 +97,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with report_errors():
-        sys.exit(main(sys.argv[1:]))
+    run(main)

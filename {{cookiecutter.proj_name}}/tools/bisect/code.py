@@ -1,15 +1,8 @@
-"""The code of two runs and of the commits between them, copied out. The owner's files and index are only read."""
+"""The code of two runs and of the commits between them."""
 
-import os
-import subprocess
-import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
-from common.base.errors import UserError
-from common.run.paths import PROJECT
-from tools.same.sides import Side
+from tools.same.sides import git
 
 
 @dataclass(frozen=True)
@@ -46,35 +39,3 @@ def way(good: Point, bad: Point) -> list[Point]:
     points += [Point(f"{line[:40]}^", f"taking back {line[41:]}") for line in back]
     points += [Point(line[:40], line[41:]) for line in reversed(forth)]
     return [*points, bad] if bad.diff else points
-
-
-def export(point: Point, untracked: Iterable[str], folder: Path) -> Path:
-    """Return the project with the code of `point`: a copy in `folder`, or the project itself without git.
-
-    Args:
-        untracked: files and folders that git did not know; they are linked, as they are now.
-
-    Raises:
-        UserError: git has no such code.
-    """
-    project = Side("commit", point.commit, commit=point.commit).export(folder)
-    if project == PROJECT:
-        return PROJECT
-    if point.diff:
-        outer_folders = len(Path(git("rev-parse", "--show-prefix")).parts)
-        git("apply", f"-p{1 + outer_folders}", "-", cwd=project, given=point.diff)
-    for name in untracked:
-        source, link = PROJECT / name, project / name
-        if source.exists() and not link.exists():
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(source)
-    return project
-
-
-def git(*words: str, cwd: Path = PROJECT, given: bytes = b"") -> str:
-    """Return what git prints; a copy of the code is in no repository for it. Raises `UserError` if it fails."""
-    environment = os.environ | {"GIT_CEILING_DIRECTORIES": os.path.realpath(tempfile.gettempdir())}
-    done = subprocess.run(["git", *words], cwd=cwd, env=environment, input=given, capture_output=True)
-    if done.returncode:
-        raise UserError(f"git {words[0]}: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout.decode(errors="replace").strip()

@@ -1,30 +1,28 @@
 """Two recorded runs, how they differ, and short runs of GOOD with some of BAD's settings and code."""
 
 import math
-import os
 import shutil
 import sys
 import time
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT, Popen
 from typing import Any
 
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.base.nested import flat
-from common.base.process import die_with_parent
 from common.base.text import number
 from common.checkpoint.fingerprint import HARMLESS, Change, changes
 from common.checkpoint.guarantee import SAFE
 from common.config import dump
 from common.config.source import plain, read_file
 from common.run.paths import PROJECT
-from tools.bisect.code import Point, export, way
+from tools.bisect.code import Point, way
 from tools.bisect.search import Trial
+from tools.record.run import child_process, say
 from tools.runs.read import RunFiles, read_run
+from tools.same.sides import Side
 from custom.config import Config
 
 # A resume may change these, but they decide what a new run trains or measures.
@@ -184,8 +182,10 @@ class Trials:
         shutil.rmtree(self._folder, ignore_errors=True)
         stored, output = self._folder / "stored", self._folder / "output.txt"
         stored.mkdir(parents=True)
-        untracked = {name.rstrip("/") for run in (self.good, self.bad) for name in run.start["git"]["untracked"]}
-        project = export(self.points[trial.point], untracked, self._folder / "code")
+        untracked = {name for run in (self.good, self.bad) for name in run.start["git"]["untracked"]}
+        point = self.points[trial.point]
+        side = Side("commit", point.commit, commit=point.commit)  # the owner's files and index are only read
+        project = side.export(self._folder / "code", point.diff, untracked)
         keys = [change.key for name in trial.settings for change in self.settings[name]]
         config = mixed(self.good.config, self.bad.config, keys)
         config["dist"]["random_seed"] = self.good.start["seed"] + trial.seed
@@ -195,28 +195,14 @@ class Trials:
         words = [f"--config={stored / 'config.yaml'}", f"--dir.runs_dir={self._folder}", f"--dir.data_dir={data}"]
         words += ["--name=run", "--resume=null", "--monitor.writers=[]"]
         command = [sys.executable, str(project / "train.py"), *words]
-        # In a session of its own: Ctrl-C reaches this program alone, which then stops the run.
-        alone = partial(die_with_parent, os.getpid())
-        with (
-            output.open("wb") as file,
-            Popen(command, stdin=DEVNULL, stdout=file, stderr=STDOUT, start_new_session=True, preexec_fn=alone) as run,
-        ):
-            try:
-                while run.poll() is None and self._measured() is None:
-                    time.sleep(_POLL_S)
-            finally:
-                run.terminate()  # it saves and ends
-                run.wait()
+        with child_process(command, output) as run:
+            while run.poll() is None and self._measured() is None:
+                time.sleep(_POLL_S)
         value, text = self._measured(), " ".join(output.read_text(errors="replace").split())
         return value, f"... {text[-_LAST_CHARACTERS:]}" if value is None else ""
 
     def _measured(self) -> float | None:
         return value_at(read_run(self._folder / "run"), self.metric, self.step)
-
-
-def say(line: str) -> None:
-    """Print a line on stderr."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def show(value: float | None) -> str:

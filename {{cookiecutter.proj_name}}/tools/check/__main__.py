@@ -15,13 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.config.registry import REGISTRIES
-from common.failure.program import report_errors
 from common.monitor.log import setup_log
-from cli.command_line import parse
+from cli.program import run
+from cli.stored_config import train_config
 from tools.check.checks import CHECKS
 from tools.check.lab import SAMPLES, STEPS, Lab
-from custom.config import Config
 
 _WORDS = {"holds": "holds", "fails": "does NOT hold", "not applicable": "does not apply"}
 
@@ -34,7 +32,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and the rest to stderr")
     options, words = parser.parse_known_args(argv)
     setup_log()
-    config = parse(Config, words, prog="python -m tools.check", description=__doc__ or "", registries=REGISTRIES).config
+    config = train_config(words, prog="python -m tools.check", description=__doc__ or "").config
     say = partial(print, file=sys.stderr if options.json else sys.stdout, flush=True)
     chosen, outcomes = [check for check in CHECKS if check.name in options.only], list[dict[str, Any]]()
     runs, width = 1 + sum(check.runs for check in chosen), max(len(check.title) for check in chosen)
@@ -57,5 +55,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with report_errors():
-        sys.exit(main(sys.argv[1:]))
+    run(main)

@@ -1,8 +1,6 @@
 """Shortened runs of the owner's config, recorded and watched, and how two of them are compared."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,14 +9,12 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from common.base.errors import UserError
 from common.base.text import label
 from common.config.overrides import read_options
 from common.config.registry import DATASET_REGISTRY
 from common.data.sections import sets_of
 from common.run.paths import PROJECT
-from tools.record import run as recorded
-from tools.record.run import Record, first_difference
+from tools.record.run import Record, first_difference, run_program, train
 from tools.same.folders import compare_checkpoints, compare_rows
 from custom.config import Config
 
@@ -74,10 +70,9 @@ class Lab:
         """Train by this name, and record it; what was trained already is not trained again, only resumed."""
         if name not in self.records or "--resume" in options:
             words = [f"{key}={value}" for key, value in {**self.options(), "--name": name, **options}.items()]
-            folders = [str(_EARLY), str(Path(recorded.__file__).parent), os.environ.get("PYTHONPATH", "")]
-            usual = {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "CHECK_WATCH": str(self.folder / f"{name}.jsonl")}
-            env = {**usual, "PYTHONPATH": os.pathsep.join(filter(None, folders)), **variables}
-            self.records[name] = recorded.train(PROJECT, words, self.folder / f"{name}.record", env=env, signal=signal)
+            env = {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "CHECK_WATCH": str(self.folder / f"{name}.jsonl")}
+            env |= {"PYTHONPATH": str(_EARLY), **variables}
+            self.records[name] = train(PROJECT, words, self.folder / f"{name}.record", env=env, signal=signal)
         return self.records[name]
 
     def cut(self, name: str, *signals: str, damaged: bool = False) -> Record:
@@ -106,10 +101,7 @@ class Lab:
         command += [f"--dist.processes={processes}"]
         for data in sets_of(getattr(self.config.dataset, split)):
             command += [f"--dataset.{label(split, data)}.eval_batch_size={size}"]
-        env = {**os.environ, "PYTHONHASHSEED": "1"}
-        done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise UserError(f"evaluate.py in batches of {size} on {processes} processes:\n{done.stderr[-1500:]}")
+        run_program(command, self.folder / f"{name}.txt", cwd=PROJECT, PYTHONHASHSEED="1")
         file = next((self.folder / name).rglob("metrics.json"))
         return {key: float(value) for key, value in json.loads(file.read_text())["values"].items()}
 

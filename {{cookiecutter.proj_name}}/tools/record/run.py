@@ -1,4 +1,7 @@
-"""Recorded runs: start them, read what `recorder.py` wrote, and find the first difference of two."""
+"""Recorded runs: start them, read what `recorder.py` wrote, and find the first difference of two.
+
+The other instruments start their programs from here too.
+"""
 
 import json
 import math
@@ -81,7 +84,7 @@ def train(
     words: Sequence[str],
     record: Path,
     *,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str] = {},
     step: int | None = None,
     signal: str = "",
 ) -> Record:
@@ -92,7 +95,7 @@ def train(
 
     Args:
         words: with `--config`.
-        env: further variables.
+        env: further variables; its `PYTHONPATH` goes before that of this process.
         step: record this step in detail.
         signal: such as `SIGKILL@7`; any exit code is expected then.
 
@@ -108,15 +111,10 @@ def train(
     options["--plugins"] = json.dumps([*plugins_of(project, options), "recorder.attach"])
     command = [sys.executable, "train.py"]
     command += [name if value is None else f"{name}={value}" for name, value in options.items()]
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    folders = [str(Path(__file__).parent), env.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
     settings = {"RECORD_DIR": str(record), "RECORD_STEP": str(step), "RECORD_SIGNAL": signal}
-    variables = {**os.environ, "PYTHONPATH": path, **settings, **(env or {})}
-    with output.open("wb") as out, child_process(command, cwd=project, env=variables, stdout=out) as process:
-        code = process.wait()
-    if code and not signal:
-        lines = output.read_text(errors="replace").rstrip().splitlines()[-_OUTPUT_LINES:]
-        what = f"{shlex.join(command)} in {project} ended with exit code {code}:"
-        raise UserError("\n  ".join([what, *lines]))
+    variables = {**env, **settings, "PYTHONPATH": os.pathsep.join(filter(None, folders))}
+    run_program(command, output, cwd=project, codes=() if signal else (0,), **variables)
     run = project / str(options["--dir.runs_dir"]) / str(options["--name"])
     return replace(read(record, run), seconds=time.monotonic() - started)
 
@@ -132,12 +130,34 @@ def plugins_of(project: Path, options: Mapping[str, str | None]) -> list[str]:
     return lists[-1] if lists else []
 
 
+def run_program(
+    command: Sequence[str], output: Path, *, cwd: Path | None = None, codes: Collection[int] = (0,), **variables: str
+) -> None:
+    """Run a program to its end, see `child_process`.
+
+    Raises:
+        UserError: its exit code is not one of `codes`, if there are any; with the last lines of its output.
+    """
+    with child_process(command, output, cwd, **variables) as process:
+        code = process.wait()
+    if codes and code not in codes:
+        lines = output.read_text(errors="replace").rstrip().splitlines()[-_OUTPUT_LINES:]
+        what = f"{shlex.join(command)} in {cwd or Path.cwd()} ended with exit code {code}:"
+        raise UserError("\n  ".join([what, *lines]))
+
+
 @contextmanager
-def child_process(command: Sequence[str], **options: Any) -> Iterator[Popen[bytes]]:
+def child_process(
+    command: Sequence[str], output: Path, cwd: Path | None = None, **variables: str
+) -> Iterator[Popen[bytes]]:
     """Run a program in a session of its own, which ends with the block or with this process.
 
     Signals are blocked while it starts: Ctrl-C would be lost there, and leave a lock behind that the next start waits
     for.
+
+    Args:
+        output: file for all that it prints.
+        variables: of its environment, besides those of this process.
     """
     parent = os.getpid()
 
@@ -145,15 +165,21 @@ def child_process(command: Sequence[str], **options: Any) -> Iterator[Popen[byte
         die_with_parent(parent)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
-    options |= {"stdin": DEVNULL, "stderr": STDOUT, "start_new_session": True, "preexec_fn": begin}
+    options: dict[str, Any] = {"cwd": cwd, "env": os.environ | variables, "stdin": DEVNULL, "stderr": STDOUT}
+    options |= {"start_new_session": True, "preexec_fn": begin}
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    with Popen(command, **options) as process:
+    with output.open("wb") as out, Popen(command, stdout=out, **options) as process:
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             yield process
         finally:
             process.terminate()
             process.wait()
+
+
+def say(line: str) -> None:
+    """Print on stderr what happens next."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def read(folder: Path, run: Path | None = None) -> Record:

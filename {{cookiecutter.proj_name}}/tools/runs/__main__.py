@@ -19,11 +19,9 @@ from common.base.errors import UserError
 from common.base.process import stop_with_reader
 from common.base.text import number, plain
 from common.config.names import join_names
-from common.config.problem import shown_path
-from common.run.lock import FolderLock
-from common.run.paths import PROJECT, RunPaths
+from common.run.paths import PROJECT
 from tools.runs import compare
-from tools.runs.read import RunFiles, read_run
+from tools.runs.read import RunFiles
 
 _WIDEST = 32  # characters of a cell, where lines have a limit
 
@@ -153,21 +151,6 @@ def write_csv(rows: Sequence[Row]) -> None:
         writer.writerow({name: json.dumps(item) if isinstance(item, list) else item for name, item in values.items()})
 
 
-def remove(runs: Sequence[RunFiles], *, is_sure: bool) -> None:
-    """List the folders of failed starts, ask, and delete them. One that is in use, or was started again, stays."""
-    print(*(f"{shown_path(run.path)}: {run.reason}" for run in runs), sep="\n")
-    question = f"Delete {'this folder' if len(runs) == 1 else f'these {len(runs)} folders'}? [y/N] "
-    if not is_sure and not (sys.stdin.isatty() and input(question).strip().lower() in ("y", "yes")):
-        print("Nothing was deleted; to delete without a question, add --yes.")
-        return
-    for run in runs:
-        lock = FolderLock.take(RunPaths(run.path).lock_file)
-        if compare.is_failed_start(read_run(run.path)):
-            shutil.rmtree(run.path)
-        lock.release()
-    print("Deleted.")
-
-
 def main(argv: list[str]) -> int:
     """Read the command line and the runs, and print them. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tools.runs", description=(__doc__ or "").partition("\n\n")[2])
@@ -177,13 +160,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--csv", action="store_true", help="all columns, in full precision")
     parser.add_argument("--json", action="store_true", help="a list of objects")
     parser.add_argument("--failed", action="store_true", help="show starts too that failed before their first step")
-    parser.add_argument("--remove-failed", action="store_true", help="list these, ask, and delete their folders")
-    parser.add_argument("--yes", action="store_true", help="with --remove-failed: do not ask")
     options = parser.parse_args(argv)
     rows, left_out = read(options.folders or [PROJECT / "experiments"], failed=options.failed)
-    if options.remove_failed:
-        remove(left_out, is_sure=options.yes)
-        return 0
     by = options.sort or ("best" if any(row.run.best for row in rows) else "run")
     rows = sort_rows(rows, by, backwards=options.reverse) if rows else []
     if options.json:
@@ -196,8 +174,7 @@ def main(argv: list[str]) -> int:
         lines = [f"{text}\n  {command}" if command else text for text, command in verdict]
         print(table(rows, width), *(lines or ["No run has a best validation yet."]), sep="\n")
     if left_out:
-        count = f"{len(left_out)} start{'s' * (len(left_out) > 1)}"
-        text = f"{count} that failed before the first step: see --failed, or delete with --remove-failed"
+        text = f"{len(left_out)} start{'s' * (len(left_out) > 1)} that failed before the first step: see --failed"
         print(text, file=sys.stderr if options.json or options.csv else sys.stdout)
     return 0
 

@@ -32,6 +32,7 @@ _MOST_BYTES = 1_000_000  # of a picture: a larger one stays in the run's folder
 _SMOOTH_FROM = 60  # points of training: with fewer, there is nothing to smooth
 _LOG_FROM = 50.0  # times the lowest value: a higher one makes the axis logarithmic
 _RATE = re.compile(r"lr(_.*)?")
+_SETTING = re.compile(r"grad_norm|lr(_.*)?")  # a value of training that is no result
 _WARNING = re.compile(r"^\d{4}-\d\d-\d\d \S+ (?:WARNING|ERROR|CRITICAL) .*", re.MULTILINE)
 
 Point = tuple[float, float]
@@ -52,16 +53,9 @@ def report(runs: Sequence[RunFiles]) -> str:
     pages.filters |= {"number": lambda value: number(value).strip(), "tick": _tick, "shown": compare.to_text}
     parts = (attempts, cards, charts, charts_of_all, environment, pictures, results, results_of_all, rows_of, warnings)
     pages.globals |= {part.__name__: part for part in parts} | {"compare": compare, "dump": dump}
-    return pages.get_template("page.html.jinja").render(runs=runs, names=names_of(runs), colours=_COLOURS)
-
-
-def names_of(runs: Sequence[RunFiles]) -> list[str]:
-    """Return names that tell the runs apart: their paths where two have the same."""
     names = [run.name for run in runs]
-    return [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]
-
-
-# --- tables ----------------------------------------------------------------------------------------------------------
+    names = [str(run.path) if names.count(run.name) > 1 else run.name for run in runs]  # which tell the runs apart
+    return pages.get_template("page.html.jinja").render(runs=runs, names=names, colours=_COLOURS)
 
 
 def cards(run: RunFiles) -> Iterator[tuple[str, float, str]]:
@@ -83,7 +77,7 @@ def results(run: RunFiles) -> dict[str, Mapping[str, float]]:
 
     A loss that equals the sum, as a single one does, is there once.
     """
-    train = {name: value for name, value in run.last.get("train", {}).items() if not _is_setting(name)}
+    train = {name: value for name, value in run.last.get("train", {}).items() if not _SETTING.fullmatch(name)}
     columns: dict[str, Mapping[str, float]] = {"train, last": train}
     if run.best:
         columns[f"val, best (step {run.best['step']:,})"] = run.measured("val")[run.best["step"]]
@@ -138,9 +132,6 @@ def warnings(run: RunFiles) -> list[str]:
     return _WARNING.findall(file.read_text(errors="replace")) if file.is_file() else []
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
-
-
 def pictures(run: RunFiles, most: int) -> dict[str, list[tuple[str, str, int]]]:
     """Pictures as (name, address, width) by heading: of the last evaluation, the latest of each split's progress."""
     paths = RunPaths(run.path)
@@ -162,9 +153,6 @@ def _picture(file: Path) -> tuple[str, str, int] | None:
         return None
     name = f"{file.parent.name} {file.stem}" if re.fullmatch(r"epoch\d+_step\d+", file.stem) else file.stem
     return name, f"data:image/png;base64,{base64.b64encode(data).decode()}", struct.unpack(">I", data[16:20])[0]
-
-
-# --- curves ----------------------------------------------------------------------------------------------------------
 
 
 class Curve(NamedTuple):
@@ -190,7 +178,7 @@ def charts(run: RunFiles) -> list[dict[str, Any]]:
     same, charts, train = compare.twins([run]), dict[str, list[Curve]](), series(run, "train")
     for colour, event in enumerate(("train", "val", "eval")):
         for name, points in series(run, event).items():
-            if name not in same and not (event == "train" and _is_setting(name)):
+            if name not in same and not (event == "train" and _SETTING.fullmatch(name)):
                 drawn = charts.setdefault(base := _base(run, name), [])
                 hue = colour if all(curve.colour != colour for curve in drawn) else (len(drawn) + 2) % _COLOURS
                 drawn += _curves(f"{event} {name.removesuffix(base)}".rstrip(" ."), points, hue, event)
@@ -212,7 +200,7 @@ def charts_of_all(runs: Sequence[RunFiles], names: Sequence[str]) -> list[dict[s
     for event in ("val", "train", "eval"):
         measured = [series(run, event) for run in runs]
         values = [name for name in dict.fromkeys(name for part in measured for name in part) if name not in same]
-        for value in sorted(values, key=lambda name: (_is_setting(name), name != "loss")):
+        for value in sorted(values, key=lambda name: (bool(_SETTING.fullmatch(name)), name != "loss")):
             is_rate = event == "train" and _RATE.fullmatch(value) is not None
             title = value.replace("lr", "learning rate", 1) if is_rate else f"{event} {value.replace('_', ' ')}"
             points = [part.get(value, []) for part in measured]
@@ -229,10 +217,6 @@ def _base(run: RunFiles, name: str) -> str:
     while name.partition(".")[0] in sets | {"weights"} and "." in name:
         name = name.partition(".")[2]
     return name
-
-
-def _is_setting(name: str) -> bool:
-    return name == "grad_norm" or _RATE.fullmatch(name) is not None
 
 
 def _curves(name: str, points: list[Point], colour: int, event: str) -> list[Curve]:

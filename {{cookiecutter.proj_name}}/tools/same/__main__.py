@@ -9,13 +9,12 @@ itself. Exit code 0: the same; 1: something differs; 2: nothing can be compared.
 
 import argparse
 import signal
-import sys
 import tempfile
 from pathlib import Path
 
 from common.base.errors import UserError
 from common.base.text import to_json
-from common.failure.program import report_errors
+from cli.program import run
 from tools.same.folders import compare
 from tools.same.sides import Side
 from tools.same.trained import compare_trained
@@ -53,5 +52,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with report_errors():
-        sys.exit(main(sys.argv[1:]))
+    run(main)

@@ -1,6 +1,6 @@
 """The folders of two runs: what they measured and saved."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,21 @@ def compare_rows(first: Path, second: Path) -> tuple[str, list[str]]:
         keys = {key for key in keys if key[0] < min(ends)} | (a.keys() & b.keys())
         what += f" of {max(ends)}"
     rows = {(step, event) for step, event, _ in keys}
-    return f"{len(rows)} rows {what}", _differences("measured values", a, b, sorted(keys))
+    return f"{len(rows)} rows {what}", differences("measured values", a, b, sorted(keys))
 
 
 def measurements(run: Path) -> Rows:
-    """Return the measured values by step, event and name; a step that was repeated after a resume counts once."""
+    """Return what a run has measured. Raises `UserError` if it has measured nothing."""
     file = RunPaths(run).metrics_file
-    rows = [row for row in read_metrics(file) if row["event"] != "speed"] if file.is_file() else []
-    values = {(row["step"], row["event"], name): value for row in rows for name, value in row["values"].items()}
-    if not values:
+    if not (values := values_of(read_metrics(file) if file.is_file() else [])):
         raise UserError(f"{file} has no measurements; name two folders of runs, such as experiments/default")
     return values
+
+
+def values_of(rows: Iterable[Mapping[str, Any]]) -> Rows:
+    """Return the measured values by step, event and name; a step that was repeated after a resume counts once."""
+    kept = [row for row in rows if row["event"] != "speed"]
+    return {(row["step"], row["event"], name): value for row in kept for name, value in row["values"].items()}
 
 
 def compare_checkpoints(first: Path, second: Path, skip: tuple[str, ...] = ()) -> tuple[str, list[str]]:
@@ -62,7 +66,7 @@ def compare_checkpoints(first: Path, second: Path, skip: tuple[str, ...] = ()) -
     tensors = sum(isinstance(value, Tensor) for value in before.values())
     what = f"{tensors} tensors and {len(before) - tensors} other entries of the checkpoints of step {step}"
     names = [name for name in {**before, **after} if not name.startswith(skip)]
-    return what, _differences("entries of the checkpoints", before, after, names)
+    return what, differences("entries of the checkpoints", before, after, names)
 
 
 def checkpoints(run: Path) -> dict[int, Path]:
@@ -81,7 +85,7 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(item, f"{name}.{key}" if name else str(key))
 
 
-def _differences(what: str, a: Mapping[Any, Any], b: Mapping[Any, Any], keys: Collection[Any]) -> list[str]:
+def differences(what: str, a: Mapping[Any, Any], b: Mapping[Any, Any], keys: Collection[Any]) -> list[str]:
     """Return how many values differ, and the first ones; no lines if none does."""
     bad = [key for key in keys if not equal(a.get(key), b.get(key))]
     lines = [f"{len(bad)} of {len(keys)} {what} differ:"] if bad else []

@@ -2,6 +2,9 @@
 
 import os
 import subprocess
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,44 +38,55 @@ class Side:
             return cls("commit", text)
         if path.exists():
             return cls("run" if path.is_dir() else "config", text, path.resolve())
-        if commit := _git("rev-parse", "--verify", "--quiet", f"{text}^{{commit}}"):
-            return cls("commit", text, commit=commit.strip())
+        with suppress(UserError):
+            return cls("commit", text, commit=git("rev-parse", "--verify", f"{text}^{{commit}}"))
         raise UserError(f"{text} is neither the folder of a run, nor a config file, nor a commit of {PROJECT}")
 
     def __str__(self) -> str:
-        about = _git("show", "-s", "--format=%h %s", self.commit) if self.commit else ""
-        return f"{self.text} ({about.strip()})" if about else self.text
+        return f"{self.text} ({git('show', '-s', '--format=%h %s', self.commit)})" if self.commit else self.text
 
-    def export(self, folder: Path) -> Path:
+    def export(self, folder: Path, diff: bytes = b"", untracked: Iterable[str] = ()) -> Path:
         """Return the project of this side: the working tree itself, or a copy of a commit in `folder`.
 
         What git ignores is linked, since data and earlier runs are there, except what is built from the code.
 
+        Args:
+            diff: uncommitted changes to the commit, as in `git.diff` of a run.
+            untracked: files and folders that git did not know; they are linked, as they are now.
+
         Raises:
-            UserError: the commit does not have the project.
+            UserError: the commit does not have the project, or does not fit the changes.
         """
         if not self.commit:
             return PROJECT
         archive = folder.with_suffix(".tar")
-        if _git("archive", "--output", str(archive), self.commit) is None:  # of the project's folder, from within it
-            raise UserError(f"commit {self} does not have the folder {PROJECT}")
+        try:
+            git("archive", "--output", str(archive), self.commit)  # of the project's folder, from within it
+        except UserError as error:
+            raise UserError(f"commit {self} does not have the folder {PROJECT}: {error}") from error
         folder.mkdir()
         subprocess.run(["tar", "-xf", archive, "-C", folder], check=True)
-        ignored = _git("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z") or ""
-        for name in filter(None, ignored.split("\0")):
+        if diff:
+            outer_folders = len(Path(git("rev-parse", "--show-prefix")).parts)
+            git("apply", f"-p{1 + outer_folders}", "-", cwd=folder, given=diff)
+        ignored = git("ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+        for name in (*filter(None, ignored.split("\0")), *untracked):
             link = folder / name.rstrip("/")
-            if not (link.exists() or set(_BUILT) & set(link.parts)):
+            if (PROJECT / name).exists() and not (link.exists() or set(_BUILT) & set(link.parts)):
                 link.parent.mkdir(parents=True, exist_ok=True)
                 link.symlink_to(PROJECT / name)
         return folder
 
 
-def _git(*arguments: str) -> str | None:
-    """Return what git prints in the project's folder; None if it fails, or there is no git."""
+def git(*words: str, cwd: Path | None = None, given: bytes = b"") -> str:
+    """Return what git prints, by default in the project's folder. Raises `UserError` if it fails, or is missing."""
     # Inside git hooks, GIT_DIR and others are set, and would point to another repository.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    env["GIT_CEILING_DIRECTORIES"] = os.path.realpath(tempfile.gettempdir())  # copies of the code are in none
+    words = ("git", *words)
     try:
-        done = subprocess.run(["git", *arguments], cwd=PROJECT, env=environment, capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.decode(errors="surrogateescape")
+        done = subprocess.run(words, cwd=cwd or PROJECT, env=env, input=given, capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = (getattr(error, "stderr", None) or str(error).encode()).decode(errors="replace").strip()
+        raise UserError(f"git {words[1]}: {said}") from error
+    return done.stdout.decode(errors="surrogateescape").rstrip("\n")

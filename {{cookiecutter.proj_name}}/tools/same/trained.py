@@ -1,13 +1,12 @@
 """Train two configs or commits for some steps, and compare what passed through them."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from common.base.errors import UserError
 from common.config.overrides import read_options
 from common.run.paths import PROJECT
-from tools.record.run import Difference, Record, first_difference, train
+from tools.record.run import Difference, Record, first_difference, say, train
 from tools.same.folders import compare
 from tools.same.sides import Side
 
@@ -45,23 +44,23 @@ def compare_trained(
     words = [*words, *(f"{name}={value}" for name, value in defaults.items() if name not in read_options(words)[0])]
     projects = [side.export(folder / letter) for side, letter in zip(sides, "AB", strict=True)]
     configs = [_config_of(side, project, config) for side, project in zip(sides, projects, strict=True)]
-    _say(f"A: {sides[0]}\nB: {sides[1]}\ntrains each with {' '.join(words)}, and once more if they differ")
+    say(f"A: {sides[0]}\nB: {sides[1]}\ntrains each with {' '.join(words)}, and once more if they differ")
     if config and configs[0].read_bytes() != configs[1].read_bytes():
-        _say(f"{config} differs between A and B; each is trained with its own")
+        say(f"{config} differs between A and B; each is trained with its own")
 
     def trained(side: int, record: str, step: int | None = None) -> Record:
         place = [f"--config={configs[side]}", f"--dir.runs_dir={folder / record}", "--name=run", "--resume=null"]
         return train(projects[side], [*place, *words], folder / record, step=step)
 
     a = trained(0, "first_a")
-    _say(f"A took {a.seconds:.0f} s; about {a.seconds:.0f} s more for B, and {2 * a.seconds:.0f} s if they differ")
+    say(f"A took {a.seconds:.0f} s; about {a.seconds:.0f} s more for B, and {2 * a.seconds:.0f} s if they differ")
     b = trained(1, "first_b")
     tensors = sum(key in after for before, after in zip(a.ranks, b.ranks, strict=False) for key in before)
     compared = f"{min(a.steps, b.steps)} steps, {tensors:,} tensors"
     if (difference := first_difference(a, b)) is None:
         measured, lines = compare(a.run, b.run)  # what the steps do not show: validation, averaged weights, schedules
         return "different" if lines else "same", f"{compared}, {measured}", lines
-    _say(f"step {difference.step} differs; trains both again, to see each module in this step")
+    say(f"step {difference.step} differs; trains both again, to see each module in this step")
     again = trained(0, "second_a", difference.step), trained(1, "second_b", difference.step)
     for side, first, second in (("A", a, again[0]), ("B", b, again[1])):
         if itself := first_difference(first, second):
@@ -70,11 +69,6 @@ def compare_trained(
     difference = first_difference(*again) or difference
     equal = "  trained twice, A is equal to A, and B to B"
     return "different", compared, [_place(difference), f"  {_meaning(difference)}", equal]
-
-
-def _say(text: str) -> None:
-    """Print what happens next."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def _place(difference: Difference) -> str:

@@ -10,7 +10,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -20,15 +19,13 @@ from common.base.errors import UserError
 from common.base.files import unused_path, write_text
 from common.checkpoint.weights import weights_path
 from common.config import Resolved, dump, option_value
-from common.config.registry import REGISTRIES
 from common.distributed.devices import GpuIds
-from common.failure.program import report_errors
 from common.monitor.log import setup_log
 from common.run.folder import refuse_sources_in_moved_run
 from common.run.lock import FolderLock
 from common.run.paths import PROJECT, DirConfig, RunPaths, data_dir
-from cli.command_line import parse
-from cli.stored_config import stored_config
+from cli.program import run
+from cli.stored_config import train_config
 from tools.slurm.snapshot import snapshot
 from custom.config import Config
 
@@ -75,9 +72,7 @@ def read_options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def resolve(words: Sequence[str]) -> Resolved[Config]:
     """Return the config that train.py would read from the same words."""
-    default = stored_config(words, "--resume") or PROJECT / "configs" / "default.yaml"
-    debug = PROJECT / "configs" / "debug.yaml"
-    return parse(Config, words, prog="slurm.sh", registries=REGISTRIES, default=default, debug_overlay=debug)
+    return train_config(words, prog="slurm.sh", default=PROJECT / "configs" / "default.yaml")
 
 
 def common_folder(resolved: dict[int | None, Resolved[Config]]) -> RunPaths:
@@ -196,5 +191,4 @@ def check_unused(folder: RunPaths, jobs: Path) -> None:
 
 
 if __name__ == "__main__":
-    with report_errors():
-        sys.exit(main(sys.argv[1:]))
+    run(main)

@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from common.base.errors import UserError
 from common.base.files import write_text
 from common.config import ConfigError, Problem, Resolved, dump, option_value
-from common.config.registry import REGISTRIES
-from common.failure.program import exit_process, report_errors
 from common.monitor.log import setup_log
 from common.run.paths import PROJECT, RunPaths
 from common.run.status import read_status
-from cli.command_line import parse
+from cli.program import run
+from cli.stored_config import train_config
 from tools.sweep.runs import SweepFolder, devices, run_trials
 from tools.sweep.search import Search, open_study
 from tools.sweep.space import SPEC, Range, Trial, corners, draw, grid, read_space, run_name
@@ -45,9 +44,8 @@ def read_command(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the random trials; default 0")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time; GPUs are shared among them")
     parser.add_argument("--slurm", action="store_true", help="one Slurm array; --slurm.gpus 1 and so on: its needs")
-    parser.add_argument("--optuna", action="store_true", help="search with Optuna; the same as python -m tools.search")
+    parser.add_argument("--optuna", action="store_true", help="search with Optuna")
     parser.add_argument("--startup", type=int, default=5, help="of a search: trials that end before one is stopped")
-    parser.add_argument("--no-pruning", action="store_true", help="of a search: train every trial to its end")
     options, rest = parser.parse_known_args(argv)
     slurm, options.words = split_words(rest, "--slurm.")
     options.slurm = slurm if slurm or options.slurm else None
@@ -79,8 +77,7 @@ def split_words(words: Sequence[str], *options: str) -> tuple[list[str], list[st
 
 def read_config(options: argparse.Namespace, *words: str) -> Resolved[Config]:
     """Return what train.py would read, with these words too. Raises `ConfigError`."""
-    words, debug = ("--config", options.config, *options.words, *words), PROJECT / "configs" / "debug.yaml"
-    return parse(Config, words, prog="tools.sweep", registries=REGISTRIES, debug_overlay=debug)
+    return train_config(["--config", options.config, *options.words, *words], prog="tools.sweep")
 
 
 def plan(options: argparse.Namespace) -> list[Trial]:
@@ -150,6 +147,7 @@ def main(argv: list[str]) -> int:
     with SweepFolder(root, space | more, base.values, shlex.join(["python", "-m", "tools.sweep", *argv])) as folder:
         if options.optuna:
             study = open_study(folder, config.best_mode, options)
+            folder.write()
             search = Search(study, folder, options.values, config, options.trials)
             print(f"search {root}: {options.trials} trials, {search.metric} should be {search.mode}imal", flush=True)
             print(folder.estimate(options.trials), flush=True)
@@ -174,5 +172,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    with report_errors():
-        exit_process(main(sys.argv[1:]))
+    run(main)

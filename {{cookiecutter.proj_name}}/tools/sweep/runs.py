@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -40,7 +39,7 @@ _POLL_S = 0.1
 
 
 class SweepFolder:
-    """The folder of a sweep: its runs, and `sweep.json` with the space, the config, and the state of each trial.
+    """The folder of a sweep: its runs, and `sweep.json` with the space and the config.
 
     One process at a time may use it.
 
@@ -69,7 +68,6 @@ class SweepFolder:
         if (root / FILE).exists():
             stored = json.loads((root / FILE).read_text())
             self._check_same(stored["space"], stored["config"])
-            self.trials = [Trial(**trial) for trial in stored["trials"]]
         root.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock.take(root / "sweep.lock")
 
@@ -95,8 +93,7 @@ class SweepFolder:
 
     def write(self) -> None:
         """Write `sweep.json`."""
-        data = {**self._about, "trials": [asdict(trial) for trial in self.trials]}
-        write_text(self.root / FILE, json.dumps(data, indent=1) + "\n")
+        write_text(self.root / FILE, json.dumps(self._about, indent=1) + "\n")
 
     def run(self, trial: Trial) -> RunPaths:
         """Return the paths of the run of a trial."""
@@ -200,7 +197,6 @@ def run_trials(
                 if (trial := take()) is not None:
                     folder.say(trial, "started")
                     running[slot] = Training(folder, trial, [*words, *slots[slot]], len(slots))
-                    folder.write()
             if not running:
                 return True
             time.sleep(_POLL_S)
@@ -210,7 +206,6 @@ def run_trials(
                     trial = running.pop(slot).trial
                     training.end(folder)
                     ended(training)
-                    folder.write()
                     reason = trial.reason if trial.state not in ("finished", "pruned") else ""
                     folder.say(trial, f"{trial.state} after {time.time() - training.started:.0f} s {reason}")
     except KeyboardInterrupt:
@@ -224,7 +219,6 @@ def run_trials(
             training.process.kill()
             training.process.wait()
             training.end(folder)
-        folder.write()
         print(f"continue with:\n  {folder.command}", flush=True)
         return False
     finally:

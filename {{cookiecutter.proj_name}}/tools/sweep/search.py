@@ -13,6 +13,8 @@ from tools.sweep.runs import SweepFolder, Training
 from tools.sweep.space import Range, Space, Trial, run_name
 from custom.config import Config
 
+_STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}  # of Optuna's trials; others are resumed
+
 
 class Search:
     """An Optuna study whose trials are runs.
@@ -26,11 +28,10 @@ class Search:
         self.metric, self.mode = config.best.metric, config.best_mode
         self._live: dict[str, Any] = {}  # Optuna's trial, by the name of its run
         self._sizes: dict[str, int] = {}  # of the metrics files that were read last
-        known = {trial.name for trial in folder.trials}
         started = [trial for trial in study.get_trials() if "run" in trial.user_attrs]
-        # Those that were killed before `sweep.json` was written.
-        missing = [trial.user_attrs for trial in started if trial.user_attrs["run"] not in known]
-        folder.trials += [Trial(attrs["run"], attrs["values"]) for attrs in missing]
+        for trial in started:
+            name, values = trial.user_attrs["run"], trial.user_attrs["values"]
+            folder.trials.append(Trial(name, values, _STATES.get(trial.state.name, "waiting")))
         self._unfinished = [trial for trial in started if not trial.state.is_finished()]
         self._count, folder.total = len(started), trials
 
@@ -125,9 +126,8 @@ def open_study(folder: SweepFolder, mode: str, options: Namespace) -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
     storage = journal.JournalStorage(journal.JournalFileBackend(str(folder.root / "optuna.journal")))
-    pruner = optuna.pruners.NopPruner() if options.no_pruning else optuna.pruners.MedianPruner(options.startup)
     about = {"study_name": folder.root.name, "direction": f"{mode}imize", "load_if_exists": True}
-    study = optuna.create_study(storage=storage, pruner=pruner, **about)
+    study = optuna.create_study(storage=storage, pruner=optuna.pruners.MedianPruner(options.startup), **about)
     # A continued search must not draw the same random numbers again.
     seed = options.seed + 7919 * len(study.trials)
     study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=options.jobs > 1)

@@ -8,19 +8,20 @@ compared and what was equal. Exit code 0: verified; 1: something differs; 2: ref
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from common.base.files import write_text
 from common.checkpoint.checksum import weights_digest
-from common.failure.program import report_errors
 from common.monitor.log import setup_log
 from common.run.paths import RunPaths
 from common.run.status import now
-from tools.verify.replay import compare_records, recorded, replay, replay_config
-from tools.verify.stored import Segment, compare_causes, read_segment, stored_config
+from cli.program import run
+from cli.trained import config_in
+from tools.same.folders import differences
+from tools.verify.replay import recorded, replay, replay_config
+from tools.verify.stored import Segment, compare_causes, read_segment
 
 VERDICTS = ("verified", "differs", "refused")  # by exit code
 
@@ -52,7 +53,7 @@ def certify(segment: Segment, certificate: dict[str, Any], *, anyway: bool) -> i
     """Compare what decides the bits, replay, and compare the bits. Fills the certificate, and returns the exit code."""
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         config = replay_config(segment, Path(folder))
-        causes = compare_causes(segment, stored_config({"about": {"config": config}}).config)
+        causes = compare_causes(segment, config_in({"about": {"config": config}}).config)
         certificate |= causes
         for title, lines in causes.items():
             if lines:
@@ -60,10 +61,11 @@ def certify(segment: Segment, certificate: dict[str, Any], *, anyway: bool) -> i
         if causes["changed"] and not anyway:
             print("refused: undo these changes, or see how far apart a replay ends: --anyway")
             return 2
-        replayed = replay(segment, config, Path(folder))
-        counts, different = compare_records(recorded(segment.rows, segment.end), replayed)
+        trained, replayed = recorded(segment.rows, segment.end), replay(segment, config, Path(folder))
+    different = [line for kind, a in trained.items() for line in differences(kind, a, replayed[kind], a)]
+    counts = {kind: len(values) for kind, values in trained.items()}
     certificate |= {"compared": counts, "different": different}
-    what = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    what = ", ".join(f"{count} {kind.removesuffix('s') if count == 1 else kind}" for kind, count in counts.items())
     if different:
         print("\n  ".join([f"differs: compared {what}; A is the run, B its replay", *different]))
         return 1
@@ -72,5 +74,4 @@ def certify(segment: Segment, certificate: dict[str, Any], *, anyway: bool) -> i
 
 
 if __name__ == "__main__":
-    with report_errors():
-        sys.exit(main(sys.argv[1:]))
+    run(main)

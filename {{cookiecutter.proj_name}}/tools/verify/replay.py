@@ -1,35 +1,31 @@
 """Train a part of a run again in a temporary folder, and compare what both recorded."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from common.base.errors import UserError
 from common.base.files import PROJECT
-from common.base.process import die_with_parent
 from common.checkpoint.file import read_checkpoint
 from common.config import dump
 from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
-from tools.same.folders import equal, explain, leaves
-from tools.verify.stored import Segment, stored_config
+from cli.trained import config_in
+from tools.record.run import run_program
+from tools.same.folders import leaves, values_of
+from tools.verify.stored import Segment
 
 _SIGTERM, _STOPPED = 15, 143  # the replay stops as by this signal, and exits with this code
-_SHOWN = 5  # differences of each kind
-_LAST_LINES = 15  # of the output of a replay that failed
 
-Records = dict[str, dict[str, Any]]
+Records = dict[str, dict[Any, Any]]
 
 
 def replay_config(segment: Segment, folder: Path) -> dict[str, Any]:
     """Return the config of the replay in `folder`: the run's own, with as many processes."""
-    values, device = stored_config(segment.start).values, segment.attempt["machine"]["device"]
+    values, device = config_in(segment.start).values, segment.attempt["machine"]["device"]
     if segment.first:
         values |= {"resume": str(segment.paths.checkpoints / segment.name), "allow_changes": True}
         values["progress"] |= {"start_epoch": -1}
@@ -57,12 +53,7 @@ def replay(segment: Segment, config: Mapping[str, Any], folder: Path) -> Records
     print(f"{text}; log: {output}", flush=True)
     saves = [str(row["step"]) for row in segment.rows if "weights" in row]
     command = [sys.executable, str(PROJECT / "train.py"), "--config", str(file)]
-    variables, alone = {**os.environ, "VERIFY_SAVES": ",".join(saves)}, partial(die_with_parent, os.getpid())
-    with output.open("wb") as out:
-        code = subprocess.run(command, env=variables, stdout=out, stderr=out, preexec_fn=alone, check=False).returncode
-    if code not in (0, _STOPPED):
-        lines = output.read_text(errors="replace").rstrip().splitlines()[-_LAST_LINES:]
-        raise UserError("\n  ".join([f"the replay ended with exit code {code}:", *lines]))
+    run_program(command, output, codes=(0, _STOPPED), VERIFY_SAVES=",".join(saves))
     return recorded(read_metrics(paths.metrics_file), read_checkpoint(paths.checkpoints / "latest.pt"))
 
 
@@ -81,24 +72,8 @@ def stop_at_end(trainer: Any) -> None:
 
 def recorded(rows: Sequence[Mapping[str, Any]], state: Mapping[str, Any]) -> Records:
     """Return what a run recorded, by kind and name."""
-    measurements: dict[str, float] = {}
-    for row in rows:
-        if row["event"] != "speed":
-            place = f"{row['event']} of step {row['step']}"
-            measurements |= {f"{place}, {name}": value for name, value in row["values"].items()}
     return {
         "saves": {f"weights of step {row['step']}": row["weights"] for row in rows if "weights" in row},
-        "measurements": measurements,
+        "measurements": values_of(rows),
         "entries of the newest checkpoint": dict(leaves(state)),
     }
-
-
-def compare_records(run: Records, replayed: Records) -> tuple[dict[str, int], list[str]]:
-    """Return how much of each kind the run recorded, and lines about what is different in its replay."""
-    different = []
-    for kind, values in run.items():
-        other = replayed[kind]
-        bad = [name for name, value in values.items() if not equal(value, other.get(name))]
-        different += [f"{len(bad)} of {len(values)} {kind}, first:"] if bad else []
-        different += [f"  {name}: {explain(values[name], other.get(name))}" for name in bad[:_SHOWN]]
-    return {kind: len(values) for kind, values in run.items()}, different

@@ -15,8 +15,7 @@ from common.checkpoint.checksum import weights_digest
 from common.checkpoint.file import read_checkpoint
 from common.checkpoint.fingerprint import changes, fingerprint
 from common.checkpoint.guarantee import MEASURING, SAFE
-from common.config import Resolved, resolve
-from common.config.layers import node_of
+from common.config import resolve
 from common.config.names import join_names
 from common.data.digest import differences, search
 from common.distributed.process import set_up_process
@@ -26,7 +25,7 @@ from common.run.metrics import read_metrics
 from common.run.paths import RunPaths
 from common.run.record import read_attempts
 from cli.data_record import RECORD, changed_items
-from cli.trained import find_device
+from cli.trained import config_in, find_device
 from custom.config import Config
 
 _WITHOUT_EFFECT = tuple({*SAFE} - {*MEASURING, "plugins"})
@@ -104,15 +103,10 @@ def read_kept(paths: RunPaths, recorded: Mapping[int, str]) -> dict[int, tuple[P
 
 def changed_at_resume(start: Mapping[str, Any], end: Mapping[str, Any]) -> list[str]:
     """Return what decides the bits and differs between two states of a run, so that one replay cannot repeat it."""
-    settings = changes(stored_config(start).values, stored_config(end).values)
+    settings = changes(config_in(start).values, config_in(end).values)
     others = changes({**end["fingerprint"], **start["fingerprint"]}, end["fingerprint"])
     decisive = [*(change for change in settings if not change.matches(_WITHOUT_EFFECT)), *others]
     return [f"at a resume: {change.arrow}" for change in decisive]
-
-
-def stored_config(state: Mapping[str, Any]) -> Resolved[Config]:
-    """Return the config in the state of a run, complete."""
-    return resolve(Config, [], stored=node_of(dict(state["about"]["config"]), "the config of the run"))
 
 
 def compare_causes(segment: Segment, config: Config) -> dict[str, list[str]]:
