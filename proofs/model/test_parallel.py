@@ -183,7 +183,7 @@ def test_compiled_to_machine_code(runs: Runs) -> None:
 def test_compiled_to_machine_code_it_resumes_to_the_bit(
     runs: Runs, evaluated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MM-82, R-07: killed inside an epoch, with dropout; compiled anew for the resume; evaluate.py measures the same."""
+    """MM-82, R-07: killed inside an epoch, with dropout; compiled anew at the resume; evaluate.py measures the same."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))  # nothing is left of an earlier test
     words = ["--model", "{type: tests.parts.Tower, depth: 1}", "--prepare.compile.enabled", "true"]
     _, resumed = same_after_cut(runs, "plain", *words, at=8)
