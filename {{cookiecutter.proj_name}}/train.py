@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         parts = build_parts(config, run.rank, run.seed)
         if config.auto_batch:
             resumed = None if run.only_weights else run.checkpoint
-            config, parts = fit_batch(config, parts, resumed, run.values, run.rank, run.seed)
+            config, parts = fit_batch(config, parts, resumed, run.values, run.rank, run.seed)  # type: ignore[assignment]
         run.open()  # after building: an error there leaves an earlier run of this name in place
         write_job_script(run)
         trainer = Trainer(config, parts, run)

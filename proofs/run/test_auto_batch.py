@@ -3,13 +3,16 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 from torch import Tensor
 
-from tests.conftest import ErrorOf, Runs, load
+from common.build import fit_batch
+from common.distributed.seed import random_state
+from tests.conftest import ErrorOf, Runs, load, same
 from tests.parts import Tower
 from tests.ranks import several
 from tests.resume import cut, differing, final, words
@@ -78,6 +81,22 @@ def test_a_resume_keeps_it(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes(runs, "cut") == (8, 4)
     assert differing(final(runs.root / "uncut"), final(runs.root / "cut")) == []
     assert "this resume is bit-exact" in (runs.root / "cut" / "train.log").read_text()
+
+
+def test_a_trial_draws_nothing_from_the_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What draws before training begins, such as a plugin, draws the same."""
+    monkeypatch.setenv("FITS", "32")
+    states: list[Any] = []
+
+    def noted(*arguments: Any) -> Any:
+        states.append(random_state(torch.device("cpu")))
+        fitted = fit_batch(*arguments)
+        states.append(random_state(torch.device("cpu")))
+        return fitted
+
+    monkeypatch.setattr("train.fit_batch", noted)
+    runs.train(*AUTO, "--batch_size", "32", "--progress.epoch", "1")
+    assert same(states[0], states[1])
 
 
 @pytest.mark.slow
