@@ -28,7 +28,6 @@ def rehearse(
     Raises:
         UserError: its steps fail, or those with sharded parameters. If a resumed run would differ, this is a warning.
     """
-
     by_dim = {parameter.dim(): (name, parameter) for name, parameter in named}
     small = {
         name: local(parameter).detach().new_full([max(1, min(size, 8)) for size in parameter.shape], 0.5)
