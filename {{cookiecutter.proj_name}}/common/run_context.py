@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +175,11 @@ class RunContext:
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
         level = "WARNING" if not to_terminal else "CRITICAL" if failure.trace else "ERROR"
         again = self.paths.resume_command(self.argv[0]) if is_trained else ""
-        text = failure.text(self.paths.error_file(failure.rank) if failure.trace else None)
+        shown = failure
         if failure.may_follow or (failure.is_boxed and not failure.trace):  # waited in vain, or ended without a word
-            text += f"\n{last_exchange(self.paths.root / f'exchanges_rank{self.rank.rank}.json', self.rank)}"
+            exchange = last_exchange(self.paths.root / f"exchanges_rank{self.rank.rank}.json", self.rank)
+            shown = replace(failure, during=[*failure.during, exchange])
+        text = shown.text(self.paths.error_file(failure.rank) if failure.trace else None)
         text += f"\nto resume:  {again}" * (again != "" and failure.code != EXIT_INTERRUPTED)  # its summary has said it
         logger.opt(depth=1).log(level, "{}", text)
         rank_0_is_gone = to_terminal and failure.rank == 0 and not self.rank.is_main
