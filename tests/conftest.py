@@ -17,7 +17,7 @@ INDEPENDENT = {
 }
 
 
-class ByFile(LoadScopeScheduling):
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Gives the tests of a file to one process, since they share what they start.
 
     `--dist loadgroup` does nothing with pytest 9.2 (https://github.com/pytest-dev/pytest-xdist/issues/1386).

@@ -31,7 +31,8 @@ TIMEOUT_S = 900
 _FP64 = ["--precision.mode", "fp64"]
 VARIANTS: dict[str, list[list[str]]] = {
     "resume": [[], ["SIGTERM@7"]],
-    "kill": [[], ["SIGKILL@8"]],
+    # Not in the background, so that there is a checkpoint when the signal comes.
+    "kill": [["--checkpoint.background", "false"], ["--checkpoint.background", "false", "SIGKILL@8"]],
     "twice": [[], ["SIGTERM@3", "SIGTERM@8"]],
     "seed": [[], []],
     "workers": [[], ["--num_workers", "2"]],

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from common.distributed import Rank
+from common.failure.report import last_exchange
 from common.trainer import Trainer
 from tests.samples import Digits
 from custom.datasets.digits_dataset import DigitsDataset
@@ -88,19 +89,20 @@ def take_notes(trainer: Trainer) -> None:
     def noted() -> Any:
         outcome = finish()
         if trainer.rank.is_main:
-            Path(trainer.paths.root, "notes.json").write_text(json.dumps(_notes(trainer.rank)))
+            Path(trainer.paths.root, "notes.json").write_text(json.dumps(_notes(trainer.rank, trainer.paths.root)))
         return outcome
 
     vars(trainer)["finish"] = noted
 
 
-def _notes(rank: Rank) -> dict[str, Any]:
+def _notes(rank: Rank, folder: Path) -> dict[str, Any]:
     # Importing these takes seconds, which runs that compile nothing are spared.
     dynamo, trees = (sys.modules.get(f"torch.{name}") for name in ("_dynamo.utils", "_inductor.cudagraph_trees"))
     counters = dynamo.counters if dynamo is not None else defaultdict[str, dict[str, int]](dict)
     notes: dict[str, Any] = {
         "backend": dist.get_backend() if dist.is_initialized() else "",
         "processes": rank.world_size,
+        "exchange": last_exchange(folder / "exchanges.json", rank),
         "graph breaks": sum(counters["graph_break"].values()),
         "graphs": counters["stats"].get("unique_graphs", 0),
         "cuda graphs skipped": counters["inductor"].get("cudagraph_skips", 0),

@@ -151,6 +151,17 @@ def test_an_optimizer_that_needs_the_whole_gradient(runs: Runs) -> None:
     assert "LBFGS needs the whole gradient in one place: use dist.strategy ddp" in message
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pytorch_optimizer.SOAP", "Adafactor"])
+def test_an_optimizer_that_cannot_train_shards(runs: Runs, name: str) -> None:
+    """R-36: SOAP mixes whole tensors with parts; before the first step, and the message names the cause."""
+    message = refused(runs, 2, runs.words(*TOWER, *FSDP, "--optim.optim_type", name))
+    kind = name.rpartition(".")[2]
+    assert f"optim_type {kind} failed when it was tried on small parameters, sharded by dist.strategy fsdp" in message
+    assert "dist.strategy ddp keeps them whole" in message
+    assert "Traceback" not in message
+
+
 @pytest.fixture
 def sharded(runs: Runs) -> Callable[..., Path]:
     """A run of two ranks that saves a numbered checkpoint at every step, and its checkpoint folder."""

@@ -15,6 +15,7 @@ from common.trainer import Trainer
 from tests.conftest import Runs, load, metrics, same
 from tests.parts import Block
 from tests.ranks import refused, several
+from tests.resume import same_after_cut
 
 TOWER = ["--model", "{type: tests.parts.Tower}", "--progress.epoch", "1"]
 BATCH_TOWER = ["--model", "{type: tests.parts.Tower, batch: true}", "--progress.epoch", "1"]
@@ -175,6 +176,21 @@ def test_compiled_to_machine_code(runs: Runs) -> None:
     nearly(plain, compiled)
     first, second = (metrics(folder, "val")[-1]["values"]["loss"] for folder in (plain, compiled))
     assert first == pytest.approx(second, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_compiler")
+def test_compiled_to_machine_code_it_resumes_to_the_bit(
+    runs: Runs, evaluated: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MM-82, R-07: killed inside an epoch, with dropout; compiled anew at the resume; evaluate.py measures the same."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "code"))  # nothing is left of an earlier test
+    words = ["--model", "{type: tests.parts.Tower, depth: 1}", "--prepare.compile.enabled", "true"]
+    _, resumed = same_after_cut(runs, "plain", *words, at=8)
+    assert "compiled at the first step: Tower" in log(resumed)
+    assert list((tmp_path / "code").rglob("*.so")), "inductor has compiled nothing"
+    last = metrics(resumed, "val")[-1]["values"]
+    assert evaluated(resumed / "checkpoints" / "latest.pt", "--split", "val")["values"] == pytest.approx(last, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """`managed_run`: everything around training, from joining the other processes to the last line of the log."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from loguru import logger
 
 from common.base.files import write_text
@@ -17,7 +19,7 @@ from common.distributed.process import set_up_process
 from common.distributed.seed import choose_seed
 from common.failure.monitor import print_failure
 from common.failure.program import distributed_run
-from common.failure.report import EXIT_INTERRUPTED, Failure, describe
+from common.failure.report import EXIT_INTERRUPTED, Failure, describe, last_exchange, memory_held
 from common.monitor import Monitor
 from common.monitor.log import add_to_log, setup_log
 from common.progress import Outcome
@@ -46,6 +48,8 @@ def managed_run(
     rank = find_rank(config.gpu_ids, config.dist)
     set_up_process(config.dist, rank)
     paths = RunPaths.for_run(config.dir, config.name, project)
+    if rank.backend == "nccl":  # torch records exchanges, and writes them before it ends a process that waits in one
+        os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", str(paths.root / "nccl_rank"))
     with distributed_run(rank, config.dist, resolved.values) as rank:
         for text in resolved.warnings if rank.is_main else ():
             logger.warning("{}", text)
@@ -151,6 +155,9 @@ class RunContext:
         if self.rank.is_single_process and (isinstance(error, SystemExit) or not self._is_open):
             return
         failure, failure_monitor = describe(error, self.rank), self.rank.failure_monitor
+        if self._is_open and isinstance(error, torch.OutOfMemoryError) and torch.cuda.is_initialized():
+            with suppress(Exception):  # the error matters more than one in explaining it
+                failure.during.append(memory_held(self.paths.root / f"memory_rank{self.rank.rank}.pickle"))
         if self._is_open and not (failure.may_follow or failure_monitor.is_over):
             keep_error(failure, self.paths)  # even if another rank failed first
         failure_monitor.fail(failure)  # if there are other processes, ends this one
@@ -168,7 +175,11 @@ class RunContext:
         # A rank above 0 logs errors to the terminal too; a warning avoids that if rank 0 has printed it already.
         level = "WARNING" if not to_terminal else "CRITICAL" if failure.trace else "ERROR"
         again = self.paths.resume_command(self.argv[0]) if is_trained else ""
-        text = failure.text(self.paths.error_file(failure.rank) if failure.trace else None)
+        shown = failure
+        if failure.may_follow or (failure.is_boxed and not failure.trace):  # waited in vain, or ended without a word
+            exchange = last_exchange(self.paths.root / f"exchanges_rank{self.rank.rank}.json", self.rank)
+            shown = replace(failure, during=[*failure.during, exchange])
+        text = shown.text(self.paths.error_file(failure.rank) if failure.trace else None)
         text += f"\nto resume:  {again}" * (again != "" and failure.code != EXIT_INTERRUPTED)  # its summary has said it
         logger.opt(depth=1).log(level, "{}", text)
         rank_0_is_gone = to_terminal and failure.rank == 0 and not self.rank.is_main

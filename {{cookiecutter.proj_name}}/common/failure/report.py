@@ -7,14 +7,17 @@ import re
 import socket
 import time
 import traceback
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import shorten
 
+import torch
+
 from common.base.context import with_notes
 from common.base.errors import UserError
-from common.base.files import PROJECT
+from common.base.files import PROJECT, write_text
 from common.base.process import terminal_width
 from common.distributed import Rank
 
@@ -112,6 +115,31 @@ def describe(error: BaseException, rank: Rank) -> Failure:
     during = [note for note in notes if not note.startswith(HINT)]
     may_follow = not rank.is_single_process and re.search(_CONSEQUENCE, title, re.IGNORECASE) is not None
     return Failure(rank.rank, rank.world_size, code, title, trace, _source(trace), during, hint, may_follow=may_follow)
+
+
+def memory_held(file: Path) -> str:
+    """Write a snapshot of what is in the memory of CUDA devices. Returns the lines that made most of it."""
+    torch.cuda.memory._dump_snapshot(str(file))
+    sizes = Counter[str]()
+    for block in (block for segment in torch.cuda.memory._snapshot()["segments"] for block in segment["blocks"]):
+        lines = [f"{frame['filename']}:{frame['line']}" for frame in block.get("frames", ())]  # innermost first
+        line = next((line for line in lines if line.startswith(_ROOT)), "lines that profile.memory would name")
+        sizes[line.removeprefix(_ROOT)] += block["size"] * (block["state"] == "active_allocated")
+    largest = ", ".join(f"{size / 2**30:.2f} GiB of {line}" for line, size in sizes.most_common(4))
+    return f"memory held: {largest}; all of it, for pytorch.org/memory_viz: {file}"
+
+
+def last_exchange(file: Path, rank: Rank) -> str:
+    """Write what torch has on record of this process' exchanges. Returns the one that it waits in, or else the last."""
+    with suppress(Exception):  # this PyTorch keeps no record, or has none of this run
+        kind, is_nccl = ("nccl", True) if rank.backend == "nccl" else ("fr", False)
+        write_text(file, record := getattr(torch._C._distributed_c10d, f"_dump_{kind}_trace_json")().decode())
+        entries = json.loads(record)["entries"]
+        waits = (entry for entry in entries if (entry["state"] != "completed" if is_nccl else not entry["retired"]))
+        entry = next(waits, entries[-1])
+        call = f"{entry['profiling_name']} of sizes {entry['input_sizes']}, number {entry['collective_seq_id']}"
+        return f"{rank} is in {call} of its group {entry['process_group'][0]}; all: {file}"
+    return ""
 
 
 def report_to_torchrun(text: str) -> None:

@@ -175,7 +175,8 @@ def _build_part(
         hint = "; optim.groups can give it another optim_type" if single else ""
         subject = single[0] if single else type(model).__name__
         raise UserError(f"optim_type {cls.__name__} cannot train {subject}: {error}{hint}") from error
-    if not _is_of_torch(cls) and not needs_closure(part):
+    is_unknown = not _is_of_torch(cls) or any(is_sharded(parameter) for _, parameter in named)
+    if is_unknown and not needs_closure(part):
         rehearse(build, groups[0], named)
     return part
 

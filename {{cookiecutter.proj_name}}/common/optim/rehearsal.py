@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.base.errors import UserError
-from common.distributed.sharded import local
+from common.distributed.sharded import is_sharded, local
 
 _STEPS = 6  # before and after the checkpoint
 
@@ -26,12 +26,12 @@ def rehearse(
         named: the parameters that it will train; it is tried on one for each number of dimensions.
 
     Raises:
-        UserError: its steps fail. If a resumed run would differ, this is a warning.
+        UserError: its steps fail, or those with sharded parameters. If a resumed run would differ, this is a warning.
     """
-
-    by_dim = {parameter.dim(): (name, local(parameter).detach()) for name, parameter in named}
+    by_dim = {parameter.dim(): (name, parameter) for name, parameter in named}
     small = {
-        name: weight.new_full([max(1, min(size, 8)) for size in weight.shape], 0.5) for name, weight in by_dim.values()
+        name: local(parameter).detach().new_full([max(1, min(size, 8)) for size in parameter.shape], 0.5)
+        for name, parameter in by_dim.values()
     }
     if any(weight.is_meta for weight in small.values()):
         return
@@ -43,7 +43,7 @@ def rehearse(
             optimizer.train()
         return optimizer
 
-    kind = type(start(small)).__name__
+    kind, how = type(start(small)).__name__, ""
     try:
         with torch.random.fork_rng(devices=[]):
             first, file = start(small), BytesIO()
@@ -52,11 +52,20 @@ def rehearse(
             file.seek(0)
             second.load_state_dict(torch.load(file, weights_only=True))
             ends = _train(first, _STEPS), _train(second, _STEPS)
+            if shards := {name: _shard(small[name], like) for name, like in by_dim.values() if is_sharded(like)}:
+                how = ", sharded by dist.strategy fsdp (dist.strategy ddp keeps them whole)"
+                _train(start(shards), 0)
     except Exception as error:
-        raise UserError(f"optim_type {kind} failed when it was tried on small parameters: {error}") from error
+        raise UserError(f"optim_type {kind} failed when it was tried on small parameters{how}: {error}") from error
     if not all(torch.equal(ends[0][name], ends[1][name]) for name in small):
         rule = "keeps a part of its state where no checkpoint has it"
         logger.warning("optimizer {} {}: a resumed run will differ", kind, rule)
+
+
+def _shard(part: Tensor, like: Any) -> Tensor:
+    from torch.distributed.tensor import DTensor  # imported already, where there is one
+
+    return DTensor.from_local(part, like.device_mesh, like.placements)
 
 
 def _train(optimizer: Optimizer, first: int) -> dict[str, Tensor]:
