@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,10 @@ def check(project: Path, config: str, *only: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(done.stdout)["checks"]
     assert done.returncode == int(any(each["outcome"] == "fails" for each in found)), found
     return found
+
+
+# Mixed batches: a sample's partner is of its own micro-batch.
+BREAKS = {"vision_recipe": {"processes", "accumulate"}}
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +152,11 @@ def test_an_example_holds(render: Render, tmp_path: Path, name: str) -> None:
     """Each as it lies in the project; one that begins with the weights of another run gets that run first."""
     project = Path(shutil.copytree(render(examples="all"), tmp_path / "project"))
     config = f"examples/{name}/config.yaml"
-    if "experiments/default/" in yaml.safe_dump(yaml.safe_load((project / config).read_text())):
-        short = ["--progress.epoch", "3", "--config", "configs/default.yaml"]
+    keys = yaml.safe_dump(yaml.safe_load((project / config).read_text()))  # without comments
+    for other in set(re.findall(r"experiments/(\w+)/", keys)):
+        base = "configs/default.yaml" if other == "default" else f"examples/{other}/config.yaml"
+        short = ["--progress.epoch", "3", "--config", base]
         subprocess.run([sys.executable, "train.py", *short], cwd=project, check=True, timeout=TIMEOUT_S)
     found = check(project, config)
-    assert {each["name"]: each for each in found if each["outcome"] == "fails"} == {}
+    assert {each["name"] for each in found if each["outcome"] == "fails"} == BREAKS.get(name, set()), found
     assert any(each["outcome"] == "holds" for each in found)

@@ -39,12 +39,12 @@ ROOMS = {
     "custom": 330,
     "library": 886,
     "cli": 1055,
-    "tools": 3865,
+    "tools": 3870,
     "programs": 173,
     "examples": 1470,
     "tests": 7000,
 }
-OWNED = 16_185  # all but examples and tests
+OWNED = 16_190  # all but examples and tests
 YOURS = 500, 10  # custom/ without operators: source lines, files
 
 

@@ -23,7 +23,9 @@ def test_cut_in_the_middle_and_resumed(runs: Runs, kind: str) -> None:
     same_after_cut(runs, kind, at=23 if kind == "accumulate" else 8)
 
 
-@pytest.mark.parametrize("at", range(2, STEPS + 1))
+@pytest.mark.parametrize(
+    "at", [pytest.param(at, marks=() if at % 3 == 1 else pytest.mark.slow) for at in range(2, STEPS + 1)]
+)
 def test_cut_at_any_step(runs: Runs, at: int) -> None:
     """Before every step: inside an epoch, at its boundary (6), after a validation (3), before the last."""
     same_after_cut(runs, "ema", at=at)

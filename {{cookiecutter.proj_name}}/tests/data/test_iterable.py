@@ -157,8 +157,9 @@ def test_a_short_run_on_a_stream(runs: Runs, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "at"),
     [
-        *(("StatefulStream", at) for at in (2, 3, 4, 5, 7)),
-        *((name, at) for name in ("GoesOn", "StartsAnew") for at in (3, 5, 7)),
+        *((name, 5) for name in ("StatefulStream", "GoesOn", "StartsAnew")),
+        *(pytest.param("StatefulStream", at, marks=pytest.mark.slow) for at in (2, 3, 4, 7)),
+        *(pytest.param(name, at, marks=pytest.mark.slow) for name in ("GoesOn", "StartsAnew") for at in (3, 7)),
     ],
 )
 def test_a_stream_with_state_resumes_exactly(runs: Runs, name: str, at: int) -> None:

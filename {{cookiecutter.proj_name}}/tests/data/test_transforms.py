@@ -145,6 +145,7 @@ def test_shares_of_mixed_images() -> None:
     assert first.sum() == 0
 
 
+@pytest.mark.slow
 def test_a_run_with_mixed_batches_resumes_and_evaluates_as_before(runs: Runs) -> None:
     """Training only, the same with workers and after a resume, on a data set that draws nothing itself."""
     losses = "{$REPLACE: true, CrossEntropyLoss: {type: tests.samples.CrossEntropy}, ce: {type: tests.parts.Mortal}}"

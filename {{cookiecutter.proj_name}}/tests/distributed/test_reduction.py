@@ -45,6 +45,7 @@ def on(runs: Runs, worlds: list[int], *words: str) -> list[tuple[Any, ...]]:
     return [result(runs.root / f"on_{world}") for world in worlds]
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_bits_of_one(runs: Runs) -> None:
     """With dropout, batch norm, augmentation, and a last step with micro-batches that are smaller or empty."""
     alone, shared = on(runs, [1, 2], *FIXED)

@@ -51,7 +51,7 @@ def assert_near(first: Any, second: Any, where: str = "") -> None:
         assert first == (pytest.approx(second) if isinstance(first, float) else second), where
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_it_trains_as_a_whole_model_does(runs: Runs, world: int) -> None:
     """In 64 bits, the same weights, moments, averages and measurements as one process, to 1e-7.
 

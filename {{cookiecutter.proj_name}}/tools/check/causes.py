@@ -19,6 +19,7 @@ _MAKERS = {
     "input": ("data", "task", "plugin"), "random": ("task", "model", "plugin", "data"), "output": ("model", "task"),
     "loss": ("loss", "task", "model"), "gradient": ("loss", "task", "model", "data", "plugin"),
     "weight": ("optimizer", "schedule", "plugin", "task"), "buffer": ("model", "task", "plugin"),
+    "own buffer": ("task", "model", "loss"),
     "state": ("optimizer", "plugin", "schedule"), "value": ("metric", "task", "model", "loss", "data"),
 }  # fmt: skip
 _RESUMES, _SPLITS = ("resume", "kill", "twice", "damaged"), ("processes", "accumulate", "evaluation")

@@ -22,6 +22,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -134,8 +135,12 @@ class Recorder:
         """Record all weights, buffers and states of the optimizer."""
         for name, weight in self.weights:
             self.add("weight", name, weight)
+        # What each process changes on its own until the end of the step: `buffer_kinds`, see docs/task.md.
+        own = [f"{above}.{pattern}".removeprefix(".") for above, module in nn.Module.named_modules(self.task)
+               for pattern in getattr(module, "buffer_kinds", ())]  # fmt: skip
         for name, buffer in nn.Module.named_buffers(self.task):
-            self.add("buffer", short(name), buffer)
+            is_own = any(fnmatchcase(name, pattern) for pattern in own)
+            self.add("own buffer" if is_own else "buffer", short(name), buffer)
         for name, weight in self.weights:
             for key, value in optimizer.state.get(weight, {}).items():
                 if isinstance(value, (Tensor, int, float)):

@@ -19,6 +19,7 @@ _MEANING = {
     "gradient": "all outputs and the loss are equal: the backward pass changed, or what is done with gradients",
     "weight": "all gradients are equal: the update changed (optimizer, learning rate, weight decay)",
     "buffer": "all gradients and weights are equal: what a module keeps besides its weights is updated differently",
+    "own buffer": "all gradients and weights are equal: what a module gathers in a step is another",
     "state": "all gradients and weights are equal: the optimizer changed",
 }
 _INITIAL = "the runs begin with different values: the initialisation, the seed or init_from changed"
@@ -80,7 +81,7 @@ def _meaning(difference: Difference) -> str:
     """Return what a difference says about its cause."""
     if difference.a is None or difference.b is None:
         return _STRUCTURE
-    return _INITIAL if not difference.step and difference.kind in ("weight", "buffer") else _MEANING[difference.kind]
+    return _MEANING[difference.kind] if difference.step or difference.kind == "state" else _INITIAL
 
 
 def _config_of(side: Side, project: Path, config: str | None) -> Path:
