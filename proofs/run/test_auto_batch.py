@@ -14,7 +14,7 @@ from common.build import fit_batch
 from common.distributed.seed import random_state
 from tests.conftest import ErrorOf, Runs, load, same
 from tests.parts import Tower
-from tests.ranks import several
+from tests.ranks import start_ranks
 from tests.resume import cut, differing, final, words
 from tests.samples import Digits
 
@@ -100,10 +100,10 @@ def test_a_trial_draws_nothing_from_the_run(runs: Runs, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_the_ranks_agree(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ranks_agree(runs: Runs) -> None:
     """The one with the least room decides, and none waits for another."""
-    monkeypatch.setenv("FITS", "16 4")
-    several(runs, 2, runs.words(*AUTO, "--batch_size", "16"))
+    ended = start_ranks(runs.root, 2, runs.words(*AUTO, "--batch_size", "16"), environment={"FITS": "16 4"})
+    assert ended.codes == [0, 0], "\n".join(ended.texts)
     assert sizes(runs, "run") == (4, 4)
     assert load(runs.root / "run")["fingerprint"]["samples per step"] == 32
 
