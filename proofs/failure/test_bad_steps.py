@@ -61,7 +61,7 @@ def remember(trainer: Trainer) -> None:
         state: Any = {type(part).__name__: part.state_dict() for part in parts}
         state["last"] = getattr(trainer.optimizer_step.guard, "last", {})
         torch.save(state, path := trainer.paths.root / "state.pt")
-        states.append(torch.load(path))
+        states.append(torch.load(path, weights_only=True))
 
     copy()
     trainer.monitor.after_step.append(copy)

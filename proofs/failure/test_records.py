@@ -1,4 +1,4 @@
-"""What a failure leaves for whoever looks for its cause: who holds the memory, and which exchange never ended."""
+"""What a failure leaves behind, to find its cause: who holds the memory, and which exchange never ended."""
 
 import json
 import re

@@ -122,7 +122,7 @@ def test_data_in_order_is_refused(error_of: ErrorOf) -> None:
 def test_other_errors_are_those_of_the_first_step(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A mistake in the model, and a single sample that does not fit, are told with the step and the samples."""
+    """A mistake in the model, and a single sample that does not fit, are reported with the step and the samples."""
     monkeypatch.setenv("FITS", "0")
     assert runs.fail(*AUTO) == 1
     assert "out of memory" in capsys.readouterr().err

@@ -68,7 +68,7 @@ class StepGuard:
     """Judges each update before the optimizer, in place of `LossCheck`, alike on all processes.
 
     A step that is left out changes the position of the run, its random streams, and nothing else. In a rewind, weights,
-    optimizer, averages and scaler become those of a checkpoint, and the run goes on behind the bad step: the batches in
+    optimizer, averages and scaler become those of a checkpoint, and the run continues after it: the batches in
     between are skipped too, since with them the weights went wrong.
 
     Attributes:
