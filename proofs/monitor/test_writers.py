@@ -1,42 +1,25 @@
 """`monitor.writers`: where curves and pictures go."""
 
-from pathlib import Path
-
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from common.config import ConfigError
-from common.monitor.writer import WriterRun
 from tests.conftest import Runs
-from tests.monitor.test_trackers import rows
 
 HERE = "proofs.monitor.test_writers"
-
-
-def test_new_columns_join_a_table(tmp_path: Path) -> None:
-    """As when a stage of the run has another loss."""
-    from library.writers.csv_writer import CsvWriter
-
-    writer = CsvWriter(WriterRun(tmp_path))
-    writer.scalars("train", 1, {"loss": 0.1 + 0.2})
-    writer.scalars("train", 2, {"loss": 0.5, "aux, 2": 1e-300})
-    writer.flush()
-    assert rows(tmp_path, "train") == [
-        {"step": "1", "loss": "0.30000000000000004", "aux, 2": ""},
-        {"step": "2", "loss": "0.5", "aux, 2": "1e-300"},
-    ]
 
 
 def test_mistakes_in_the_list_of_writers(runs: Runs) -> None:
     """All at once, before anything starts."""
     with pytest.raises(ConfigError) as found:
         runs.train(
-            "--monitor.writers", "[tensorbord, {type: csv, foldr: x}, {type: tests.monitor.test_writers.Diary}, mlflow]"
+            "--monitor.writers",
+            "[tensorbord, {type: wandb, projct: x}, {type: tests.monitor.test_writers.Diary}, mlflow]",
         )
     said = str(found.value)
     for part in (
-        "monitor.writers[0]", "did you mean tensorboard?", "monitor.writers[1].foldr", "did you mean folder?",
+        "monitor.writers[0]", "did you mean tensorboard?", "monitor.writers[1].projct", "did you mean project?",
         "monitor.writers[2].title", "needs the package mlflow, which is not installed; pip install mlflow",
     ):  # fmt: skip
         assert part in said, said

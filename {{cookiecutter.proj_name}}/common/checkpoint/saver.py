@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
+from dataclasses import field
+from itertools import product
 from typing import Annotated, Any
 
 import torch
@@ -13,9 +15,11 @@ from torch import Tensor
 
 from common.base.errors import UserError
 from common.base.nested import map_leaves
+from common.checkpoint.after_save import AfterSave
 from common.checkpoint.checksum import weights_digest
 from common.checkpoint.folder import CheckpointFolder
 from common.config import section
+from common.config.registry import AFTER_SAVE_REGISTRY, RegisteredList
 from common.distributed import Rank
 from common.distributed.sharded import is_sharded, local
 from common.progress import StepInterval
@@ -30,6 +34,11 @@ class CheckpointConfig:
     background: Annotated[bool, Field(description="write during training, from a copy in host memory (rank 0)")] = True
     frozen: Annotated[bool, Field(description="false: leave out what is not trained; a resume loads its source")] = True
     failures: Annotated[int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run")] = 3
+    after_save: Annotated[
+        list[str | dict[str, Any]],
+        RegisteredList(AFTER_SAVE_REGISTRY),
+        Field(description="functions called with each saved file, in the background: uploads; see docs/resume.md"),
+    ] = field(default_factory=list)
 
 
 class Saver(AbstractContextManager["Saver"]):
@@ -48,6 +57,7 @@ class Saver(AbstractContextManager["Saver"]):
         self.rank = rank
         self._buffers: dict[tuple[Any, ...], Tensor] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._after_save = [AfterSave(section) for section in config.after_save if rank.is_main]
         self._pending: Future[None] | None = None
         self.saved_step: int | None = None
         self._saved_at = time.monotonic()
@@ -99,9 +109,14 @@ class Saver(AbstractContextManager["Saver"]):
         if self.rank.is_single_process and self._pending is not None:
             wait([self._pending])
 
-    def finish(self) -> None:
-        """Wait. Raises like `save`, and also if the last save failed, since the run is then incomplete."""
+    def finish(self, *, at_once: bool = False) -> None:
+        """Wait, also for the functions of `after_save`, unless a signal ends the run `at_once`.
+
+        Raises like `save`, and also if the last save failed, since the run is then incomplete.
+        """
         self.wait()
+        for function in self._after_save:
+            function.finish(at_once=at_once)
         if self._failed:
             raise UserError(f"the last checkpoint could not be written; {self.folder.folder} has the ones before it")
 
@@ -128,6 +143,8 @@ class Saver(AbstractContextManager["Saver"]):
     ) -> None:
         announce(weights_digest(state))
         paths = self.folder.save(state, step=step if numbered else None, best=best)
+        for path, function in product(paths, self._after_save):
+            function.add(path, step)
         names = ", ".join(path.name for path in paths)
         level = "INFO" if len(paths) > 1 else "DEBUG"  # latest.pt alone is no news, with a line for each epoch
         logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)

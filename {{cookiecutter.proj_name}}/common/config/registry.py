@@ -118,11 +118,13 @@ class Registry:
         left_out = "".join(f"\n      {line}" for line in self.left_out)
         raise UserError(f"there is no {self.kind} called {name}; {known} (for a new one, {remedy}){left_out}")
 
-    def build(self, section: Mapping[str, Any], *, ignore: Names = (), **provided: Any) -> Any:
+    def build(self, section: str | Mapping[str, Any], *, ignore: Names = (), **provided: Any) -> Any:
         """Call the entry that `section["type"]` names with the other keys, except those in `ignore`, and `provided`.
 
-        A function that is used directly is returned instead, with the other keys bound as arguments.
+        A function that is used directly is returned instead, with the other keys bound as arguments. `section` may be
+        the name alone.
         """
+        section = {"type": section} if isinstance(section, str) else section
         target = self.get(section["type"])
         given = {name: value for name, value in section.items() if name != "type" and name not in ignore}
         if self.call is not None and not isinstance(target, type):
@@ -217,6 +219,24 @@ class Registered(EditorRule):
             yield from self.registry.check(value, key, ignore=self.ignore)
 
 
+@dataclass(frozen=True)
+class RegisteredList:
+    """Marks a list of entries, each a name or a section: `[tensorboard, {type: wandb}]`."""
+
+    registry: Registry
+
+    def check(self, value: Any, key: str) -> Iterator[Problem]:
+        """Problems of each name, of its section's arguments, and of the package that a class needs."""
+        for number, item in enumerate(value if isinstance(value, list) else []):
+            below, name = f"{key}[{number}]", item if isinstance(item, str) else item.get("type")
+            problems = list(self.registry.check({} if name is item else item, below, default_type=name))
+            yield from problems
+            package = "" if problems else getattr(self.registry.get(name), "package", "")
+            if package and importlib.util.find_spec(package) is None:
+                rule = f"needs the package {package}, which is not installed"
+                yield Problem(below, name, rule, f"pip install {package}")
+
+
 def file_of(target: Any) -> str:
     """Return the place of an object, "custom/models/a_model.py:6"; without a source, its module."""
     try:
@@ -255,9 +275,11 @@ ORDER_REGISTRY = Registry("order", call=("size", "seed", "epoch", "dataset"))
 SCHEDULE_REGISTRY = Registry("schedule")
 INIT_REGISTRY = Registry("init", provided=("tensor",))
 WRITER_REGISTRY = Registry("writer", provided=("run",))
+AFTER_SAVE_REGISTRY = Registry("after_save", call=("saved",))
 REGISTRIES = (
     TASK_REGISTRY, MODEL_REGISTRY, DATASET_REGISTRY, TRANSFORM_REGISTRY, COLLATE_REGISTRY, ORDER_REGISTRY,
     LOSS_REGISTRY, METRIC_REGISTRY, SCHEDULE_REGISTRY, INIT_REGISTRY, WRITER_REGISTRY,
+    AFTER_SAVE_REGISTRY,
 )  # fmt: skip
 
 

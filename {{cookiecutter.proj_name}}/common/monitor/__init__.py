@@ -17,6 +17,7 @@ from tqdm import tqdm
 from common.base.files import warn_on_oserror
 from common.base.text import label, number
 from common.config import Conversions, dump, section
+from common.config.registry import WRITER_REGISTRY, RegisteredList
 from common.distributed import Rank, sum_over_ranks
 from common.distributed.sharded import local
 from common.monitor.clock import Clock, Timing, peak_memory
@@ -26,7 +27,7 @@ from common.monitor.line import current_epoch, evaluation_line, position, train_
 from common.monitor.meter import Meter
 from common.monitor.pictures import Picture, progress_path, save_png
 from common.monitor.result import SplitResult
-from common.monitor.writer import NullRecorder, Recorder, WriterRun, WriterSections, drop_duplicate_loss
+from common.monitor.writer import NullRecorder, Recorder, WriterRun, drop_duplicate_loss
 from common.optim.groups import learning_rates
 from common.progress import EpochInterval, Interval, Position
 from common.run.folder import OpenRun
@@ -53,7 +54,7 @@ class MonitorConfig:
     smooth: Annotated[int, Field(ge=1, description="steps over which the log line's losses are averaged")] = 20
     writers: Annotated[
         list[str | dict[str, Any]],
-        WriterSections(),
+        RegisteredList(WRITER_REGISTRY),
         Field(description="where curves and pictures go, names or {type: ...} with settings; see docs/monitor.md"),
     ] = field(default_factory=lambda: ["tensorboard"])
     histograms: Annotated[

@@ -1,9 +1,8 @@
 """Records numbers and pictures: in `metrics.jsonl` for programs, and with the configured writers for people."""
 
-import importlib.util
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from common.base.files import Appender, atomic_file
 from common.base.text import to_json
-from common.config import Problem
 from common.config.registry import WRITER_REGISTRY
 
 _MOST_FAILURES = 3  # in a row; then a writer is given up, since each try may wait for a server
@@ -75,25 +73,11 @@ class Writer(ABC):
         """Bring everything written so far to its place; called before each checkpoint."""
 
 
-class WriterSections:
-    """Checks a list of writers, each a name or a section: `[tensorboard, {type: csv}]`."""
-
-    def check(self, value: Any, key: str) -> Iterator[Problem]:
-        for number, item in enumerate(value if isinstance(value, list) else []):
-            below, name = f"{key}[{number}]", item if isinstance(item, str) else item.get("type")
-            problems = list(WRITER_REGISTRY.check({} if name is item else item, below, default_type=name))
-            yield from problems
-            package = "" if problems else getattr(WRITER_REGISTRY.get(name), "package", "")
-            if package and importlib.util.find_spec(package) is None:
-                rule = f"needs the package {package}, which is not installed"
-                yield Problem(below, name, rule, f"pip install {package}")
-
-
 class _Channel:
     """Guards one writer, which is built at the first entry: after an error, skips it until the next flush."""
 
     def __init__(self, section: Any, run: WriterRun, texts: Mapping[str, str]) -> None:
-        self._section = {"type": section} if isinstance(section, str) else section
+        self._section = section
         self._run, self._texts = run, texts
         self._failures, self._rests, self._has_warned = 0, False, False
         self.writer: Writer | None = None
@@ -112,7 +96,8 @@ class _Channel:
         except Exception as error:  # noqa: BLE001 - a user's class and a server can raise anything
             self._failures, self._rests, self.writer = self._failures + 1, True, None
             if not self._has_warned:
-                said = f"writer {self._section['type']} failed: {type(error).__name__}: {error}"
+                name = self._section if isinstance(self._section, str) else self._section["type"]
+                said = f"writer {name} failed: {type(error).__name__}: {error}"
                 logger.warning("{}; metrics.jsonl will have the numbers", said)
             self._has_warned = True
 

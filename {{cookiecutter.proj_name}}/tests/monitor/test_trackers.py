@@ -1,36 +1,14 @@
-"""The ready-made writers: tables, MLflow, Weights & Biases."""
+"""The ready-made writers: MLflow, Weights & Biases."""
 
-import csv
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.conftest import Runs, metrics
-
-
-def rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    with (folder / "csv" / f"{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_a_table(runs: Runs) -> None:
-    """By name; a resume leaves each step once, with every digit."""
-    folder = runs.train("--monitor.writers", "[csv]", "--progress.max_steps", "6", "--progress.epoch_val", "4step")
-    (folder / "csv" / "train.csv").open("a").write("8,0.1\n9,")  # later steps, and a line that a kill has cut
-    runs.train("--monitor.writers", "[csv]", "--progress.max_steps", "8", "--resume", "auto")
-    for event in ("train", "val", "speed"):
-        assert [int(row["step"]) for row in rows(folder, event)] == [each["step"] for each in metrics(folder, event)]
-    for row, entry in zip(rows(folder, "val"), metrics(folder, "val"), strict=True):
-        assert float(row["loss"]) == entry["values"]["loss"] and float(row["Accuracy"]) == entry["values"]["Accuracy"]
-    # The only part of the loss would be the same curve; memory is in GB.
-    assert list(rows(folder, "train")[0]) == ["step", "loss", "grad_norm"]
-    speed = metrics(folder, "speed")[0]["values"]
-    assert float(rows(folder, "speed")[0]["memory_GB"]) == pytest.approx(speed["memory_bytes"] / 1e9, rel=1e-12)
 
 
 class Tracker:

@@ -1,0 +1,132 @@
+"""`checkpoint.after_save` with functions that are slow, that hang, and that fail for good."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.checkpoint import after_save
+from common.checkpoint.after_save import AfterSave, Saved
+from common.checkpoint.file import read_checkpoint
+from common.checkpoint.folder import CheckpointFolder
+import train
+from tests.checkpoint.test_checkpoint import state
+from tests.conftest import Runs
+
+HERE = "proofs.checkpoint.test_after_save"
+CALLS: list[tuple[str, int, float]] = []  # name, step, and what the file holds
+GATE = threading.Event()
+
+
+def wait(saved: Saved) -> None:
+    """Note the call, and wait for the gate. The file must still be the one of the call, whatever was saved since."""
+    held = read_checkpoint(saved.path)
+    GATE.wait()
+    assert read_checkpoint(saved.path)["model"]["weight"] == held["model"]["weight"]
+    CALLS.append((saved.name, saved.step, float(held["model"]["weight"])))
+
+
+def fail(saved: Saved) -> None:
+    """Fail with one of the files, always."""
+    CALLS.append((saved.name, saved.step, time.monotonic()))
+    if saved.name == "best.pt":
+        raise OSError(28, "No space left on device")
+
+
+def hang(saved: Saved) -> None:
+    CALLS.append((saved.name, saved.step, 0.0))
+    threading.Event().wait()
+
+
+def stop(saved: Saved) -> None:
+    """Send the signal that a cluster sends, and hang."""
+    os.kill(os.getpid(), signal.SIGTERM)
+    hang(saved)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., list[Path]]:
+    """Save a checkpoint of this step, all of whose numbers are the step."""
+    CALLS.clear()
+    GATE.clear()
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints", keep=1)
+    folder.folder.mkdir(parents=True)
+    return lambda number, **more: folder.save(state(number), **more)
+
+
+def left(folder: Path) -> list[Path]:
+    return list(folder.glob(".*"))
+
+
+def test_the_newest_of_each_name_is_next(saved: Any) -> None:
+    """While one call takes long, later files replace those that wait, whose links go; a deleted file is still there."""
+    function = AfterSave(f"{HERE}:wait")
+    for step in range(1, 6):
+        for path in saved(step, step=step if step in (1, 2) else None):
+            function.add(path, step)
+        time.sleep(0.2 * (step == 1))  # the first call begins
+    assert not path.with_name("step_00000001.pt").exists()  # keep: 1
+    assert len(left(path.parent)) == 4  # what is being read, and the newest of each name
+    GATE.set()
+    function.finish(at_once=False)
+    expected = [("latest.pt", 1, 1), ("step_00000001.pt", 1, 1), ("latest.pt", 5, 5), ("step_00000002.pt", 2, 2)]
+    assert CALLS[0] == expected[0] and sorted(CALLS) == sorted(expected)
+    assert not left(path.parent)
+
+
+def test_a_file_that_always_fails_holds_up_no_other(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses double. At the end it is tried at once, again as long as there is time, and given up."""
+    function, began = AfterSave(f"{HERE}:fail"), time.monotonic()
+    for path in saved(1, best=True):
+        function.add(path, 1)
+    time.sleep(1.6)
+    assert [name for name, *_ in CALLS] == ["latest.pt", "best.pt", "best.pt"] and CALLS[2][2] - CALLS[1][2] >= 1
+    for path in saved(2):
+        function.add(path, 2)
+    monkeypatch.setattr(after_save, "_LAST_TRY_S", 2.0)
+    function.finish(at_once=False)
+    assert CALLS[3][2] - began < 2.5  # the pause of 2 s was cut short
+    assert sorted(call[:2] for call in CALLS[3:]) == [("best.pt", 1), ("best.pt", 1), ("latest.pt", 2)]
+    assert not left(path.parent)
+
+
+def test_a_function_that_hangs_does_not_keep_the_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while training nor at its end, where the log says it."""
+    CALLS.clear()
+    monkeypatch.setattr(after_save, "_LAST_CALL_S", 0.2)
+    folder = runs.train("--checkpoint.after_save", f"['{HERE}:hang']")
+    said = (folder / "train.log").read_text()
+    assert len(CALLS) == 1 and "step_00000010.pt (step 10" in said
+    assert f"checkpoint.after_save, {HERE}:hang has not finished, and ends with the run" in said
+
+
+def test_a_signal_waits_for_nothing(runs: Runs) -> None:
+    """A job that is stopped has little time; what is left of the links goes with the process, or at the next start."""
+    CALLS.clear()
+    began = time.monotonic()
+    assert train.main(runs.words("--checkpoint.after_save", f"['{HERE}:stop']")) == 128 + signal.SIGTERM
+    assert len(CALLS) == 1 and time.monotonic() - began < 60
+    checkpoints = runs.root / "run" / "checkpoints"
+    assert left(checkpoints)
+    assert train.main(runs.words("--resume", "auto")) == 0
+    assert not left(checkpoints)
+
+
+def test_a_disk_without_links_that_is_full(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is left out, and said; a save is not a failure for that."""
+    function = AfterSave(f"{HERE}:fail")
+    (path,) = saved(1)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "link", full)
+    monkeypatch.setattr("shutil.copyfile", full)
+    function.add(path, 1)
+    function.finish(at_once=False)
+    assert not CALLS and not left(path.parent)

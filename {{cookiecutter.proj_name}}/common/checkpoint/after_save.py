@@ -1,0 +1,106 @@
+"""Calls functions with each saved checkpoint, in the background: uploads, copies to another disk."""
+
+import math
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from common.checkpoint.file import link_file
+from common.config.registry import AFTER_SAVE_REGISTRY
+
+_LONGEST_PAUSE_S = 300.0
+# After the training; the files are in the run's folder in any case.
+_LAST_TRY_S = 60.0
+_LAST_CALL_S = 600.0
+_NUMBER = count()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that was written.
+
+    Attributes:
+        path: the file to read: a second link, which later saves leave as it is. It is removed with this object.
+        name: what the file is called in the run's folder: latest.pt, best.pt, step_00000200.pt.
+        step: optimizer steps done.
+        run: the run's folder.
+    """
+
+    path: Path
+    name: str
+    step: int
+    run: Path
+
+
+class AfterSave:
+    """Calls one function with one file after the other, in a thread of its own. Training never waits for it.
+
+    If a call fails, it is repeated after 1, 2, 4, ... seconds, at most 300. Meanwhile a newer file of the same name
+    takes the place of the older one.
+
+    Args:
+        section: names the function, with its arguments.
+    """
+
+    def __init__(self, section: str | Mapping[str, Any]) -> None:
+        self._function = AFTER_SAVE_REGISTRY.build(section)
+        self._what = f"checkpoint.after_save, {section if isinstance(section, str) else section['type']}"
+        self._waiting: dict[str, Saved] = {}
+        self._changed, self._pause, self._until = threading.Condition(), 0.0, math.inf
+        self._thread = threading.Thread(target=self._work, name="after_save", daemon=True)
+        self._thread.start()
+
+    def add(self, path: Path, step: int) -> None:
+        """Call the function with this file as soon as it has returned from the one before."""
+        link = path.with_name(f".{path.name}.{next(_NUMBER)}.tmp")
+        try:
+            link_file(path, link)
+        except OSError as error:  # a file system without links, and no space for a copy
+            logger.warning("{}: left out {}: {}", self._what, path.name, error)
+            return
+        saved = Saved(link, path.name, step, path.parents[1])
+        weakref.finalize(saved, link.unlink, missing_ok=True)
+        with self._changed:
+            self._waiting[path.name] = saved
+            self._changed.notify()
+
+    def finish(self, *, at_once: bool) -> None:
+        """Wait until no file is left, unless it must end `at_once`. What fails is repeated for a minute."""
+        with self._changed:
+            self._pause, self._until = 0.0, time.monotonic() + (not at_once) * _LAST_TRY_S
+            self._changed.notify()
+        self._thread.join((not at_once) * _LAST_CALL_S)
+        if self._thread.is_alive():
+            logger.warning("{} has not finished, and ends with the run", self._what)
+
+    def _work(self) -> None:
+        while self._call_next():
+            pass
+
+    def _call_next(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pause, self._pause)
+            self._changed.wait_for(lambda: self._waiting or self._until < math.inf)
+            if not self._waiting:
+                return False
+            saved = self._waiting.pop(next(iter(self._waiting)))
+        try:
+            self._function(saved)
+            self._pause = 0.0
+        except Exception as error:  # noqa: BLE001 - a user's function and a server can raise anything
+            self._pause = min(max(1.0, 2 * self._pause), _LONGEST_PAUSE_S)
+            is_last = time.monotonic() + self._pause > self._until
+            then = "the training has ended: not tried again" if is_last else f"next try in {self._pause:.0f} s"
+            why = f"{saved.name} of step {saved.step}: {type(error).__name__}: {error}"
+            logger.warning("{} failed with {}; {}", self._what, why, then)
+            if not is_last:
+                with self._changed:
+                    self._waiting.setdefault(saved.name, saved)
+        return True

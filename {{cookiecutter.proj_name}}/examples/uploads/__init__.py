@@ -1,0 +1,1 @@
+"""Functions for checkpoint.after_save: checkpoints in a bucket, weights on a hub."""

@@ -1,0 +1,44 @@
+"""`checkpoint.after_save`: functions that get each saved file."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from common.checkpoint.after_save import Saved
+from common.config import ConfigError
+from tests.conftest import Runs, load, same
+
+HERE = "tests.checkpoint.test_after_save"
+
+
+def copy(saved: Saved, to: str) -> None:
+    """Copy the file; the first time for each name, the disk cannot be reached."""
+    target = Path(to) / f"{saved.name}.{saved.step}"
+    if not (tried := Path(to) / f"{saved.name}.tried").exists():
+        tried.touch()
+        raise ConnectionError("no route to host")
+    shutil.copyfile(saved.path, target)
+
+
+def test_each_file_is_handed_over_and_a_failure_is_repeated(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Training goes on meanwhile, to the same weights; at the end nothing is missing and nothing left over."""
+    words = ("--progress.epoch_save_latest", "1", "--progress.epoch_save_checkpoint", "2")
+    plain = runs.train(*words, name="plain")
+    (there := runs.root / "there").mkdir()
+    section = f"[{{type: '{HERE}:copy', to: {there}}}]"
+    folder = runs.train(*words, "--checkpoint.after_save", section, name="copied")
+    assert same(load(folder)["model"], load(plain)["model"])
+    for name in ("latest.pt", "best.pt", "step_00000010.pt"):
+        assert (there / f"{name}.10").read_bytes() == (folder / "checkpoints" / name).read_bytes()
+    said = capsys.readouterr().err
+    assert f"{HERE}:copy failed with latest.pt of step 5: ConnectionError: no route to host; next try in 1 s" in said
+    assert not list(folder.glob("checkpoints/.*"))
+
+
+def test_a_mistake_is_said_before_the_start(runs: Runs) -> None:
+    """A function that does not exist, and an argument that it does not have."""
+    with pytest.raises(ConfigError) as found:
+        runs.train("--checkpoint.after_save", f"[uplaod, {{type: '{HERE}:copy', two: x}}]")
+    for part in ("checkpoint.after_save[0]", "there is no after_save called uplaod", "checkpoint.after_save[1].two"):
+        assert part in str(found.value)
