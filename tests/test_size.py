@@ -11,15 +11,15 @@ from support import TEMPLATE
 # docs/design.md, and ask first what the new lines could replace.
 ENGINE = {
     "base": 182,
-    "config": 1109,
+    "config": 1124,
     "distributed": 759,
     "progress": 174,
     "failure": 413,
     "run": 392,
     "data": 1327,
     "optim": 910,
-    "checkpoint": 992,
-    "monitor": 941,
+    "checkpoint": 1070,
+    "monitor": 931,
     "model": 521,
     "evaluation": 447,
     "ops": 254,
@@ -35,16 +35,16 @@ ENGINE = {
     "trainer": 271,
 }
 ROOMS = {
-    "common": 9895,
+    "common": 9972,
     "custom": 330,
-    "library": 886,
+    "library": 851,
     "cli": 1055,
     "tools": 3870,
     "programs": 173,
-    "examples": 1470,
+    "examples": 1516,
     "tests": 7000,
 }
-OWNED = 16_190  # all but examples and tests
+OWNED = 16_235  # all but examples and tests
 YOURS = 500, 10  # custom/ without operators: source lines, files
 
 

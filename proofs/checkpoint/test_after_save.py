@@ -115,18 +115,3 @@ def test_a_signal_waits_for_nothing(runs: Runs) -> None:
     assert left(checkpoints)
     assert train.main(runs.words("--resume", "auto")) == 0
     assert not left(checkpoints)
-
-
-def test_a_disk_without_links_that_is_full(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is left out, and said; a save is not a failure for that."""
-    function = AfterSave(f"{HERE}:fail")
-    (path,) = saved(1)
-
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "link", full)
-    monkeypatch.setattr("shutil.copyfile", full)
-    function.add(path, 1)
-    function.finish(at_once=False)
-    assert not CALLS and not left(path.parent)

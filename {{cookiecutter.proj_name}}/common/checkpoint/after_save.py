@@ -6,7 +6,6 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ _LONGEST_PAUSE_S = 300.0
 # After the training; the files are in the run's folder in any case.
 _LAST_TRY_S = 60.0
 _LAST_CALL_S = 600.0
-_NUMBER = count()
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,9 @@ class AfterSave:
         self._thread.start()
 
     def add(self, path: Path, step: int) -> None:
-        """Call the function with this file as soon as it has returned from the one before."""
-        link = path.with_name(f".{path.name}.{next(_NUMBER)}.tmp")
-        try:
-            link_file(path, link)
-        except OSError as error:  # a file system without links, and no space for a copy
-            logger.warning("{}: left out {}: {}", self._what, path.name, error)
-            return
+        """Call the function with this file, once it has returned from those before."""
+        link = path.with_name(f".{path.name}.{time.monotonic_ns()}.tmp")
+        link_file(path, link)
         saved = Saved(link, path.name, step, path.parents[1])
         weakref.finalize(saved, link.unlink, missing_ok=True)
         with self._changed:
@@ -80,27 +74,23 @@ class AfterSave:
         if self._thread.is_alive():
             logger.warning("{} has not finished, and ends with the run", self._what)
 
-    def _work(self) -> None:
-        while self._call_next():
-            pass
-
-    def _call_next(self) -> bool:
+    def _next(self) -> Saved | None:
         with self._changed:
             self._changed.wait_for(lambda: not self._pause, self._pause)
             self._changed.wait_for(lambda: self._waiting or self._until < math.inf)
-            if not self._waiting:
-                return False
-            saved = self._waiting.pop(next(iter(self._waiting)))
-        try:
-            self._function(saved)
-            self._pause = 0.0
-        except Exception as error:  # noqa: BLE001 - a user's function and a server can raise anything
-            self._pause = min(max(1.0, 2 * self._pause), _LONGEST_PAUSE_S)
-            is_last = time.monotonic() + self._pause > self._until
-            then = "the training has ended: not tried again" if is_last else f"next try in {self._pause:.0f} s"
-            why = f"{saved.name} of step {saved.step}: {type(error).__name__}: {error}"
-            logger.warning("{} failed with {}; {}", self._what, why, then)
-            if not is_last:
-                with self._changed:
+            return self._waiting.pop(next(iter(self._waiting))) if self._waiting else None
+
+    def _work(self) -> None:
+        for saved in iter(self._next, None):
+            try:
+                self._function(saved)
+                self._pause = 0.0
+            except Exception as error:  # noqa: BLE001 - a user's function and a server can raise anything
+                self._pause = min(max(1.0, 2 * self._pause), _LONGEST_PAUSE_S)
+                is_last = time.monotonic() + self._pause > self._until
+                then = "the training has ended: not tried again" if is_last else f"next try in {self._pause:.0f} s"
+                why = f"{saved.name} of step {saved.step}: {type(error).__name__}: {error}"
+                logger.warning("{} failed with {}; {}", self._what, why, then)
+                if not is_last:
                     self._waiting.setdefault(saved.name, saved)
-        return True
+            del saved  # while this thread waits, nothing keeps the link

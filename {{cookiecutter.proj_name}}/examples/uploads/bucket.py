@@ -10,18 +10,22 @@ from loguru import logger
 from common.checkpoint.after_save import Saved
 
 
-def upload(saved: Saved, to: str, names: Sequence[str] = ("latest.pt", "best.pt"), **options: Any) -> None:
-    """Copy the file to `<to>/<name of the run>/`, where it replaces the one before.
+class Upload:
+    """Copies files to `<to>/<name of the run>/`, where each replaces the one before.
 
     Args:
-        saved: supplied by the engine.
-        to: address of a folder.
+        to: address of a folder. A package that it needs, such as s3fs, is missed before training starts.
         names: patterns of the files to copy, as in `step_*.pt`.
         options: of the file system, as in `profile` of s3fs. Without them it finds your keys where it always does.
     """
-    if not any(fnmatchcase(saved.name, pattern) for pattern in names):
-        return
-    files, folder = url_to_fs(f"{to}/{saved.run.name}", **options)
-    files.makedirs(folder, exist_ok=True)
-    files.put_file(str(saved.path), f"{folder}/{saved.name}")
-    logger.info("copied {} of step {} to {}/{}", saved.name, saved.step, to, saved.run.name)
+
+    def __init__(self, to: str, names: Sequence[str] = ("latest.pt", "best.pt"), **options: Any) -> None:
+        self.files, self.folder = url_to_fs(to, **options)
+        self.to, self.names = to, names
+
+    def __call__(self, saved: Saved) -> None:
+        """Copy one file, if its name fits a pattern."""
+        if any(fnmatchcase(saved.name, pattern) for pattern in self.names):
+            self.files.makedirs(f"{self.folder}/{saved.run.name}", exist_ok=True)
+            self.files.put_file(str(saved.path), f"{self.folder}/{saved.run.name}/{saved.name}")
+            logger.info("copied {} of step {} to {}/{}", saved.name, saved.step, self.to, saved.run.name)

@@ -13,6 +13,7 @@ from common.optim.factors import half_cosine
 Positive = Annotated[float, Field(gt=0.0)]
 AtLeastOne = Annotated[float, Field(ge=1.0)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+Fall = Literal["linear", "cosine", "sqrt"]
 
 
 @SCHEDULE_REGISTRY.register("PolyLR")
@@ -40,13 +41,7 @@ def exponential(step: int, milestones: Sequence[int], min_factor: float, lr_gamm
 
 @SCHEDULE_REGISTRY.register("trapezoid")
 @SCHEDULE_REGISTRY.register()
-def wsd(
-    step: int,
-    steps: int,
-    min_factor: float,
-    decay: Share = 0.2,
-    shape: Literal["linear", "cosine", "sqrt"] = "linear",
-) -> float:
+def wsd(step: int, steps: int, min_factor: float, decay: Share = 0.2, shape: Fall = "linear") -> float:
     """Stays at 1, then falls to `min_factor` over the last fraction `decay` of `steps`; `sqrt` falls fast at first."""
     x = min(1.0, max(0.0, 1.0 - (steps - step) / (decay * steps)))
     fall = {"linear": 1.0 - x, "cosine": half_cosine(x), "sqrt": 1.0 - x**0.5}[shape]
