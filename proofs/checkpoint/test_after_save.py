@@ -38,6 +38,14 @@ def fail(saved: Saved) -> None:
         raise OSError(28, "No space left on device")
 
 
+def refuse(saved: Saved) -> None:
+    """Fail with the file of step 1, once the gate is open."""
+    CALLS.append((saved.name, saved.step, 0.0))
+    GATE.wait()
+    if saved.step == 1:
+        raise ConnectionError("no route to host")
+
+
 def hang(saved: Saved) -> None:
     CALLS.append((saved.name, saved.step, 0.0))
     threading.Event().wait()
@@ -77,6 +85,18 @@ def test_the_newest_of_each_name_is_next(saved: Any) -> None:
     expected = [("latest.pt", 1, 1), ("step_00000001.pt", 1, 1), ("latest.pt", 5, 5), ("step_00000002.pt", 2, 2)]
     assert CALLS[0] == expected[0] and sorted(CALLS) == sorted(expected)
     assert not left(path.parent)
+
+
+def test_a_file_that_failed_yields_to_a_newer_one(saved: Any) -> None:
+    """That came while it was tried."""
+    function = AfterSave(f"{HERE}:refuse")
+    for step in (1, 2):
+        for path in saved(step):
+            function.add(path, step)
+        time.sleep(0.2)
+    GATE.set()
+    function.finish(at_once=False)
+    assert [call[:2] for call in CALLS] == [("latest.pt", 1), ("latest.pt", 2)]
 
 
 def test_a_file_that_always_fails_holds_up_no_other(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
