@@ -55,12 +55,14 @@ test: lint  ## every day: style, types, and the fast tests, of the project here 
 	@$(MAKE) --no-print-directory test-project test-template SLOW="not slow"
 
 test-all: test  ## then the rest: full trainings, real clusters, and the tests of rendered projects
-	@$(MAKE) --no-print-directory test-project SLOW=slow
+	@$(MAKE) --no-print-directory test-project SLOW="slow and not full"
 	@$(MAKE) --no-print-directory test-template SLOW="slow and not full"
 	@echo "== all tests passed"
 
 test-full: test-all  ## before a release: also every combination of parts, planted mistake and example, and properties at length
 	@$(MAKE) --no-print-directory test-template SLOW=full
+	@echo "== proofs (full)"
+	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m full proofs
 	@echo "== properties of the engine, on many examples"
 	@PROPERTIES=many "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) proofs/properties
 	@echo "== every combination passed"

@@ -24,7 +24,10 @@ SMALLEST = {
 }
 
 
-@pytest.mark.parametrize("name", SMALLEST)
+FEW = [pytest.param(name, marks=() if name in ("loop.py", "save.py") else pytest.mark.full) for name in SMALLEST]
+
+
+@pytest.mark.parametrize("name", FEW)
 def test_a_bench_runs(name: str) -> None:
     command = [sys.executable, f"bench/{name}", *SMALLEST[name].split()]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}

@@ -109,7 +109,10 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+FEW = [pytest.param(name, marks=() if name in ("combined", "hub", "text") else pytest.mark.full) for name in CONFIGS]
+
+
+@pytest.mark.parametrize("name", FEW)
 def test_a_config_of_the_page_trains_and_resumes(project: Path, python: Path, name: str) -> None:
     config = f"configs/{name}.yaml"
     said = call(project, python, "train.py", "--config", config, *SHORT)

@@ -119,6 +119,7 @@ def test_a_model_of_another_task_is_exported(project: Path, python: Path, name: 
     assert f"{OTHERS[name]}: differs by up to" in exported(project, python, "onnx", run=f"experiments/{name}")
 
 
+@pytest.mark.full
 def test_a_program_in_cpp(project: Path, python: Path) -> None:
     """The page's own, compiled by the page's own command."""
     said = exported(project, python, "aoti", "--out", "model.aoti.pt2")

@@ -138,6 +138,7 @@ def test_the_recipe_to_the_letter(project: Project) -> None:
     REPORT.append(f"the recipe for an operator, {'with nvcc' if cuda else 'C++ alone'}")
 
 
+@pytest.mark.full
 def test_the_reduction_to_the_letter(project: Project) -> None:
     """CT-72: two inputs, a backward kernel, vector loads and shared memory; with the reference first, then built."""
     written: list[str] = []
@@ -164,6 +165,7 @@ def test_the_reduction_to_the_letter(project: Project) -> None:
     project.check_style([*written[:2], str(init)], "rms_norm")
 
 
+@pytest.mark.full
 def test_every_other_snippet_runs(project: Project) -> None:
     """CT-72: in the order in which they stand, each as shown."""
     ran = []

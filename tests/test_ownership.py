@@ -46,12 +46,14 @@ def everyday(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_samples_may_be_deleted(render: Render, tmp_path: Path) -> None:
+@pytest.mark.parametrize("parts", ["schema", pytest.param("some", marks=pytest.mark.full)])
+def test_the_samples_may_be_deleted(render: Render, tmp_path: Path, parts: str) -> None:
     """Every part of custom/ goes with its tests, and the config names others: here those of the tests.
 
-    Of a project with some of its leaves, whose everyday tests are run by this, too.
+    Of a project with none of its leaves, or some of them.
     """
-    answers = {**COMBINATIONS["subset 0"], "parts": f"{COMBINATIONS['subset 0']['parts']} schema"}
+    some = COMBINATIONS["subset 0"]
+    answers = {**some, "parts": f"{some['parts']} schema"} if parts == "some" else {"parts": parts, "examples": "none"}
     project = Path(shutil.copytree(render(**answers), tmp_path / "project"))
     for name in ("datasets", "models", "tasks", "loss", "metric"):
         shutil.rmtree(project / "custom" / name)

@@ -70,6 +70,7 @@ def test_generated_configs_fit_the_name(copy: Render) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_types(copy: Render) -> None:
     """R-10: also under another name; the default name is checked where the template lies."""
     run(copy(**NON_DEFAULT), sys.executable, "-m", "mypy")
@@ -96,6 +97,7 @@ def bare_arrays(source: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_operators_under_another_name(copy: Render) -> None:
     """CT-69, D-09: they are found, built and loaded where `custom/` is called otherwise; style and types are clean."""
     project = copy(custom_name="spinlab")

@@ -52,6 +52,7 @@ def run(root: Path, python: Path, *words: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.full
 def test_a_search_survives_a_kill_and_ends_trials_that_are_worse(project: Path, python: Path) -> None:
     folder = project / "experiments" / "found"
     process = subprocess.Popen([str(python), *COMMAND], cwd=project, env=environment(project))

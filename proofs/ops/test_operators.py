@@ -148,6 +148,7 @@ def test_the_comparison(name: str, build_dir: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif("OPS_BUILD_DIR" in os.environ, reason="this is the run that the test below starts")
+@pytest.mark.full
 def test_all_of_this_without_a_build(tmp_path: Path) -> None:
     """XP-02: the same tests, and training, in a process where nothing is built: the reference holds all promises."""
     here = Path(__file__).parent

@@ -69,6 +69,7 @@ def test_a_setting_among_twelve(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_harmless_settings_are_within_the_noise(tmp_path: Path) -> None:
     repository = Repository(tmp_path)
     good, other = repository.train("good"), repository.train("other", *HARMLESS)

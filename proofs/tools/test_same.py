@@ -21,6 +21,7 @@ CONFIGS = {
     ("batch_size", "16"): ("input model[0]: float32 (64, 1, 8, 8) in A and float32 (16, 1, 8, 8) in B", "the data"),
     ("dist.random_seed", "7"): ("weight features.0.0.weight: ", "the initialisation"),
 }
+FEW = [pytest.param(each, marks=[pytest.mark.full] * bool(at), id=" ".join(each)) for at, each in enumerate(CONFIGS)]
 
 
 def test_runs_of_other_lengths(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +102,7 @@ def test_a_run_that_differs_from_itself(repository: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", CONFIGS, ids=" ".join)
+@pytest.mark.parametrize("setting", FEW)
 def test_two_configs(tmp_path: Path, repository: Path, setting: tuple[str, str]) -> None:
     """The second config has one other value; batches of other sizes have tensors of other shapes."""
     key, value = setting
@@ -117,6 +118,7 @@ def test_two_configs(tmp_path: Path, repository: Path, setting: tuple[str, str])
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_recording_changes_nothing(runs: Runs) -> None:
     """A recorded run measures what another does; one killed and resumed has the same record of each rank."""
     given = words("plain", "--dist.processes", "2", "--batch_size", "16", "--gpu_ids=-1")
