@@ -24,7 +24,9 @@ GPU_PYTHON_VERSION ?= 3.12
 ARGS ?=
 
 # Packages whose tested version does not install on Python 3.10, which takes the newest that does.
-NEWER_PYTHON := annotated-doc|backrefs|check-jsonschema|contourpy|filelock|fonttools|hypothesis|ipykernel|ipython|Markdown|matplotlib|mkdocs-material|networkx|numpy|pillow|platformdirs|pre_commit|pymdown-extensions|python-dateutil|regress|rpds-py|scikit-learn|scipy|tornado|typer|watchdog
+NEWER_PYTHON := annotated-doc|backrefs|check-jsonschema|contourpy|filelock|fonttools|hypothesis|ipykernel|ipython|Markdown|matplotlib|mkdocs-material|networkx|numpy|pillow|platformdirs|pre_commit|python-dateutil|regress|rpds-py|scikit-learn|scipy|tornado|typer|watchdog
+# And on Python 3.11.0 to 3.11.4; Debian 12 has 3.11.2.
+NEWER_PATCH := pymdown-extensions
 
 BIN := $(abspath $(VENV))/bin
 PIP := "$(BIN)/python" -m pip install -qq --disable-pip-version-check --constraint constraints.txt
@@ -103,7 +105,7 @@ test-template: setup  ## answers, hooks, and the tests of rendered projects
 constraints: setup  ## write the versions that are installed now to constraints.txt
 	@{ sed -n '/^#/p' constraints.txt; "$(BIN)/python" -m pip freeze --disable-pip-version-check \
 		| sed -n 's/^\([A-Za-z0-9._-]*==[0-9.a-z]*\).*/\1/p' \
-		| sed -E 's/^($(NEWER_PYTHON))==.*/&; python_version >= "3.11"/'; } > .constraints.new
+		| sed -E 's/^($(NEWER_PYTHON))==.*/&; python_version >= "3.11"/; s/^($(NEWER_PATCH))==.*/&; python_full_version >= "3.11.5"/'; } > .constraints.new
 	@mv .constraints.new constraints.txt
 
 lock: setup  ## write requirements.lock of the project, with the versions of constraints.txt
