@@ -57,7 +57,7 @@ test: lint  ## every day: style, types, and the fast tests, of the project here 
 	@$(MAKE) --no-print-directory test-project test-template SLOW="not slow"
 
 test-all: test  ## then the rest: full trainings, real clusters, and the tests of rendered projects
-	@$(MAKE) --no-print-directory test-project SLOW="slow and not full"
+	@$(MAKE) --no-print-directory test-project SLOW=slow
 	@$(MAKE) --no-print-directory test-template SLOW="slow and not full"
 	@echo "== all tests passed"
 
@@ -96,7 +96,7 @@ test-project: setup  ## the project's own tests, as it lies in the template, and
 	@echo "== tests of the project as it lies in the template$(if $(SLOW), ($(SLOW)))"
 	@cd "$(PROJECT)" && "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)"
 	@echo "== proofs: tests of the engine that rendered projects do not carry$(if $(SLOW), ($(SLOW)))"
-	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)" proofs
+	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)$(if $(filter slow,$(SLOW)), and not full)" proofs
 
 test-template: setup  ## answers, hooks, and the tests of rendered projects
 	@echo "== tests of the template, and of rendered projects$(if $(SLOW), ($(SLOW)))"
