@@ -44,7 +44,7 @@ ROOMS = {
     "examples": 1516,
     "tests": 7000,
 }
-OWNED = 16_235  # all but examples and tests
+OWNED = 16_236  # all but examples and tests
 YOURS = 500, 10  # custom/ without operators: source lines, files
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from common.checkpoint.file import read_checkpoint
 from common.checkpoint.folder import CheckpointFolder
 import train
 from tests.checkpoint.test_checkpoint import state
-from tests.conftest import Runs
+from tests.conftest import PROJECT, Runs, run
+from tools.record import run as record
 
 HERE = "proofs.checkpoint.test_after_save"
 CALLS: list[tuple[str, int, float]] = []  # name, step, and what the file holds
@@ -135,3 +137,22 @@ def test_a_signal_waits_for_nothing(runs: Runs) -> None:
     assert left(checkpoints)
     assert train.main(runs.words("--resume", "auto")) == 0
     assert not left(checkpoints)
+
+
+def note(saved: Saved, to: str) -> None:
+    with (Path(to) / "calls.txt").open("a") as file:
+        file.write(f"{saved.step}\n")
+
+
+def test_a_trial_publishes_nothing(runs: Runs, tmp_path: Path) -> None:
+    """What `tools.check`, `same`, `verify` and `bisect` train, and a run with `--debug`, is not for others."""
+    section = f"[{{type: '{HERE}:note', to: {tmp_path}}}]"
+    words = runs.words("--checkpoint.after_save", section, name="tried")
+    record.train(PROJECT, words, tmp_path / "record", env={"PYTHONPATH": str(PROJECT.parent)})
+    assert (runs.root / "tried" / "checkpoints" / "latest.pt").exists() and not (tmp_path / "calls.txt").exists()
+    runs.train("--checkpoint.after_save", section, name="meant")
+    assert (tmp_path / "calls.txt").exists()
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"$BASE: {PROJECT}/configs/default.yaml\ncheckpoint: {{after_save: {section}}}\n")
+    done = run([sys.executable, "train.py", "--config", str(config), "--debug", "--print-config"])
+    assert "after_save: []" in done.stdout, done.stdout + done.stderr

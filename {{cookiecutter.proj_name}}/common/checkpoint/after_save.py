@@ -1,6 +1,5 @@
 """Calls functions with each saved checkpoint, in the background: uploads, copies to another disk."""
 
-import math
 import threading
 import time
 import weakref
@@ -16,8 +15,7 @@ from common.config.registry import AFTER_SAVE_REGISTRY
 
 _LONGEST_PAUSE_S = 300.0
 # After the training; the files are in the run's folder in any case.
-_LAST_TRY_S = 60.0
-_LAST_CALL_S = 600.0
+_LAST_TRY_S, _LAST_CALL_S = 60.0, 600.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class AfterSave:
         self._function = AFTER_SAVE_REGISTRY.build(section)
         self._what = f"checkpoint.after_save, {section if isinstance(section, str) else section['type']}"
         self._waiting: dict[str, Saved] = {}
-        self._changed, self._pause, self._until = threading.Condition(), 0.0, math.inf
+        self._changed, self._pause, self._until = threading.Condition(), 0.0, float("inf")
         self._thread = threading.Thread(target=self._work, name="after_save", daemon=True)
         self._thread.start()
 
@@ -77,7 +75,7 @@ class AfterSave:
     def _next(self) -> Saved | None:
         with self._changed:
             self._changed.wait_for(lambda: not self._pause, self._pause)
-            self._changed.wait_for(lambda: self._waiting or self._until < math.inf)
+            self._changed.wait_for(lambda: self._waiting or self._until < float("inf"))
             return self._waiting.pop(next(iter(self._waiting))) if self._waiting else None
 
     def _work(self) -> None:

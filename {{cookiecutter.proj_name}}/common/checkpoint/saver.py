@@ -1,5 +1,6 @@
 """Saving in the background: the loop waits for a copy in memory, and a thread writes it to disk."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -57,7 +58,8 @@ class Saver(AbstractContextManager["Saver"]):
         self.rank = rank
         self._buffers: dict[tuple[Any, ...], Tensor] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._after_save = [AfterSave(section) for section in config.after_save if rank.is_main]
+        calls = config.after_save if rank.is_main and os.environ.get("AFTER_SAVE") != "off" else []
+        self._after_save = [AfterSave(section) for section in calls]
         self._pending: Future[None] | None = None
         self.saved_step: int | None = None
         self._saved_at = time.monotonic()

@@ -165,7 +165,8 @@ def child_process(
         die_with_parent(parent)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
-    options: dict[str, Any] = {"cwd": cwd, "env": os.environ | variables, "stdin": DEVNULL, "stderr": STDOUT}
+    variables = os.environ | {"AFTER_SAVE": "off"} | variables  # a trial publishes nothing
+    options: dict[str, Any] = {"cwd": cwd, "env": variables, "stdin": DEVNULL, "stderr": STDOUT}
     options |= {"start_new_session": True, "preexec_fn": begin}
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     with output.open("wb") as out, Popen(command, stdout=out, **options) as process:
