@@ -39,6 +39,10 @@ def test_each_file_is_handed_over_and_a_failure_is_repeated(runs: Runs, capsys: 
 def test_a_mistake_is_said_before_the_start(runs: Runs) -> None:
     """A function that does not exist, and an argument that it does not have."""
     with pytest.raises(ConfigError) as found:
-        runs.train("--checkpoint.after_save", f"[uplaod, {{type: '{HERE}:copy', two: x}}]")
-    for part in ("checkpoint.after_save[0]", "there is no after_save called uplaod", "checkpoint.after_save[1].two"):
+        runs.train("--checkpoint.after_save", f"[to_the_moon, {{type: '{HERE}:copy', two: x}}]")
+    for part in (
+        "checkpoint.after_save[0]",
+        "there is no after_save called to_the_moon",
+        "checkpoint.after_save[1].two",
+    ):
         assert part in str(found.value)
