@@ -13,8 +13,9 @@ import pytest
 
 from support import REPO
 
-# Without the variables by which pytest would take itself for one of the processes that run this file.
-OUTER = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+# Without the variables by which pytest would take itself for one of the processes that run this file, and make for a
+# part of the make that runs it.
+OUTER = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "MAKE", "MFLAGS"))}
 NONE = {**OUTER, "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}
 SUITE = ["tools/gpu.py", "test", "--device", "cpu"]
 LISTED = """amp batches nccl compile cuda_graphs fsdp operators resume out_of_memory assert deterministic memory
