@@ -139,9 +139,20 @@ def test_a_signal_waits_for_nothing(runs: Runs) -> None:
     assert not left(checkpoints)
 
 
+def interrupt(saved: Saved) -> None:
+    """Send the signal that a cluster sends."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def note(saved: Saved, to: str) -> None:
     with (Path(to) / "calls.txt").open("a") as file:
         file.write(f"{saved.step}\n")
+
+
+def test_a_signal_while_nothing_waits(runs: Runs) -> None:
+    """Nothing is said to be unfinished."""
+    assert train.main(runs.words("--checkpoint.after_save", f"['{HERE}:interrupt']")) == 128 + signal.SIGTERM
+    assert "has not finished" not in (runs.root / "run" / "train.log").read_text()
 
 
 def test_a_trial_publishes_nothing(runs: Runs, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class AfterSave:
         with self._changed:
             self._pause, self._until = 0.0, time.monotonic() + (not at_once) * _LAST_TRY_S
             self._changed.notify()
-        self._thread.join((not at_once) * _LAST_CALL_S)
+        self._thread.join(1.0 if at_once else _LAST_CALL_S)
         if self._thread.is_alive():
             logger.warning("{} has not finished, and ends with the run", self._what)
 

@@ -22,7 +22,7 @@ def copy(saved: Saved, to: str) -> None:
 
 
 def test_each_file_is_handed_over_and_a_failure_is_repeated(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    """Training goes on meanwhile, to the same weights; at the end nothing is missing and nothing left over."""
+    """Training continues meanwhile, to the same weights; in the end nothing is missing and nothing is left over."""
     words = ("--progress.epoch_save_latest", "1", "--progress.epoch_save_checkpoint", "2")
     plain = runs.train(*words, name="plain")
     (there := runs.root / "there").mkdir()
