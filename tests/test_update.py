@@ -246,3 +246,20 @@ def test_leftovers_of_an_update_are_named(tmp_path: Path, render: Render, call: 
     assert "./common/step.py.rej\n" in said
     assert "a.rej" not in said
     assert "train.log" not in said
+
+
+@pytest.mark.slow
+def test_the_package_gets_another_name(call: Call, render: Render, tmp_path: Path, settings: Path) -> None:
+    """The files are those of a project that was made with that name, and a run from before it goes on."""
+    project = fresh(tmp_path, settings)
+    call(project, "git", "init", "--quiet")
+    commit(call, project, "as it was made")
+    train = ["python", "train.py", "--config", "configs/default.yaml", "--name", "old", "--gpu_ids", "-1"]
+    call(project, *train, "--progress.max_steps", "2")
+    for block in commands("Another name for your package", REPO):
+        call(project, "sh", "-euc", block)
+    there = {path: file.read_bytes() for path, file in files(render(custom_name="spinlab")).items()}
+    assert there == {path: file.read_bytes() for path, file in files(project).items() if path in there}
+    assert not (project / "custom").exists()
+    call(project, *train, "--progress.max_steps", "4", "--resume", "auto")
+    assert "Accuracy" in call(project, "python", "evaluate.py", "--model_pt", "experiments/old")
