@@ -34,8 +34,8 @@ def _packages_of(path: tuple[str, ...]) -> Mapping[str, set[str]]:
     for record in (file for folder in path for file in Path(folder).glob("*.dist-info/RECORD")):
         declared = record.with_name("top_level.txt")
         listed = declared if declared.exists() else record
-        for line in listed.read_text(encoding="utf-8").splitlines():
-            packages[re.split("[/.]", line, maxsplit=1)[0]].add(record.parent.name.partition("-")[0])
+        for module in set(re.findall(r"^[^/.\n]+", listed.read_text(encoding="utf-8"), re.MULTILINE)):
+            packages[module].add(record.parent.name.partition("-")[0])
     return packages
 
 
