@@ -53,10 +53,19 @@ def hang(saved: Saved) -> None:
     threading.Event().wait()
 
 
-def stop(saved: Saved) -> None:
-    """Send the signal that a cluster sends, and hang."""
-    os.kill(os.getpid(), signal.SIGTERM)
+def stop(saved: Saved, number: int) -> None:
+    """Send a signal, and hang."""
+    os.kill(os.getpid(), number)
     hang(saved)
+
+
+def upload(saved: Saved) -> None:
+    """Send the signal that a cluster sends at the first file, and take a while for each."""
+    if not CALLS:
+        os.kill(os.getpid(), signal.SIGTERM)
+    CALLS.append((saved.name, saved.step, 0.0))
+    time.sleep(2)
+    CALLS.append((saved.name, saved.step, 1.0))
 
 
 @pytest.fixture
@@ -83,7 +92,7 @@ def test_the_newest_of_each_name_is_next(saved: Any) -> None:
     assert not path.with_name("step_00000001.pt").exists()  # keep: 1
     assert len(left(path.parent)) == 4  # what is being read, and the newest of each name
     GATE.set()
-    function.finish(at_once=False)
+    function.finish()
     expected = [("latest.pt", 1, 1), ("step_00000001.pt", 1, 1), ("latest.pt", 5, 5), ("step_00000002.pt", 2, 2)]
     assert CALLS[0] == expected[0] and sorted(CALLS) == sorted(expected)
     assert not left(path.parent)
@@ -97,7 +106,7 @@ def test_a_file_that_failed_yields_to_a_newer_one(saved: Any) -> None:
             function.add(path, step)
         time.sleep(0.2)
     GATE.set()
-    function.finish(at_once=False)
+    function.finish()
     assert [call[:2] for call in CALLS] == [("latest.pt", 1), ("latest.pt", 2)]
 
 
@@ -111,7 +120,7 @@ def test_a_file_that_always_fails_holds_up_no_other(saved: Any, monkeypatch: pyt
     for path in saved(2):
         function.add(path, 2)
     monkeypatch.setattr(after_save, "_LAST_TRY_S", 2.0)
-    function.finish(at_once=False)
+    function.finish()
     assert CALLS[3][2] - began < 2.5  # the pause of 2 s was cut short
     assert sorted(call[:2] for call in CALLS[3:]) == [("best.pt", 1), ("best.pt", 1), ("latest.pt", 2)]
     assert not left(path.parent)
@@ -127,16 +136,33 @@ def test_a_function_that_hangs_does_not_keep_the_run(runs: Runs, monkeypatch: py
     assert f"checkpoint.after_save, {HERE}:hang has not finished, and ends with the run" in said
 
 
-def test_a_signal_waits_for_nothing(runs: Runs) -> None:
+@pytest.mark.parametrize(
+    ("number", "seconds"), [(signal.SIGINT, "_AFTER_CTRL_C_S"), (signal.SIGTERM, "_AFTER_SIGNAL_S")]
+)
+def test_a_signal_does_not_wait_long(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, seconds: str
+) -> None:
     """A job that is stopped has little time; what is left of the links goes with the process, or at the next start."""
     CALLS.clear()
+    for name in ("_LAST_CALL_S", "_AFTER_CTRL_C_S", "_AFTER_SIGNAL_S"):
+        monkeypatch.setattr(after_save, name, 3.0 if name == seconds else 1e-3 if "CTRL" in name else 60.0)
+    section = f"[{{type: '{HERE}:stop', number: {int(number)}}}]"
     began = time.monotonic()
-    assert train.main(runs.words("--checkpoint.after_save", f"['{HERE}:stop']")) == 128 + signal.SIGTERM
-    assert len(CALLS) == 1 and time.monotonic() - began < 60
+    assert train.main(runs.words("--checkpoint.after_save", section)) == 128 + number
+    assert len(CALLS) == 1 and 3 <= time.monotonic() - began < 60
     checkpoints = runs.root / "run" / "checkpoints"
     assert left(checkpoints)
     assert train.main(runs.words("--resume", "auto")) == 0
     assert not left(checkpoints)
+
+
+def test_the_last_checkpoint_before_a_preemption_is_handed_over(runs: Runs) -> None:
+    """The disk of a preempted machine may be gone with it."""
+    CALLS.clear()
+    assert train.main(runs.words("--checkpoint.after_save", f"['{HERE}:upload']")) == 128 + signal.SIGTERM
+    newest = read_checkpoint(runs.root / "run" / "checkpoints" / "latest.pt")["position"]["step"]
+    assert ("latest.pt", newest, 1.0) in CALLS
+    assert "waiting for checkpoint.after_save" in (runs.root / "run" / "train.log").read_text()
 
 
 def interrupt(saved: Saved) -> None:

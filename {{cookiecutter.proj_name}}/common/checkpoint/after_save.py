@@ -1,5 +1,6 @@
 """Calls functions with each saved checkpoint, in the background: uploads, copies to another disk."""
 
+import signal
 import threading
 import time
 import weakref
@@ -14,8 +15,8 @@ from common.checkpoint.file import link_file
 from common.config.registry import AFTER_SAVE_REGISTRY
 
 _LONGEST_PAUSE_S = 300.0
-# After the training; the files are in the run's folder in any case.
-_LAST_TRY_S, _LAST_CALL_S = 60.0, 600.0
+# After the training; the files are in the run's folder in any case. Clusters kill a job 30 s after their signal.
+_LAST_TRY_S, _LAST_CALL_S, _AFTER_SIGNAL_S, _AFTER_CTRL_C_S = 60.0, 600.0, 20.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,16 @@ class AfterSave:
             self._waiting[path.name] = saved
             self._changed.notify()
 
-    def finish(self, *, at_once: bool) -> None:
-        """Wait until no file is left, unless it must end `at_once`. What fails is repeated for a minute."""
+    def finish(self, stopped_by: int = 0) -> None:
+        """Wait until no file is left. What fails is repeated for a minute, and not at all after a signal."""
+        longest = {0: _LAST_CALL_S, signal.SIGINT: _AFTER_CTRL_C_S}.get(stopped_by, _AFTER_SIGNAL_S)
         with self._changed:
-            self._pause, self._until = 0.0, time.monotonic() + (not at_once) * _LAST_TRY_S
+            self._pause, self._until = 0.0, time.monotonic() + (not stopped_by) * _LAST_TRY_S
             self._changed.notify()
-        self._thread.join(1.0 if at_once else _LAST_CALL_S)
+        self._thread.join(_AFTER_CTRL_C_S)
+        if self._thread.is_alive() and longest > _AFTER_CTRL_C_S:
+            logger.info("waiting for {}, {:.0f} s at most", self._what, longest)
+            self._thread.join(longest)
         if self._thread.is_alive():
             logger.warning("{} has not finished, and ends with the run", self._what)
 

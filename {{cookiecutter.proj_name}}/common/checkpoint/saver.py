@@ -111,14 +111,14 @@ class Saver(AbstractContextManager["Saver"]):
         if self.rank.is_single_process and self._pending is not None:
             wait([self._pending])
 
-    def finish(self, *, at_once: bool = False) -> None:
-        """Wait, also for the functions of `after_save`, unless a signal ends the run `at_once`.
+    def finish(self, stopped_by: int = 0) -> None:
+        """Wait, also for the functions of `after_save`; not long if a signal, `stopped_by`, ends the run.
 
         Raises like `save`, and also if the last save failed, since the run is then incomplete.
         """
         self.wait()
         for function in self._after_save:
-            function.finish(at_once=at_once)
+            function.finish(stopped_by)
         if self._failed:
             raise UserError(f"the last checkpoint could not be written; {self.folder.folder} has the ones before it")
 
