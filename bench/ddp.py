@@ -137,7 +137,7 @@ def main() -> None:
 
 
 def _start(number: int, *arguments: Any) -> None:
-    sys.modules["ddp"] = sys.modules[__name__]  # by this name the config finds the data set
+    sys.modules["ddp"] = sys.modules[__name__]  # by this name the config finds the dataset
     measure(number, *arguments)
 
 

@@ -50,7 +50,7 @@ OUT_OF_MEMORY = 75  # exit code of a comparison for which the device has too lit
 
 
 class Numbers:
-    """A data set of nothing but the numbers of the samples, which lie on the device."""
+    """A dataset of nothing but the numbers of the samples, which lie on the device."""
 
     random = False
     size, pool = 0, gpu_models.POOL
@@ -287,5 +287,5 @@ def line(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.modules["gpu"] = sys.modules["__main__"]  # by this name the config finds the data set, the task and the model
+    sys.modules["gpu"] = sys.modules["__main__"]  # by this name the config finds the dataset, the task and the model
     sys.exit(main())

@@ -64,7 +64,7 @@ def enlarged(root: Path) -> None:
     ids=["other images", "copied images", "noise of the same size", "unchanged"],
 )
 def test_images_replaced_between_stop_and_resume(runs: Runs, change: Callable[[Path], Any], said: str) -> None:
-    """Names, sizes and times of the files: those that a copy changes too are not called another data set."""
+    """Names, sizes and times of the files: those that a copy changes too are not called another dataset."""
     part = "{type: ImageFolderDataset, folder: photos, size: [8, 8], channels: 1}"
     data = ["--dir.data_dir", str(photos(runs.root / "data")), "--dataset.train", part, "--dataset.eval", "null"]
     words = [*data, "--dataset.val", f"{{$REPLACE: true, {part[1:]}", "--model.classes", "2"]
@@ -162,7 +162,7 @@ HERE = "proofs.checkpoint.test_guarantee"
         ),
         (
             ["--dataset.train", f"{{type: {HERE}.Endless}}"],
-            f"not compared: dataset.train: Endless has no digest(); not checked: data set {HERE}.Endless begins each",
+            f"not compared: dataset.train: Endless has no digest(); not checked: dataset {HERE}.Endless begins each",
         ),
     ],
     ids=["optimizer", "schedule", "plugin", "stream"],
@@ -178,7 +178,7 @@ def test_what_only_its_owner_knows(runs: Runs, words: list[str], said: str) -> N
 
 
 class Holder:
-    """A data set that holds anything."""
+    """A dataset that holds anything."""
 
     def __init__(self, **held: Any) -> None:
         vars(self).update(held)
@@ -209,7 +209,7 @@ KINDS: dict[str, Callable[[Path, str], Any]] = {
     "tensor of bfloat16 in a view": lambda folder, text: View(Holder(x=torch.full((2,), len(text)).bfloat16())),
     "tensors in dicts": lambda folder, text: Holder(kept=[{"a": torch.tensor(len(text))}]),
     "texts": lambda folder, text: Holder(lines=[text] * 20),
-    "a list instead of a data set": lambda folder, text: [text] * 20,
+    "a list instead of a dataset": lambda folder, text: [text] * 20,
     "array of texts": lambda folder, text: Holder(lines=np.array([text] * 20)),
     "paths": lambda folder, text: Holder(files=write(folder, text)),
     "names in a folder": lambda folder, text: Holder(root=folder, names=[x.name for x in write(folder, text)]),

@@ -1,4 +1,4 @@
-"""Data sets that are made of other data sets, as the config nests them."""
+"""Datasets that are made of other datasets, as the config nests them."""
 
 from pathlib import Path
 from typing import Any

@@ -181,7 +181,7 @@ def test_batches_of_any_kind_in_double_precision(runs: Runs, collate: str) -> No
 
 
 def test_only_tensors_on_the_cpu_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a data set has brought to the GPU itself; PyTorch refuses to pin it. Here `meta` stands for the GPU."""
+    """What a dataset has brought to the GPU itself; PyTorch refuses to pin it. Here `meta` stands for the GPU."""
     pinned: list[torch.device] = []
 
     def pin(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Workers, and a data set that uses the GPU."""
+"""Workers, and a dataset that uses the GPU."""
 
 import os
 from collections.abc import Iterator

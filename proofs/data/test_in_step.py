@@ -120,7 +120,7 @@ class Fresh(ClassificationTask):
 
 
 def hand_over(trainer: Trainer) -> None:
-    """A plugin: the data set gets the model."""
+    """A plugin: the dataset gets the model."""
     trainer.stream.dataset.policy = trainer.task.model
 
 

@@ -71,7 +71,7 @@ def test_a_repeated_sample_has_other_random_numbers() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("range", "for epoch 1, indices from 0 to 12, but the data set has 12 samples"),
+        ("range", "for epoch 1, indices from 0 to 12, but the dataset has 12 samples"),
         ("type", "type float64, not a list of indices"),
         ("empty", "shape \\(0,\\)"),
         ("length", "for epoch 2, 11 samples, but 12 in the first"),
@@ -105,7 +105,7 @@ def test_global_generators_are_seeded() -> None:
 
 
 def test_weights_of_the_epoch(runs: Runs) -> None:
-    """The order sees the data set as it is in that epoch, also if only workers read."""
+    """The order sees the dataset as it is in that epoch, also if only workers read."""
     data = ["--dataset.train", f"{{type: {HERE}.Curriculum}}", "--loader.order", "{type: weighted, samples: 64}"]
     alone = final(runs.train(*words("plain", *data), name="alone"))
     shared = final(runs.train(*words("plain", *data, "--num_workers", "2"), name="shared"))
@@ -129,6 +129,6 @@ def test_an_order_that_is_not_there(runs: Runs) -> None:
     with pytest.raises(UserError, match=r"loader\.order\.samples = 0"):
         runs.train("--loader.order", "{type: weighted, samples: 0}")
     stream = "{type: tests.data.test_iterable.Stream}"
-    with pytest.raises(UserError, match="Stream is an iterable data set, so it cannot be balanced"):
+    with pytest.raises(UserError, match="Stream is an iterable dataset, so it cannot be balanced"):
         runs.train("--loader.order.type", "balanced", "--dataset.train", stream)
     runs.train("--loader.order.type", "sequential", "--dataset.train", stream, "--progress.max_steps", "1")

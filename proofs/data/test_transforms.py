@@ -1,4 +1,4 @@
-"""`transforms` in a data set's section, and batches of mixed images."""
+"""`transforms` in a dataset's section, and batches of mixed images."""
 
 from typing import Any
 

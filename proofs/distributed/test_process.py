@@ -23,7 +23,7 @@ from custom.datasets.digits_dataset import DigitsDataset
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_ways_to_start_workers(runs: Runs, method: str) -> None:
-    """R-57, MM-76: data sets, collate functions and registries survive a start without fork, with the same result."""
+    """R-57, MM-76: datasets, collate functions and registries survive a start without fork, with the same result."""
     plain = runs.train("--progress.epoch", "1", name="plain")
     words = [
         "--num_workers",
@@ -107,7 +107,7 @@ def test_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_opencv_gets_no_threads_in_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MM-76: only where a data set has imported it."""
+    """MM-76: only where a dataset has imported it."""
     seen: list[int] = []
     stand_in: Any = types.ModuleType("cv2")
     stand_in.setNumThreads = seen.append

@@ -61,7 +61,7 @@ def test_it_is_resumed_to_the_bit(runs: Runs, base: Any, way: str, monkeypatch: 
     monkeypatch.delenv("SIGNAL_AFTER")
     resumed = trained(runs, example, *line, "--resume", "auto", name="cut")
     assert differing(whole, resumed) == []
-    assert ("the data set cannot restore its position: reading" in log(resumed)) == (way == "buffer")
+    assert ("the dataset cannot restore its position: reading" in log(resumed)) == (way == "buffer")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Mistakes in one's own model, data set, loss or metric: the message names the cause, the place and a remedy."""
+"""Mistakes in one's own model, dataset, loss or metric: the message names the cause, the place and a remedy."""
 
 import os
 import sys

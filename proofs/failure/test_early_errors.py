@@ -17,7 +17,7 @@ from tests.parts import Plain
 from tests.ranks import Ended, start_ranks
 from custom.datasets.digits_dataset import DigitsDataset
 
-# A model and a data set that cannot be made, on the rank that the environment names.
+# A model and a dataset that cannot be made, on the rank that the environment names.
 BAD = ["--model", "{type: proofs.failure.test_early_errors.unmade}"]
 BAD_DATA = ["--dataset.val", "{type: proofs.failure.test_early_errors.unread}"]
 

@@ -115,7 +115,7 @@ def test_exception_on_rank_0(runs: Runs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("worker", ["0", "1"])
 def test_exception_in_a_loader(runs: Runs, worker: str) -> None:
-    """R-14: from a worker too, with the number of the sample and the line of the data set."""
+    """R-14: from a worker too, with the number of the sample and the line of the dataset."""
     words = ["--dataset.train", "{type: tests.parts.OneBadSample, index: 77}", "--num_workers", worker]
     block = last_block(broken(runs, "never 0 train 0", *words).texts[0])
     assert "sample 77 of OneBadSample cannot be read: OSError: no such picture" in block

@@ -19,7 +19,7 @@ HERE = "proofs.failure.test_silent_mistakes"
 
 
 class Mine:
-    """Digits as a data set of one's own, which says nothing of its labels and its samples; with a mistake."""
+    """Digits as a dataset of one's own, which says nothing of its labels and its samples; with a mistake."""
 
     def __init__(self, data_dir: Path, mode: str, how: str = "") -> None:
         self.digits = DigitsDataset(data_dir, "train" if how == "val is train" else mode)
@@ -138,7 +138,7 @@ def test_a_target_of_another_shape(runs: Runs, capsys: pytest.CaptureFixture[str
     for val in (f"{{type: {HERE}.Numbers}}", "null"):
         assert runs.fail(*words, "--dataset.val", val) == 1
         text = capsys.readouterr().err
-        assert "Using a target size" in text and "target[:, None] in the data set" in text
+        assert "Using a target size" in text and "target[:, None] in the dataset" in text
 
 
 def test_classes_in_the_log(runs: Runs, tmp_path: Path) -> None:

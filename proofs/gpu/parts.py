@@ -1,4 +1,4 @@
-"""What the runs on a device are made of: models, a data set, and a plugin that notes what torch says at the end."""
+"""What the runs on a device are made of: models, a dataset, and a plugin that notes what torch says at the end."""
 
 import json
 import sys

@@ -116,7 +116,7 @@ def test_what_it_does_not_go_with(error_of: ErrorOf, more: str) -> None:
 
 def test_data_in_order_is_refused(error_of: ErrorOf) -> None:
     said = error_of("--auto_batch", "true", "--dataset.train", "{type: proofs.run.test_auto_batch.Stream}")
-    assert "auto_batch needs a data set with __len__ and __getitem__" in said
+    assert "auto_batch needs a dataset with __len__ and __getitem__" in said
 
 
 def test_other_errors_are_those_of_the_first_step(

@@ -68,6 +68,6 @@ def test_what_cannot_be_predicted(run: Path, tmp_path: Path) -> None:
 
 
 class Unreadable:
-    """A data set without `from_files`."""
+    """A dataset without `from_files`."""
 
     def __init__(self, data_dir: Path, mode: str) -> None: ...

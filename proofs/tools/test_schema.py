@@ -135,7 +135,7 @@ def test_the_schema_finds_mistakes(text: str, key: str, tmp_path: Path) -> None:
     ],
 )
 def test_the_schema_accepts_what_the_program_accepts(text: str, tmp_path: Path) -> None:
-    """Import paths, several data sets, weights that change, intervals, references to other keys."""
+    """Import paths, several datasets, weights that change, intervals, references to other keys."""
     (tmp_path / "mine.yaml").write_text(f"$BASE: {CONFIG}\n{text}")
     resolve(Config, [tmp_path / "mine.yaml"])
     assert broken(yaml.safe_load(text), SCHEMA) == []

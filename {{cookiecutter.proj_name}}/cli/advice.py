@@ -1,4 +1,4 @@
-"""Advice on mistakes in models, data sets, losses and metrics: the contents of the batch, and the likely cause."""
+"""Advice on mistakes in models, datasets, losses and metrics: the contents of the batch, and the likely cause."""
 
 import inspect
 import re

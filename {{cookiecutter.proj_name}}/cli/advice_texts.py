@@ -14,37 +14,37 @@ ADVICE = {
         "tuple, not None), and every label is a number"
     ),
     r"(list|tuple) indices must be integers": (
-        "a sample is a dict: return {{'image': image, 'label': label}} from the data set's __getitem__, not (image, "
+        "a sample is a dict: return {{'image': image, 'label': label}} from the dataset's __getitem__, not (image, "
         "label); or begin its transforms with {{type: Named, names: [image, label]}}; or change {output}"
     ),
     r"^KeyError: .* at .*(batch|output)": (
-        "the keys are listed above; rename one in the data set's __getitem__, in {output}, or where it is read"
+        "the keys are listed above; rename one in the dataset's __getitem__, in {output}, or where it is read"
     ),
     r"expected target dtype|expected scalar type Long|not implemented for '(Int|Short|Char|Bool)'": (
-        "class labels must be of type int64: return torch.tensor(int(label)), or label.long(), from the data set"
+        "class labels must be of type int64: return torch.tensor(int(label)), or label.long(), from the dataset"
     ),
     r"expected scalar type|same dtype|Input type \(|expected m1 and m2|cannot be cast": (
         "numbers of the batch, listed above, are not of the type of the weights (float32): return image.float() from "
-        "the data set (NumPy's default is float64, that of image files uint8); for mixed formats see precision.mode"
+        "the dataset (NumPy's default is float64, that of image files uint8); for mixed formats see precision.mode"
     ),
     r"0D or 1D target tensor expected": (
-        "each label must be a single number: return torch.tensor(label), not torch.tensor([label]), from the data set"
+        "each label must be a single number: return torch.tensor(label), not torch.tensor([label]), from the dataset"
     ),
     BROADCAST: (
         "the loss would compare each prediction with each target: give both the same shape, with target[:, None] in "
-        "the data set, or output.squeeze(1) in {output}"
+        "the dataset, or output.squeeze(1) in {output}"
     ),
     r"1D target must|match target batch_size|target size .* input size|range of \[-1, 0\], but got 1": (
         "the output must keep the first dimension, the samples, and have one row for each: see what {forward} returns"
     ),
     r"shapes cannot be multiplied|to have \d+ channels|size mismatch|must match the size|normalized_shape|too small": (
         "the model does not fit the batch above (images: samples, channels, height, width): change model.*, such as "
-        "model.in_channels, or what the data set returns"
+        "model.in_channels, or what the dataset returns"
     ),
     r"index out of range in self": "a number of the batch is too large for an embedding: see its size in the model",
     UNEQUAL: "give all samples the same size (dataset.*.transforms can resize), or write a loader.collate",
     r"default_collate": (
-        "a batch is made of tensors, arrays and numbers: does the data set's __getitem__ return a sample?"
+        "a batch is made of tensors, arrays and numbers: does the dataset's __getitem__ return a sample?"
     ),
     r"does not require grad": (
         "the result of {forward} or of the loss is cut off from the weights by .detach(), .item(), .data, .numpy(), "
@@ -59,7 +59,7 @@ WITHOUT_TASK = (UNEQUAL, "default_collate")  # in reading a batch
 # Patterns and advice, as above, for errors of the machine and of the workers.
 MACHINE = {
     "Cannot re-initialize CUDA in forked|CUDA error: initialization error": (
-        "a worker process that was forked cannot use the GPU: keep the data set on the CPU, or start workers with "
+        "a worker process that was forked cannot use the GPU: keep the dataset on the CPU, or start workers with "
         "--loader.start_method forkserver, or use none (--num_workers 0)"
     ),
     "DataLoader timed out": "a batch took longer than loader.timeout: raise it, or use more --num_workers",

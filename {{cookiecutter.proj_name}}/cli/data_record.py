@@ -17,7 +17,7 @@ from common.task import Parts
 
 RECORD = "data.npz"
 _UNREAD = -1  # instead of the checksum of a file's contents
-_BYTES = 1 << 28  # read of the files of a data set; if they are larger, of evenly spread ones
+_BYTES = 1 << 28  # read of the files of a dataset; if they are larger, of evenly spread ones
 _ROWS = 1 << 17  # checksums of an array; rows of a longer one are taken together
 _PATIENCE_S = 10.0  # how long the end of a training waits for the record
 
@@ -37,14 +37,14 @@ def data_record(run: RunContext, parts: Parts) -> Iterator[None]:
 
 
 def write_record(file: Path, searches: Mapping[str, Search]) -> None:
-    """Write the numbers of `items` for each data set, by its name."""
+    """Write the numbers of `items` for each dataset, by its name."""
     record = {name: items(held)[1] for name, held in searches.items()}
     with warn_on_oserror(file.name), atomic_file(file) as out:
         np.savez(out, **record)  # type: ignore[arg-type]
 
 
 def items(held: Search) -> tuple[list[str], NDArray[np.int64]]:
-    """Identify each file and row of a data set.
+    """Identify each file and row of a dataset.
 
     Returns:
         Their names, and of each four numbers: checksum of the name, size, time, checksum of the contents.

@@ -136,7 +136,7 @@ def warn_of_range(name: str, batch: Any) -> None:
         if (low >= 0 and high > 1.5) or high > 20:
             logger.warning(
                 "{}: `image` has values from {:.4g} to {:.4g}, but models and pictures expect 0 to 1; divide by {} in "
-                "the data set's __getitem__",
+                "the dataset's __getitem__",
                 *(name, low, high, 255 if high > 100 else f"{high:.4g}"),
             )
 
@@ -152,7 +152,7 @@ def warn_of_missing_zero(name: str, batch: Any, output: Any) -> None:
     if classes > 2 and labels == list(range(1, classes)):
         logger.warning(
             "{}: all labels from 1 to {} occur in the first batch, but not 0, and the model gives {} classes; labels "
-            "are counted from 0: subtract 1 in the data set, and give the model {} classes",
+            "are counted from 0: subtract 1 in the dataset, and give the model {} classes",
             *(name, classes - 1, classes, classes - 1),
         )
 

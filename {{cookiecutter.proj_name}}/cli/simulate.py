@@ -77,7 +77,7 @@ def build(config: Config, values: Mapping[str, Any], command: Sequence[str], ran
 def all_samples(trainer: Trainer) -> Iterator[tuple[str, list[int]]]:
     """Count the samples of each rank, in an epoch and in every evaluation, by the name of the data.
 
-    Raises `UserError` for a data set that each rank would have to read as a whole.
+    Raises `UserError` for a dataset that each rank would have to read as a whole.
     """
     parts, world = trainer.parts, trainer.rank.world_size
     stages = {f"stages[{number}].train": stream for number, stream in parts.stage_streams.items()}

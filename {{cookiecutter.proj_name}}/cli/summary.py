@@ -98,7 +98,7 @@ def describe_interval(interval: Interval) -> str:
 
 
 def log_data(name: str, section: Mapping[str, Any], dataset: Any) -> None:
-    """Log a data set: its type, the location of its code, its size and, if known, the samples of each class."""
+    """Log a dataset: its type, the location of its code, its size and, if known, the samples of each class."""
     kind = section["type"]
     has_length = is_map_style(dataset) or getattr(dataset, "reads_in_step", False)
     count = f"{len(dataset):,} samples{describe_classes(dataset)}" if has_length else "unknown length"

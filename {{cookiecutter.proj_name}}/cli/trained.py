@@ -44,7 +44,7 @@ class Trained:
     position: Mapping[str, int]
 
     def section(self) -> tuple[str, Mapping[str, Any]]:
-        """Return the name and section of the data set that defines how to prepare inputs: the first of eval, or of val.
+        """Return the name and section of the dataset that defines how to prepare inputs: the first of eval, or of val.
 
         Raises:
             UserError: both are null. Training data are augmented, so they cannot be used instead.
@@ -54,7 +54,7 @@ class Trained:
                 return label(split, name), section
         raise UserError(
             "dataset.eval and dataset.val are null in the config of this run, so nothing says how inputs are prepared; "
-            'name a data set: --dataset.eval "{type: ImageFiles, size: [32, 32]}"'
+            'name a dataset: --dataset.eval "{type: ImageFiles, size: [32, 32]}"'
         )
 
 

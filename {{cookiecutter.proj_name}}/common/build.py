@@ -42,7 +42,7 @@ from common.task import Parts, Task
 def build_parts(config: RunConfig, rank: Rank, seed: int) -> Parts:
     """Build everything that the config names. The seed determines the initial weights, which are the same on all ranks.
 
-    Raises `UserError` if a part cannot be built, or if the classes of the data sets differ.
+    Raises `UserError` if a part cannot be built, or if the classes of the datasets differ.
     """
     stream = build_stream(config, rank, seed)
     parts = Parts(
@@ -75,7 +75,7 @@ def fit_batch(
         values: the config as plain values, which are changed.
     """
     if not isinstance(parts.stream, TrainStream):
-        raise UserError("auto_batch needs a data set with __len__ and __getitem__, to try micro-batches of any size")
+        raise UserError("auto_batch needs a dataset with __len__ and __getitem__, to try micro-batches of any size")
     total = config.batch_size * config.optim.accumulate
     tried = range(config.batch_size, 0, -1) if resumed is None else [resumed.state["about"]["config"]["batch_size"]]
     sizes = [size for size in tried if total % size == 0] or [config.batch_size]
@@ -172,7 +172,7 @@ def build_stage_streams(config: RunConfig, rank: Rank, seed: int, usual: BatchSt
 
 
 def build_evaluation(config: RunConfig, split: str, rank: Rank, seed: int) -> list[EvaluationLoader]:
-    """Build the data sets of a split, unshuffled; every sample is evaluated once over all ranks."""
+    """Build the datasets of a split, unshuffled; every sample is evaluated once over all ranks."""
     sets = sets_of(getattr(config.dataset, split))
     return [build_set(config, split, name, section, rank, seed) for name, section in sets.items()]
 
@@ -180,7 +180,7 @@ def build_evaluation(config: RunConfig, split: str, rank: Rank, seed: int) -> li
 def build_set(
     config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int
 ) -> EvaluationLoader:
-    """Build one data set of a split. The name is "" if it is the only one."""
+    """Build one dataset of a split. The name is "" if it is the only one."""
     with error_context(lambda: f"in building dataset.{label(split, name)}"):
         dataset = seeded_dataset(config, split, label(split, name), section, rank, seed)
     size, worker = section.get("eval_batch_size", config.batch_size), config.num_workers
@@ -190,7 +190,7 @@ def build_set(
 
 
 def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[str, Any], rank: Rank, seed: int) -> Any:
-    """Build a data set. Its constructor draws the same random numbers on all ranks, seeded by the run and its name.
+    """Build a dataset. Its constructor draws the same random numbers on all ranks, seeded by the run and its name.
 
     Raises `UserError` if its size differs between ranks, such as in an incomplete copy.
     """
@@ -202,13 +202,13 @@ def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[st
 
 
 def check_classes(model: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[str, ...]:
-    """Compare the `classes` of the data sets with each other and with the model. Returns the class names, if any.
+    """Compare the `classes` of the datasets with each other and with the model. Returns the class names, if any.
 
     Warns of a model with more classes than the data: nothing fails, but they are never right.
 
     Args:
         model: the section of the model.
-        data: data sets by the name of their split.
+        data: datasets by the name of their split.
 
     Raises:
         UserError: the splits differ (label 1 would not mean the same in training and validation), or the model has too

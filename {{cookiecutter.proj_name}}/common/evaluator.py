@@ -178,7 +178,7 @@ class Evaluator:
 
 
 class _Pass:
-    """The measurements of a pass over a data set, so far."""
+    """The measurements of a pass over a dataset, so far."""
 
     def __init__(self, task: Task, rank: Rank, max_pictures: int, *, fixed: bool = False) -> None:
         self.losses, self.metrics, self.batches = LossSums(), task.metric.start(), 0

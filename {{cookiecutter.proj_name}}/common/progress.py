@@ -21,7 +21,7 @@ class Position(NamedTuple):
     """The position of a run.
 
     `step` counts optimizer steps. `sample` counts the samples used in the current epoch, over all ranks.
-    `epoch_size` is the number of samples per epoch, 0 while it is unknown (a data set without length).
+    `epoch_size` is the number of samples per epoch, 0 while it is unknown (a dataset without length).
     """
 
     step: int = 0
@@ -105,7 +105,7 @@ class Interval:
     def in_steps(self, steps_per_epoch: int | None) -> int:
         """This length in optimizer steps, rounded to the nearest; at least 1, or 0 for never.
 
-        Raises `UserError` if it is given in epochs and the data set has no length.
+        Raises `UserError` if it is given in epochs and the dataset has no length.
         """
         if not self:
             return 0
@@ -113,7 +113,7 @@ class Interval:
             return int(self.amount)
         if steps_per_epoch is None:
             length = f"{float(self.amount):g}epoch"
-            raise UserError(f'{length}: the data set has no length; set this in steps, as in "1000step"')
+            raise UserError(f'{length}: the dataset has no length; set this in steps, as in "1000step"')
         return max(1, round(self.amount * steps_per_epoch))
 
 

@@ -45,7 +45,7 @@ class Task(ModelHolder, ABC):
 
     Attributes:
         gallery: chooses the samples of an evaluation that `pictures` draws; by default the first ones.
-        classes: class names in the order of the labels; empty if the data set has none.
+        classes: class names in the order of the labels; empty if the dataset has none.
         buffer_kinds: how processes share the buffers that their batches change, by name or pattern: "sum", "gather" or
             "rank"; see docs/task.md. Models and losses may have this attribute too.
         unit: what `count` counts, such as "tokens"; the log says how many of them in a second.
@@ -215,7 +215,7 @@ class Parts:
     stage_streams: Mapping[int, BatchStream] = field(default_factory=dict)
 
     def deciding_data(self) -> dict[str, Any]:
-        """Return the data sets that affect the result, by name: of training, and of validation, which pick the best."""
+        """Return the datasets that affect the result, by name: of training, and of validation, which pick the best."""
         stages = {f"train of stages[{number}]": stream.dataset for number, stream in self.stage_streams.items()}
         return {"train": self.stream.dataset, **stages, **{label(v.split, v.name): v.dataset for v in self.val}}
 

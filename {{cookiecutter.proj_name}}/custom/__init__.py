@@ -1,4 +1,4 @@
-"""Your code: config, task, data sets, models, losses and metrics.
+"""Your code: config, task, datasets, models, losses and metrics.
 
 Files below this folder are found by their names: `*_task.py`, `*_model.py`, `*_dataset.py`, `*_loss.py`, `*_metric.py`,
 and the other kinds of `python train.py --list`. What they register can be named in a config.

@@ -13,10 +13,10 @@ from common.settings import LossSection, MetricSection, ModelSection, RunConfig,
 
 @section
 class Data(SplitsConfig):
-    """The data. `type` names a data set (see --list); other keys are its arguments, except `eval_batch_size` and
+    """The data. `type` names a dataset (see --list); other keys are its arguments, except `eval_batch_size` and
     `transforms`, a list of steps for each sample: `[{type: ..., arguments}, ...]`.
 
-    `val` and `eval` may hold several named data sets: `{clean: {type: ...}, shifted: {type: ...}}`.
+    `val` and `eval` may hold several named datasets: `{clean: {type: ...}, shifted: {type: ...}}`.
     """
 
     train: TrainSection = default(type="DigitsDataset", shift=1)

@@ -1,4 +1,4 @@
-"""Ready-made parts that a config can name: data sets, transforms, orders, metrics, schedules and writers.
+"""Ready-made parts that a config can name: datasets, transforms, orders, metrics, schedules and writers.
 
 Nothing imports them, so each file can be deleted, and edited like your own.
 """

@@ -1,4 +1,4 @@
-"""Small models, losses and data sets that tests name by their import path, `tests.parts.X`."""
+"""Small models, losses and datasets that tests name by their import path, `tests.parts.X`."""
 
 import os
 import random
@@ -162,7 +162,7 @@ class NoisyDigits(Digits):
 
 
 class Empty:
-    """A data set with nothing in it."""
+    """A dataset with nothing in it."""
 
     def __init__(self, data_dir: Path, mode: str) -> None:
         pass

@@ -1,4 +1,4 @@
-"""A data set, a model, a loss, a metric and a task for the tests: the project's own are there to be changed."""
+"""A dataset, a model, a loss, a metric and a task for the tests: the project's own are there to be changed."""
 
 from collections.abc import Mapping
 from pathlib import Path

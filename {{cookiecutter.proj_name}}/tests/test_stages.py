@@ -89,7 +89,7 @@ def test_a_plateau_ends_a_stage(runs: Runs, at: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_other_training_data_in_a_stage(runs: Runs, workers: str) -> None:
-    """Other arguments of the data set from the next epoch on; cut before, at and after that."""
+    """Other arguments of the dataset from the next epoch on; cut before, at and after that."""
     data = ["--dataset.train", "{type: tests.test_stages.Scaled}", "--num_workers", workers]
     given = [*data, "--stages", DATA]
     folder = runs.train(*resumable("plain", *given), name="uncut")

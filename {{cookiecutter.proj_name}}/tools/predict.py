@@ -122,7 +122,7 @@ class Samples:
     def __getitem__(self, index: int) -> Any:
         try:
             return self.dataset[index]
-        except Exception as error:  # noqa: BLE001 - a user's data set can raise anything
+        except Exception as error:  # noqa: BLE001 - a user's dataset can raise anything
             return _Unreadable(error if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
 
     def collate(self, samples: list[Any]) -> tuple[Any, dict[int, str]]:
@@ -136,9 +136,9 @@ class _Unreadable(str):
 
 
 def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list[str]:
-    """List the files to predict: those named, and in each folder those that the section's data set can read.
+    """List the files to predict: those named, and in each folder those that the section's dataset can read.
 
-    Files of a folder are in the order of their names; hidden ones are left out. For a data set with `lines = True`, it
+    Files of a folder are in the order of their names; hidden ones are left out. For a dataset with `lines = True`, it
     is all lines of these files that are not blank, and `-` is the standard input.
 
     Raises:

@@ -85,9 +85,9 @@ def unknowns(run: RunState) -> list[str]:
     if plateau is not None and type(plateau) is not Plateau:  # all others are functions of the step
         reasons.append(f"schedule {_path(type(plateau))} restores its own state")
     if not run.fingerprint["data position restored"]:
-        reasons.append(f"data set {_path(type(innermost(dataset)))} begins each epoch anew")
+        reasons.append(f"dataset {_path(type(innermost(dataset)))} begins each epoch anew")
     elif callable(getattr(dataset, "state_dict", None)):
-        reasons.append(f"data set {_path(type(innermost(dataset)))} restores its own state")
+        reasons.append(f"dataset {_path(type(innermost(dataset)))} restores its own state")
     reasons += [f"{name}, registered by a plugin, restores its own state" for name in run.user_parts]
     reasons += [f"plugin {name}" for name in run.about["config"]["plugins"]]
     return reasons
@@ -113,7 +113,7 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
     order = causes["order"] + [change.arrow for change in breaking]
     is_restored = new["data position restored"] and old.get("data position restored", True)
     if saved["position"]["sample"] > 0 and not is_restored:
-        order.append("the data set cannot restore its position, so the epoch is read again from its start")
+        order.append("the dataset cannot restore its position, so the epoch is read again from its start")
     files = causes["code"] + [change.arrow for change in safe if change.key == "plugins"]
     code = [f"the code changed: {join_names(files, 10)}"] if files else []
     reasons = causes["breaks"] + [change.arrow for change in safe if change.matches(_BATCH)]

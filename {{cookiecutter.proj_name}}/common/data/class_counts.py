@@ -1,4 +1,4 @@
-"""How many samples each class has, as far as a data set says so without being read."""
+"""How many samples each class has, as far as a dataset says so without being read."""
 
 from collections import Counter
 from contextlib import suppress
@@ -16,12 +16,12 @@ _READ = 32  # samples whose labels are read
 
 
 def labels_of(dataset: Any) -> np.ndarray[Any, Any] | None:
-    """Return each sample's class, (samples,), from the data set's attribute `targets` or `labels`; None without one.
+    """Return each sample's class, (samples,), from the dataset's attribute `targets` or `labels`; None without one.
 
     Not their methods, which may read every file.
     """
     for name in ("targets", "labels"):
-        with suppress(Exception):  # a data set may use these names for something else
+        with suppress(Exception):  # a dataset may use these names for something else
             labels = np.asarray(getattr(dataset, name))
             whole = len(getattr(dataset, "whole", dataset))
             if is_map_style(dataset) and labels.shape == (whole,) and labels.dtype.kind in "iu":
@@ -30,7 +30,7 @@ def labels_of(dataset: Any) -> np.ndarray[Any, Any] | None:
 
 
 def count_classes(dataset: Any) -> dict[str, int]:
-    """Samples of each class by name, or by number if the data set names none; empty if the labels are not known.
+    """Samples of each class by name, or by number if the dataset names none; empty if the labels are not known.
 
     Numbers run from 0 to the largest label.
     """
@@ -94,6 +94,6 @@ def warn_of_sorted_classes(stream: TrainStream, config: LoaderConfig, worker: in
     if classes > 1 and np.count_nonzero(np.diff(labels)) == classes - 1 and len(labels) > 2 * classes:
         logger.warning(
             "loader.order: {} reads all samples of one class, then all of the next, so the model forgets each class "
-            "while it learns another. Use loader.order: {{type: shuffle}}, or mix the samples of the data set",
+            "while it learns another. Use loader.order: {{type: shuffle}}, or mix the samples of the dataset",
             config.order["type"],
         )

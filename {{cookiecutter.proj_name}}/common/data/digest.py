@@ -18,7 +18,7 @@ from torch import Tensor
 
 from common.data.view import kind_of
 
-_SETTING = 16  # fewer values than this in an attribute are a setting of the data set, not its data
+_SETTING = 16  # fewer values than this in an attribute are a setting of the dataset, not its data
 _PROBED = 64  # strings of an attribute that are looked up: if none of them is a file, none of the others is
 _DEPTH = 8  # of lists in lists
 _OPENED, _READ = 64, 1 << 16  # files that are opened, evenly spread, and bytes read of each: noise is not missed
@@ -28,9 +28,9 @@ _File = tuple[str, int, int]  # path, size in bytes, time of the last change in 
 
 
 def digest(dataset: Any) -> dict[str, Any]:
-    """Return a short description of a data set that differs if the data do; plain values.
+    """Return a short description of a dataset that differs if the data do; plain values.
 
-    It is made of what the data set's own `digest()` returns; without one, of its attributes and the data sets inside
+    It is made of what the dataset's own `digest()` returns; without one, of its attributes and the datasets inside
     it: names, sizes and times of files, the beginnings of a few, and checksums of arrays, tensors and lists. A million
     files take seconds. Their names count from the folder that all have in common.
 
@@ -52,7 +52,7 @@ def digest(dataset: Any) -> dict[str, Any]:
 
 
 def search(dataset: Any) -> "Search":
-    """Look for what a data set holds; it holds nothing, with a warning, if its class raises an error."""
+    """Look for what a dataset holds; it holds nothing, with a warning, if its class raises an error."""
     held = Search()
     try:
         held.dataset(dataset)
@@ -80,7 +80,7 @@ def describe_counts(digests: Iterable[Mapping[str, Any]]) -> str:
 
 
 class Search:
-    """Collects what data sets hold.
+    """Collects what datasets hold.
 
     Attributes:
         files: path, size in bytes and time of the last change, in ns, of each.
@@ -88,7 +88,7 @@ class Search:
         held: the same arrays, not copied.
         values: numbers and strings in lists.
         sums: checksums of these lists.
-        digests: what data sets returned as their digest.
+        digests: what datasets returned as their digest.
         unknown: what cannot be compared.
     """
 
@@ -110,9 +110,9 @@ class Search:
         return [path[start:] for path in paths]
 
     def dataset(self, dataset: Any) -> None:
-        """Search a data set: what its own digest returns, what Hugging Face's keeps, or else its attributes."""
+        """Search a dataset: what its own digest returns, what Hugging Face's keeps, or else its attributes."""
         fingerprint = getattr(dataset, "_fingerprint", None)  # of Hugging Face: of the table and all changes made to it
-        # Looked up in the class: a data set around another one passes on the methods of the inner one.
+        # Looked up in the class: a dataset around another one passes on the methods of the inner one.
         if callable(getattr(type(dataset), "digest", None)):
             fingerprint = dataset.digest()
         elif isinstance(fingerprint, str):
@@ -158,7 +158,7 @@ class Search:
                 self.sums[-1] = zlib.crc32(text.encode(errors="surrogateescape"), self.sums[-1])
 
     def _collect(self, value: Any, leaves: list[Any], depth: int) -> None:
-        """Append the strings and numbers in `value` to `leaves`; note arrays, and search data sets."""
+        """Append the strings and numbers in `value` to `leaves`; note arrays, and search datasets."""
         if value is None or isinstance(value, (str, int, float, bytes, range)):
             leaves.append(value)
         elif isinstance(value, os.PathLike):

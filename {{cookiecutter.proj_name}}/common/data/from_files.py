@@ -1,4 +1,4 @@
-"""Data sets of single files, for predictions and exports."""
+"""Datasets of single files, for predictions and exports."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ from common.data.sections import OWN, apply_transforms
 
 
 def reader_of(section: Mapping[str, Any]) -> Any:
-    """Return the class that reads files for a section; of data sets in each other, that of the first one inside."""
+    """Return the class that reads files for a section; of datasets in each other, that of the first one inside."""
     inner = section.get("set") or next(iter(section.get("sets") or ()), None)
     return reader_of(inner) if isinstance(inner, Mapping) else DATASET_REGISTRY.get(section["type"])
 
 
 def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> Any:
-    """Build a data set of these files, without labels, prepared as the samples of a section are.
+    """Build a dataset of these files, without labels, prepared as the samples of a section are.
 
-    The class of the data set makes it: `from_files(files, **arguments)`, where the arguments are the section's, and the
+    The class of the dataset makes it: `from_files(files, **arguments)`, where the arguments are the section's, and the
     defaults of the class. Sample i is that of file i.
 
     Raises:
@@ -29,7 +29,7 @@ def build_files(section: Mapping[str, Any], mode: str, files: Sequence[Any]) -> 
     if not callable(make := getattr(kind, "from_files", None)):
         raise UserError(
             f"dataset.{mode}: {section['type']} cannot read single files; give the class a method from_files, "
-            f'or name another data set: --dataset.{mode} "{{type: ImageFiles, size: [32, 32]}}"'
+            f'or name another dataset: --dataset.{mode} "{{type: ImageFiles, size: [32, 32]}}"'
         )
     given = {name: value for name, value in section.items() if name not in ("type", "transforms", *OWN)}
     defaults = {parameter.name: parameter.default for parameter in inspect.signature(kind).parameters.values()}

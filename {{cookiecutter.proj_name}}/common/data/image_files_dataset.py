@@ -29,9 +29,9 @@ class ImageFiles:
     """Images without labels: all below `<data_dir>/<folder>/`, in the order of their names.
 
     Args:
-        data_dir: parent of all data sets.
+        data_dir: parent of all datasets.
         mode: train, val or eval; used in messages only.
-        folder: folder of this data set, relative to `data_dir` or absolute.
+        folder: folder of this dataset, relative to `data_dir` or absolute.
         size: images are resized to this height and width, pixels; null: do not resize.
         channels: 1 (grey), 3 (RGB) or 4 (RGBA).
     """
@@ -56,7 +56,7 @@ class ImageFiles:
 
     @classmethod
     def from_files(cls, files: Sequence[Any], size: list[int] | None, channels: Literal[1, 3, 4], **_: Any) -> Self:
-        """Return a data set of these files; each is a path, or an open file in binary mode.
+        """Return a dataset of these files; each is a path, or an open file in binary mode.
 
         Other arguments are ignored.
         """

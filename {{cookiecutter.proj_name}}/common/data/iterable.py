@@ -1,4 +1,4 @@
-"""Training data that can only be read in sequence: streams, generated samples, data sets without a length."""
+"""Training data that can only be read in sequence: streams, generated samples, datasets without a length."""
 
 import re
 import sys
@@ -24,13 +24,13 @@ from common.progress import Position
 
 _STREAM = 2  # distinguishes the keys of an iterable's batches from those of samples
 _DIFFERENT_RECORDS = (
-    "dataset.train: the {} read different records, so these cannot be dealt out. Let the data set read the same in "
+    "dataset.train: the {} read different records, so these cannot be dealt out. Let the dataset read the same in "
     "every process (with an order that depends on set_epoch alone), or give it a method share(reader, readers), with "
     "which it reads a share of its own; see docs/data.md"
 )
 _LAG = (
     "its records are read one step ahead: they would be made with the weights of the step before, and after a resume "
-    "with others. Let the data set give seeds and the task compute the rest, or set reads_in_step = True in {}, which "
+    "with others. Let the dataset give seeds and the task compute the rest, or set reads_in_step = True in {}, which "
     "has it read in step with the training; see docs/data.md, Streams"
 )
 _TOO_SHORT = "dataset.train: {} has reads_in_step, but ended after {} records of {}; it must give all of its __len__"
@@ -48,7 +48,7 @@ class _MicroBatch(NamedTuple):
 class _Read(NamedTuple):
     """The data of one step: micro-batches, and samples over all ranks; 0 at the end of an epoch.
 
-    `state`: after these micro-batches: of the data set, and whether it has `ended` on this process.
+    `state`: after these micro-batches: of the dataset, and whether it has `ended` on this process.
     """
 
     batches: list[_MicroBatch]
@@ -69,10 +69,10 @@ class _Batches(IterableDataset[Any]):
         self.limit = limit or sys.maxsize
         self.rank, self.ranks = rank.rank, rank.world_size
         self.shares = callable(getattr(dataset, "share", None))
-        # Where the next pass begins: epoch, number of the micro-batch, and a state for the data set to continue from.
+        # Where the next pass begins: epoch, number of the micro-batch, and a state for the dataset to continue from.
         self.epoch = self.first = 0
         self.state: Any = None
-        self.begins_anew = False  # at the end of an epoch, where the data set may stand, it gives nothing at first
+        self.begins_anew = False  # at the end of an epoch, where the dataset may stand, it gives nothing at first
 
     def __iter__(self) -> Iterator[_MicroBatch]:
         info = torch.utils.data.get_worker_info()
@@ -84,7 +84,7 @@ class _Batches(IterableDataset[Any]):
                 self.dataset.share(reader, ranks * workers)
             rank, ranks, worker, workers = 0, 1, 0, 1  # each reader keeps all that it reads
         elif info:
-            # A data set that shards itself by get_worker_info() would skip records; here every worker must read all.
+            # A dataset that shards itself by get_worker_info() would skip records; here every worker must read all.
             torch.utils.data._utils.worker._worker_info = None
         source = islice(self._begin(reader), max(limit - self.first * self.batch_size * ranks, 0))
         mark = 0
@@ -122,17 +122,17 @@ def _mark(record: Any) -> int:
 
 
 class IterableStream(BatchStream):
-    """The training data of an iterable data set, each record once over all ranks and workers.
+    """The training data of an iterable dataset, each record once over all ranks and workers.
 
     Records are dealt out by position (see `_Batches`), which requires that all processes read the same records in the
-    same order; or the data set has `share(reader, readers)`, after which it reads only share `reader` (from 0) of
+    same order; or the dataset has `share(reader, readers)`, after which it reads only share `reader` (from 0) of
     `readers`. Exhausted ranks repeat their first batch with weight 0, until all have ended.
 
-    If the data set has `state_dict` and `load_state_dict` and is read in the main process, a resumed run continues
-    at exactly the next sample. Otherwise the epoch is read again up to there: exact if the data set repeats itself.
+    If the dataset has `state_dict` and `load_state_dict` and is read in the main process, a resumed run continues
+    at exactly the next sample. Otherwise the epoch is read again up to there: exact if the dataset repeats itself.
 
-    Records are read one step ahead, so they may depend on the seed, the epoch and the data set's own state, but not on
-    the weights. A data set with `reads_in_step = True` has a `__len__`, the records of an epoch, by which the last step
+    Records are read one step ahead, so they may depend on the seed, the epoch and the dataset's own state, but not on
+    the weights. A dataset with `reads_in_step = True` has a `__len__`, the records of an epoch, by which the last step
     is known: the records of each step are then read after the one before it is complete, and may depend on the weights.
 
     `limit`: records of an epoch at most, over all readers; with `share`, rounded up for each. 0: all.
@@ -153,7 +153,7 @@ class IterableStream(BatchStream):
         self.dataset, self.rank, self.accumulate, self.batch_size = dataset, rank, accumulate, batch_size
         if (order := config.order["type"]) not in ("shuffle", "sequential"):
             raise UserError(
-                f"loader.order: {kind_of(dataset)} is an iterable data set, so it cannot be {order}; remove this key"
+                f"loader.order: {kind_of(dataset)} is an iterable dataset, so it cannot be {order}; remove this key"
             )
         self.samples_per_step = batch_size * accumulate * rank.world_size
         self.drop_last = config.drop_last
@@ -169,7 +169,7 @@ class IterableStream(BatchStream):
         elif (readers := rank.world_size * max(1, worker)) > 1:
             logger.info("dataset.train: each of {} readers reads all records and keeps its share", readers)
         self._state: dict[str, Any] = {}  # after the step that was yielded last
-        self._start: dict[str, Any] = {}  # of the next pass; empty: as the data set is
+        self._start: dict[str, Any] = {}  # of the next pass; empty: as the dataset is
         self._loader = make_loader(self._batches, config, worker, seed, rank.device, batch_size=None)
         self._first: _MicroBatch | None = None
         self._opened: Generator[_MicroBatch, None, None] | None = None  # the rest of the pass that `_first` was read in
@@ -192,7 +192,7 @@ class IterableStream(BatchStream):
         return size
 
     def _dataset_state(self) -> dict[str, Any]:
-        # A copy: the state may be the data set's own object, which changes with every record.
+        # A copy: the state may be the dataset's own object, which changes with every record.
         return {"dataset": deepcopy(self.dataset.state_dict())} if self.is_exactly_resumable else {}
 
     def sample_batch(self, *, full: bool) -> Any:
@@ -201,7 +201,7 @@ class IterableStream(BatchStream):
         The first epoch continues after it.
         """
         if self._first is None:
-            set_epoch(self.dataset, 0)  # before that, a data set may have no state
+            set_epoch(self.dataset, 0)  # before that, a dataset may have no state
             self._start = self._start or self._dataset_state()
             self._opened = read(self._loader)
             self._first = next(self._opened, None)
@@ -219,7 +219,7 @@ class IterableStream(BatchStream):
         """Yield the steps from `at` to the end of the epoch. Raises `UserError` when there are none."""
         again, before = (at.sample - self._start.get("sample", 0)) // self.samples_per_step, at
         if again:
-            logger.warning("the data set cannot restore its position: reading {} steps again to reach it", again)
+            logger.warning("the dataset cannot restore its position: reading {} steps again to reach it", again)
         steps = islice(self._steps(at), again, None)
         # One step is read ahead to detect the last one; a checkpoint holds the state from before that read.
         for current, ahead in ((step, step) for step in steps) if self.is_in_step else pairwise(steps):
@@ -277,7 +277,7 @@ class IterableStream(BatchStream):
         return read(self._loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the data set's state after the last step; one per rank if it has `share`."""
+        """Return the dataset's state after the last step; one per rank if it has `share`."""
         return {"states": gather_objects(self._state, self.rank) if self._batches.shares else [self._state]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

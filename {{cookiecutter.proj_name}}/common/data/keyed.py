@@ -27,7 +27,7 @@ _BATCH = 1  # distinguishes the key of a batch (collate functions may draw too) 
 
 
 class SizedDataset(Protocol):
-    """A map-style data set."""
+    """A map-style dataset."""
 
     def __len__(self) -> int: ...
 
@@ -37,7 +37,7 @@ class SizedDataset(Protocol):
 class KeyedBatches:
     """Turns the key of a batch into the collated batch; a `DataLoader` calls it in its workers.
 
-    A data set that sets `random = False` promises that neither its items nor its collate function draw random numbers,
+    A dataset that sets `random = False` promises that neither its items nor its collate function draw random numbers,
     and is not seeded (which takes 7 microseconds per sample, and 70 per batch in the main process).
     """
 
@@ -46,7 +46,7 @@ class KeyedBatches:
         self.collate = collate
         self.seed = seed
         self.random = bool(getattr(dataset, "random", True) or getattr(collate, "random", False))
-        self.epoch: int | None = None  # last passed to this process' data set
+        self.epoch: int | None = None  # last passed to this process' dataset
 
     def __getitems__(self, key: BatchKey) -> Any:
         epoch, indices = key
@@ -99,9 +99,9 @@ def set_epoch(dataset: Any, epoch: int) -> None:
 
 
 def find_collate(dataset: SizedDataset, spec: str | Mapping[str, Any] | None, *, training: bool = False) -> Collate:
-    """Find the collate function that `loader.collate` names, else the data set's `collate`, else PyTorch's default.
+    """Find the collate function that `loader.collate` names, else the dataset's `collate`, else PyTorch's default.
 
-    A class is built, with the data set as its argument `dataset`. One whose attribute `training_only` is true (mixup)
+    A class is built, with the dataset as its argument `dataset`. One whose attribute `training_only` is true (mixup)
     is used in training alone.
     """
     if spec is not None:

@@ -1,4 +1,4 @@
-"""From a data set to batches: the loaders of training and evaluation."""
+"""From a dataset to batches: the loaders of training and evaluation."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,7 @@ class LoaderConfig:
         Registered(COLLATE_REGISTRY),
         Field(
             description="name or module:function, or {type, arguments}; mixup and cutmix: training only; null: the "
-            "data set's own, or PyTorch's default"
+            "dataset's own, or PyTorch's default"
         ),
     ] = None
     order: Annotated[
@@ -44,7 +44,7 @@ class LoaderConfig:
     pin_memory: Annotated[bool | None, Field(description="page-locked batches; null: on when training on CUDA")] = None
     start_method: Annotated[
         Literal["fork", "spawn", "forkserver"] | None,
-        Field(description="how workers start; null: Python's default; spawn, forkserver: for data sets that use CUDA"),
+        Field(description="how workers start; null: Python's default; spawn, forkserver: for datasets that use CUDA"),
     ] = None
     prefetch: Annotated[int, Field(ge=1, description="batches each worker reads ahead")] = 2
     prefetch_to_device: Annotated[bool, Field(description="has no effect any more; kept for older configs")] = False
@@ -80,7 +80,7 @@ class BatchStream(Protocol):
         samples_per_step: samples of one optimizer step, over all ranks.
         is_exactly_resumable: whether `epoch` can start exactly at any position.
         is_indexed: whether samples have numbers; if not, no batch can be read to try a model on and then read again.
-        lag: why batches are not made with the latest weights, if the data set has them, and what to do; "": they are.
+        lag: why batches are not made with the latest weights, if the dataset has them, and what to do; "": they are.
     """
 
     dataset: Any
@@ -114,7 +114,7 @@ class BatchStream(Protocol):
 
 
 class TrainStream(BatchStream):
-    """A map-style data set, epoch by epoch, from any position: the order is a function of the epoch.
+    """A map-style dataset, epoch by epoch, from any position: the order is a function of the epoch.
 
     Args:
         dataset: not empty.
@@ -149,7 +149,7 @@ class TrainStream(BatchStream):
         return [[index % len(self.dataset) for index in indices] for indices in shares]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the data set's own state, if it has any; the position in the data is part of the run's position."""
+        """Return the dataset's own state, if it has any; the position in the data is part of the run's position."""
         state_dict = getattr(self.dataset, "state_dict", None)
         return {"dataset": state_dict()} if callable(state_dict) else {}
 
@@ -169,7 +169,7 @@ class TrainStream(BatchStream):
 
 @dataclass(eq=False)
 class EvaluationLoader:
-    """This process' share of a data set: in order, every sample of the whole set on exactly one process.
+    """This process' share of a dataset: in order, every sample of the whole set on exactly one process.
 
     Attributes:
         split, name: of the data; `name` is the name of a set where the split has several, else "".

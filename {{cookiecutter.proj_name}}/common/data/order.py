@@ -47,7 +47,7 @@ class EpochOrder:
         if order.ndim != 1 or not len(order) or order.dtype.kind not in "iu":
             problem = f"an array of shape {order.shape} and type {order.dtype}, not a list of indices"
         elif order.min() < 0 or order.max() >= size:
-            problem = f"indices from {order.min()} to {order.max()}, but the data set has {size} samples"
+            problem = f"indices from {order.min()} to {order.max()}, but the dataset has {size} samples"
         elif epoch and len(order) != self.size:
             problem = f"{len(order)} samples, but {self.size} in the first; the length of an epoch must not change"
         if problem:
@@ -70,5 +70,5 @@ def shuffle(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray[Any, A
 
 @ORDER_REGISTRY.register()
 def sequential(size: int, seed: int, epoch: int, dataset: Any) -> np.ndarray[Any, Any]:
-    """Each sample once, in the order of the data set."""
+    """Each sample once, in the order of the dataset."""
     return np.arange(size)

@@ -14,7 +14,7 @@ class GlobalBatch(NamedTuple):
     """The samples of one optimizer step, as this process sees them.
 
     Attributes:
-        indices: of the samples in each micro-batch of this process; empty for iterable data sets.
+        indices: of the samples in each micro-batch of this process; empty for iterable datasets.
         weights: one factor per micro-batch of this process. The mean loss of each micro-batch, multiplied by its
             factor, summed over micro-batches and averaged over processes, is the mean over all samples of the step.
         sizes: samples in each micro-batch of this process; 0 for one of borrowed samples.

@@ -1,4 +1,4 @@
-"""Builds the data set that a section of the config describes: arguments, transforms, several sets by name."""
+"""Builds the dataset that a section of the config describes: arguments, transforms, several sets by name."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ from common.config.schema import EditorRule
 from common.data.keyed import SizedDataset
 from common.data.view import View, is_map_style, kind_of
 
-# Keys of a split's section that are not arguments of the data set.
+# Keys of a split's section that are not arguments of the dataset.
 OWN = ("eval_batch_size",)
 _KEY = "image"  # the part of a sample that is apply_transforms unless the config says otherwise
 Sections = dict[str, Mapping[str, Any]]
@@ -32,12 +32,12 @@ def sets_of(part: Mapping[str, Any] | None) -> Sections:
 
 
 def _find_named(part: Mapping[str, Any]) -> Sections:
-    """Return the sections in `part`; empty if it is itself the section of a data set, which has a `type`."""
+    """Return the sections in `part`; empty if it is itself the section of a dataset, which has a `type`."""
     return {} if "type" in part else {name: item for name, item in part.items() if isinstance(item, Mapping)}
 
 
 def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: int = 0) -> SizedDataset:
-    """Build the data set of one split.
+    """Build the dataset of one split.
 
     Raises:
         UserError: it is empty, cannot be indexed (except for training), or raises one itself (a missing folder, ...).
@@ -53,7 +53,7 @@ def build_dataset(part: Mapping[str, Any], mode: str, data_dir: Path, *, limit: 
 
 
 def build_set(section: Mapping[str, Any], mode: str, data_dir: Path) -> Any:
-    """Build the data set of a section, with its transforms. Raises `UserError` if one of them does."""
+    """Build the dataset of a section, with its transforms. Raises `UserError` if one of them does."""
     dataset = DATASET_REGISTRY.build(section, ignore=(*OWN, "transforms"), data_dir=data_dir, mode=mode)
     return apply_transforms(dataset, section, mode)
 
@@ -143,15 +143,15 @@ class Transform:
 
 
 class SetSection(EditorRule):
-    """Checks the section of a data set and its `transforms`: `sets: list[Annotated[dict[str, Any], SetSection()]]`.
+    """Checks the section of a dataset and its `transforms`: `sets: list[Annotated[dict[str, Any], SetSection()]]`.
 
-    `ignore`: keys of the section that are not arguments of the data set. They also survive a change of `type`.
+    `ignore`: keys of the section that are not arguments of the dataset. They also survive a change of `type`.
     """
 
     ignore: tuple[str, ...] = ()
 
     def editor_rule(self) -> dict[str, Any]:
-        """Return the section of a data set."""
+        """Return the section of a dataset."""
         transforms = {"items": TRANSFORM_REGISTRY.editor_rule(key={"type": ["string", "null"]})}
         return DATASET_REGISTRY.editor_rule(transforms=transforms, **{name: {} for name in self.ignore})
 
@@ -184,7 +184,7 @@ class DatasetSection(SetSection):
 
 
 class EvaluationSection(DatasetSection):
-    """Checks a split: the section of a data set, or several such sections by name, `{clean: {type: DigitsDataset}}`.
+    """Checks a split: the section of a dataset, or several such sections by name, `{clean: {type: DigitsDataset}}`.
 
     A set that is null is left out, so a config can drop a set of its base.
     """
@@ -222,7 +222,7 @@ EvalSection = Annotated[
 
 @section
 class SplitsConfig:
-    """The data sets of a run. Which they are by default is in the project's own package."""
+    """The datasets of a run. Which they are by default is in the project's own package."""
 
     train: TrainSection = field(default_factory=dict)
     val: ValSection = None

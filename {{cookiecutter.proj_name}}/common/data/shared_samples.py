@@ -1,4 +1,4 @@
-"""Samples that two splits have in common: by what their data sets call them, by their files, or by their values."""
+"""Samples that two splits have in common: by what their datasets call them, by their files, or by their values."""
 
 import filecmp
 import os
@@ -24,12 +24,12 @@ _ADVICE = (
 def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank, config: LoaderConfig, worker: int) -> None:
     """Warn of splits that have samples in common.
 
-    `sample_ids()` of a data set gives one hashable value per sample, the same for the same sample in any split, such as
+    `sample_ids()` of a dataset gives one hashable value per sample, the same for the same sample in any split, such as
     the full path of a file. Copies of files are found by their names below the folder of a split, and their content. If
-    a data set has no `sample_ids`, a few of its samples are read and compared with the training data.
+    a dataset has no `sample_ids`, a few of its samples are read and compared with the training data.
 
     Args:
-        data: data sets by `label`.
+        data: datasets by `label`.
         config, worker: as for training; samples are read in a worker if training has any.
     """
     if not rank.is_main:

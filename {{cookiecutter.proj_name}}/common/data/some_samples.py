@@ -1,4 +1,4 @@
-"""A look at a few samples of a data set before training."""
+"""A look at a few samples of a dataset before training."""
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ def look_at(
 ) -> list[Any]:
     """Return the results of `function` for these samples, all read with the same random numbers.
 
-    In a worker if there are any: workers would inherit a file that the data set opens here, and its position.
+    In a worker if there are any: workers would inherit a file that the dataset opens here, and its position.
     """
     samples = _Samples(dataset, function)
     if not worker:

@@ -1,4 +1,4 @@
-"""A data set around another one: some of its samples, changed when they are read."""
+"""A dataset around another one: some of its samples, changed when they are read."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,14 +10,14 @@ from torch.utils.data import IterableDataset
 
 
 class View:
-    """A data set around another one, `whole`: all samples, or the first `limit`, go through `transforms` when read.
+    """A dataset around another one, `whole`: all samples, or the first `limit`, go through `transforms` when read.
 
     It is indexed or read in order, as the inner one is. Attributes that it does not define are those of the inner one.
     """
 
     def __init__(self, whole: Any, transforms: Sequence[Callable[[Any], Any]] = (), limit: int = sys.maxsize) -> None:
         self.whole, self._transforms, self._limit = whole, transforms, limit
-        # A data set that draws nothing need not be seeded, unless a transform draws.
+        # A dataset that draws nothing need not be seeded, unless a transform draws.
         drawing = any(getattr(transform, "random", True) for transform in transforms)
         self.random = drawing or getattr(whole, "random", True)
 
@@ -42,14 +42,14 @@ class View:
 
 
 def innermost(dataset: Any) -> Any:
-    """Return the data set inside of all views."""
+    """Return the dataset inside of all views."""
     while isinstance(dataset, View):
         dataset = dataset.whole
     return dataset
 
 
 def kind_of(dataset: Any) -> str:
-    """Return the name of a data set's class, or of the one inside of its views."""
+    """Return the name of a dataset's class, or of the one inside of its views."""
     return type(innermost(dataset)).__name__
 
 

@@ -1,4 +1,4 @@
-"""Data sets that hold weights of the task: what they read depends on when they read it."""
+"""Datasets that hold weights of the task: what they read depends on when they read it."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -17,7 +17,7 @@ _MOST = 1_000  # items of a list that are looked at: the other ones are paths, l
 
 
 def refuse_stale_weights(sources: Iterable[BatchStream | EvaluationLoader], task: nn.Module) -> None:
-    """Raise `UserError` if an attribute of a data set has weights of the task, but is not read with the latest ones."""
+    """Raise `UserError` if an attribute of a dataset has weights of the task, but is not read with the latest ones."""
     weights = set(map(id, task.parameters()))
     for data in sources:
         attributes = getattr(innermost(data.dataset), "__dict__", {}) | getattr(data.dataset, "__dict__", {})

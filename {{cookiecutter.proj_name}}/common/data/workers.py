@@ -92,7 +92,7 @@ def set_up_worker(owner: int, _: int) -> None:
     # Workers ignore signals; the trainer decides when to stop.
     for number in _TRAINER_SIGNALS - {signal.SIGTERM}:
         signal.signal(number, signal.SIG_IGN)
-    # A handler, because an ignored or blocked signal would stay so in programs that a data set starts.
+    # A handler, because an ignored or blocked signal would stay so in programs that a dataset starts.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.siginterrupt(signal.SIGTERM, False)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

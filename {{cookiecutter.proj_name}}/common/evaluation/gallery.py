@@ -27,7 +27,7 @@ class Gallery:
         self.pictures: list[Picture] = []
 
     def add(self, output: Any, batch: Any, indices: Sequence[int] | None = None) -> None:
-        """Consider a batch after `post_process`. `indices`: of its samples in the data set; None: unknown."""
+        """Consider a batch after `post_process`. `indices`: of its samples in the dataset; None: unknown."""
         if self.rank.is_main and len(self.pictures) < self.limit:
             self.pictures += self.task.pictures(output, batch, self.limit - len(self.pictures))
 
@@ -45,7 +45,7 @@ class SampleScore(NamedTuple):
 
 
 class _Candidate(NamedTuple):
-    """A sample that may be shown: number in the data set, and row of the batch.
+    """A sample that may be shown: number in the dataset, and row of the batch.
 
     `sample`: its part of the output and of the batch, or its pictures; None while it is only a row.
     """
@@ -59,7 +59,7 @@ class _Candidate(NamedTuple):
 class WorstFirst(Gallery):
     """Wrong samples first, each group in turn, the highest loss first; the same ones on any number of processes.
 
-    If `fixed`, each group in turn in the order of the data set. No more samples are kept than are shown: one that is
+    If `fixed`, each group in turn in the order of the dataset. No more samples are kept than are shown: one that is
     left out cannot be among the first ones later, since others of its group only push it back.
 
     The task says how wrong each sample of a batch is, after `post_process`, in a method `sample_errors(output, batch)`

@@ -27,7 +27,7 @@ _OWN = ("weight", "inputs")
 
 def _input_path(path: str) -> str:
     if path.split(".")[0] not in ("output", "batch"):
-        raise ValueError("must be output.<name> or batch.<name>: the model's output or the data set's batch")
+        raise ValueError("must be output.<name> or batch.<name>: the model's output or the dataset's batch")
     return path
 
 
@@ -200,7 +200,7 @@ def _has_weights(function: Any) -> bool:
 
 
 class LossSums:
-    """The mean losses of one pass over a data set, from the means of its batches.
+    """The mean losses of one pass over a dataset, from the means of its batches.
 
     Losses stay on the device, and are read together at the end. Sums are rounded once, so the means do not depend on
     which process had which batch.

@@ -33,7 +33,7 @@ Value = float | dict[str, float]
 
 
 class Metric(ABC):
-    """A value, or several, over a data set that can be accumulated batch by batch. Never average means of batches.
+    """A value, or several, over a dataset that can be accumulated batch by batch. Never average means of batches.
 
     An object starts empty, sees every batch of one process, merges the objects of the other processes, and computes.
     It is sent between processes, so its attributes are numbers, lists and CPU tensors. Count in whole numbers, and keep
@@ -47,7 +47,7 @@ class Metric(ABC):
 
     @abstractmethod
     def update(self, output: Any, batch: Any) -> None:
-        """Add one batch: the output of the task's post-processing, and the batch from the data set."""
+        """Add one batch: the output of the task's post-processing, and the batch from the dataset."""
 
     @abstractmethod
     def merge(self, other: Self) -> None:
@@ -66,7 +66,7 @@ class GatheredMetric(ABC):
     """A value, or several, that needs all samples together: an area under a curve, a ranking.
 
     The object itself keeps nothing. The `results` of each batch are kept on the CPU; at the end they are gathered on
-    the main process, each sample once, in the order of the data set, and `compute` runs there, once.
+    the main process, each sample once, in the order of the dataset, and `compute` runs there, once.
 
     Attributes:
         higher_is_better: for `best.mode: auto`: whether higher is better, for the value or for each value by name.
@@ -77,7 +77,7 @@ class GatheredMetric(ABC):
     @abstractmethod
     def results(self, output: Any, batch: Any) -> Results:
         """Results of a batch that `compute` needs, by name: tensors with the samples as first dimension, or lists of
-        one entry per sample where sizes differ. Keep it small: it is held for every sample of the data set."""
+        one entry per sample where sizes differ. Keep it small: it is held for every sample of the dataset."""
 
     @abstractmethod
     def compute(self, results: Results) -> Value:
@@ -123,7 +123,7 @@ class MetricFactory:
             self._empty[name] = metric
 
     def start(self) -> "MetricDict":
-        """Empty metrics for one pass over a data set."""
+        """Empty metrics for one pass over a dataset."""
         return MetricDict(copy.deepcopy(self._empty), self._inputs)
 
 
@@ -136,7 +136,7 @@ class MetricDict:
         self._buffers = {name: SampleBuffer(name) for name in metrics}
 
     def update(self, output: Any, batch: Any, indices: Sequence[int]) -> None:
-        """Add a batch of the samples `indices` of the data set."""
+        """Add a batch of the samples `indices` of the dataset."""
         for name, metric in self._metrics.items():
             seen = [output, batch]
             if name in self._inputs:
@@ -178,7 +178,7 @@ class SampleBuffer:
         self._batches: list[tuple[int, Results]] = []  # of each batch, its first sample and its results
 
     def add(self, results: Results, indices: Sequence[int]) -> None:
-        """Keep the metric's results for a batch of the samples `indices` of the data set."""
+        """Keep the metric's results for a batch of the samples `indices` of the dataset."""
         for name, value in results.items():
             if len(value) != len(indices):
                 fault = f"{name} has {len(value)} for {len(indices)} samples"
@@ -188,7 +188,7 @@ class SampleBuffer:
         self._batches.append((indices[0], on_cpu))
 
     def gather(self, rank: Rank) -> Results:
-        """Gather the results of all processes on the main one, in the order of the data set; nothing on the others."""
+        """Gather the results of all processes on the main one, in the order of the dataset; nothing on the others."""
         gathered = chain.from_iterable(gather_to_main(self._batches, rank))
         batches = [results for _, results in sorted(gathered, key=lambda batch: batch[0])]
         return {name: _join([results[name] for results in batches]) for name in batches[0]} if batches else {}

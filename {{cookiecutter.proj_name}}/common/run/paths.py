@@ -20,14 +20,14 @@ class DirConfig:
     __aliases__: ClassVar[dict[str, str]] = {"expr_dir": "runs_dir"}
 
     runs_dir: Annotated[str | None, Field(description="parent of all run folders; null: <project>/experiments")] = None
-    data_dir: Annotated[str | None, Field(description="parent of all data sets; null: <project>/data")] = None
+    data_dir: Annotated[str | None, Field(description="parent of all datasets; null: <project>/data")] = None
     eval_dir: Annotated[
         str | None, Field(description="where evaluate.py writes; null: <run>/eval/<checkpoint's name>")
     ] = None
 
 
 def data_dir(config: DirConfig, project: Path) -> Path:
-    """Return the parent folder of all data sets."""
+    """Return the parent folder of all datasets."""
     return project / Path(config.data_dir or "data").expanduser()
 
 

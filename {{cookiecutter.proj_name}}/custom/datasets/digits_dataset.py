@@ -1,4 +1,4 @@
-"""The example data set: 1,797 handwritten digits, included in the project (source, licence: data/README.md)."""
+"""The example dataset: 1,797 handwritten digits, included in the project (source, licence: data/README.md)."""
 
 from collections.abc import Sequence
 from pathlib import Path

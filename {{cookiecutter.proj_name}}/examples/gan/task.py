@@ -51,7 +51,7 @@ class GanTask(Task):
 
 
 class NearestReal(GatheredMetric):
-    """Compares as many generated images with the real ones of a data set, by distance of pixels.
+    """Compares as many generated images with the real ones of a dataset, by distance of pixels.
 
     - `recognised`: share of generated images whose nearest real image is of the class that was asked for, 0..1.
     - `coverage`: share of real images that have a generated image of their class within the distance of their fifth

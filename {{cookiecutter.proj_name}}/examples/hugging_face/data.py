@@ -1,4 +1,4 @@
-"""Texts in data sets of Hugging Face: read by index, or in sequence."""
+"""Texts in datasets of Hugging Face: read by index, or in sequence."""
 
 import random
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ class Collate:
 
 
 def made_up(mode: str, reviews: int, praise: bool = False) -> datasets.Dataset:
-    """Return a data set of reviews; review i is a function of `mode` and i."""
+    """Return a dataset of reviews; review i is a function of `mode` and i."""
     texts: list[str] = []
     number = 0
     while len(texts) < reviews:

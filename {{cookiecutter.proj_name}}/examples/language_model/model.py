@@ -44,7 +44,7 @@ class GPT(nn.Module):
         """Map characters (B, T), int64, T <= context, to the logits (B, T, vocabulary) of the character after each."""
         length = characters.shape[1]
         if length > self.context:
-            raise UserError(f"the data set's blocks have {length} characters, but model.context is {self.context}")
+            raise UserError(f"the dataset's blocks have {length} characters, but model.context is {self.context}")
         positions = torch.arange(length, device=characters.device)
         features = self.dropout(self.characters(characters) + self.positions(positions))
         for block in self.blocks:

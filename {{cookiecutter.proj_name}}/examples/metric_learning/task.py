@@ -1,4 +1,4 @@
-"""Metric learning: the task, a loss with weights of its own, and a metric over all pairs of a data set."""
+"""Metric learning: the task, a loss with weights of its own, and a metric over all pairs of a dataset."""
 
 import math
 
@@ -47,7 +47,7 @@ class ArcFace(nn.Module):
 
 
 class RecallAt1(GatheredMetric):
-    """Share of samples whose nearest other sample of the data set is of the same class, 0..1."""
+    """Share of samples whose nearest other sample of the dataset is of the same class, 0..1."""
 
     higher_is_better = True
 

@@ -1,1 +1,1 @@
-"""Reinforcement learning: the data set gives seeds, the task plays."""
+"""Reinforcement learning: the dataset gives seeds, the task plays."""

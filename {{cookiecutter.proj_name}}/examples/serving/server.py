@@ -1,7 +1,7 @@
 """Serve an exported model over HTTP: python -m examples.serving.server --model experiments/default/export/model.onnx
 
 POST /predict takes an image, as the file of a form or as the body; GET /health says which model answers. The server
-prepares an image with the project's own data set, so its answers are those of predict.py.
+prepares an image with the project's own dataset, so its answers are those of predict.py.
 """
 
 import argparse

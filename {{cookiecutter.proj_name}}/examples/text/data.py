@@ -53,7 +53,7 @@ class Reviews:
 
     @classmethod
     def from_files(cls, files: Sequence[str], **_: object) -> "Lines":
-        """Return a data set of these reviews, without labels."""
+        """Return a dataset of these reviews, without labels."""
         return Lines(files)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Data sets made of other data sets: Concat, Repeat and Subset. Their sections nest in the config."""
+"""Datasets made of other datasets: Concat, Repeat and Subset. Their sections nest in the config."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _PER_SAMPLE = ("sample_ids", "targets", "labels", "weights")  # they have one va
 
 
 class _Combined:
-    """Samples of several data sets: `indices` numbers them through all sets, and from the start again after the last.
+    """Samples of several datasets: `indices` numbers them through all sets, and from the start again after the last.
 
     Without `indices`, each sample once.
     """
@@ -32,14 +32,14 @@ class _Combined:
 
     @classmethod
     def from_files(cls, files: Sequence[Any], sets: Any = None, set: Any = None, **_: Any) -> Any:
-        """Read files as the first data set does, for predictions."""
+        """Read files as the first dataset does, for predictions."""
         return build_files((sets or [set])[0], "eval", files)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return the number of the data set that holds a sample, and the index in it."""
+        """Return the number of the dataset that holds a sample, and the index in it."""
         index = int(self.indices[index]) % self.ends[-1]
         number = bisect_right(self.ends, index)
         return number, index - (self.ends[number - 1] if number else 0)
@@ -66,7 +66,7 @@ class _Combined:
         return [values[number][inner] for number, inner in map(self.locate, range(len(self)))]
 
     def set_epoch(self, epoch: int) -> None:
-        """Pass the epoch to the data sets that have `set_epoch`."""
+        """Pass the epoch to the datasets that have `set_epoch`."""
         for part in self.sets:
             set_epoch(part, epoch)
 
@@ -80,17 +80,17 @@ def _build(section: dict[str, Any], mode: str, data_dir: Path, key: str) -> Any:
 
 @DATASET_REGISTRY.register()
 class Concat(_Combined):
-    """Several data sets, one after the other.
+    """Several datasets, one after the other.
 
     Args:
         data_dir, mode: passed to each of them.
-        sets: sections of the data sets: `[{type: DigitsDataset}, {type: ImageFolderDataset, folder: more}]`. All must
+        sets: sections of the datasets: `[{type: DigitsDataset}, {type: ImageFolderDataset, folder: more}]`. All must
             have the same classes.
     """
 
     def __init__(self, data_dir: Path, mode: str, sets: list[Section]) -> None:
         if not sets:
-            raise UserError(f"dataset.{mode}.sets: is empty; list the sections of one or more data sets")
+            raise UserError(f"dataset.{mode}.sets: is empty; list the sections of one or more datasets")
         super().__init__([_build(part, mode, data_dir, f"sets[{at}]") for at, part in enumerate(sets)])
         named = [(at, tuple(names)) for at, part in enumerate(self.sets) if (names := getattr(part, "classes", None))]
         for at, names in named:
@@ -102,12 +102,12 @@ class Concat(_Combined):
 
 @DATASET_REGISTRY.register()
 class Repeat(_Combined):
-    """A data set several times over: more steps per epoch, and a larger share in a `Concat`.
+    """A dataset several times over: more steps per epoch, and a larger share in a `Concat`.
 
     The repetitions of a sample are augmented differently.
 
     Args:
-        data_dir, mode: passed to the data set.
+        data_dir, mode: passed to the dataset.
         set: its section.
         times: how often each sample is used, at least 1.
     """
@@ -121,10 +121,10 @@ class Repeat(_Combined):
 
 @DATASET_REGISTRY.register()
 class Subset(_Combined):
-    """A fixed part of the samples of a data set, in their order. Give exactly one of the ways to choose.
+    """A fixed part of the samples of a dataset, in their order. Give exactly one of the ways to choose.
 
     Args:
-        data_dir, mode: passed to the data set.
+        data_dir, mode: passed to the dataset.
         set: its section.
         indices: indices of the samples, counted from 0, in this order.
         first, last: number of samples from the beginning or the end.
@@ -160,7 +160,7 @@ class Subset(_Combined):
             chosen = torch.arange(begin, max(begin, end or 0))
         bad = chosen[(chosen < 0) | (chosen >= size)]
         if len(bad):
-            raise UserError(f"dataset.{mode}.{given[0]}: there is no sample {int(bad[0])}; the data set has {size}")
+            raise UserError(f"dataset.{mode}.{given[0]}: there is no sample {int(bad[0])}; the dataset has {size}")
         super().__init__([dataset], chosen)
 
 

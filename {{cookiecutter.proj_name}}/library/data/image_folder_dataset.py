@@ -24,9 +24,9 @@ class ImageFolderDataset:
     folder by a hash of each file's path, so a file stays in its split when others are added.
 
     Args:
-        data_dir: parent of all data sets.
+        data_dir: parent of all datasets.
         mode: train, val or eval; used in messages only.
-        folder: folder of this data set, relative to `data_dir` or absolute.
+        folder: folder of this dataset, relative to `data_dir` or absolute.
         size: images are resized to this height and width, pixels.
         channels: 1 (grey), 3 (RGB) or 4 (RGBA).
         part: range of the hash, within 0..1: for example [0, 0.8] for train and [0.8, 1] for val.

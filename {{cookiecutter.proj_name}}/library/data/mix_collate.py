@@ -26,7 +26,7 @@ class _Mix(ABC):
     Args:
         dataset: supplied by the program. Its samples have `image` (C, H, W), all of one size, and `label`.
         alpha: strength, more than 0. Near 0, most batches are hardly mixed; 1: every share is equally likely.
-        classes: number of classes; by default that of the data set's `classes`.
+        classes: number of classes; by default that of the dataset's `classes`.
     """
 
     training_only, random = True, True

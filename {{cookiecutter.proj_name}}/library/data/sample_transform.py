@@ -1,4 +1,4 @@
-"""Transforms of samples: the entries of `transforms` in a data set's section.
+"""Transforms of samples: the entries of `transforms` in a dataset's section.
 
 A transform is any callable. It gets the part of the sample that `key` names, by default `image`, and returns a new one.
 One with `whole_sample = True` is called as `transform(sample, key)`. One that draws no random numbers may say so with
@@ -19,7 +19,7 @@ from common.config.registry import TRANSFORM_REGISTRY
 
 @TRANSFORM_REGISTRY.register()
 class Named:
-    """Turns a tuple, the sample of most torchvision data sets, into a dict: `names: [image, label]`."""
+    """Turns a tuple, the sample of most torchvision datasets, into a dict: `names: [image, label]`."""
 
     whole_sample, random = True, False
 

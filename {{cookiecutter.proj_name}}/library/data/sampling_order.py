@@ -1,4 +1,4 @@
-"""Orders of an epoch that need weights or classes from the data set.
+"""Orders of an epoch that need weights or classes from the dataset.
 
 Every file named `*_order.py` in this folder is imported, so that its functions are registered for `loader.order`.
 """
@@ -17,9 +17,9 @@ from common.data.view import kind_of
 
 @ORDER_REGISTRY.register()
 def weighted(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveInt | None = None) -> NDArray[Any]:
-    """Draw samples with replacement, with probabilities in proportion to the data set's `weights`.
+    """Draw samples with replacement, with probabilities in proportion to the dataset's `weights`.
 
-    `samples`: number of samples per epoch; by default that of the data set.
+    `samples`: number of samples per epoch; by default that of the dataset.
     """
     weights = _of_each_sample(dataset, "weighted", "weights").astype(np.float64)
     sums = np.cumsum(weights)
@@ -33,9 +33,9 @@ def weighted(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveIn
 def balanced(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveInt | None = None) -> NDArray[Any]:
     """Use all classes equally often: a part of a large class, and the samples of a small class several times.
 
-    The data set gives the class of each sample as `targets` or `labels`. Numbers of samples per class, and of
+    The dataset gives the class of each sample as `targets` or `labels`. Numbers of samples per class, and of
     repetitions within a class, differ by one at most. `samples`: number of samples per epoch; by default that of
-    the data set.
+    the dataset.
     """
     classes, labels = np.unique(_of_each_sample(dataset, "balanced", "targets", "labels"), return_inverse=True)
     count, more = divmod(samples or size, len(classes))
@@ -47,7 +47,7 @@ def balanced(size: int, seed: int, epoch: int, dataset: Any, samples: PositiveIn
 
 
 def _of_each_sample(dataset: Any, order: str, *names: str) -> NDArray[Any]:
-    """Return a value per sample, from the first of the attributes or methods `names` that the data set has."""
+    """Return a value per sample, from the first of the attributes or methods `names` that the dataset has."""
     kind = kind_of(dataset)
     for name in names:
         if (value := getattr(dataset, name, None)) is not None:

@@ -1,4 +1,4 @@
-"""Data sets in tar files: few large files instead of many small ones. `python -m tools.pack` writes them.
+"""Datasets in tar files: few large files instead of many small ones. `python -m tools.pack` writes them.
 
 A sample is a dict. `fields` names the files that it consists of: `{image: jpg png, label: cls}` reads `image` from the
 file `.jpg`, or `.png` if there is none. Images are read as (C, H, W), float in 0..1; `cls` as int64; `json`, `txt` and
@@ -24,7 +24,7 @@ FIELDS = {"image": "jpg jpeg png webp", "label": "cls"}
 
 
 class _Tar:
-    """Common base of both data sets.
+    """Common base of both datasets.
 
     Attributes:
         classes: class names from the list in `classes.json` beside the shards; missing without that file.
@@ -81,7 +81,7 @@ class TarDataset(_Tar):
     The positions of the files in a shard are read once, and kept in `<shard>.index` beside it.
 
     Args:
-        data_dir: parent of all data sets.
+        data_dir: parent of all datasets.
         mode: train, val or eval; used in messages only.
         shards: files, such as `photos/train-*.tar`, relative to `data_dir` or absolute; a pattern or a list of them.
         fields: files that a sample consists of, see the beginning of this file.

@@ -1,4 +1,4 @@
-"""The data set for your own images."""
+"""The dataset for your own images."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Your own tests live in this folder. These show how to test a model, a data set, a loss and a metric."""
+"""Your own tests live in this folder. These show how to test a model, a dataset, a loss and a metric."""
 
 from pathlib import Path
 

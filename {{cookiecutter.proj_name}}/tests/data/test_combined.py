@@ -1,4 +1,4 @@
-"""Data sets that are made of other data sets, as the config nests them."""
+"""Datasets that are made of other datasets, as the config nests them."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def build(section: dict[str, Any], mode: str = "train") -> Any:
 
 
 class Labelled:
-    """Numbers, with all that a data set may have besides its items."""
+    """Numbers, with all that a dataset may have besides its items."""
 
     classes = ("even", "odd")
     random = False

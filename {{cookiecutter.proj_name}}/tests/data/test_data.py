@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def shuffled(size: int, seed: int = 0) -> EpochOrder:
-    """Return the usual order of a data set with `size` samples."""
+    """Return the usual order of a dataset with `size` samples."""
     return EpochOrder({"type": "shuffle"}, range(size), seed)
 
 
@@ -147,7 +147,7 @@ class FirstSamplesFrom6(Broken):
 
 
 def test_collate_by_path_by_data_set_or_by_default() -> None:
-    """`module:function`, the data set's own method, PyTorch's default."""
+    """`module:function`, the dataset's own method, PyTorch's default."""
 
     class Own(Noisy):
         def collate(self, items: list[Any]) -> int:

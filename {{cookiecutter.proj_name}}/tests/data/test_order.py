@@ -96,7 +96,7 @@ STEPS = {"sequential": 10, "balanced": 8, "weighted": 14, "pk": 6}
 
 @pytest.mark.parametrize("kind", ORDERS)
 def test_a_resume_inside_an_epoch(runs: Runs, kind: str) -> None:
-    """The steps of an epoch are those of its order, which may be longer or shorter than the data set."""
+    """The steps of an epoch are those of its order, which may be longer or shorter than the dataset."""
     uncut, _ = same_after_cut(runs, "plain", *ORDERS[kind])
     assert load(uncut)["position"]["step"] == STEPS[kind]
 

@@ -1,4 +1,4 @@
-"""`transforms` in a data set's section, and batches of mixed images."""
+"""`transforms` in a dataset's section, and batches of mixed images."""
 
 import random
 from pathlib import Path
@@ -44,7 +44,7 @@ def doubled(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 class Tuples:
-    """As the data sets of torchvision: neither `data_dir` nor `mode`, and samples of a picture and a number."""
+    """As the datasets of torchvision: neither `data_dir` nor `mode`, and samples of a picture and a number."""
 
     def __init__(self, size: int, transform: Any = None) -> None:
         self.size = size
@@ -100,9 +100,9 @@ def test_a_data_set_made_for_no_project() -> None:
 
 @pytest.mark.parametrize("kind", ["tests.samples.Digits", "tests.data.test_transforms.Items"])
 def test_random_transforms_do_not_depend_on_workers_or_resumes(runs: Runs, kind: str) -> None:
-    """Through the user's door: seeded like all that a data set draws, map-style or not."""
+    """Through the user's door: seeded like all that a dataset draws, map-style or not."""
     scale = "{type: tests.data.test_transforms.RandomScale, limit: 0.5}"
-    section = f"{{$REPLACE: true, type: {kind}, transforms: [{scale}]}}"  # the data set itself draws nothing
+    section = f"{{$REPLACE: true, type: {kind}, transforms: [{scale}]}}"  # the dataset itself draws nothing
     more = words("plain", "--dataset.train", section)
     alone = final(same_after_cut(runs, "plain", *more, at=5, promised=not kind.endswith("Items"))[0])
     assert differing(alone, final(runs.train(*more, "--num_workers", "2", name="workers"))) == []
@@ -147,7 +147,7 @@ def test_shares_of_mixed_images() -> None:
 
 @pytest.mark.slow
 def test_a_run_with_mixed_batches_resumes_and_evaluates_as_before(runs: Runs) -> None:
-    """Training only, the same with workers and after a resume, on a data set that draws nothing itself."""
+    """Training only, the same with workers and after a resume, on a dataset that draws nothing itself."""
     losses = "{$REPLACE: true, CrossEntropyLoss: {type: tests.samples.CrossEntropy}, ce: {type: tests.parts.Mortal}}"
     base = words("plain", "--dataset.train", "{type: tests.samples.Digits}", "--loss", losses, "--optim.lr", "1e-99",
  "--model", "{type: tests.parts.Plain}")  # fmt: skip

@@ -88,7 +88,7 @@ def test_a_text_of_ones_own(runs: Runs) -> None:
 def test_mistakes() -> None:
     """Blocks longer than the context, and a prompt without a character."""
     model = GPT(len(CHARACTERS), context=8, width=16)
-    with pytest.raises(UserError, match=r"the data set's blocks have 16 characters, but model\.context is 8"):
+    with pytest.raises(UserError, match=r"the dataset's blocks have 16 characters, but model\.context is 8"):
         model(torch.zeros(1, 16, dtype=torch.int64))
     with pytest.raises(UserError, match=r"task\.prompt: 'äö' has no character that the model knows"):
         LanguageModelTask(model, LossFactory(None), MetricFactory({}), prompt="äö")

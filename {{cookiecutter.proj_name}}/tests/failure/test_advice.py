@@ -1,4 +1,4 @@
-"""Mistakes in one's own model, data set, loss or metric: the message names the cause, the place and a remedy."""
+"""Mistakes in one's own model, dataset, loss or metric: the message names the cause, the place and a remedy."""
 
 import sys
 from pathlib import Path
@@ -97,7 +97,7 @@ CASES: list[tuple[list[str], int, list[str]]] = [
     (data("label 10", "val"), 2, ["in sample 7 of dataset.val: the model gives 10 classes, so labels must be 0 to 9"]),
     (data("label 10", "train"), 2, ["in sample 7 of dataset.train: the model gives 10 classes"]),
     (data("size", "val"), 1, ["give all samples the same size"]),
-    (data("nothing", "val"), 1, ["does the data set's __getitem__ return a sample?"]),
+    (data("nothing", "val"), 1, ["does the dataset's __getitem__ return a sample?"]),
 ]  # fmt: skip
 
 

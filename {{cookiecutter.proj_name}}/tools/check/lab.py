@@ -19,7 +19,7 @@ from tools.same.folders import compare_checkpoints, compare_rows
 from custom.config import Config
 
 STEPS, SAMPLES = 9, 12  # optimizer steps of a run; samples of a step
-_MOST_SAMPLES = 31  # of a data set: the last of an epoch's three steps has 7, which no number of processes divides
+_MOST_SAMPLES = 31  # of a dataset: the last of an epoch's three steps has 7, which no number of processes divides
 _MOST_OF_STREAM = (STEPS + 2) * SAMPLES  # more than is read: where a limit cuts a stream, its own state does not end
 _TOLERANCE, _NOTHING = 1e-8, 1e-12  # of fp64: relative, and what counts as zero
 _SPLIT_KINDS = ("gradient", "weight", "buffer", "state")  # which do not depend on how a step's samples are split

@@ -116,7 +116,7 @@ def compare_causes(segment: Segment, config: Config) -> dict[str, list[str]]:
         `changed`: code, packages and data, by name; `another machine`: what of it is different; `not compared`.
 
     Raises:
-        UserError: a part of the run cannot be built, such as a data set whose files are missing.
+        UserError: a part of the run cannot be built, such as a dataset whose files are missing.
     """
     old, seed, attempt = segment.end["fingerprint"], segment.end["about"]["seed"], segment.attempt
     os.environ.update(attempt["environment"], OMP_NUM_THREADS=str(attempt["cpu_threads"]))
