@@ -23,7 +23,8 @@ from common.run.paths import DirConfig, RunPaths, data_dir
 from common.run.record import describe_start, environment_text
 from common.run.status import read_status, write_status
 from cli.evaluation_folder import eval_dir
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, Runs
+from tests.ranks import start_ranks
 
 
 @pytest.fixture
@@ -104,6 +105,36 @@ def test_a_folder_with_checkpoints_is_moved_too(project):
     with closing(open_(project)):
         (moved,) = (project / "experiments").glob("digits_*")
     assert (moved / "checkpoints/best.pt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_that_is_refused_takes_no_place(runs: Runs, tmp_path: Path, processes: int) -> None:
+    """Its mistake is found before the first step, but after the earlier run was moved; then that one is moved back."""
+    folder = runs.train()
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    words = runs.words("--optim.no_decay", "[nothing.*]", "--optim.weight_decay", "0.1")
+    if processes == 1:
+        assert runs.fail(*words) == 2
+    else:
+        ended = start_ranks(tmp_path, processes, words)
+        assert ended.codes[0] == 2, ended
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert {path for path in after if not path.name.startswith("error_rank")} == set(before)
+    assert all(after[path] == content for path, content in before.items())
+    assert [path.name for path in runs.root.iterdir() if path.is_dir()] == ["run"]
+
+
+def test_a_crash_before_the_first_step_keeps_its_files(runs: Runs) -> None:
+    """What it left behind may be needed to find the cause; the earlier run stays where it was moved."""
+    runs.train()
+    runs.fail("--plugins", "[proofs.run.test_run_folder:crash]")
+    names = sorted(path.name for path in runs.root.iterdir() if path.is_dir())
+    assert len(names) == 2 and names[0] == "run" and names[1].startswith("run_20")
+    assert list((runs.root / "run").glob("error_rank0.txt"))
+
+
+def crash(trainer: object) -> None:
+    raise RuntimeError("a mistake in a plugin")
 
 
 def test_a_resume_keeps_everything(project):

@@ -1,6 +1,7 @@
 """Open a run: lock its folder, move an earlier run away, and record how the run was started."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,6 +28,7 @@ class OpenRun:
         id: name and first start of the run; the same in every attempt.
         record: this attempt's entry of `run.json`.
         before: the texts of `run.json` and `status.json` before this attempt.
+        moved: where the folder of an earlier run of this name is now; None if there was none.
     """
 
     folder: RunPaths
@@ -35,6 +37,7 @@ class OpenRun:
     id: str
     record: dict[str, Any] = field(repr=False)
     before: Mapping[Path, str] = field(default_factory=dict, repr=False)
+    moved: Path | None = None
 
     def forget(self) -> None:
         """Remove the record of this attempt, a resume that was refused: the next one starts from the config before."""
@@ -42,6 +45,13 @@ class OpenRun:
             (self.folder.root / self.record["config"]).unlink(missing_ok=True)
         for file, text in self.before.items():
             write_text(file, text)
+
+    def give_back(self) -> None:
+        """Put the earlier run back in its place, because this one was refused before its first step."""
+        if self.moved is not None:
+            shutil.rmtree(self.folder.root)
+            self.moved.rename(self.folder.root)
+            logger.info("moved the earlier run {} back", self.folder.name)
 
     def close(self) -> None:
         """Unlock the folder. Safe to call twice."""
@@ -63,8 +73,7 @@ def open_run(folder: RunPaths, values: Mapping[str, Any], attempt: dict[str, Any
     """
     try:
         folder.root.parent.mkdir(exist_ok=True)
-        if not resume:
-            _move_away(folder)
+        moved = None if resume else _move_away(folder)
         folder.root.mkdir(exist_ok=True)
         lock = FolderLock.take(folder.lock_file)
         for file in folder.root.glob("error_rank*.txt"):  # of an earlier attempt
@@ -73,7 +82,7 @@ def open_run(folder: RunPaths, values: Mapping[str, Any], attempt: dict[str, Any
         before = {file: file.read_text() for file in record if resume and file.is_file()}
         _write_record(folder, attempt, values, patch)
         run_id = f"{folder.name}_{_first_start(folder)}"
-        return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before)
+        return OpenRun(folder, lock, attempt["attempt"], run_id, attempt, before, moved)
     except OSError as error:
         raise UserError(f"{folder.root} cannot be written: {error}; choose another place: --dir.runs_dir") from error
 
@@ -101,16 +110,17 @@ def refuse_sources_in_moved_run(sources: Mapping[str, str | Path | None], folder
             )
 
 
-def _move_away(folder: RunPaths) -> None:
-    """Rename the folder of an earlier run to `<name>_<its start>`."""
+def _move_away(folder: RunPaths) -> Path | None:
+    """Rename the folder of an earlier run to `<name>_<its start>`. Returns that path; None if there was none."""
     if not (folder.record_file.exists() or folder.checkpoints.exists()):
-        return
+        return None
     target = unused_path(folder.root.with_name(f"{folder.name}_{_first_start(folder)}"))
     lock = FolderLock.take(folder.lock_file)  # so another process cannot start writing there meanwhile
     folder.root.rename(target)
     lock.path = target / lock.path.name
     lock.release()
     logger.info("moved an earlier run {} to {}", folder.name, target)
+    return target
 
 
 def _first_start(folder: RunPaths) -> str:
