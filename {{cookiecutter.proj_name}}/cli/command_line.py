@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
@@ -37,7 +38,9 @@ def parse(
         _print_and_stop(_listing(options["--list"].value))
     path = options["--config"].value if "--config" in options else default
     if not path:
+        near = get_close_matches("--config", options)
         hint = f"{prog} --config configs/default.yaml; {prog} --help shows every key"
+        hint = f"did you mean --config, not {near[0]}?" if near else hint
         raise ConfigError([Problem("--config", ABSENT, "needs a file", hint)])
     overlay = debug_overlay if "--debug" in options else None
     if "--debug" in options and overlay is None:
