@@ -13,6 +13,7 @@ from common.checkpoint import finite
 from common.trainer import Trainer
 from tests.conftest import Runs, load
 from tests.ranks import start_ranks
+from tests.samples import Classification
 
 BAD = ["--loss", "{$REPLACE: true, ce: {type: tests.parts.NotANumber, after: 5}}"]
 # No log line, no validation and no save after the first step: nothing else looks at the losses.
@@ -50,6 +51,20 @@ def test_no_step_is_taken_with_it(runs: Runs, words: list[str], step: int) -> No
     assert len(weights) == step
     assert all(torch.equal(value, before[name]) for name, value in last.items())
     assert all(value.isfinite().all() for value in last.values())
+
+
+class Logging(Classification):
+    """Logs a value that is infinite from the seventh step on."""
+
+    def losses(self, output: Any, batch: Any) -> Any:
+        return super().losses(output, batch) | {"ratio": torch.tensor(1.0 if self.at.step < 6 else math.inf)}
+
+
+def test_a_value_of_ones_own_is_named(runs: Runs) -> None:
+    """It stops the run at the next log line, as a loss does at once."""
+    assert runs.fail("--task.type", f"{__name__}.Logging", "--progress.log_every", "8") == 2
+    text = (runs.root / "run" / "train.log").read_text()
+    assert re.search(r"ERROR .* ratio of step 7 is not a finite number \(rank 0, of train samples \d+, ", text)
 
 
 def test_no_line_search_goes_on_with_it(runs: Runs) -> None:

@@ -196,7 +196,7 @@ class Trainer:
     def check_losses(self) -> None:
         """Raise an error if a loss of this process was NaN or infinite; this ends all. Every process must call this."""
         if self.monitor.meter.first_bad_step() and (bad := self.monitor.meter.bad_here):
-            raise bad_loss(bad, self.stream, self.saver, self.rank)
+            raise bad_loss(bad[0], self.stream, self.saver, self.rank, bad[1])
 
     def log_pictures(self, step: Step, *, sanity_check: bool = False) -> None:
         """Log pictures of the last training batch, with the current output; a sanity check only draws them."""

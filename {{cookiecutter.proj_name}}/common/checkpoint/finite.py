@@ -177,9 +177,10 @@ def step_check(
     return guard
 
 
-def bad_loss(step: int, stream: BatchStream, saver: Saver, rank: Rank) -> TrainingError:
-    """Return the error for a loss of `step` that is not finite on this rank."""
-    return not_finite(f"the loss of step {step} is not a finite number ({bad_samples(stream, step, rank)})", saver)
+def bad_loss(step: int, stream: BatchStream, saver: Saver, rank: Rank, name: str = "loss") -> TrainingError:
+    """Return the error for a loss of `step` that is not finite on this rank; another `name`: a value of the task's."""
+    what = "the loss" if name == "loss" else name
+    return not_finite(f"{what} of step {step} is not a finite number ({bad_samples(stream, step, rank)})", saver)
 
 
 def not_finite(what: str, saver: Saver) -> TrainingError:

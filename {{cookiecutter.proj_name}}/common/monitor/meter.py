@@ -45,8 +45,8 @@ class Meter:
         self._reduce = reduce
         self._pending: list[tuple[int, dict[str, Tensor], int]] = []
         self._recent: deque[dict[str, _Sum]] = deque(maxlen=window)  # steps
-        self._bad: int | None = None
-        self.bad_here: int | None = None  # first bad step of this process' own losses
+        self._bad: tuple[int, str] | None = None
+        self.bad_here: tuple[int, str] | None = None  # of this process' own losses: the first bad step, and which loss
         self.watch: Callable[[int, float], None] | None = None
 
     def add(self, step: int, losses: Mapping[str, Tensor], samples: int) -> None:
@@ -66,7 +66,7 @@ class Meter:
     def first_bad_step(self) -> int | None:
         """Return the first step with a loss that is not a finite number, on any process; None when there was none."""
         self._collect()
-        return self._bad
+        return self._bad and self._bad[0]
 
     def read(self) -> Reading:
         """Read the losses up to the last step. Waits for the device."""
@@ -112,5 +112,6 @@ def _mean(sums: Iterable[_Sum]) -> float:
     return sum(totals) / max(sum(counts), 1)
 
 
-def _first_bad(steps: Mapping[int, Mapping[str, _Sum]]) -> int | None:
-    return next((step for step, sums in steps.items() for total, _ in sums.values() if not math.isfinite(total)), None)
+def _first_bad(steps: Mapping[int, Mapping[str, _Sum]]) -> tuple[int, str] | None:
+    sums = ((step, name, total) for step, losses in steps.items() for name, (total, _) in losses.items())
+    return next(((step, name) for step, name, total in sums if not math.isfinite(total)), None)
