@@ -216,7 +216,7 @@ class OptimizerStep:
         return update
 
     def _try(self, update: TaskUpdate, forward: Callable[[str, Any], Losses], batch: Any) -> Tensor:
-        """Return the loss of a loaded batch that no step is taken on."""
+        """Return the loss of a loaded batch, without taking a step."""
         batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
         with self.precision.autocast():
             losses = forward(update.name, batch)

@@ -286,10 +286,10 @@ class IterableStream(BatchStream):
         if not all({"dataset", "sample"} <= state.keys() for state in states) or not self.is_exactly_resumable:
             return  # the epoch is read again
         if self._batches.shares and len(states) != self.rank.world_size:
-            if all(state.get("ended") for state in states):  # between epochs: every share starts anew
+            if all(state.get("ended") for state in states):  # between epochs: every share starts over
                 return
             raise UserError(
                 f"dataset.train: {kind_of(self.dataset)} was shared by {len(states)} process(es) when the "
-                f"checkpoint was saved inside an epoch, so it is resumed with as many, not {self.rank.world_size}"
+                f"checkpoint was saved inside an epoch, so resume it with as many, not {self.rank.world_size}"
             )
         self._start = states[self.rank.rank if self._batches.shares else 0]

@@ -70,4 +70,4 @@ class DistConfig:
             yield Problem("comm_hook", self.comm_hook, "needs dist.strategy ddp", hint)
         if self.comm_hook != "none" and self.reduction == "fixed":
             hint = "it sums whole gradients in a fixed order"
-            yield Problem("comm_hook", self.comm_hook, "does not go with dist.reduction fixed", hint)
+            yield Problem("comm_hook", self.comm_hook, "does not work with dist.reduction fixed", hint)
