@@ -147,7 +147,7 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
         )
     is_fixed, accumulate = config.dist.reduction == "fixed", config.optim.accumulate
     order = EpochOrder(config.loader.order, dataset, seed)
-    check_same({"its first samples": order(0)[:8].tolist()}, rank, "has another loader.order than rank 0")
+    check_same({"its first samples": order(0)[:8].tolist()}, rank, "has a different loader.order than rank 0")
     plan = EpochPlan(
         order,
         batch_size=config.batch_size,
@@ -197,7 +197,7 @@ def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[st
     set_seed(mix(seed, crc32(name.encode())))
     dataset = build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
     size = len(dataset) if is_map_style(dataset) else None
-    check_same({f"samples of dataset.{name}": size}, rank, "sees other data than rank 0")
+    check_same({f"samples of dataset.{name}": size}, rank, "sees different data than rank 0")
     return dataset
 
 

@@ -62,7 +62,7 @@ class FixedStep(OptimizerStep):
             "dist.sync_bn, whose statistics are of one micro-batch per process": config.dist.sync_bn,
             "prepare.compile, whose code depends on the shapes that a process saw": config.prepare.compile.enabled,
             "an optimizer that calls a closure": self.needs_closure,
-            "a stream, dealt out to the processes: the dataset needs __len__ and __getitem__": self.sample is None,
+            "a stream, shared among the processes: the dataset needs __len__ and __getitem__": self.sample is None,
             "buffers declared as gather or rank": not {*self.declared.values()} <= {"sum"},
             "a GPU without dist.deterministic strict": self.rank.device.type != "cpu"
             and config.dist.deterministic != "strict",

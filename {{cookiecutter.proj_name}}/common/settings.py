@@ -112,7 +112,7 @@ class RunConfig:
     init_weights: Annotated[
         list[dict[str, Any]],
         WeightRules(),
-        Field(description='first weights, before init_from: [{match: "*.weight", type: kaiming_normal, arguments}]'),
+        Field(description='initialization, before init_from: [{match: "*.weight", type: kaiming_normal, arguments}]'),
     ] = field(default_factory=list)
     init_from: InitConfig = field(default_factory=InitConfig)
     plugins: Annotated[

@@ -94,7 +94,7 @@ class Registry:
         origin = shown_path(file) + "".join(lines[-1:])
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing and importlib.util.find_spec(missing) is None:  # not a module missing in an installed package
-            self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is left out")
+            self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is skipped")
         else:
             if isinstance(error, SyntaxError) and error.filename:
                 origin = f"{shown_path(error.filename)}:{error.lineno}"

@@ -31,7 +31,7 @@ class EmaConfig:
     device: Annotated[Literal["cpu"] | None, Field(description="cpu: host memory, slow; null: the weights' own")] = None
     evaluate: Annotated[
         Literal["average", "both"],
-        Field(description="both: measure the weights themselves too, as in weights.loss; best.metric can name either"),
+        Field(description="both: measure the raw weights too, as in weights.loss; best.metric can name either"),
     ] = "average"
 
     def problems(self) -> Iterator[Problem]:

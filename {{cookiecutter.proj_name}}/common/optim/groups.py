@@ -46,7 +46,7 @@ class GroupConfig:
     lr_mult: Annotated[float, Field(gt=0.0, description="factor of optim.lr")] = 1.0
     weight_decay: Annotated[float | None, Field(ge=0.0, description="null: that of optim")] = None
     ndim: Annotated[int | None, Field(ge=0, description="only those with this many dimensions; 2: matrices")] = None
-    optim_type: Annotated[str | None, Field(description="another class than optim.optim_type, with its args")] = None
+    optim_type: Annotated[str | None, Field(description="a class other than optim.optim_type, with its args")] = None
     args: Annotated[dict[str, Any], Field(description="arguments of optim_type; without one, override optim.args")] = (
         field(default_factory=dict)
     )

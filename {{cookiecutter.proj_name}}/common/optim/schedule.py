@@ -44,7 +44,7 @@ class LrSchedulerConfig:
 
     __arguments__: ClassVar[Registry] = SCHEDULE_REGISTRY
     __renamed__: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("eta_min", "ema_min"), "it is now min_factor, a part of lr and not a rate"),
+        **dict.fromkeys(("eta_min", "ema_min"), "it is now min_factor, a factor of lr"),
         "milestones": "lr_steps",
         "warmup_epochs": "warmup",
         "warmup_steps": 'it is now warmup, in steps when written as "100step"',
@@ -190,7 +190,7 @@ def build_schedule(
         end = _steps("tmax", config.tmax, steps_per_epoch) or total_steps
         if end is None:
             hint = 'set optim.lr_scheduler.tmax in steps, as in "10000step", or give the run progress.max_steps'
-            raise UserError(f"optim.lr_scheduler.type {config.type}: the run has no known length to end with; {hint}")
+            raise UserError(f"optim.lr_scheduler.type {config.type}: the length of the run is unknown; {hint}")
         if end <= warmup:
             rule = f"{config.type} is reached at step {end}, in a warm-up of {warmup}"
             raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")
