@@ -189,7 +189,7 @@ def test_a_mistake_in_a_stage_names_its_line(runs: Runs, tmp_path: Path) -> None
         ),
         (
             "[{until: 1epoch}, {dataset: {train: {type: tests.test_stages.Scaled, keep: 90}}}]",
-            "dataset.train has 90 samples, but the run 160",
+            "dataset.train has 90 samples, the run has 160",
         ),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_function_that_hangs_does_not_keep_the_run(runs: Runs, monkeypatch: py
     folder = runs.train("--checkpoint.after_save", f"['{HERE}:hang']")
     said = (folder / "train.log").read_text()
     assert len(CALLS) == 1 and "step_00000010.pt (step 10" in said
-    assert f"checkpoint.after_save, {HERE}:hang has not finished, and ends with the run" in said
+    assert f"checkpoint.after_save, {HERE}:hang did not finish and was abandoned" in said
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def note(saved: Saved, to: str) -> None:
 def test_a_signal_while_nothing_waits(runs: Runs) -> None:
     """Nothing is said to be unfinished."""
     assert train.main(runs.words("--checkpoint.after_save", f"['{HERE}:interrupt']")) == 128 + signal.SIGTERM
-    assert "has not finished" not in (runs.root / "run" / "train.log").read_text()
+    assert "did not finish" not in (runs.root / "run" / "train.log").read_text()
 
 
 def test_a_trial_publishes_nothing(runs: Runs, tmp_path: Path) -> None:

@@ -58,5 +58,5 @@ def test_no_reader_is_missing() -> None:
 
 def test_a_file_without_a_format_is_no_checkpoint(tmp_path: Path) -> None:
     torch.save({"model": {}}, tmp_path / "x.pt")
-    with pytest.raises(file.CheckpointError, match="holds no checkpoint of this project; if it holds weights alone"):
+    with pytest.raises(file.CheckpointError, match="is not a checkpoint of this project; if it holds only weights"):
         file.read_checkpoint(tmp_path / "x.pt")

@@ -124,7 +124,7 @@ def test_another_source_is_refused(runs: Runs, tmp_path: Path, capsys: pytest.Ca
     assert load(runs.train(*new, name="again"))["position"]["epoch"] == 2
     capsys.readouterr()
     assert tool.main([str(latest)]) == 0
-    assert "3 frozen tensors are left out: table, base.1.weight, base.1.bias" in capsys.readouterr().out
+    assert "3 frozen tensors are not in it: table, base.1.weight, base.1.bias" in capsys.readouterr().out
     assert tool.main([str(latest), "--weights", str(tmp_path / "adapter.pt")]) == 0
     assert "without 3 frozen tensors" in capsys.readouterr().out
     assert set(torch.load(tmp_path / "adapter.pt", weights_only=True)) == {"down.weight", "head.weight", "head.bias"}

@@ -57,7 +57,7 @@ def enlarged(root: Path) -> None:
     ("change", "said"),
     [
         (enlarged, r"neither bit-exact nor sample-exact: dataset.train: other data \(40 files, 40 values\); "),
-        (retouched, r"sample-exact, perhaps bit-exact \(cannot tell: dataset.train: other times of 40 files, "),
+        (retouched, r"sample-exact, perhaps bit-exact \(cannot tell: dataset.train: different times of 40 files, "),
         (lambda root: photos(root, 1), r"neither bit-exact nor sample-exact: dataset.train: other data \(40 files"),
         (lambda root: None, rf"bit-exact as far as compared: {COUNTED} \(80 files, 80 values\)$"),
     ],

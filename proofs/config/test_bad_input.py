@@ -94,7 +94,7 @@ def test_no_mistake_hides_another(tmp_path: Path) -> None:
         "best.metric = 'Acuracy' (mine.yaml:10)", "did you mean Accuracy?",
         "model.type = 'ConvModle' (mine.yaml:11)", "did you mean ConvModel?",
         "models/broken_model.py:2) cannot be imported: SyntaxError",
-        "models/half_model.py:1 needs no_such_thing, which is not installed, so the file is left out",
+        "models/half_model.py:1 needs no_such_thing, which is not installed, so the file is skipped",
     ):  # fmt: skip
         assert part in text, (part, done.stderr)
 
@@ -208,7 +208,7 @@ def test_model_pt(error_of: ErrorOf, runs: Runs, tmp_path: Path) -> None:
     assert "there is no checkpoint" in text and "best.pt" in text
     broken = path.with_name("broken.pt")
     broken.write_bytes(whole[: len(whole) // 2])
-    assert "cut off" in evaluated(broken)
+    assert "truncated" in evaluated(broken)
     weights = load(path.parents[1])["model"]["features.0.0.weight"].numpy().tobytes()
     at = whole.index(weights)
     broken.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
@@ -219,7 +219,7 @@ def test_model_pt(error_of: ErrorOf, runs: Runs, tmp_path: Path) -> None:
     broken.write_text("hello")
     assert "not a checkpoint" in evaluated(broken)
     text = evaluated(other / "checkpoints" / "latest.pt")
-    assert "made by another model than ConvModel" in text and "features.0.0.weight: (6, 1, 3, 3) in the file" in text
+    assert "made by a different model than Conv" in text and "features.0.0.weight: (6, 1, 3, 3) in the file" in text
     assert "model_pt: which checkpoint?" in error_of("--config", "configs/eval.yaml", program="evaluate")
     assert "model_pt: which checkpoint?" in error_of(program="evaluate")
     assert "there is no checkpoint" in error_of("--model_pt", str(tmp_path / "none.pt"), program="evaluate")

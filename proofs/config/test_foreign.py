@@ -98,7 +98,7 @@ def test_a_wrong_annotation_of_another_package_warns(
             "transforms[0].transforms[0].dtype ({}:8) is required by",
         ),
         ("far.ToDtype, dtype: torch.float64", "far.ToDtipe", "no attribute 'ToDtipe'; did you mean ToDtype?"),
-        ("torch.float64", "torch.float63", "'torch.float63' ({}:8) must be a number format such as torch.float32"),
+        ("torch.float64", "torch.float63", "'torch.float63' ({}:8) must be a dtype such as torch.float32"),
         ("far.Erase, value: random", "Normalize, mean: [0], std: [1]", "transforms[1] ({}:9) Normalize needs a whole"),
         ("value: random", "p: 7, value: 0.5", "far.Erase rejects its arguments: p should be between 0 and 1"),
     ],

@@ -151,8 +151,8 @@ def test_a_file_that_needs_a_missing_package_is_left_out(registry: Registry) -> 
     assert registry.get("Whole").__name__ == "Whole"
     assert registry.import_files() == []
     listed = [
-        "parts/a_model.py:5 needs no_such_thing, which is not installed, so the file is left out",
-        "parts/b_model.py:1 needs also_missing, which is not installed, so the file is left out",
+        "parts/a_model.py:5 needs no_such_thing, which is not installed, so the file is skipped",
+        "parts/b_model.py:1 needs also_missing, which is not installed, so the file is skipped",
     ]
     assert registry.left_out == listed
     assert [line.strip() for line in table(registry).splitlines()[-2:]] == listed

@@ -195,7 +195,7 @@ def test_each_process_reads_its_share_in_step(runs: Runs) -> None:
         ("Ahead", "0", "hand_over_in_partial", "Ahead.policy holds weights of the task"),
         ("Indexed", "2", "hand_over", "Indexed.policy holds weights of the task, but worker processes have copies"),
         ("Indexed", "2", "hand_to_val", "dataset.val: DigitsDataset.policy holds weights of the task"),
-        ("InStep", "2", "hand_over", "num_workers: 2, but InStep is read in step with the training: use --num_w"),
+        ("InStep", "2", "hand_over", "num_workers: 2, but InStep is read in step with training: use --num_w"),
         ("Endless", "0", "hand_over", "Endless has reads_in_step, so needs __len__"),
         ("Short", "0", "hand_over", "Short has reads_in_step, but ended after 64 records of 70"),
     ],

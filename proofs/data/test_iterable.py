@@ -237,4 +237,4 @@ def test_an_epoch_without_samples(runs: Runs, samples: int, epoch: int) -> None:
     """The loop would turn for ever."""
     assert runs.fail("--dataset.train", f"{{type: proofs.data.test_iterable.Exhausted, samples: {samples}}}") == 2
     log = (runs.root / "run" / "train.log").read_text()
-    assert f"dataset.train: Exhausted gave no sample in epoch {epoch}" in log
+    assert f"dataset.train: Exhausted yielded no sample in epoch {epoch}" in log

@@ -119,7 +119,7 @@ def test_weights_of_the_epoch(runs: Runs) -> None:
 @pytest.mark.slow
 def test_ranks_with_other_orders_are_refused(runs: Runs) -> None:
     report = refused(runs, 2, runs.words(*words("plain", "--loader.order", f"{{type: {HERE}.of_this_process}}")))
-    assert "rank 1 has another loader.order than rank 0" in report
+    assert "rank 1 has a different loader.order than rank 0" in report
 
 
 def test_an_order_that_is_not_there(runs: Runs) -> None:

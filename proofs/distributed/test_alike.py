@@ -33,7 +33,7 @@ def old_torch() -> None:
 def test_data(runs: Runs, split: str) -> None:
     """R-14: which rank sees how many samples of what; nothing of an earlier run is touched."""
     text = refused(runs, 2, runs.words(f"--dataset.{split}", "{type: proofs.distributed.test_alike.Shorter}"))
-    assert "rank 1 sees other data than rank 0" in text
+    assert "rank 1 sees different data than rank 0" in text
     assert f"samples of dataset.{split}: 160 on rank 0, 100 on rank 1" in text
     assert not (runs.root / "run").exists()
 
@@ -68,7 +68,7 @@ def test_code(runs: Runs) -> None:
             rank.kill()
     assert 2 in [rank.returncode for rank in ranks] and 0 not in [rank.returncode for rank in ranks]
     text = "".join(texts)
-    assert "rank 1 runs other code than rank 0" in text and "custom/tasks/classification_task.py: '" in text
+    assert "rank 1 runs different code than rank 0" in text and "custom/tasks/classification_task.py: '" in text
     assert "common/build.py" not in text
 
 

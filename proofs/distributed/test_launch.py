@@ -90,8 +90,8 @@ def test_the_setting_wins(runs: Runs, monkeypatch: pytest.MonkeyPatch, words: li
 @pytest.mark.parametrize(
     ("variables", "launcher", "message"),
     [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "auto", ["LOCAL_RANK should be a whole number", "''"]),
-        ({**TORCHRUN, "RANK": "one"}, "auto", ["RANK should be a whole number", "'one'"]),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "auto", ["LOCAL_RANK should be an integer", "''"]),
+        ({**TORCHRUN, "RANK": "one"}, "auto", ["RANK should be an integer", "'one'"]),
         ({**SLURM, **TORCHRUN, "TORCHELASTIC_RUN_ID": ""}, "auto", None),
         ({}, "slurm", ["dist.launcher: slurm", "not set"]),
     ],

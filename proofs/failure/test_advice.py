@@ -56,9 +56,9 @@ def test_checkpoints_that_are_elsewhere_or_are_none(runs: Runs, capsys: pytest.C
     [
         ("optim:\n  lr: 0.1\n   ema: 0.2\n", 3, ["indent the keys of a section equally", "2 |   lr", "3 |    ema"]),
         ("optim:\n  lr: 0.1\n\tema: 0.2\n", 3, ["indent with spaces, not with a tab", "3 | \tema: 0.2"]),
-        ("name: a: b\n", 1, ["quote text that contains ': '", "1 | name: a: b"]),
+        ("name: a: b\n", 1, ["quote strings that contain ': '", "1 | name: a: b"]),
         ("optim: {lr: 0.1\nname: b\n", 2, ["a bracket or a comma is missing", "1 | optim: {lr: 0.1"]),
-        ("name: @a\n", 1, ["put text that begins with this character in quotes"]),
+        ("name: @a\n", 1, ["put strings that begin with this character in quotes"]),
         ('name: "a\nworker: 1\n', 3, ["a quote is not closed"]),
     ],
 )  # fmt: skip

@@ -156,7 +156,7 @@ def test_a_rewind(runs: Runs) -> None:
         assert same(states[entry["step"]], states[entry["first"] - 1])
         steps = entry["step"] - entry["first"] + 1  # at the end of an epoch, a sample may be in both
         assert BAD in entry["samples"] and 32 * steps - 32 < len(entry["samples"]) <= 32 * steps
-    assert "with the weights of step" in (folder / "train.log").read_text()
+    assert "; rewound to step" in (folder / "train.log").read_text()
 
 
 def test_a_rewind_past_a_save_that_was_not_planned(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_a_rewind_to_another_runs_checkpoint(runs: Runs) -> None:
 
 def test_nothing_to_go_back_to(runs: Runs) -> None:
     assert runs.fail(*DATA, *REWIND, "--progress.epoch_save_latest", "-1", "--progress.epoch_val", "-1") == 2
-    assert "and there is nothing to go back to; there is no checkpoint yet" in (runs.root / "run/train.log").read_text()
+    assert "and there is nothing to rewind to; there is no checkpoint yet" in (runs.root / "run/train.log").read_text()
 
 
 @pytest.mark.parametrize("words", [SKIP, REWIND])
@@ -238,6 +238,6 @@ def test_mistakes(error_of: ErrorOf) -> None:
     closure = ["--optim.optim_type", "LBFGS", "--optim.weight_decay", "0"]
     assert "optim.bad_steps: LBFGS changes weights before a step can be judged" in error_of(*SKIP, *closure)
     powersgd = error_of("--dist.comm_hook", "powersgd", *SKIP)
-    assert "(command line: --dist.comm_hook powersgd) does not go with optim.bad_steps" in powersgd
+    assert "(command line: --dist.comm_hook powersgd) does not work with optim.bad_steps" in powersgd
     assert "optim.bad_steps.action" in error_of("--optim.bad_steps.action", "ignore")
     assert "optim.bad_steps.limit" in error_of("--optim.bad_steps.limit", "0")

@@ -394,7 +394,7 @@ def test_ranks_with_other_settings(runs: Runs) -> None:
     """R-14: two nodes with two versions of a file, say; which key differs is reported before anything runs."""
     ended = failed(start_ranks(runs.root, 2, runs.words(*SMALL), more={1: ["--optim.lr", "0.5"]}))
     text = "".join(ended.texts)
-    assert "rank 1 was started with another configuration" in text and "'optim.lr': 0.001" not in text
+    assert "rank 1 was started with a different configuration" in text and "'optim.lr': 0.001" not in text
     assert "optim.lr: 0.001 on rank 0, 0.5 on rank 1" in text
 
 

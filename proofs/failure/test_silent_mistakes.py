@@ -91,7 +91,7 @@ CASES: list[tuple[list[str], list[str]]] = [
     ([*mine("known labels", "train"), *ELEVEN], ["no sample of 1 of its 11 classes: 0; labels are counted from 0"]),
     (mine("not a number", "val"), ["Loss of the first batch is nan", "`image` is not finite in sample 3, 7"]),
     ([*mine("sorted", "train"), *SEQUENTIAL], ["loader.order: sequential reads all samples of one class"]),
-    (mine("val is train", "train", "val"), ["dataset.val: 8 of 8 samples looked at are also in dataset.train"]),
+    (mine("val is train", "train", "val"), ["dataset.val: 8 of 8 samples checked are also in dataset.train"]),
     (weighted("mean: weights"), ["mine is not a mean over samples", "docs/evaluation.md, Losses"]),
 ]  # fmt: skip
 
@@ -178,7 +178,7 @@ def test_a_busy_machine(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--gpu_ids", "cpu"], "must be -1 for the CPU, 0 for the first GPU, a list of GPUs, all or mps"),
         (["--model_pt", "x"], "to continue a run: --resume; to start from its weights: --init_from.path"),
         (["--model.type", "no_such_package.Net"], "pip install no_such_package"),
-        (["--optim", "lr:0.1"], "must be a section; write a blank after the colon"),
+        (["--optim", "lr:0.1"], "must be a section; write a space after the colon"),
         (
             ["--model", f"{{type: {HERE}.ten_classes, num_classes: 3}}"],
             "model.num_classes is 3, but dataset.train",

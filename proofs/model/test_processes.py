@@ -71,7 +71,7 @@ def test_groups_that_do_not_divide(runs: Runs) -> None:
         (["--dist.shard_size", "2"], "needs dist.strategy fsdp; ddp: each process holds it all"),
         (["--dist.shard_size", "1"], "dist.shard_size"),
         (["--dist.comm_hook", "bf16", *FSDP], "prepare.fsdp.reduce_dtype bf16"),
-        (["--dist.comm_hook", "bf16", "--dist.reduction", "fixed"], "does not go with dist.reduction fixed"),
+        (["--dist.comm_hook", "bf16", "--dist.reduction", "fixed"], "does not work with dist.reduction fixed"),
         (["--dist.comm_hook", "fp8"], "dist.comm_hook"),
         (["--dist.powersgd_start", "1"], "dist.powersgd_start"),
     ],
@@ -112,6 +112,6 @@ def test_a_resume_with_a_hook(runs: Runs) -> None:
         several(runs, 2, runs.words(*argv, "--resume", "auto", name=f"{name} cut"))
         is_exact = same(*(whole(runs.root / f"{name} {kind}")["model"] for kind in ("cut", "uncut")))
         assert is_exact == (name == "bf16")
-        reason = "not bit-exact (dist.comm_hook powersgd: what its products have left out so far"
+        reason = "not bit-exact (dist.comm_hook powersgd: its compression error so far"
         assert (reason in log(runs.root / f"{name} cut")) == (name == "powersgd")
         assert losses(runs.root / f"{name} uncut")[-1] < losses(runs.root / f"{name} uncut")[0]

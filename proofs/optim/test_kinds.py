@@ -118,7 +118,7 @@ def test_what_an_optimizer_keeps_elsewhere_is_told_before_the_start(configured, 
     """An attribute is in no checkpoint."""
     build_optimizer(configured(optim=f"{{optim_type: {HERE}.Counting}}").optim, mlp())
     assert [line.partition(",")[0] for line in warnings] == [
-        "optimizer Counting keeps a part of its state where no checkpoint has it: a resumed run will differ"
+        "optimizer Counting keeps state outside state_dict(): a resumed run will differ"
     ]
 
 
@@ -144,8 +144,8 @@ def test_mistakes_in_a_group_are_refused_with_the_config(configured, groups: str
     [
         ("[{match: '*.weigth', optim_type: Muon}]", ["optim.groups[0].match", "did you mean"]),
         ("[{match: 0.*, optim_type: Muon}]", ["Muon cannot train 0.bias", "torch.Size([8])", "optim.groups can give"]),
-        ("[{match: '*', ndim: 4, optim_type: Muon}]", ["optim.groups[0].ndim 4", "no parameter"]),
-        ("[{match: 0.*, optim_type: SGD}, {match: '*.bias'}]", ["0.bias is in", "neither lies within the other"]),
+        ("[{match: '*', ndim: 4, optim_type: Muon}]", ["optim.groups[0].ndim", "matching * has 4 dimensions"]),
+        ("[{match: 0.*, optim_type: SGD}, {match: '*.bias'}]", ["0.bias is in", "neither is more specific"]),
     ],
 )
 def test_mistakes_in_a_group_name_the_parameter(configured, groups: str, says: list[str]) -> None:

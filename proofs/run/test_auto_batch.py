@@ -47,7 +47,7 @@ def sizes(runs: Runs, name: str) -> tuple[int, int]:
     """Return what the run has on record, which the log says too."""
     config = yaml.safe_load((runs.root / name / "config.yaml").read_text())
     size, accumulate = config["batch_size"], config["optim"]["accumulate"]
-    said = f"auto_batch: micro-batches of {size} samples, {accumulate} of them in a step"
+    said = f"auto_batch: {size} samples per micro-batch, {accumulate} micro-batch(es) per step"
     assert (said in (runs.root / name / "train.log").read_text()) is config["auto_batch"]
     return size, accumulate
 
@@ -111,7 +111,7 @@ def test_the_ranks_agree(runs: Runs) -> None:
 @pytest.mark.parametrize("more", ["--dist.strategy fsdp", "--dist.reduction fixed", "--dist.sync_bn true"])
 def test_what_it_does_not_go_with(error_of: ErrorOf, more: str) -> None:
     """Processes that exchange within a forward pass would wait for one that has run out of memory."""
-    assert "does not go with dist.strategy fsdp, dist.sync_bn, dist" in error_of("--auto_batch", "true", *more.split())
+    assert "does not work with dist.strategy fsdp, dist.sync_bn" in error_of("--auto_batch", "true", *more.split())
 
 
 def test_data_in_order_is_refused(error_of: ErrorOf) -> None:

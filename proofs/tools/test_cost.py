@@ -70,7 +70,7 @@ def test_the_estimate_of_a_sweep(
     monkeypatch.setattr("tools.sweep.runs.device_hours", lambda run: {"like": 0.5, "tried": 1.5}.get(run.name, 100.0))
     short = ["--progress.epoch", "1", "--dataset.eval", "null"]
     with SweepFolder(runs.root / "sweep", {"optim.lr": [0.1, 0.2]}, resolved(runs, *short), "again") as folder:
-        assert folder.estimate(3) == "cost: not known before a first run of this config has finished"
+        assert folder.estimate(3) == "cost: unknown until a first run of this config has finished"
         runs.train(*short, "--monitor.smooth", "3", name="like")
         assert folder.estimate(3) == "cost: about 3 x 0.5 = 1.5 device hours, by 1 finished run of this config"
         runs.train(*short, "--optim.lr", "0.5", name="tried")

@@ -1,6 +1,6 @@
 """Advice by patterns of errors. Add your own: `cli/advice.py` shows the first one that matches."""
 
-UNEQUAL = "equal size|not resizable"  # torch's errors in joining samples, in the main process and in a worker
+UNEQUAL = "equal size|not resizable"  # torch's errors when collating, in the main process and in a worker
 # torch's warning for a target (B,) and a prediction (B, 1), or the other way round; not for a single sample.
 BROADCAST = (
     r"Using a target size \(torch\.Size\(\[(?!1\b)(\d+)(?:, 1)?\]\)\) that is different to the input size "
@@ -10,8 +10,8 @@ BROADCAST = (
 # places of the model's forward and the task's output.
 ADVICE = {
     r"must be Tensor, not|has no attribute '(shape|dim|size|float|topk|softmax|dtype)'": (
-        "a tensor is needed, see the batch and the output above: what {forward} returns is the model's output (not a "
-        "tuple, not None), and every label is a number"
+        "a tensor is needed, see the batch and the output above: {forward} must return the model's output (not a "
+        "tuple, not None), and every label must be a number"
     ),
     r"(list|tuple) indices must be integers": (
         "a sample is a dict: return {{'image': image, 'label': label}} from the dataset's __getitem__, not (image, "
@@ -24,8 +24,8 @@ ADVICE = {
         "class labels must be of type int64: return torch.tensor(int(label)), or label.long(), from the dataset"
     ),
     r"expected scalar type|same dtype|Input type \(|expected m1 and m2|cannot be cast": (
-        "numbers of the batch, listed above, are not of the type of the weights (float32): return image.float() from "
-        "the dataset (NumPy's default is float64, that of image files uint8); for mixed formats see precision.mode"
+        "the batch, listed above, does not have the dtype of the weights (float32): return image.float() from the "
+        "dataset (NumPy's default is float64, that of image files uint8); for mixed precision see precision.mode"
     ),
     r"0D or 1D target tensor expected": (
         "each label must be a single number: return torch.tensor(label), not torch.tensor([label]), from the dataset"
@@ -41,17 +41,17 @@ ADVICE = {
         "the model does not fit the batch above (images: samples, channels, height, width): change model.*, such as "
         "model.in_channels, or what the dataset returns"
     ),
-    r"index out of range in self": "a number of the batch is too large for an embedding: see its size in the model",
+    r"index out of range in self": "an index in the batch is too large for an embedding: raise its num_embeddings",
     UNEQUAL: "give all samples the same size (dataset.*.transforms can resize), or write a loader.collate",
     r"default_collate": (
         "a batch is made of tensors, arrays and numbers: does the dataset's __getitem__ return a sample?"
     ),
     r"does not require grad": (
-        "the result of {forward} or of the loss is cut off from the weights by .detach(), .item(), .data, .numpy(), "
+        "the result of {forward} or of the loss is detached from the weights by .detach(), .item(), .data, .numpy(), "
         "torch.no_grad(), argmax, rounding, or torch.tensor(...) of a tensor"
     ),
     r"inplace operation": (
-        "a value that the gradient needs was changed in place (x += y, x[i] = y, relu_): make a new one, as in "
+        "a value needed for the gradient was changed in place (x += y, x[i] = y, relu_): make a new one, as in "
         "x = x + y; --debug shows which"
     ),
 }
@@ -68,5 +68,5 @@ MACHINE = {
         "a worker was killed, probably out of memory (see dmesg; in a container, also /dev/shm): use fewer "
         "--num_workers, a smaller loader.prefetch or batch_size; --num_workers 0 shows an error of its own"
     ),
-    "device-side assert|Target .* out of bounds": "label above the number of classes? CUDA_LAUNCH_BLOCKING=1 helps",
+    "device-side assert|Target .* out of bounds": "label >= the number of classes? Rerun with CUDA_LAUNCH_BLOCKING=1",
 }

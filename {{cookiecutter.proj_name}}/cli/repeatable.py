@@ -63,7 +63,7 @@ def compute(step: FixedStep, update: TaskUpdate, batch: Any) -> dict[str, list[i
         loss.backward()
     gradients = {name: parameter.grad for name, parameter in step.task.named_parameters() if parameter.grad is not None}
     if sparse := [name for name, gradient in gradients.items() if gradient.is_sparse]:
-        raise UserError(f"dist.reduction fixed does not go with the sparse gradient of {sparse[0]}; make it dense")
+        raise UserError(f"dist.reduction fixed does not work with the sparse gradient of {sparse[0]}; make it dense")
     buffers = {name: buffer for name, _, _, buffer in named_buffers(step.task) if name not in step.changing}
     unchanged = {_UNDECLARED.format(name): checksums(buffer) for name, buffer in buffers.items()}
     return unchanged | outputs | {f"gradient of {name}": checksums(gradients[name]) for name in reversed(gradients)}

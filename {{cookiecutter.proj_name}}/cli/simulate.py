@@ -37,7 +37,7 @@ def simulate(config: Config, values: Mapping[str, Any], command: Sequence[str]) 
     """Simulate rank `dist.rank` of `dist.simulate`, and print a report. Returns the exit code.
 
     Raises:
-        UserError: the ranks cannot be simulated, or so many cannot train by this config.
+        UserError: the ranks cannot be simulated, or this config cannot train that many.
     """
     setup_log("WARNING")
     with simulated_rank(config.gpu_ids, config.dist) as rank, TemporaryDirectory() as folder:

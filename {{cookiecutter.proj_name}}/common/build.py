@@ -81,7 +81,7 @@ def fit_batch(
     sizes = [size for size in tried if total % size == 0] or [config.batch_size]
     size = next(size for size in sizes if size == sizes[-1] or _fits(config, parts, parts.stream, size, rank, seed))
     accumulate = total // size
-    logger.info("auto_batch: micro-batches of {} samples, {} of them in a step of each process", size, accumulate)
+    logger.info("auto_batch: {} samples per micro-batch, {} micro-batch(es) per step and process", size, accumulate)
     if size == config.batch_size:
         return config, parts
     values |= {"batch_size": size, "optim": {**values["optim"], "accumulate": accumulate}}
@@ -90,9 +90,9 @@ def fit_batch(
 
 
 def _fits(config: RunConfig, parts: Parts, stream: TrainStream, size: int, rank: Rank, seed: int) -> bool:
-    """Try a step of one micro-batch with a model that is thrown away. Every process must call this."""
+    """Try a step of one micro-batch with a model that is then discarded. Every process must call this."""
     ran_out, config, stream.plan = False, config.in_stage(0), replace(stream.plan, batch_size=size)
-    gc.collect()  # what an earlier trial has left in cycles
+    gc.collect()  # reference cycles of an earlier trial
     logger.disable("common")  # the run says all of it again
     try:
         with random_state_unchanged(rank.device):
@@ -147,7 +147,7 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
         )
     is_fixed, accumulate = config.dist.reduction == "fixed", config.optim.accumulate
     order = EpochOrder(config.loader.order, dataset, seed)
-    check_same({"its first samples": order(0)[:8].tolist()}, rank, "has another loader.order than rank 0")
+    check_same({"its first samples": order(0)[:8].tolist()}, rank, "has a different loader.order than rank 0")
     plan = EpochPlan(
         order,
         batch_size=config.batch_size,
@@ -161,13 +161,13 @@ def build_stream(config: RunConfig, rank: Rank, seed: int) -> BatchStream:
 
 
 def build_stage_streams(config: RunConfig, rank: Rank, seed: int, usual: BatchStream) -> dict[int, BatchStream]:
-    """Build the training data of stages that have their own, by number. As many samples as the `usual` data."""
+    """Build the training data of stages that have their own, by number. Each needs as many samples as `usual`."""
     streams = {}
     for number in [number for number, stage in enumerate(config.stages) if stage.dataset]:
         with error_context(lambda number=number: f"in stages[{number}].dataset"):  # type: ignore[misc]
             streams[number] = build_stream(config.in_stage(number), rank, seed)
             if (size := streams[number].epoch_size) != usual.epoch_size:
-                raise UserError(f"dataset.train has {size} samples, but the run {usual.epoch_size}; make them equal")
+                raise UserError(f"dataset.train has {size} samples, the run has {usual.epoch_size}: they must match")
     return streams
 
 
@@ -197,7 +197,7 @@ def seeded_dataset(config: RunConfig, split: str, name: str, section: Mapping[st
     set_seed(mix(seed, crc32(name.encode())))
     dataset = build_dataset(section, split, data_dir(config.dir, PROJECT), limit=config.debug.max_samples)
     size = len(dataset) if is_map_style(dataset) else None
-    check_same({f"samples of dataset.{name}": size}, rank, "sees other data than rank 0")
+    check_same({f"samples of dataset.{name}": size}, rank, "sees different data than rank 0")
     return dataset
 
 

@@ -37,7 +37,7 @@ class EvaluationInterrupted(Exception):
 class Evaluator:
     """Evaluates a task without wrappers (with DDP's, a process without samples would hang the others).
 
-    The random streams are seeded for each batch by the run's seed, the name of the set and the batch's first sample,
+    The random generators are seeded for each batch by the run's seed, the name of the set and the batch's first sample,
     and restored afterwards: a model that draws numbers gives the same results on any number of processes, and training
     does not depend on evaluations. What `Task.draw` draws is seeded for each sample, so it does not depend on the size
     of batches either.
@@ -140,7 +140,7 @@ class Evaluator:
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Evaluation mode without gradients; afterwards modules (frozen ones too) and random streams are as before."""
+        """Evaluation mode without gradients; afterwards modules (frozen too) and random generators are as before."""
         modes = {module: module.training for module in self.task.modules()}
         with torch.no_grad(), random_state_unchanged(self.rank.device):
             self.task.eval()

@@ -1,8 +1,8 @@
 """An optimizer step with the same bits on any number of processes: `dist.reduction: fixed`, see docs/reduction.md.
 
-A step's micro-batches are the same samples on any number of processes. Each is computed by itself: with random draws of
-its own, from the buffers as they were before. What comes of it, gradients and changes of buffers, is added along a
-fixed tree.
+A step's micro-batches are the same samples on any number of processes. Each is computed separately: with its own random
+draws, from the buffers as they were before. Its results, gradients and changes of buffers, are added along a fixed
+tree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,15 +62,15 @@ class FixedStep(OptimizerStep):
             "dist.sync_bn, whose statistics are of one micro-batch per process": config.dist.sync_bn,
             "prepare.compile, whose code depends on the shapes that a process saw": config.prepare.compile.enabled,
             "an optimizer that calls a closure": self.needs_closure,
-            "a stream, dealt out to the processes: the dataset needs __len__ and __getitem__": self.sample is None,
+            "a stream, shared among the processes: the dataset needs __len__ and __getitem__": self.sample is None,
             "buffers declared as gather or rank": not {*self.declared.values()} <= {"sum"},
             "a GPU without dist.deterministic strict": self.rank.device.type != "cpu"
             and config.dist.deterministic != "strict",
         }
         if reasons := [reason for reason, is_so in refused.items() if is_so]:
-            raise UserError(f"dist.reduction fixed does not go with {'; nor with '.join(reasons)}")
+            raise UserError(f"dist.reduction fixed does not work with {'; nor with '.join(reasons)}")
         weights = {name: state_checksum(tensor) for name, tensor in self.task.state_dict().items()}
-        check_same(weights, self.rank, "has other weights than rank 0; checksums")
+        check_same(weights, self.rank, "has weights that differ from rank 0's; checksums")
 
     def __call__(self, step: Step, at: Position) -> bool:
         self._samples = step.global_batch.samples
@@ -106,26 +106,26 @@ class FixedStep(OptimizerStep):
             self._finish(update)
 
     def _finish(self, update: TaskUpdate) -> None:
-        """Set gradients and buffers to what all micro-batches of all processes have given."""
+        """Set gradients and buffers to the results of all micro-batches of all processes."""
         [(_, sums)] = self._branches
         sum_branches(sums, self.rank, self.bucket_mb)
         used, end = sums[0].tolist(), 1 + len(update.trained)
         for parameter, gradient, count in zip(update.trained, sums[1:end], used, strict=True):
             parameter.grad = gradient if count else None
         for buffer, change in zip(self.shared_buffers(), sums[end:], strict=True):
-            # A norm counts its batches in whole numbers: one per step.
+            # A norm counts its batches as an integer: one per step.
             buffer.add_(change if buffer.is_floating_point() else change.round().to(buffer.dtype))
         self.draw(self._step, update.name, -1)  # for the optimizer and `after_step`
 
     def draw(self, step: int, update: str, number: int) -> None:
-        """Seed all random streams of this process for a micro-batch, numbered over all processes."""
+        """Seed all random generators of this process for a micro-batch, numbered over all processes."""
         set_seed(mix(self.seed, _DRAWS, step, crc32(update.encode()), number))
 
     def shared_buffers(self) -> list[Tensor]:
-        """Return those of `changing` (not copies)."""
+        """Return the buffers in `changing` (not copies)."""
         return [getattr(module, name).detach() for module, name in self.changing.values()]
 
 
 def _nothing(like: Tensor) -> Tensor:
-    """Return what changes no number when it is added: 0.0 would change -0.0."""
+    """Return the additive identity: -0.0, since adding 0.0 would change -0.0."""
     return torch.full_like(like, -0.0)

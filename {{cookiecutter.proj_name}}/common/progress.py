@@ -79,7 +79,7 @@ class Interval:
         return bool(self.amount)
 
     def times_passed(self, at: Position) -> int:
-        """Return how many times this interval has passed at `at`. Exact: calculated in whole numbers."""
+        """Return how many times this interval has passed at `at`. Exact: calculated in integers."""
         amount, per = self.amount.numerator, self.amount.denominator
         if self.unit == "step":
             return at.step * per // amount

@@ -112,7 +112,7 @@ class RunConfig:
     init_weights: Annotated[
         list[dict[str, Any]],
         WeightRules(),
-        Field(description='first weights, before init_from: [{match: "*.weight", type: kaiming_normal, arguments}]'),
+        Field(description='initialization, before init_from: [{match: "*.weight", type: kaiming_normal, arguments}]'),
     ] = field(default_factory=list)
     init_from: InitConfig = field(default_factory=InitConfig)
     plugins: Annotated[
@@ -129,10 +129,10 @@ class RunConfig:
             rule = "needs dataset.val: there is no validation to compare"
             yield Problem("early_stop.patience", self.early_stop.patience, rule)
         if self.optim.bad_steps.is_active and self.dist.comm_hook == "powersgd":
-            rule = "does not go with optim.bad_steps: it adds what it left out of a bad gradient to the next one"
+            rule = "does not work with optim.bad_steps: it adds the error of a bad gradient to the next one"
             yield Problem("dist.comm_hook", self.dist.comm_hook, rule, "use bf16, or none")
         if self.auto_batch and (self.dist.strategy == "fsdp" or self.dist.sync_bn or self.dist.reduction == "fixed"):
-            yield Problem("auto_batch", True, "does not go with dist.strategy fsdp, dist.sync_bn, dist.reduction fixed")
+            yield Problem("auto_batch", True, "does not work with dist.strategy fsdp, dist.sync_bn, reduction fixed")
         scheduler = self.optim.lr_scheduler
         try:
             mode = self.best_mode

@@ -216,7 +216,7 @@ class OptimizerStep:
         return update
 
     def _try(self, update: TaskUpdate, forward: Callable[[str, Any], Losses], batch: Any) -> Tensor:
-        """Return the loss of a loaded batch that no step is taken on."""
+        """Return the loss of a loaded batch, without taking a step."""
         batch = self.task.prepare_batch(self.precision.cast_batch(batch), self.rank.device)
         with self.precision.autocast():
             losses = forward(update.name, batch)
@@ -225,7 +225,7 @@ class OptimizerStep:
     def flops(self, step: Step) -> float:
         """Count the operations of the step's updates, forward and backward, for each sample or item (`Task.count`).
 
-        Weights, buffers and random streams stay as they are. Every process must call this.
+        Weights, buffers and random generators stay as they were. Every process must call this.
         """
         batch, forward = deepcopy(step.batches[0]), partial(self.task, self.task.update)  # past DDP, through FSDP
         updates = [self.updates.get(name) or self._begin(name, lambda: deepcopy(batch)) for name in self.task.updates()]

@@ -33,7 +33,7 @@ class Task(ModelHolder, ABC):
     """Connects model, losses, metrics, pictures. Yours are in `custom/tasks`.
 
     Only `output` must be written. The task owns all trainable and persistent state: the model, losses with weights, a
-    teacher, a queue (as a buffer). So it is trained, exchanged between processes, averaged, saved and restored.
+    teacher, a queue (as a buffer). So it is trained, synchronized between processes, averaged, saved and restored.
     Anything that varies during training should be computed from `at`; then a resume is exact, and nothing has to be
     saved.
 

@@ -36,7 +36,7 @@ class ProfiledTask:
     """A task, a batch of its training data and what they cost.
 
     Args:
-        size: samples of the batch; `UserError` if there are not so many.
+        size: samples of the batch; `UserError` if there are fewer.
     """
 
     def __init__(self, config: Config, size: int) -> None:
@@ -161,7 +161,7 @@ def main(argv: list[str]) -> int:
     config = train_config(words, prog="tools.analyze").config
     sizes = (options.batch or str(config.batch_size)).split(",")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise UserError(f"--batch {options.batch}: must be whole numbers above 0, such as 1,32")
+        raise UserError(f"--batch {options.batch}: must be integers above 0, such as 1,32")
     result = analyze(config, [int(size) for size in sizes], options.depth)
     print("{task} with {model} in {precision} on {device} with {threads} threads, torch {torch}\n".format(**result))
     print_table(result["modules"])

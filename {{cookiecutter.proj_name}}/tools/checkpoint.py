@@ -56,7 +56,7 @@ def summary(path: Path, state: Mapping[str, Any]) -> str:
         f"run {config['name']}, model {config['model']['type']} (--config shows all)",
         *(line.format(*tensor) for tensor in tensors),
         f"  {sum(value.numel() for value in weights.values()):,} numbers",
-        *([f"{len(frozen)} frozen tensors are left out: {join_names(frozen)}"] if frozen else []),
+        *([f"{len(frozen)} frozen tensors are not in it: {join_names(frozen)}"] if frozen else []),
     ]
     return "\n".join(lines)
 

@@ -69,7 +69,7 @@ def flat(output: Any) -> Tensors:
         return {"output": output}
     named = output if isinstance(output, Mapping) else {f"output_{at}": item for at, item in enumerate(output)}
     if not named or not all(isinstance(value, Tensor) for value in named.values()):
-        raise UserError("the model returns something other than tensors, or tensors inside of each other's lists")
+        raise UserError("the model returns something other than tensors, or nested lists of tensors")
     return dict(named)
 
 
@@ -92,7 +92,7 @@ def read_model(trained: Trained) -> tuple[Model, dict[str, str | None]]:
     hook.remove()
     kind = f"{type(model).__name__} of {type(task).__name__}"
     if not calls:
-        raise UserError(f"the task never calls the whole {kind}, so there is nothing that could be exported as one")
+        raise UserError(f"the task never calls the whole {kind}, so there is nothing to export as one")
     inputs: Tensors = inspect.signature(model.forward).bind(*calls[0][0], **calls[0][1]).arguments
     if other := [name for name, value in inputs.items() if not isinstance(value, Tensor)]:
         raise UserError(f"{kind} is called with {', '.join(other)}, but only tensors can be exported")

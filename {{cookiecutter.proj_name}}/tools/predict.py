@@ -138,7 +138,7 @@ class _Unreadable(str):
 def find_files(inputs: Iterable[str | Path], section: Mapping[str, Any]) -> list[str]:
     """List the files to predict: those named, and in each folder those that the section's dataset can read.
 
-    Files of a folder are in the order of their names; hidden ones are left out. For a dataset with `lines = True`, it
+    Files of a folder are in the order of their names; hidden ones are skipped. For a dataset with `lines = True`, it
     is all lines of these files that are not blank, and `-` is the standard input.
 
     Raises:
@@ -218,7 +218,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--format", choices=["jsonl", "csv"], default="jsonl")
     flag: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": lambda word: word == "true"}
     parser.add_argument("--pictures", **flag, metavar="true", help="draw a picture for each file")
-    parser.add_argument("--skip_unreadable", **flag, metavar="true", help="leave out files that cannot be read")
+    parser.add_argument("--skip_unreadable", **flag, metavar="true", help="skip files that cannot be read")
     options, settings = parser.parse_known_args(argv)  # all others are settings, as of evaluate.py
     predictor = Predictor(options.model_pt, *settings)
     files = find_files(options.input, predictor.trained.section()[1])
@@ -237,7 +237,7 @@ def main(argv: list[str]) -> int:
                     print(*map(brief, batch.rows), sep="\n")
                 bar.update(len(batch.rows) + len(batch.unreadable))
     if skipped:
-        text = "{} of {} files cannot be read and are left out: {}"
+        text = "{} of {} files cannot be read and are skipped: {}"
         logger.warning(text, len(skipped), len(files), in_lines(skipped))
     many = "s" * (done != 1)
     logger.info("{} prediction{} of {}: {}", done, many, shown_path(predictor.trained.path), shown_path(target))

@@ -144,7 +144,7 @@ def main(words: Sequence[str]) -> int:
     status = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False)
     if (status.returncode or status.stdout) and "--force" not in words:
         why = "there are uncommitted changes" if status.returncode == 0 else "this folder is not in git"
-        print(f"error: {why}, so deleted files could not be restored; commit first, or add --force", file=sys.stderr)
+        print(f"error: {why}, so deletions are final; commit, or make prune LEAF='... --force'", file=sys.stderr)
         return 1
     try:
         deleted = prune(ROOT, names)

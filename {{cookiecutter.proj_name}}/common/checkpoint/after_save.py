@@ -65,7 +65,7 @@ class AfterSave:
             self._changed.notify()
 
     def finish(self, stopped_by: int = 0) -> None:
-        """Wait until no file is left. What fails is repeated for a minute, and not at all after a signal."""
+        """Wait until no file is left. Failures are retried for a minute, but not after a signal."""
         longest = {0: _LAST_CALL_S, signal.SIGINT: _AFTER_CTRL_C_S}.get(stopped_by, _AFTER_SIGNAL_S)
         with self._changed:
             self._pause, self._until = 0.0, time.monotonic() + (not stopped_by) * _LAST_TRY_S
@@ -75,7 +75,7 @@ class AfterSave:
             logger.info("waiting for {}, {:.0f} s at most", self._what, longest)
             self._thread.join(longest)
         if self._thread.is_alive():
-            logger.warning("{} has not finished, and ends with the run", self._what)
+            logger.warning("{} did not finish and was abandoned", self._what)
 
     def _next(self) -> Saved | None:
         with self._changed:
@@ -91,7 +91,7 @@ class AfterSave:
             except Exception as error:  # noqa: BLE001 - a user's function and a server can raise anything
                 self._pause = min(max(1.0, 2 * self._pause), _LONGEST_PAUSE_S)
                 is_last = time.monotonic() + self._pause > self._until
-                then = "the training has ended: not tried again" if is_last else f"next try in {self._pause:.0f} s"
+                then = "training has ended: not retried" if is_last else f"next try in {self._pause:.0f} s"
                 why = f"{saved.name} of step {saved.step}: {type(error).__name__}: {error}"
                 logger.warning("{} failed with {}; {}", self._what, why, then)
                 if not is_last:

@@ -93,7 +93,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     state = load_archive(path)
     if not is_checkpoint(state):
         raise CheckpointError(
-            f"{path} holds no checkpoint of this project; if it holds weights alone, start a run from them: "
+            f"{path} is not a checkpoint of this project; if it holds only weights, start a run from them: "
             f"--init_from.path {path}"
         )
     return current(state, path)
@@ -156,11 +156,9 @@ def load_archive(path: Path) -> Any:
         if damaged is None:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        reason = f"it is not a checkpoint, or was cut off while it was written or copied ({error})".partition("\n")[0]
+        reason = f"it is not a checkpoint, or was truncated while being written or copied ({error})".partition("\n")[0]
         if isinstance(error, pickle.UnpicklingError):
-            reason = (
-                "it holds Python objects, whose loading could execute code; save torch.save(model.state_dict(), path)"
-            )
+            reason = "it holds Python objects, whose loading could run code; save torch.save(model.state_dict(), path)"
         raise CheckpointError(f"{path} cannot be loaded: {reason}") from error
     raise CheckpointError(f"{path} is damaged: the checksum of {damaged} is wrong")
 

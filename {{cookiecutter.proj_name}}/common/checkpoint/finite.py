@@ -1,4 +1,4 @@
-"""Infinities and NaNs, found before they reach a checkpoint; and steps that are left out because of them."""
+"""Infinities and NaNs, found before they reach a checkpoint; and steps that are skipped because of them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ _REWOUND = ("optimizer", "ema", "precision")
 
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
-    """Return whether every number of every tensor is finite; of sharded ones, this process' part.
+    """Return whether all tensors are finite; of sharded ones, this process' shard.
 
     Waits for the device.
     """
@@ -37,9 +37,9 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
 class LossCheck:
     """Ends the run before the optimizer uses a loss of this process that is not finite.
 
-    On the CPU that is before the backward pass, which no other process can then finish. A GPU is not waited for: the
-    value is copied while the GPU continues, and checked in the next batch. So one step is taken with it at most, and
-    nothing of that is saved, see `Trainer.check_losses`.
+    On the CPU that is before the backward pass, which no other process can then finish. It does not wait for a GPU: the
+    value is copied while the GPU continues, and checked in the next batch. So at most one step is taken with it, and
+    that is never saved, see `Trainer.check_losses`.
     """
 
     def __init__(self, stream: BatchStream, saver: Saver, rank: Rank) -> None:
@@ -65,15 +65,15 @@ class LossCheck:
 
 @dataclass
 class StepGuard:
-    """Judges each update before the optimizer, in place of `LossCheck`, alike on all processes.
+    """Judges each update before the optimizer, in place of `LossCheck`, identically on all processes.
 
-    A step that is left out changes the position of the run, its random streams, and nothing else. In a rewind, weights,
-    optimizer, averages and scaler become those of a checkpoint, and the run continues after it: the batches in
-    between are skipped too, since with them the weights went wrong.
+    A skipped step changes the position of the run and its random generators, and nothing else. In a rewind, weights,
+    optimizer, EMA and scaler become those of a checkpoint, and the run continues after the bad step: the batches in
+    between are skipped too, since the weights went wrong with them.
 
     Attributes:
         strategy, monitor: of the run, defined beside this room.
-        anchor: step of the checkpoint to go back to; 0 for none. One that was saved because of a signal or the time
+        anchor: step of the checkpoint to rewind to; 0 for none. One that was saved because of a signal or the time
             does not count: a run that was never stopped would not have it.
         left_out: bad steps in a row; with rewind, since the anchor.
         last: loss and gradient norm of the last steps that were taken, by update.
@@ -98,7 +98,7 @@ class StepGuard:
         self._losses += [loss.detach().sum()] if isinstance(loss, Tensor) else []
 
     def refuses(self, update: str, norm: Tensor, at: Position) -> bool:
-        """Return whether an update of the step that begins `at` is left out; `norm`: of its gradients.
+        """Return whether to skip an update of the step that begins `at`; `norm`: of its gradients.
 
         Waits for the device and for all processes. Raises `TrainingError` if the run must stop.
         """
@@ -107,7 +107,7 @@ class StepGuard:
         total, count, norms, ranks = sum_over_ranks(table, self.state.rank).tolist()
         values, last = [total / max(count, 1.0), norms / ranks], self.last.get(update, [])
         if scaler is not None and math.isfinite(values[0]) and not math.isfinite(values[1]):
-            return False  # the scaler leaves it out: its scale was too large, and nothing is wrong
+            return False  # the scaler skips it: its scale was too large, and nothing is wrong
         if why := self._fault(values, last):
             self._restore()
             self.monitor.meter.discard(at.step + 1)
@@ -119,7 +119,7 @@ class StepGuard:
         return bool(why)
 
     def saved(self, step: int) -> None:
-        """Take a planned checkpoint as the one to go back to."""
+        """Take a planned checkpoint as the one to rewind to."""
         self.anchor, self.left_out = step, self.left_out * (self.config.action == "skip")
 
     def _fault(self, values: list[float], last: list[list[float]]) -> str:
@@ -143,21 +143,21 @@ class StepGuard:
             more = f", as were {self.left_out - 1} before it" if self.left_out > 1 else ""
             raise not_finite(f"step {step} is bad{more}: {why}{sample_text([samples])}", self.saver)
         self.monitor.recorder.record("skipped", step=step, first=start.step + 1, why=why, samples=samples)
-        more = f", from {start.step + 1} on, with the weights of step {start.step} again" if action == "rewind" else ""
-        logger.warning("step {} is skipped{}: {}{}", step, more, why, sample_text([samples]))
+        more = f"; rewound to step {start.step}, so steps {start.step + 1} to {step} are skipped"
+        logger.warning("step {} is skipped{}: {}{}", step, more * (action == "rewind"), why, sample_text([samples]))
 
     def _go_back(self, why: str) -> Position:
         """Take weights and optimizer of the last planned checkpoint. Returns its position."""
         self.saver.wait()
         if not self.anchor:
-            raise not_finite(f"{why}, and there is nothing to go back to", self.saver)
+            raise not_finite(f"{why}, and there is nothing to rewind to", self.saver)
         path = from_main(self.saver.folder.at_step(self.anchor), self.state.rank)
         state = self.strategy.shard_state(dict(read_checkpoint(path)))
         self.last = dict(state["bad_steps"]["last"])  # these weights have greater losses than those of the bad step
         return self.state.load_state_dict(state, path, only=_REWOUND)[0]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what decides about later steps."""
+        """Return what determines how later steps are judged."""
         return {"anchor": self.anchor, "left_out": self.left_out, "last": dict(self.last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -168,7 +168,7 @@ class StepGuard:
 def step_check(
     config: Any, stream: BatchStream, saver: Saver, state: RunState, strategy: Any, monitor: Any
 ) -> LossCheck | StepGuard | None:
-    """Return what looks at the losses of a stage with this `RunConfig`; with `optim.bad_steps`, also at gradients."""
+    """Return what checks the losses of a stage with this `RunConfig`; with `optim.bad_steps`, also the gradients."""
     if config.debug.debug_mode:  # anomaly detection names the operation; with it, each step is logged, and so checked
         return None
     if not config.optim.bad_steps.is_active:
@@ -185,6 +185,6 @@ def bad_loss(step: int, stream: BatchStream, saver: Saver, rank: Rank, name: str
 
 def not_finite(what: str, saver: Saver) -> TrainingError:
     """Return the error that ends a run: the fault, the last checkpoint, and advice."""
-    advice = "Look for NaN in the data; then try a smaller optim.lr, clip_gradients, or --debug for the operation."
-    saver.wait()  # the last good checkpoint may be just being written
+    advice = "Check the data for NaN; try a smaller optim.lr, clip_gradients, optim.bad_steps (skip, rewind), --debug."
+    saver.wait()  # it may still be writing the last good checkpoint
     return TrainingError(f"{what}; {saver.folder.last_good}.\n  {advice}")

@@ -42,7 +42,7 @@ class Frozen:
 
     Args:
         task: prepared, before a checkpoint is loaded.
-        kept: `checkpoint.frozen`; if true, nothing is left out.
+        kept: `checkpoint.frozen`; if true, nothing is omitted.
     """
 
     def __init__(self, task: nn.Module, *, kept: bool) -> None:

@@ -13,9 +13,9 @@ from common.distributed import Rank
 from common.optim.factors import Plateau
 from common.optim.several import parts_of
 
-# Keys that decide when and what a run measures, and thereby its best value, early stopping, perhaps its rate.
+# Keys that decide when and what a run measures, and thereby its best value, early stopping, perhaps its learning rate.
 MEASURING = ("progress.*", "best.*", "early_stop.*", "dataset.val", "dataset.val.*", "metric", "metric.*")
-# Keys that decide how a run is carried out, not what it trains: a resume accepts new values of these.
+# Keys that decide how a run is executed, not what it trains: a resume accepts new values of these.
 SAFE = (
     *MEASURING,
     "name", "resume", "allow_changes", "auto_batch", "model_pt", "split", "gpu_ids", "num_workers", "plugins", "dir.*",
@@ -35,14 +35,14 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allow
     """Compare a checkpoint's state with the run that resumes it. Returns the changes and the guarantee, for the log.
 
     As long as a step has as many samples as before, over all ranks, batch size, accumulation and number of ranks may be
-    traded against each other. If a launcher restarted the run with another number of ranks, even that may change.
+    traded against each other. If a launcher restarted the run with a different number of ranks, even that may change.
 
     Args:
         defaults: a config with the default of every key.
         allowed: `allow_changes` of the config.
 
     Raises:
-        UserError: a change alters the training and `allowed` is false, or the optimizer is another one.
+        UserError: a change alters what is trained and `allowed` is false, or the optimizer is a different one.
     """
     old, new = saved["fingerprint"], run.fingerprint
     config, gone = config_of_today(saved["about"]["config"], type(defaults))
@@ -67,15 +67,15 @@ def accept_changes(saved: Mapping[str, Any], run: RunState, defaults: Any, allow
             "optim.optim_type: the state of one optimizer does not fit another; to take only the weights: "
             "--progress.start_epoch 0 --name NEW"
         )
-    safe += [Change(key, value, None) for key, value in gone.items()]  # no key has an effect any more: the code differs
+    safe += [Change(key, value, None) for key, value in gone.items()]  # keys that lost their effect: the code differs
     guarantee = resume_guarantee(saved, run, safe, breaking)
     return "\n".join(["changed since then:", *map(str, safe + breaking), guarantee]) if safe or breaking else guarantee
 
 
 def unknowns(run: RunState) -> list[str]:
-    """Return what this run relies on and the engine cannot check, for the log.
+    """Return what this run relies on but the engine cannot check, for the log.
 
-    Add here what else the engine cannot check.
+    Add whatever else the engine cannot check here.
     """
     parts: Mapping[str, Any] = run.parts
     plateau, dataset = parts["schedule"].plateau, parts["data"].dataset
@@ -85,7 +85,7 @@ def unknowns(run: RunState) -> list[str]:
     if plateau is not None and type(plateau) is not Plateau:  # all others are functions of the step
         reasons.append(f"schedule {_path(type(plateau))} restores its own state")
     if not run.fingerprint["data position restored"]:
-        reasons.append(f"dataset {_path(type(innermost(dataset)))} begins each epoch anew")
+        reasons.append(f"dataset {_path(type(innermost(dataset)))} starts each epoch over")
     elif callable(getattr(dataset, "state_dict", None)):
         reasons.append(f"dataset {_path(type(innermost(dataset)))} restores its own state")
     reasons += [f"{name}, registered by a plugin, restores its own state" for name in run.user_parts]
@@ -121,7 +121,7 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
         names = join_names(saved["differing"])
         reasons.append(f"{names} differed between the processes, and the checkpoint holds rank 0's: see docs/task.md")
     if run.about["config"]["dist"]["comm_hook"] == "powersgd" and new["ranks"] > 1:
-        reasons.append("dist.comm_hook powersgd: what its products have left out so far is not in the checkpoint")
+        reasons.append("dist.comm_hook powersgd: its compression error so far is not in the checkpoint")
     doubts = [f"cannot tell: {', '.join(causes['unsure'])}"] if causes["unsure"] else []
     extent = f"as far as compared: {compared}"
     if order:
@@ -129,13 +129,13 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
     elif code:
         text = (
             f"not guaranteed to be bit-exact or sample-exact, since {'; '.join(code + reasons + doubts)}; state and "
-            "place in the data are those of the checkpoint"
+            "position in the data are those of the checkpoint"
         )
     elif reasons or doubts:
         exact = "not bit-exact" if reasons else "perhaps bit-exact"
         text = f"sample-exact, {exact} ({'; '.join(reasons + doubts)}): every sample is used once, {extent}"
         if old["ranks"] != new["ranks"]:
-            text += "; the random streams of the ranks (dropout) start again"
+            text += "; the random generators of the ranks (dropout) are reseeded"
     else:
         text = f"bit-exact {extent}"
     lists = {"harmless": harmless + causes["harmless"], "not compared": causes["missing"], "not checked": unknowns(run)}
@@ -145,5 +145,5 @@ def resume_guarantee(saved: Mapping[str, Any], run: RunState, safe: list[Change]
 
 def _measuring_note(safe: list[Change]) -> str:
     keys = ", ".join(change.key for change in safe if change.matches(MEASURING))
-    note = "could differ: its length and its validation steps affect schedules and early stopping"
-    return f". A new run with this {keys} {note}" if keys else ""
+    note = "may give different results, because its length and validation steps affect schedules and early stopping"
+    return f". A fresh run with this {keys} {note}" if keys else ""

@@ -33,7 +33,7 @@ class CheckpointConfig:
     keep: Annotated[int, Field(ge=0, description="numbered checkpoints to keep, the newest ones; 0: all")] = 3
     keep_every: Annotated[StepInterval, Field(description='keep multiples of this for good: steps, or "10epoch"')] = -1
     background: Annotated[bool, Field(description="write during training, from a copy in host memory (rank 0)")] = True
-    frozen: Annotated[bool, Field(description="false: leave out what is not trained; a resume loads its source")] = True
+    frozen: Annotated[bool, Field(description="false: omit what is not trained; a resume reloads its source")] = True
     failures: Annotated[int, Field(ge=1, description="failed saves in a row (full disk, ...) that end the run")] = 3
     after_save: Annotated[
         list[str | dict[str, Any]],
@@ -120,7 +120,7 @@ class Saver(AbstractContextManager["Saver"]):
         for function in self._after_save:
             function.finish(stopped_by)
         if self._failed:
-            raise UserError(f"the last checkpoint could not be written; {self.folder.folder} has the ones before it")
+            raise UserError(f"the last checkpoint could not be written; {self.folder.folder} has the earlier ones")
 
     def check(self) -> None:
         """Report a save that failed, without waiting. Raises like `save`."""

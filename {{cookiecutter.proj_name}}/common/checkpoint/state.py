@@ -137,7 +137,7 @@ class RunState:
     def load_state_dict(
         self, state: Mapping[str, Any], source: Path, only: Collection[str] = ()
     ) -> tuple[Position, dict[str, float], set[str]]:
-        """Restore everything; the random streams last, since nothing may draw from them afterwards.
+        """Restore everything; the random generators last, since nothing may draw from them afterwards.
 
         `only`: besides the task, these parts alone.
 

@@ -29,7 +29,7 @@ _ADDRESS = re.compile("https?://")
 class InitConfig:
     """Weights that a new run starts from. Not a resume: everything else starts from its beginning."""
 
-    path: Annotated[str | None, Field(description="checkpoint, file of weights, or web address; null: none")] = None
+    path: Annotated[str | None, Field(description="checkpoint, file of weights, or URL; null: none")] = None
     sha256: Annotated[str | None, Field(pattern="^[0-9a-fA-F]{64}$", description="of the file; null: any")] = None
     prefix: Annotated[str, Field(description='take only keys with this prefix, as in "backbone.", without it')] = ""
     rename: Annotated[
@@ -49,7 +49,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], source: str, left
     expected = {name: value for name, value in model.state_dict().items() if name not in left_out}
     if report := _misfits(expected, weights):
         kind = type(getattr(model, "model", model)).__name__
-        lines = [f"{source} was made by another model than {kind}:", *report]
+        lines = [f"{source} was made by a different model than {kind}:", *report]
         raise UserError("\n".join([*lines, "  Does model.* in the config describe the model that was trained?"]))
     model.load_state_dict(weights, strict=not left_out)
 
@@ -132,7 +132,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         if isinstance(state, dict) and isinstance(state.get(name), dict):
             state = state[name]
     if not isinstance(state, dict):
-        raise CheckpointError(f"init_from: {path} holds no weights (a dict of names and tensors)")
+        raise CheckpointError(f"init_from: {path} has no weights (a dict of names and tensors)")
     return {key: value for key, value in state.items() if isinstance(value, Tensor)}
 
 

@@ -15,7 +15,7 @@ from common.config.schema import admits, members, run_checks, suggestion
 from common.config.source import list_items, scalar
 
 _PROJECT = Path(__file__).resolve().parents[2]
-_AS_IT_IS = "it is passed as it is, since annotations of other packages can be too narrow"
+_AS_IT_IS = "it is passed unchanged, since annotations of other packages can be too narrow"
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -38,7 +38,7 @@ def check_arguments(
     named, takes_any = parameters(target)
     for name, value in given.items():
         if name in provided:
-            rule = f"is set for {label()} by the program or another key"
+            rule = f"is set for {label()} by the engine or another key"
             yield Problem(f"{key}.{name}", value, rule, "remove this key")
         elif name in named:
             yield from _check_one(named[name], value, f"{key}.{name}", label, strict)
@@ -50,7 +50,7 @@ def check_arguments(
             yield Problem(f"{key}.{name}", ABSENT, f"is required by {label()}")
     for name in provided:
         if name not in named and not takes_any:
-            rule = f"{label()} must accept the argument {name}, which the program passes"
+            rule = f"{label()} must accept the argument {name}, which the engine passes"
             yield Problem(key, ABSENT, rule, f"add {name} to its parameters")
 
 
@@ -92,7 +92,7 @@ def _check_one(
 ) -> Iterator[Problem]:
     kinds = [getattr(member, "__name__", "") for member in members(parameter.annotation)]
     if isinstance(value, str) and "dtype" in kinds and "str" not in kinds and not _dtype(value):
-        yield Problem(key, value, f"must be a number format such as torch.float32: an argument of {label()}")
+        yield Problem(key, value, f"must be a dtype such as torch.float32: an argument of {label()}")
         return
     try:
         _fit(parameter, value)
@@ -130,7 +130,7 @@ def _fit(parameter: inspect.Parameter, value: Any) -> Any:
 
 
 def _dtype(text: str) -> Any:
-    """Return the number format that a text like "torch.float32" names; None if it names none."""
+    """Return the dtype that a string like "torch.float32" names; None if it names none."""
     import torch  # only here: programs that show runs read configs without it
 
     dtype = getattr(torch, text.removeprefix("torch."), None)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 def check(schema: type[T], tree: Node, problems: list[Problem]) -> tuple[T, dict[str, str], list[Problem]]:
     """Return the configuration, where each key of it was written, and warnings. Raises `ConfigError` with all problems.
 
-    `problems`: those found earlier. Further problems of the same keys follow from them, and are left out.
+    `problems`: those found earlier. Further problems of the same keys follow from them, and are omitted.
     """
     values, mistakes = plain(tree), list(problems)
 
@@ -83,7 +83,7 @@ def _problems_of(errors: Iterable[ErrorDetails], values: Any, schema: type) -> I
     for key, (value, of_value) in deepest.items():
         if not any(other.startswith((f"{key}.", f"{key}[")) for other in deepest):
             joined = isinstance(value, str) and ":" in value and of_value[0]["type"] == "dataclass_type"
-            yield Problem(key, value, rule_of(of_value), "write a blank after the colon" if joined else "")
+            yield Problem(key, value, rule_of(of_value), "write a space after the colon" if joined else "")
 
 
 def _drop(values: Any, path: Sequence[str | int]) -> None:

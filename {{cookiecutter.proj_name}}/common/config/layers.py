@@ -35,7 +35,7 @@ def _visit(path: Path, trail: tuple[Path, ...], done: dict[Path, Node]) -> None:
         target = find_file("$BASE", base.value, path.parent, base.origin)
         if target.resolve() in [step.resolve() for step in trail]:
             loop = " -> ".join(os.path.relpath(step, trail[0].parent) for step in (*trail, target))
-            rule = "the files are based on each other in a loop"
+            rule = "the files have a circular $BASE"
             raise ConfigError([Problem("$BASE", base.value, rule, loop, base.origin)])
         _visit(target, trail, done)
     done[path.resolve()] = body

@@ -1,7 +1,7 @@
 """The stored config of an earlier run, brought to the keys of today.
 
 In a record, an unknown key is no typo: it was valid when the run was trained. One that was renamed or moved gets its
-name of today (`__renamed__` and `__stored__` beside the fields, `was` in a registry); any other is left out.
+name of today (`__renamed__` and `__stored__` beside the fields, `was` in a registry); any other is dropped.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -40,9 +40,9 @@ def read_record(tree: Node, schema: type) -> tuple[Node, list[Problem]]:
 
 
 def warning(dropped: Sequence[Problem]) -> str:
-    """Write a warning about keys that were left out, with their values; "" if there are none."""
+    """Write a warning about keys that were dropped, with their values; "" if there are none."""
     lines = [f"\n  {problem.key} = {shorten(problem.value, 200)}  ({problem.origin})" for problem in dropped]
-    text = "this run is of an earlier version of the project, which had keys that are left out:"
+    text = "this run is of an earlier version of the project, which had keys that are now ignored:"
     return "".join([text, *lines]) if lines else ""
 
 
@@ -55,12 +55,12 @@ def way_out(records: Sequence[Node]) -> Iterator[None]:
     except ConfigError as error:
         if not any(str(problem.origin).startswith(sources) for problem in error.problems):
             raise
-        with error_context(lambda: "this is the config of an earlier run; give other values, or a file: --config FILE"):
+        with error_context(lambda: "this is the config of an earlier run; give new values, or a file: --config FILE"):
             raise
 
 
 def config_of_today(values: Mapping[str, Any], schema: type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config in a checkpoint in the keys of today, as plain data; and the values left out, by dotted key."""
+    """Return the config in a checkpoint in the keys of today, as plain data; and the dropped values, by dotted key."""
     tree, dropped = read_record(node_of(dict(values), ""), schema)
     config = plain(tree)
     with suppress(ConfigError):  # as the config of a run is stored today

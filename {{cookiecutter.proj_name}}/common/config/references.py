@@ -16,7 +16,7 @@ class References:
     """Replaces the references in a tree that holds a node for every key, the defaults too.
 
     Attributes:
-        problems: values that cannot be read or resolved. They are left out.
+        problems: values that cannot be read or resolved. They are omitted.
     """
 
     def __init__(self, tree: Node, schema: type) -> None:
@@ -59,7 +59,7 @@ class References:
             loop = trail[trail.index(key) :]
             first = loop.index(min(loop))
             path, origin = " -> ".join((*loop[first:], *loop[: first + 1])), self._nodes[loop[first]].origin
-            raise ConfigError([Problem(loop[first], ABSENT, "the references form a loop", path, origin)])
+            raise ConfigError([Problem(loop[first], ABSENT, "the references are circular", path, origin)])
         places, texts = [node.origin], {}
         for name in references_in(node.value):
             target = self._target(name, (*trail, key))
@@ -74,7 +74,7 @@ class References:
                     raise config_error(f"references must not add more than {MOST_COPIED:,} values")
                 return node_of(target, ", ".join(places))
             if isinstance(target.value, (dict, list)):
-                raise config_error(f"{name} is a section or a list, which cannot be a part of text")
+                raise config_error(f"{name} is a section or a list, which cannot be part of a string")
             texts[name] = target.value if isinstance(target.value, str) else shorten(target.value)
         if sum(map(len, (*places, *texts.values()))) > _LONGEST:
             raise config_error(f"references must not stand for more than {_LONGEST:,} characters")

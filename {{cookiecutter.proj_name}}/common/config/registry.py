@@ -94,7 +94,7 @@ class Registry:
         origin = shown_path(file) + "".join(lines[-1:])
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing and importlib.util.find_spec(missing) is None:  # not a module missing in an installed package
-            self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is left out")
+            self.left_out.append(f"{origin} needs {missing}, which is not installed, so the file is skipped")
         else:
             if isinstance(error, SyntaxError) and error.filename:
                 origin = f"{shown_path(error.filename)}:{error.lineno}"
@@ -254,8 +254,8 @@ def import_path(name: str) -> Callable[..., Any]:
     try:
         target = pkgutil.resolve_name(name if ":" in name else ":".join(name.rsplit(".", 1)))
     except Exception as error:
-        near = nearest(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else None
-        hint = f"; did you mean {near}?" if near else ""
+        near = nearest(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else ""
+        hint = "; in another package? give its import path" if near is None else f"; did you mean {near}?" * bool(near)
         if isinstance(error, ModuleNotFoundError) and "." not in (error.name or "."):
             hint = f"; is it a package to install? pip install {error.name}"
         raise UserError(f"{name} cannot be imported: {type(error).__name__}: {error}{hint}") from error

@@ -160,7 +160,7 @@ class _Loader(yaml.SafeLoader):
         entries: dict[str, Node] = {}
         for key, item in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(problem="a key must be text; put it in quotes", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem="a key must be a string; quote it", problem_mark=key.start_mark)
             value = self.construct_object(item, deep=True)
             origins = [self._origin(other) for other in keys if other.value == key.value]
             problem = f"this key is given twice, at {' and '.join(origins)}" if len(origins) > 1 else value.problem
@@ -235,9 +235,9 @@ def _count(node: yaml.Node | None, counts: dict[int, int], origin_at: Callable[[
 
 # Parts of PyYAML's messages, and the mistake that is most often behind them.
 _CAUSES = {
-    "mapping values|expected <block end>": "indent the keys of a section equally; quote text that contains ': '",
+    "mapping values|expected <block end>": "indent the keys of a section equally; quote strings that contain ': '",
     r"character '\\t'": "indent with spaces, not with a tab",
-    "cannot start any token": "put text that begins with this character in quotes",
+    "cannot start any token": "put strings that begin with this character in quotes",
     "expected ','": "a bracket or a comma is missing here or on a line above",
     "end of stream": "a quote is not closed",
 }

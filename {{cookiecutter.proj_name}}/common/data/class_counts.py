@@ -69,7 +69,7 @@ def warn_of_empty_classes(dataset: Any) -> None:
     shown = ", ".join(f"{name}{_listing(ignored.get(name))}" for name in empty[:_ALL]) + ", ..." * (len(empty) > _ALL)
     remedy = "convert these files, add others, or remove the class"
     if not getattr(dataset, "classes", ()):
-        remedy = "labels are counted from 0" if empty == ["0"] else "is a label missing, or are they no classes?"
+        remedy = "labels are counted from 0" if empty == ["0"] else "is a label missing, or are these not classes?"
     logger.warning(
         "dataset.train has no sample of {} of its {} classes: {}; {}", len(empty), len(counts), shown, remedy
     )

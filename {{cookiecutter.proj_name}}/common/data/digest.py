@@ -66,9 +66,9 @@ def differences(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tu
     """Return how data differ from an earlier start's: what surely changed, and what may have; "" for nothing."""
     if any(old[key] != new[key] for key in ("files", "names", "contents")):
         before, after = describe_counts([old]), describe_counts([new])
-        return f"dataset.{name}: other data ({after if before == after else f'{before} -> {after}'})", ""
+        return f"dataset.{name}: different data ({after if before == after else f'{before} -> {after}'})", ""
     if old["times"] != new["times"]:
-        return "", f"dataset.{name}: other times of {new['files']} files, whose names and sizes are as before"
+        return "", f"dataset.{name}: different times of {new['files']} files, whose names and sizes are unchanged"
     return "", ""
 
 

@@ -24,7 +24,7 @@ from common.progress import Position
 
 _STREAM = 2  # distinguishes the keys of an iterable's batches from those of samples
 _DIFFERENT_RECORDS = (
-    "dataset.train: the {} read different records, so these cannot be dealt out. Let the dataset read the same in "
+    "dataset.train: the {} read different records, so these cannot be shared out. Let the dataset read the same in "
     "every process (with an order that depends on set_epoch alone), or give it a method share(reader, readers), with "
     "which it reads a share of its own; see docs/data.md"
 )
@@ -33,7 +33,7 @@ _LAG = (
     "with others. Let the dataset give seeds and the task compute the rest, or set reads_in_step = True in {}, which "
     "has it read in step with the training; see docs/data.md, Streams"
 )
-_TOO_SHORT = "dataset.train: {} has reads_in_step, but ended after {} records of {}; it must give all of its __len__"
+_TOO_SHORT = "dataset.train: {} has reads_in_step, but ended after {} records of {}; it must yield all of its __len__"
 
 
 class _MicroBatch(NamedTuple):
@@ -57,7 +57,7 @@ class _Read(NamedTuple):
 
 
 class _Batches(IterableDataset[Any]):
-    """Cuts an iterable into micro-batches, each read with random streams seeded by its number.
+    """Cuts an iterable into micro-batches, each read with random generators seeded by its number.
 
     Each reader reads all records and keeps its own: the records of a batch are dealt to the ranks one by one, and the
     workers of a rank take its micro-batches in turn. So micro-batches are the same with any number of workers. A data
@@ -180,7 +180,7 @@ class IterableStream(BatchStream):
         """Set the length of an epoch, by which its last step is known without reading ahead. Returns its records."""
         kind = kind_of(self.dataset)
         if worker:
-            raise UserError(f"num_workers: {worker}, but {kind} is read in step with the training: use --num_workers 0")
+            raise UserError(f"num_workers: {worker}, but {kind} is read in step with training: use --num_workers 0")
         try:
             size = min(len(self.dataset), limit or sys.maxsize)
         except TypeError:
@@ -211,7 +211,7 @@ class IterableStream(BatchStream):
 
     def _no_samples(self, epoch: int) -> UserError:
         return UserError(
-            f"dataset.train: {kind_of(self.dataset)} gave no sample in epoch {epoch + 1}; each call of its "
+            f"dataset.train: {kind_of(self.dataset)} yielded no sample in epoch {epoch + 1}; each call of its "
             "__iter__ must start from the beginning, and every process must have something to read"
         )
 
@@ -286,10 +286,10 @@ class IterableStream(BatchStream):
         if not all({"dataset", "sample"} <= state.keys() for state in states) or not self.is_exactly_resumable:
             return  # the epoch is read again
         if self._batches.shares and len(states) != self.rank.world_size:
-            if all(state.get("ended") for state in states):  # between epochs: every share starts anew
+            if all(state.get("ended") for state in states):  # between epochs: every share starts over
                 return
             raise UserError(
                 f"dataset.train: {kind_of(self.dataset)} was shared by {len(states)} process(es) when the "
-                f"checkpoint was saved inside an epoch, so it is resumed with as many, not {self.rank.world_size}"
+                f"checkpoint was saved inside an epoch, so resume it with as many, not {self.rank.world_size}"
             )
         self._start = states[self.rank.rank if self._batches.shares else 0]

@@ -47,7 +47,7 @@ class LoaderConfig:
         Field(description="how workers start; null: Python's default; spawn, forkserver: for datasets that use CUDA"),
     ] = None
     prefetch: Annotated[int, Field(ge=1, description="batches each worker reads ahead")] = 2
-    prefetch_to_device: Annotated[bool, Field(description="has no effect any more; kept for older configs")] = False
+    prefetch_to_device: Annotated[bool, Field(description="no longer has any effect; kept for older configs")] = False
     persistent: Annotated[bool, Field(description="keep workers alive between epochs")] = True
     timeout: Annotated[int, Field(ge=0, description="seconds to wait for a worker's batch; 0: no limit")] = 0
 
@@ -136,7 +136,7 @@ class TrainStream(BatchStream):
         self._loader = make_loader(self._batches, config, worker, plan.order.seed, device, batch_sampler=self._keys)
 
     def sample_batch(self, *, full: bool) -> Any:
-        """Return a batch to try a model on; reading it leaves the random streams unchanged."""
+        """Return a batch to try a model on; reading it leaves the random generators unchanged."""
         size = min(self.plan.batch_size if full else 2, self.epoch_size)
         return self._batches.__getitems__((0, list(range(size))))
 

@@ -134,7 +134,7 @@ class Transform:
                 kind = type(sample).__name__
                 known = f"has {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is a {kind}"
                 rule = f"{self.where}: a sample has no {self.key!r}, it {known}"
-                raise UserError(f"{rule}; set key to another part, or to null for the whole sample")
+                raise UserError(f"{rule}; set key to a different field, or to null for the whole sample")
             return {**sample, self.key: self.function(sample[self.key])}
         except UserError:
             raise
@@ -165,7 +165,7 @@ class SetSection(EditorRule):
             below = f"{key}.transforms[{number}]"
             yield from _check_transform(spec, below, ignore=("key",))
             if isinstance(spec, Mapping) and not isinstance(spec.get("key"), str | None):
-                said = "must be the name of a part of a sample, or null for all of it"
+                said = "must be the name of a field of a sample, or null for all of it"
                 yield Problem(f"{below}.key", spec["key"], said)
 
 
@@ -180,13 +180,13 @@ class DatasetSection(SetSection):
         yield from super().check(value, key)
         size = value.get("eval_batch_size", 1) if isinstance(value, Mapping) else 1
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            yield Problem(f"{key}.eval_batch_size", size, "must be a whole number, at least 1")
+            yield Problem(f"{key}.eval_batch_size", size, "must be an integer, at least 1")
 
 
 class EvaluationSection(DatasetSection):
     """Checks a split: the section of a dataset, or several such sections by name, `{clean: {type: DigitsDataset}}`.
 
-    A set that is null is left out, so a config can drop a set of its base.
+    A set that is null is omitted, so a config can drop a set of its base.
     """
 
     def editor_rule(self) -> dict[str, Any]:

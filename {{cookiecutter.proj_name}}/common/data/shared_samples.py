@@ -52,7 +52,7 @@ def warn_of_shared_samples(data: Mapping[str, Any], rank: Rank, config: LoaderCo
                 overlap = f"{len(copies)} files have the name and content of a file of dataset.{first}"
                 overlap += f", such as {copies[0]}"
         elif first == "train" and (count := _equal_samples(sets[first], sets[second], config, worker)):
-            overlap = f"{count} of {min(_SAMPLES, len(sets[second]))} samples looked at are also in dataset.{first}"
+            overlap = f"{count} of {min(_SAMPLES, len(sets[second]))} samples checked are also in dataset.{first}"
         if overlap:
             logger.warning("dataset.{}: {}; {}", second, overlap, _ADVICE)
 
@@ -75,7 +75,7 @@ def _by_name(paths: Collection[Any]) -> dict[str, str]:
 def _equal_samples(train: Any, other: Any, config: LoaderConfig, worker: int) -> int:
     """Count which of a few samples of `other` are in the training data: at the same index from the start or end.
 
-    Transforms of the config are left out. 0 if it is less than half of them, or if all samples are alike.
+    Transforms of the config are not applied. 0 if it is less than half of them, or if all samples are alike.
     """
     train, other = innermost(train), innermost(other)
     chosen, shift = spread(range(len(other)), _SAMPLES), len(train) - len(other)

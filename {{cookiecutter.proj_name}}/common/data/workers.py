@@ -57,7 +57,7 @@ def read(loader: DataLoader[Any]) -> Generator[Any, None, None]:
         raise UserError(str(error).rpartition("UserError: ")[2].strip()) from None
     except Exception as error:
         if not _IS_EXPLAINED.match(str(error)) and (killed := _killed_worker(iterator)):
-            why = f"DataLoader worker (pid {killed.pid}) is killed by signal {-killed.exitcode}"
+            why = f"DataLoader worker (pid {killed.pid}) was killed by signal {-killed.exitcode}"
             raise RuntimeError(why) from error
         raise
 

@@ -26,7 +26,7 @@ class DistConfig:
     ] = "auto"
     processes: Annotated[int | None, Field(ge=1, description="processes on this host; null: one per device")] = None
     simulate: Annotated[
-        int | None, Field(ge=1, description="train.py: show what each of so many ranks gets and holds; starts no run")
+        int | None, Field(ge=1, description="train.py: show what each of this many ranks gets and holds; starts no run")
     ] = None
     rank: Annotated[int, Field(ge=0, description="the rank that simulate builds")] = 0
     distributed_backend: Annotated[
@@ -52,10 +52,10 @@ class DistConfig:
     ] = True
     comm_hook: Annotated[
         Literal["none", "bf16", "powersgd"],
-        Field(description="DDP: what gradients are exchanged as: whole, in 16 bits, or as products of low rank"),
+        Field(description="DDP: compression of gradients for the all-reduce: none, bf16, or low-rank factors"),
     ] = "none"
-    powersgd_rank: Annotated[int, Field(ge=1, description="rank of these products; more: nearer to the gradient")] = 1
-    powersgd_start: Annotated[int, Field(ge=2, description="steps with whole gradients before them")] = 1000
+    powersgd_rank: Annotated[int, Field(ge=1, description="rank of these factors; higher: closer to the gradient")] = 1
+    powersgd_start: Annotated[int, Field(ge=2, description="steps with full gradients before that")] = 1000
     broadcast_buffers: Annotated[
         bool, Field(description="train with rank 0's buffers (batch norm statistics), except buffer_kinds")
     ] = True
@@ -66,8 +66,8 @@ class DistConfig:
         if self.shard_size and self.strategy != "fsdp":
             yield Problem("shard_size", self.shard_size, "needs dist.strategy fsdp", "ddp: each process holds it all")
         if self.comm_hook != "none" and self.strategy == "fsdp":
-            hint = "with fsdp, prepare.fsdp.reduce_dtype bf16 exchanges gradients in 16 bits"
+            hint = "with fsdp, prepare.fsdp.reduce_dtype bf16 reduces gradients in bf16"
             yield Problem("comm_hook", self.comm_hook, "needs dist.strategy ddp", hint)
         if self.comm_hook != "none" and self.reduction == "fixed":
             hint = "it sums whole gradients in a fixed order"
-            yield Problem("comm_hook", self.comm_hook, "does not go with dist.reduction fixed", hint)
+            yield Problem("comm_hook", self.comm_hook, "does not work with dist.reduction fixed", hint)

@@ -72,8 +72,8 @@ def check_alike(values: Mapping[str, Any], rank: Rank) -> None:
         UserError: with the settings, versions or files that differ.
     """
     settings = {**values, "torch": str(torch.__version__)}
-    check_same(settings, rank, "was started with another configuration than rank 0")
-    check_same(code_of(), rank, "runs other code than rank 0; checksums of the files")
+    check_same(settings, rank, "was started with a different configuration than rank 0")
+    check_same(code_of(), rank, "runs different code than rank 0; checksums of the files")
 
 
 def check_same(values: Mapping[str, Any], rank: Rank, complaint: str) -> None:

@@ -128,9 +128,7 @@ def _place(
 def _number(environment: Environment, name: str, default: int | None = None) -> int:
     text = environment.get(name, "" if default is None else str(default))
     if not text.lstrip("-").isdigit():
-        raise UserError(
-            f"the variable {name} should be a whole number, not {text!r}; which program started this process?"
-        )
+        raise UserError(f"the variable {name} should be an integer, not {text!r}; which program started this process?")
     return int(text)
 
 

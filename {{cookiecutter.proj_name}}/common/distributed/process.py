@@ -35,7 +35,7 @@ def cores(local_world: int, environment: Mapping[str, str]) -> int:
 
 
 def raise_file_limit(files: int = _FILES) -> None:
-    """Allow this process so many open files, as far as the system permits."""
+    """Allow this process this many open files, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= soft < files:  # without a limit, -1 on Linux and a large number on macOS
         resource.setrlimit(resource.RLIMIT_NOFILE, (files if hard < 0 else min(files, hard), hard))

@@ -1,4 +1,4 @@
-"""One rank of many without the others: torch's fake process group, whose exchanges end at once and change nothing."""
+"""One rank of many without the others: torch's fake process group, whose collectives end at once and change nothing."""
 
 import os
 from collections.abc import Iterator

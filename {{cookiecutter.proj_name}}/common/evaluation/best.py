@@ -53,7 +53,7 @@ class Best:
 
 @dataclass
 class BestTracker:
-    """Compares validations. A value that is not finite is never the best; of equal values the older stays."""
+    """Compares validations. A value that is not finite is never the best; of equal values the older is kept."""
 
     config: BestConfig
     early: EarlyStopConfig
@@ -71,7 +71,7 @@ class BestTracker:
         self._compare_with_untrained(values, step)
         sign = 1 if self.mode == "max" else -1
         if not math.isfinite(value):
-            logger.warning("validation gave {} = {} (best.metric), which is never the best", self.config.metric, value)
+            logger.warning("best.metric: {} = {} is not finite and cannot be the best", self.config.metric, value)
         elif self.best is None or sign * (value - self.best.value) > self.config.min_delta:
             self.best = Best(value, step, dict(values))
             self.waited = 0
@@ -111,7 +111,7 @@ class BestTracker:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; a best value of another metric or mode is discarded."""
         if (state["metric"], state["mode"]) != (self.config.metric, self.mode):
-            logger.warning("the checkpoint tracks {metric} ({mode}); tracking starts over", **state)
+            logger.warning("the checkpoint tracked {metric} ({mode}); best and early-stop state are reset", **state)
             return
         self.best = None if state["best"] is None else Best(*state["best"])
         self.waited = state["waited"]

@@ -36,7 +36,7 @@ class Metric(ABC):
     """A value, or several, over a dataset that can be accumulated batch by batch. Never average means of batches.
 
     An object starts empty, sees every batch of one process, merges the objects of the other processes, and computes.
-    It is sent between processes, so its attributes are numbers, lists and CPU tensors. Count in whole numbers, and keep
+    It is sent between processes, so its attributes are numbers, lists and CPU tensors. Count in integers, and keep
     floats in a list that `compute` adds with `math.fsum`: then the value does not depend on the number of processes.
 
     Attributes:

@@ -104,7 +104,7 @@ def describe(error: BaseException, rank: Rank) -> Failure:
         return Failure(rank.rank, rank.world_size, EXIT_INTERRUPTED, "interrupted; exited immediately without saving")
     code, title, notes = EXIT_ERROR, _title(error), [str(note) for note in getattr(error, "__notes__", ())]
     if isinstance(error, SystemExit):
-        title = f"the program was left early, by sys.exit({error.code!r})"
+        title = f"the program exited early, by sys.exit({error.code!r})"
         code = error.code if isinstance(error.code, int) and error.code else EXIT_ERROR
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
     for note in notes:  # they are in the summary

@@ -116,7 +116,7 @@ class StopSignals:
 
 
 def _announce(number: int) -> None:
-    again = "; press Ctrl-C again to leave at once" * (number == signal.SIGINT)
+    again = "; press Ctrl-C again to exit at once" * (number == signal.SIGINT)
     logger.warning("{}: stopping after this step, then saving{}", signal.Signals(number).name, again)
 
 

@@ -25,7 +25,7 @@ class CompileConfig:
         Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
         Field(description="of inductor: how long it searches for faster code"),
     ] = "default"
-    dynamic: Annotated[bool | None, Field(description="true: one code for all shapes; false: each; null: auto")] = None
+    dynamic: Annotated[bool | None, Field(description="true: one graph for all shapes; false: each; null: auto")] = None
     fullgraph: Annotated[bool, Field(description="error on code that cannot be compiled; false: skip it")] = False
 
 
@@ -47,7 +47,7 @@ class FsdpConfig:
     ] = "auto"
     reduce_dtype: Annotated[
         Literal["auto", "fp32", "bf16"],
-        Field(description="format in which gradients are exchanged; auto: fp32 if param_dtype is bf16, else unchanged"),
+        Field(description="dtype in which gradients are reduced; auto: fp32 if param_dtype is bf16, else unchanged"),
     ] = "auto"
     output_dtype: Annotated[
         Literal["auto", "fp32", "bf16"],
@@ -61,16 +61,16 @@ class PrepareConfig:
     """What happens to the model before it is trained, in this order. Names have patterns: * is any text, dots too."""
 
     convert: Annotated[
-        str | None, Field(description="module:function that gets the model and returns it with other layers, as in fp8")
+        str | None, Field(description="module:function that gets the model and returns it with new layers, as in fp8")
     ] = None
     freeze: Annotated[
         list[str],
         Field(description='parameters that are not trained, by full name, as in "backbone.*" or "*.bias"'),
     ] = field(default_factory=list)
-    channels_last: Annotated[bool, Field(description="4-D weights with channels last: faster on GPUs")] = False
+    channels_last: Annotated[bool, Field(description="torch.channels_last for 4-D weights: faster on GPUs")] = False
     activation_checkpointing: Annotated[
         list[str],
-        Field(description="modules that compute their forward again in the backward pass: less memory, more time"),
+        Field(description="modules whose forward is recomputed in the backward pass: less memory, more time"),
     ] = field(default_factory=list)
     compile: CompileConfig = field(default_factory=CompileConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)

@@ -70,8 +70,8 @@ def check_trained(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
         if parameter.requires_grad != (parameter in trained):
             raise UserError(
                 f"{name} was {'unfrozen' if parameter.requires_grad else 'frozen'} after the model was prepared: the "
-                "optimizer and the exchange of gradients do not know of it. Use prepare.freeze, or do it in the "
-                "model's __init__. To change it in the course of training, use stages"
+                "optimizer and gradient synchronization are not aware of it. Use prepare.freeze, or do it in the "
+                "model's __init__. To change it during training, use stages"
             )
 
 

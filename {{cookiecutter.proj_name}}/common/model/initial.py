@@ -1,4 +1,4 @@
-"""The key `init_weights`: first weights by the names of parameters, from the functions of `torch.nn.init`, or yours."""
+"""The key `init_weights`: weight initialization by parameter name, with the functions of `torch.nn.init`, or yours."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -19,7 +19,7 @@ from common.optim.precision import Precision
 
 
 def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precision: Precision, rank: Rank) -> Strategy:
-    """Prepare a task whose model has its first weights for training: all steps, in order.
+    """Prepare a task with an initialized model for training: all steps, in order.
 
     Create the optimizer, the average and all else that holds parameters after this: FSDP replaces them.
 
@@ -53,7 +53,7 @@ def prepare(task: ModelHolder, config: PrepareConfig, dist: DistConfig, precisio
         from common.model.fsdp import Sharded  # the import takes 0.8 s, and most runs do not need it
 
         strategy = Sharded(task, blocks.values(), precision, config.fsdp, processes=dist, rank=rank)
-    elif rank.is_single_process or dist.reduction == "fixed":  # which exchanges gradients itself
+    elif rank.is_single_process or dist.reduction == "fixed":  # which reduces gradients itself
         if dist.strategy == "fsdp":
             logger.info("dist.strategy fsdp has no effect on a single process")
         strategy = Strategy(task.to(rank.device), precision)

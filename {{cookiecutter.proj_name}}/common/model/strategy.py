@@ -20,7 +20,7 @@ _NOTHING = nullcontext()
 
 
 def check_names(task: nn.Module) -> None:
-    """Refuse a task in which a part of the model and another part have the same name."""
+    """Raise `UserError` if a part of the model and another part of the task have the same name."""
     names = [name for name, _ in task.named_parameters(remove_duplicate=False)]
     names += [name for name, _ in task.named_buffers(remove_duplicate=False)]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -53,7 +53,7 @@ class Strategy:
     Attributes:
         about: how it was prepared, in a few words for the log and the checkpoint.
         task: without wrappers, so names have no prefix.
-        precision: number format of the forward pass.
+        precision: of the forward pass.
         frozen: the patterns of frozen parameters, and a function that unfreezes these.
         lockstep_forward: whether each forward pass needs all processes, so that all must make the same number of them.
     """
@@ -67,7 +67,7 @@ class Strategy:
         self.frozen: tuple[Sequence[str], Callable[[], None]] = [], lambda: None
 
     def freeze(self, patterns: Sequence[str]) -> None:
-        """Freeze the parameters that any of `patterns` matches, and no longer those that were frozen so far."""
+        """Freeze the parameters that match any of `patterns`, and unfreeze those frozen before."""
         before, unfreeze = self.frozen
         if patterns != before:
             unfreeze()
@@ -82,7 +82,7 @@ class Strategy:
         return _NOTHING
 
     def shard_state(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state of a checkpoint, with its tensors as this strategy holds them."""
+        """Return the state of a checkpoint, with its tensors sharded as this strategy needs them."""
         return state
 
 
@@ -118,7 +118,7 @@ class Replicated(Strategy):
 
 
 def compress_gradients(model: DistributedDataParallel, config: DistConfig) -> None:
-    """Have DDP exchange less than the whole gradients, if `dist.comm_hook` says so."""
+    """Have DDP compress gradients for the all-reduce, if `dist.comm_hook` says so."""
     if config.comm_hook == "bf16":
         model.register_comm_hook(None, _average_in_bf16)
     elif config.comm_hook == "powersgd":
@@ -130,7 +130,7 @@ def compress_gradients(model: DistributedDataParallel, config: DistConfig) -> No
 
 
 def _average_in_bf16(state: None, bucket: GradBucket) -> Future[Tensor]:
-    """Average a bucket of gradients over the processes, exchanged in bf16. PyTorch's own hook needs a GPU."""
+    """Average a bucket of gradients over the processes, all-reduced in bf16. PyTorch's own hook needs a GPU."""
     gradients = bucket.buffer()
     sent = gradients.div(dist.get_world_size()).bfloat16()
     done = dist.all_reduce(sent, async_op=True).get_future()

@@ -14,9 +14,9 @@ from common.model.freeze import without_gradient
 
 
 def warm_up_ddp(model: nn.Module, trained: Sequence[nn.Parameter], loss: Callable[[], Tensor], rank: Rank) -> None:
-    """Run one backward pass and discard its result: weights, buffers and random streams stay as they are.
+    """Run one backward pass and discard its result: weights, buffers and random generators stay as they were.
 
-    DDP exchanges gradients in one order in its first backward and in another from the second on. A resumed run would
+    DDP reduces gradients in one order in its first backward and in another from the second on. A resumed run would
     use the first order again and, with three ranks or more, add up in another order than the uninterrupted run.
 
     Raises:

@@ -146,7 +146,7 @@ class Monitor:
         self.peak, self.unit = self.config.peak_tflops or peak_tflops(device, mode), unit
 
     def begin_stage(self, start: int) -> None:
-        """Count operations anew; compare losses with that of step `start`: those before it were of another kind."""
+        """Recount FLOPs and restart divergence tracking at `start`, since earlier losses are not comparable."""
         counts = self.config.count_flops
         self.flops = None if counts or (counts is None and self.peak) else 0.0
         if self._folder is not None and self.config.divergence:

@@ -23,7 +23,7 @@ PEAKS = {
 
 
 def peak_tflops(device: str, mode: str) -> float:
-    """Return the peak of a device by its name, in the number format of `precision.mode`; 0 if it is unknown."""
+    """Return the peak of a device by its name, in the dtype of `precision.mode`; 0 if it is unknown."""
     peaks = next((peaks for name, peaks in PEAKS.items() if re.search(rf"\b{name}\b", device)), (0, 0, 0))
     single = 1 if torch.backends.cuda.matmul.fp32_precision == "tf32" else 2
     return {"bf16": peaks[0], "fp16": peaks[0], "fp32": peaks[single]}.get(mode, 0)

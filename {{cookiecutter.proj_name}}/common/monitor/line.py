@@ -31,7 +31,7 @@ def train_line(
     Args:
         at: position after the step.
         totals: optimizer steps and epochs of the whole run, where known.
-        rates: learning rates: `lr`, or `lr_<name>` of each group of parameters.
+        rates: learning rates: `lr`, or `lr_<name>` of each parameter group.
         more: metrics of the step, and the norm of the gradients as `grad_norm`, where known.
         memory: bytes.
         compared: further numbers of the speed.

@@ -60,7 +60,7 @@ class Meter:
         self._pending.append((step, {name: value.detach() for name, value in losses.items()}, samples))
 
     def discard(self, step: int) -> None:
-        """Forget the losses of a step, the latest: it was left out."""
+        """Forget the losses of the latest step, which was skipped."""
         self._pending = [entry for entry in self._pending if entry[0] != step]
 
     def first_bad_step(self) -> int | None:

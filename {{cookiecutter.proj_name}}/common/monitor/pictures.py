@@ -25,7 +25,7 @@ class Picture:
 
 
 def to_rgb(image: ArrayLike) -> Pixels:
-    """Bring an image (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), floats to 1 or whole numbers to 255, to (H, W, 3).
+    """Bring an image (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), floats to 1 or integers to 255, to (H, W, 3).
 
     Values outside the range are clipped; NaN becomes 0.
 

@@ -35,5 +35,5 @@ class Show:
         self._recorder.write("histogram", self._step, f"task/{name}", np.asarray(values))
 
     def image(self, name: str, image: ArrayLike) -> None:
-        """Show a picture (H, W), (H, W, 1) or (H, W, 3), floats from 0 to 1 or whole numbers to 255, in the writers."""
+        """Show a picture (H, W), (H, W, 1) or (H, W, 3), floats from 0 to 1 or integers to 255, in the writers."""
         self._recorder.write("images", self._step, f"task/{name}", [to_rgb(image)])

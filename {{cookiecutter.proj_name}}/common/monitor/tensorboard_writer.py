@@ -73,7 +73,7 @@ class TensorBoardWriter(Writer):
             self.points = []
 
     def add_columns(self, results: Iterable[str]) -> None:
-        """Say what HPARAMS shows: rates and numbers of the model first; the best and last values of these results."""
+        """Say what HPARAMS shows: learning rates and model first; the best and last values of these results."""
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from torch.utils.tensorboard.summary import hparams
 

@@ -1,4 +1,4 @@
-"""How weights change: optimizer, learning rate, clipping, weight average, number formats."""
+"""How weights change: optimizer, learning rate, clipping, EMA, precision."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,9 +28,9 @@ def _of_clip_warmup(value: Any) -> dict[str, Any]:
 class BadStepsConfig:
     """What happens to a step whose loss or gradient is not finite, or a spike: docs/optim.md. All processes agree."""
 
-    action: Annotated[Literal["stop", "skip", "rewind"], Field(description="rewind: skip, with older weights")] = "stop"
+    action: Annotated[Literal["stop", "skip", "rewind"], Field(description="rewind: skip, from older weights")] = "stop"
     limit: Annotated[int, Field(ge=1, description="steps skipped in a row, before the run stops")] = 3
-    spike: Annotated[float | None, Field(gt=0, description="deviations above the mean that are one; null: none")] = None
+    spike: Annotated[float | None, Field(gt=0, description="standard deviations above the mean; null: off")] = None
 
     @property
     def is_active(self) -> bool:
@@ -83,7 +83,7 @@ class OptimConfig(ClipConfig, OptimizerConfig):
                     yield Problem("momentum_scheduler", ABSENT, rule, "set args.momentum, if it takes it")
 
     def scale_lr(self, samples_per_step: int) -> "OptimConfig":
-        """These settings with the rate for steps of so many samples, over all processes; see `scale_lr_by`."""
+        """These settings with the rate for steps of that many samples, over all processes; see `scale_lr_by`."""
         if self.scale_lr_by is None:
             return self
         lr = self.lr * samples_per_step / self.scale_lr_by

@@ -18,7 +18,7 @@ class ClipConfig:
     clip_gradients: Annotated[float, Field(ge=0.0, description="limit of the gradients; 0 turns clipping off")] = 0.0
     clip_type: Annotated[
         Literal["norm", "value"],
-        Field(description="norm: scale all gradients together to keep their norm within it; value: cut each number"),
+        Field(description="norm: scale all gradients together to keep their norm within it; value: clamp each number"),
     ] = "norm"
 
 

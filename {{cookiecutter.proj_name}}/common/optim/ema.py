@@ -1,4 +1,4 @@
-"""A moving average of the weights, often better than the weights themselves, swapped in for evaluation."""
+"""An exponential moving average (EMA) of the weights, often better than the raw ones; swapped in for evaluation."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,12 +17,12 @@ from common.optim.several import parts_of
 from common.progress import EpochInterval, Interval, Position
 
 OWN = "weights."
-"""Before the names of values that were measured with the weights themselves, where both are measured."""
+"""Prefix of values measured with the raw weights, where both are measured."""
 
 
 @section
 class EmaConfig:
-    """Moving average of the weights."""
+    """Exponential moving average (EMA) of the weights."""
 
     decay: Annotated[float, Field(ge=0.0, lt=1.0, description="weight of the old average; 0 turns it off")] = 0.0
     warmup: Annotated[bool, Field(description="begin with a decay of (1 + n) / (10 + n) at update n")] = True
@@ -31,11 +31,11 @@ class EmaConfig:
     device: Annotated[Literal["cpu"] | None, Field(description="cpu: host memory, slow; null: the weights' own")] = None
     evaluate: Annotated[
         Literal["average", "both"],
-        Field(description="both: measure the weights themselves too, as in weights.loss; best.metric can name either"),
+        Field(description="both: measure the raw weights too, as in weights.loss; best.metric can name either"),
     ] = "average"
 
     def problems(self) -> Iterator[Problem]:
-        """Both, without an average."""
+        """`evaluate: both` without an EMA."""
         if self.evaluate == "both" and not self.decay:
             yield Problem("evaluate", self.evaluate, "needs a decay above 0", "without an average there is one result")
 
@@ -44,15 +44,15 @@ class Ema:
     """The floating point tensors of `model.state_dict()`, averaged in at least 32 bits.
 
     Frozen parameters are not averaged until they are trained, nor are buffers that are declared in `buffer_kinds`.
-    Pass models without wrappers (DDP). Each process averages its own part of sharded weights (FSDP). With `decay` 0
-    there is no average, and the other methods do nothing. Until `start` the average is the weights.
+    Pass models without wrappers (DDP). Each process averages its own shard of the weights (FSDP). With `decay` 0
+    there is no average, and the other methods do nothing. Until `start` the average is a copy of the weights.
 
     Attributes:
         is_active: whether there is an average.
 
     Args:
-        metric: the one that chooses the best checkpoint; if it measures the weights themselves, these are what is used
-            of a checkpoint.
+        metric: the one that chooses the best checkpoint; if it measures the raw weights, those of a checkpoint are
+            used.
     """
 
     def __init__(self, config: EmaConfig, model: nn.Module, metric: str = "") -> None:
@@ -68,7 +68,7 @@ class Ema:
             raise UserError("optim.ema.device cpu: with dist.strategy fsdp the average is sharded; set it to null")
 
     def follow(self, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-        """Average from now on what is trained now, too. Call it when a stage begins, which may unfreeze parameters.
+        """Also average newly trained parameters from now on. Call it when a stage begins, which may unfreeze some.
 
         An optimizer with the modes `train` and `eval` (schedule-free) averages by itself: its `eval` gives the average.
         """
@@ -138,7 +138,7 @@ class Ema:
         _copy(self._parts, self._weights(model))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages and the numbers of steps and updates; empty if turned off. Those here are not copies."""
+        """Return the averages (not copies) and the numbers of steps and updates; empty if turned off."""
         counts = {"steps": self._steps, "updates": self._updates, "is_used": self._is_used}
         if self._switched:
             with self.applied(self._model), torch.no_grad():
@@ -152,11 +152,11 @@ class Ema:
             return
         if "shadow" not in state:
             raise UserError(
-                f"optim.ema.decay {self._config.decay}: the checkpoint holds no average of the weights; set it to 0, "
+                f"optim.ema.decay {self._config.decay}: the checkpoint has no EMA weights; set it to 0, "
                 "or start a new run from the weights with progress.start_epoch 0"
             )
         saved = state["shadow"]
-        # Parts that were frozen since keep their average. Older versions averaged what is frozen, too.
+        # Parts frozen since then keep their average. Older versions averaged frozen parameters, too.
         self._add({name: tensor.to(self._parts[0].device) for name, tensor in saved.items() if name not in self._never})
         _copy(self._parts, [local(saved.get(name, tensor)) for name, tensor in self._shadow.items()])
         self._steps, self._updates = state["steps"], state["updates"]

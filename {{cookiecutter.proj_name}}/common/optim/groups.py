@@ -1,4 +1,4 @@
-"""Parameter groups: which parameters have which rate, weight decay and optimizer, by the config or by the task."""
+"""Parameter groups: which parameters have which learning rate, weight decay and optimizer, by config or task."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,8 +26,8 @@ _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 class Group(NamedTuple):
     """Parameters with a learning rate, a weight decay or an optimizer of their own.
 
-    `lr` is a factor of optim.lr; with `weight_decay` None, optim.weight_decay counts. With `optim_type` None it is that
-    of optim, and `args` are laid over optim.args.
+    `lr` is a factor of optim.lr; with `weight_decay` None, optim.weight_decay applies. With `optim_type` None it is
+    that of optim, and `args` override those of optim.args.
     """
 
     name: str
@@ -45,9 +45,9 @@ class GroupConfig:
     match: Annotated[str | list[str], Field(min_length=1, description='parameters by full name, as in "backbone.*"')]
     lr_mult: Annotated[float, Field(gt=0.0, description="factor of optim.lr")] = 1.0
     weight_decay: Annotated[float | None, Field(ge=0.0, description="null: that of optim")] = None
-    ndim: Annotated[int | None, Field(ge=0, description="only those with so many dimensions; 2: matrices")] = None
-    optim_type: Annotated[str | None, Field(description="another class than optim.optim_type, with its args")] = None
-    args: Annotated[dict[str, Any], Field(description="arguments of optim_type; without one, laid over optim.args")] = (
+    ndim: Annotated[int | None, Field(ge=0, description="only those with this many dimensions; 2: matrices")] = None
+    optim_type: Annotated[str | None, Field(description="a class other than optim.optim_type, with its args")] = None
+    args: Annotated[dict[str, Any], Field(description="arguments of optim_type; without one, override optim.args")] = (
         field(default_factory=dict)
     )
     name: Annotated[str | None, Field(min_length=1, description="for the log; null: made from match")] = None
@@ -72,7 +72,7 @@ def parameter_groups(config: "OptimizerConfig", task: nn.Module, chosen: Iterabl
     is in exactly one.
 
     Raises:
-        UserError: no parameter is trainable, a pattern matches nothing, or it is not clear where one belongs.
+        UserError: no parameter is trainable, a pattern matches nothing, or the group of one is ambiguous.
     """
     names = dict(task.named_parameters(remove_duplicate=False))
     given = _assign(chosen, names, "groups()")
@@ -125,7 +125,7 @@ def learning_rates(optimizer: Optimizer) -> dict[str, float]:
 
 
 def _assign(groups: Iterable[Group], names: Mapping[str, nn.Parameter], where: str) -> dict[nn.Parameter, Group]:
-    """Return the group of each parameter: where several have it, the one that lies within all others."""
+    """Return the group of each parameter: the most specific one, a strict subset of all others that have it."""
     sets = sorted(((set(group.parameters), group) for group in groups), key=lambda pair: len(pair[0]))
     for inside, group in sets:
         for parameter in inside.difference(names.values()):
@@ -136,7 +136,7 @@ def _assign(groups: Iterable[Group], names: Mapping[str, nn.Parameter], where: s
         mine = [pair for pair in sets if parameter in pair[0]]
         for inside, group in mine[1:]:
             if not mine[0][0] < inside:
-                both = f"{name} is in {mine[0][1].name} and in {group.name}, and neither lies within the other"
+                both = f"{name} is in {mine[0][1].name} and in {group.name}, and neither is more specific"
                 hint = "narrow one of them, or add a group for the parameters that are in both"
                 raise UserError(f"{where}: {both}: {hint}")
         if mine:
@@ -153,7 +153,7 @@ def _entries(entries: Sequence[GroupConfig], names: Mapping[str, nn.Parameter]) 
         if entry.ndim is not None:
             inside = [parameter for parameter in inside if parameter.dim() == entry.ndim]
             if not inside:
-                raise UserError(f"{where}.ndim {entry.ndim}: no parameter that {entry.match} matches has so many")
+                raise UserError(f"{where}.ndim: no parameter matching {entry.match} has {entry.ndim} dimensions")
         yield Group(label, inside, entry.lr_mult, entry.weight_decay, entry.optim_type, entry.args)
 
 

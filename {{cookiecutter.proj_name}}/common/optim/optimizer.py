@@ -41,7 +41,7 @@ class OptimizerConfig:
     ] = field(default_factory=list)
     groups: Annotated[
         list[GroupConfig],
-        Field(description="parameters with a rate, decay or optimizer of their own: [{match: head.*, lr_mult: 9}]"),
+        Field(description="parameters with their own lr, weight decay or optimizer: [{match: head.*, lr_mult: 9}]"),
     ] = field(default_factory=list)
     layer_decay: LayerDecayConfig = field(default_factory=LayerDecayConfig)
 

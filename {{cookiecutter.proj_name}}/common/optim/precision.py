@@ -1,4 +1,4 @@
-"""The number format of the forward pass, and the loss scaling that fp16 needs."""
+"""The precision of the forward pass, and the loss scaling that fp16 needs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -30,7 +30,7 @@ class PrecisionConfig:
 
 
 class Precision:
-    """The number format of a run.
+    """The precision of a run.
 
     Attributes:
         scaler: scales the loss, and gradients back before they are clipped; None unless the mode needs that.

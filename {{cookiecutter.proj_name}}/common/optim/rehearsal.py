@@ -1,4 +1,4 @@
-"""The first steps of an optimizer that the engine does not know, and a resume from them, before a run begins."""
+"""A trial of an optimizer unknown to the engine, before a run begins: its first steps, and a resume from them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
@@ -18,7 +18,7 @@ _STEPS = 6  # before and after the checkpoint
 def rehearse(
     construct: Callable[[list[Any]], Optimizer], group: Mapping[str, Any], named: Iterable[tuple[str, Tensor]]
 ) -> None:
-    """Try an optimizer on small parameters, and whether a checkpoint holds all of its state.
+    """Try an optimizer on small parameters, and check that a checkpoint holds all of its state.
 
     Args:
         construct: builds it over a list of groups.
@@ -58,7 +58,7 @@ def rehearse(
     except Exception as error:
         raise UserError(f"optim_type {kind} failed when it was tried on small parameters{how}: {error}") from error
     if not all(torch.equal(ends[0][name], ends[1][name]) for name in small):
-        rule = "keeps a part of its state where no checkpoint has it"
+        rule = "keeps state outside state_dict()"
         logger.warning("optimizer {} {}: a resumed run will differ", kind, rule)
 
 

@@ -1,4 +1,4 @@
-"""The learning rate of every optimizer step: the configured rate x the factor of a registered schedule (factors.py)."""
+"""The learning rate of every optimizer step: the configured one x the factor of a registered schedule (factors.py)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -30,21 +30,21 @@ class LrSchedulerConfig:
     type: Annotated[str, Registered(SCHEDULE_REGISTRY), Field(description="one of --list schedules")] = "constant"
     warmup: Annotated[EpochInterval, Field(description="length of the linear rise at the start; 0 = none")] = 0
     warmup_factor: Annotated[float, Field(ge=0.0, le=1.0, description="the rise starts just above this factor")] = 0.0
-    lr_steps: Annotated[list[EpochInterval], Field(description="when a schedule drops, or starts again")] = field(
+    lr_steps: Annotated[list[EpochInterval], Field(description="when a schedule drops, or restarts")] = field(
         default_factory=lambda: [50, 80]
     )
-    tmax: Annotated[EpochInterval, Field(description="when a schedule that falls ends; null = with the run")] = None
+    tmax: Annotated[EpochInterval, Field(description="when a decaying schedule ends; null = with the run")] = None
     min_factor: Annotated[float, Field(ge=0.0, le=1.0, description="lowest factor of lr, after the warm-up")] = 0.0
     patience: Annotated[int, Field(ge=0, description="plateau: validations without progress before a drop")] = 10
     threshold: Annotated[float, Field(ge=0.0, description="plateau: relative change that counts as progress")] = 1e-4
     mode: Annotated[Literal["min", "max"], Field(description="plateau: whether lower or higher is better")] = "min"
-    args: Annotated[dict[str, Any], Field(description="its further arguments; may be written inline, too")] = field(
+    args: Annotated[dict[str, Any], Field(description="its additional arguments; may be written inline, too")] = field(
         default_factory=dict
     )
 
     __arguments__: ClassVar[Registry] = SCHEDULE_REGISTRY
     __renamed__: ClassVar[dict[str, str]] = {
-        **dict.fromkeys(("eta_min", "ema_min"), "it is now min_factor, a part of lr and not a rate"),
+        **dict.fromkeys(("eta_min", "ema_min"), "it is now min_factor, a factor of lr"),
         "milestones": "lr_steps",
         "warmup_epochs": "warmup",
         "warmup_steps": 'it is now warmup, in steps when written as "100step"',
@@ -60,7 +60,7 @@ class LrSchedulerConfig:
             object.__setattr__(self, "args", plain | given)
 
     def problems(self) -> Iterator[Problem]:
-        """Types that are not schedules, wrong arguments, and lengths that are none."""
+        """Types that are not schedules, wrong arguments, and invalid lengths."""
         with suppress(UserError):
             yield from self._argument_problems(SCHEDULE_REGISTRY.get(self.type))
         if str(self.warmup).lstrip().startswith("-") and self.warmup != -1:
@@ -89,7 +89,7 @@ def _all_arguments() -> set[str]:
 
 
 class Schedule:
-    """Rate of each parameter group = its rate when this was built x factor(step).
+    """Learning rate of each parameter group = its initial learning rate x factor(step).
 
     During the warm-up it rises linearly to the schedule's first factor; it is above 0 at the first step.
 
@@ -106,11 +106,11 @@ class Schedule:
         self._base = [self.value(group) for group in optimizer.param_groups]
 
     def value(self, group: Mapping[str, Any]) -> float:
-        """Return the value that a group has now."""
+        """Return the current value of a group."""
         return float(group["lr"])
 
     def set(self, group: dict[str, Any], value: float) -> None:
-        """Give a group another value."""
+        """Set the value of a group."""
         group["lr"] = value
 
     def factor(self, step: int) -> float:
@@ -121,9 +121,9 @@ class Schedule:
         return rise * self._factor(0)
 
     def step(self, step: int, rate: Callable[[str], float] | None = None) -> None:
-        """Set the rates for optimizer step `step`. Call it before that step.
+        """Set the learning rates for optimizer step `step`. Call it before that step.
 
-        `rate` returns a further factor for the name of a group; the part of a group without weight decay has its name.
+        `rate` returns another factor, by group name; the part of a group without weight decay counts as that group.
         """
         factor = self._factor(step - self._warmup) if step >= self._warmup else self.factor(step)
         for group, base in zip(self._optimizer.param_groups, self._base, strict=True):
@@ -137,7 +137,7 @@ class Schedule:
             self.plateau.after_validation(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty for a function of the step."""
+        """Return the state of a plateau schedule; any other is a function of the step and has none."""
         return dict(self.plateau.state) if self.plateau else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -147,7 +147,7 @@ class Schedule:
 
 
 class MomentumSchedule(Schedule):
-    """The same for the momentum of each group: `momentum`, or the first of `betas`."""
+    """Schedules the momentum of each group: `momentum`, or the first of `betas`."""
 
     def value(self, group: Mapping[str, Any]) -> float:
         return float(group["betas"][0] if "betas" in group else group["momentum"])
@@ -165,11 +165,11 @@ def build_schedule(
     cut: bool = False,
     kind: type[Schedule] = Schedule,
 ) -> Schedule:
-    """Build the configured schedule over a run of `total_steps` optimizer steps; None for a run without a set end.
+    """Build the configured schedule over a run of `total_steps` optimizer steps; None for a run of unknown length.
 
     `steps_per_epoch` is None for data without length. `debug`: the run is cut short for debugging, so a warm-up that
     does not fit into it is shortened; `cut`: by progress.max_steps, which shortens one that the schedule would refuse.
-    Raises `UserError` if the schedule needs an unknown number.
+    Raises `UserError` if the schedule needs a number that is unknown.
     """
     warmup = _steps("warmup", config.warmup, steps_per_epoch)
     if config.type == "WarmUpCosineLR":
@@ -190,7 +190,7 @@ def build_schedule(
         end = _steps("tmax", config.tmax, steps_per_epoch) or total_steps
         if end is None:
             hint = 'set optim.lr_scheduler.tmax in steps, as in "10000step", or give the run progress.max_steps'
-            raise UserError(f"optim.lr_scheduler.type {config.type}: the run has no known length to end with; {hint}")
+            raise UserError(f"optim.lr_scheduler.type {config.type}: the length of the run is unknown; {hint}")
         if end <= warmup:
             rule = f"{config.type} is reached at step {end}, in a warm-up of {warmup}"
             raise UserError(f"optim.lr_scheduler: the end of {rule}; shorten the warm-up")

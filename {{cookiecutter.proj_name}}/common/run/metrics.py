@@ -9,7 +9,7 @@ from typing import Any
 def read_metrics(file: Path, on_error: Callable[[Exception], None] = lambda error: None) -> list[dict[str, Any]]:
     """Read the lines of a metrics file in their order, each with `event`, `step` and `values`.
 
-    Values are floats, NaN and infinite ones too. A damaged line is left out and its error given to `on_error`; a last
+    Values are floats, NaN and infinite ones too. A damaged line is skipped and its error given to `on_error`; a last
     line that a kill has cut off is no damage. Raises `OSError`.
     """
     rows = []

@@ -19,7 +19,7 @@ needs("sklearn")  # imported below, in a run that uses it: 1 s
 class CurveMetric(GatheredMetric):
     """Area under a curve of each class against the others, mean over classes, 0..1.
 
-    Classes without samples, or with all samples, are left out. NaN if none remains, or a probability is not finite.
+    Classes without samples, or with all samples, are ignored. NaN if none remains, or a probability is not finite.
     """
 
     higher_is_better = True
@@ -54,7 +54,7 @@ class AreaUnderCurve(CurveMetric):
     """Area under the ROC curve of each class against the others, mean over classes, 0..1.
 
     For one class, this is the fraction of pairs (a sample of the class, another sample) in which the first has the
-    higher probability; ties count half (Hanley and McNeil 1982). Classes of all samples, or of none, are left out.
+    higher probability; ties count half (Hanley and McNeil 1982). Classes with all samples, or none, are ignored.
     """
 
     axes = ("false positive rate", "true positive rate")
@@ -77,7 +77,7 @@ class MeanAveragePrecision(CurveMetric):
 
     For one class, this is the sum over all thresholds of the precision times the increase in recall: the area under
     the precision-recall curve as a step function (Davis and Goadrich 2006). Samples with the same probability share a
-    threshold. Classes of all samples, or of none, are left out.
+    threshold. Classes with all samples, or none, are ignored.
     """
 
     axes = ("recall", "precision")

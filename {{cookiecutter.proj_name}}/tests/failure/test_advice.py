@@ -93,7 +93,7 @@ CASES: list[tuple[list[str], int, list[str]]] = [
     (["--metric", "{x: {type: tests.failure.test_advice.WrongMetric}}"], 1, ["'preds'", "the output: logits float32"]),
     (data("float label", "val"), 1, ["label float32 (160,)", "class labels must be of type int64"]),
     (data("label in a list", "val"), 1, ["label int64 (160, 1)", "each label must be a single number: return"]),
-    (data("double", "val"), 1, ["image float64", "not of the type of the weights (float32)"]),
+    (data("double", "val"), 1, ["image float64", "not have the dtype of the weights (float32)"]),
     (data("label 10", "val"), 2, ["in sample 7 of dataset.val: the model gives 10 classes, so labels must be 0 to 9"]),
     (data("label 10", "train"), 2, ["in sample 7 of dataset.train: the model gives 10 classes"]),
     (data("size", "val"), 1, ["give all samples the same size"]),

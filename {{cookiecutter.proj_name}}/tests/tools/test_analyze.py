@@ -57,7 +57,7 @@ def test_the_memory_that_is_kept_for_the_backward_pass(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "batch": (["--batch", "0"], "--batch 0: must be whole numbers above 0"),
+    "batch": (["--batch", "0"], "--batch 0: must be integers above 0"),
     "too many": (["--batch", "5000"], "--batch 5000: the training data has only 1200 samples"),
     "setting": (["--optim.lrr", "1"], "did you mean optim.lr"),
 }

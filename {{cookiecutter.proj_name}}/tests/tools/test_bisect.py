@@ -79,7 +79,7 @@ def test_code_that_does_not_run_is_skipped() -> None:
     """As by `git bisect skip`: around the cause, the runs cannot tell which it is, and say so."""
     assert search(lambda at: None if 5 < at.point < 9 else has(step=21)(at))[1].startswith("commit 21 'Edit' makes")
     text = search(lambda trial: None if trial.point == 20 else has(step=21)(trial))[1]
-    assert text.startswith("one of these, which no run tells apart (commit 20 'Edit'; commit 21 'Edit') makes the")
+    assert text.startswith("one of these, which no run can tell apart (commit 20 'Edit'; commit 21 'Edit') makes the")
     with pytest.raises(UserError, match="GOOD with each seed, and BAD, must give a value here"):
         search(lambda trial: None)
 
@@ -90,7 +90,7 @@ def test_what_is_no_cause() -> None:
     trials.recorded = [1.0, 1.05]
     assert conclude(trials, 4) == (
         1, "the difference is within the noise over seeds: GOOD has 1.01500 +- 0.01291 over 4 seeds, BAD 1.05000; "
-        "no cause to look for",
+        "there is no cause to find",
     )  # fmt: skip
     assert search(lambda trial: 2.0 if trial.seed == 49 else 1.0, seed=50)[1].startswith(
         "seed 50 makes the difference: BAD has 2.49000 with it; with GOOD's seed, GOOD has 1.01500 +- 0.01291"

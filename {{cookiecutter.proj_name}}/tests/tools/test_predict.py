@@ -130,7 +130,7 @@ def test_files_that_cannot_be_read(run: Path, tmp_path: Path, capfd: pytest.Capt
     assert list((tmp_path / "out").iterdir()) == []
     assert predict.main([*words, "--skip_unreadable"]) == 0
     shown = capfd.readouterr().err
-    assert "4 of 7 files cannot be read and are left out" in shown
+    assert "4 of 7 files cannot be read and are skipped" in shown
     assert all(str(path) in shown for path in broken)
     lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
     assert [Path(json.loads(line)["file"]).name for line in lines] == ["0.png", "2.png", "6.png"]

@@ -59,7 +59,7 @@ def conclude_without_search(trials: Trials, noise: Noise, values: str) -> tuple[
     if with_seed is not None and not noise.hides(with_seed):
         return 0, f"seed {seed} makes the difference: BAD has {show(with_seed)} with it; with GOOD's seed, {values}"
     if all(value is None or noise.hides(value) for value in trials.recorded):
-        return 1, f"the difference is within the noise over seeds: {values}; no cause to look for"
+        return 1, f"the difference is within the noise over seeds: {values}; there is no cause to find"
     text = f"no setting and no commit: the records have {' and '.join(map(show, trials.recorded))}, but here {values}"
     rest = trials.environment or "data, files unknown to git, chance on a GPU"
     return 0 if trials.environment else 1, f"{text}; what remains: {rest}"
@@ -73,7 +73,7 @@ def explain(settings: Sequence[str], steps: range, trials: Trials) -> str:
         absent, where = Trial(trials.worst.point, trials.worst.settings - present.settings), "in BAD without it"
     names = [change.arrow for name in settings for change in trials.settings[name]]
     commits = [trials.points[step + 1].step for step in steps]
-    names += commits if len(steps) < 2 else [f"one of these, which no run tells apart ({'; '.join(commits)})"]
+    names += commits if len(steps) < 2 else [f"one of these, which no run can tell apart ({'; '.join(commits)})"]
     text = f"{' and '.join(names)} {'makes' if len(names) == 1 else 'make'} the difference: {trials.metric} is "
     return text + f"{show(trials.value(present))} with it, {show(trials.value(absent))} {where}"
 

@@ -21,7 +21,7 @@ class Point:
 
 
 def way(good: Point, bad: Point) -> list[Point]:
-    """Return the code of GOOD, of each commit on the way, and of BAD; commits that change only pages are left out.
+    """Return the code of GOOD, of each commit on the way, and of BAD; commits that change only pages are omitted.
 
     If GOOD's commit is not in BAD's history, the way first takes back the commits that only GOOD has.
 

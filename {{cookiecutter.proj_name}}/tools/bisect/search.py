@@ -1,7 +1,7 @@
 """The search for what makes two runs differ. It decides which short run comes next, and trains nothing itself.
 
-The changes from GOOD to BAD are in a row: steps of the code, then settings. GOOD with none of them is good, with all of
-them it is BAD, and halving finds the change that turns good to bad. If that is a setting, and it is not bad by itself,
+The changes from GOOD to BAD form one list: steps of the code, then settings. GOOD with none of them is good, with all
+of them it is BAD, and halving finds the change that turns good into bad. If that is a setting, and it is not bad alone,
 what it needs lies before it, and is found in the same way.
 """
 
@@ -14,12 +14,12 @@ _FAR = 4.0  # standard deviations; with four seeds, noise alone gets that far on
 
 @dataclass(frozen=True)
 class Trial:
-    """One short run: GOOD's, but for some changes.
+    """One short run: GOOD with some of the changes.
 
     Attributes:
-        point: the code after so many steps on the way from GOOD's to BAD's.
+        point: the code after this many steps on the way from GOOD's to BAD's.
         settings: those that have BAD's values.
-        seed: how much it is above GOOD's.
+        seed: its offset from GOOD's.
     """
 
     point: int = 0
@@ -56,7 +56,7 @@ def find_cause(steps: int, settings: Sequence[str], is_bad: Judge) -> tuple[list
 def first_bad(count: int, is_bad: Callable[[int], bool | None]) -> tuple[int, int]:
     """Return the last good and the first bad number of 0 to `count`; those between them do not run.
 
-    0 is good and `count` is bad. Tried next is the number farthest from all that are known: at first the middle.
+    0 is good and `count` is bad. It next tries the number farthest from all that are known: at first the middle.
     """
     good, bad, silent = 0, count, set[int]()
     while unknown := [number for number in range(good + 1, bad) if number not in silent]:
@@ -82,7 +82,7 @@ class Noise:
         return abs(bad - self.mean) <= _FAR * self.deviation
 
     def is_bad(self, value: float, bad: float) -> bool:
-        """Return whether `value` is nearer to BAD's than to the mean, or beyond BAD's; NaN only is if BAD's is."""
+        """Return whether `value` is nearer to BAD's than to the mean, or beyond. NaN is; if BAD's is NaN, only that."""
         if bad != bad or value != value:
             return value != value
         return (value - self.mean) / (bad - self.mean) > 0.5

@@ -29,7 +29,7 @@ _SAVE = "compute it (from task.at; of data, from index and epoch) or save it (a 
 # that may be one ("" for what only a run shows).
 _CAUSES: dict[str, tuple[tuple[str, ...], float, str, str]] = {
     "change": ((*_RESUMES, "workers", *_SPLITS), 2, _SAVE, ""),
-    "time": (("seed", "workers", *_RESUMES, *_SPLITS), 0, f"it is another one in each process: {_DRAW}",
+    "time": (("seed", "workers", *_RESUMES, *_SPLITS), 0, f"its value differs between processes: {_DRAW}",
         r"\b(time|time_ns|perf_counter|monotonic|now|utcnow|today|getpid|getppid|gethostname|uuid[14]|urandom"
         r"|token_hex|get_ident|SystemRandom)\(|\b(default_rng|Random|RandomState|seed)\(\)"),
     "order": (("seed", "workers", *_RESUMES), 0, "the order is arbitrary: use sorted(...), and zlib.crc32 for a hash",

@@ -114,7 +114,7 @@ def apart_from_batches(lab: Lab, finding: Finding | None) -> Finding | None:
         raise NotApplicable(f"{join_names(facts['compares'])} compares the samples of a batch")
     states = {row["digest"] for (_, kind, name), row in rows if (kind, name) == ("random", "torch")}
     if finding and len(states) > 1:
-        raise NotApplicable("a step draws random numbers, not in dropout layers: others on each process")
+        raise NotApplicable("a step draws random numbers, not in dropout layers: different ones on each process")
     if finding is None and facts["norms"]:
         norms = join_names(facts["norms"], 2)
         raise NotApplicable(f"{norms}: statistics of the batch of one process; with the running ones instead, it holds")

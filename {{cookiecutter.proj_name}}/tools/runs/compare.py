@@ -151,7 +151,7 @@ def _mode_by_class(run: RunFiles, name: str) -> str:
 def ranking(run: RunFiles) -> tuple[str, str]:
     """Return what a run is ranked by: its metric, and its validation data as text. Runs are compared if both agree.
 
-    The size of images and transforms are left out: they prepare the same data in another way.
+    Image sizes and transforms are ignored: they only prepare the same data differently.
     """
     keys = [key for key in run.config if run.config[key] and _DATA.fullmatch(key)]
     keys.sort(key=lambda key: key.startswith("debug."))

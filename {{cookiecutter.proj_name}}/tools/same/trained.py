@@ -11,15 +11,15 @@ from tools.same.folders import compare
 from tools.same.sides import Side
 
 _MEANING = {
-    "random": "this random generator begins the step in another state: another seed, or more was drawn before",
-    "input": "no module computed something else before: the data, their order, or what the task makes of them changed",
+    "random": "this random generator begins the step in a different state: another seed, or more was drawn before",
+    "input": "no earlier module differed: the data, their order, or what the task makes of them changed",
     "output": "weights, inputs and all outputs before it are equal: its computation changed, or what is passed to it",
     "loss": "the outputs of all modules are equal: the computation of the loss changed, or its targets",
     "output gradient": "all outputs and the loss are equal: the backward pass changed",
     "gradient": "all outputs and the loss are equal: the backward pass changed, or what is done with gradients",
     "weight": "all gradients are equal: the update changed (optimizer, learning rate, weight decay)",
     "buffer": "all gradients and weights are equal: what a module keeps besides its weights is updated differently",
-    "own buffer": "all gradients and weights are equal: what a module gathers in a step is another",
+    "own buffer": "all gradients and weights are equal: what a module gathers in a step differs",
     "state": "all gradients and weights are equal: the optimizer changed",
 }
 _INITIAL = "the runs begin with different values: the initialisation, the seed or init_from changed"

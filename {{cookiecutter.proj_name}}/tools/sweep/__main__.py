@@ -149,7 +149,7 @@ def main(argv: list[str]) -> int:
             study = open_study(folder, config.best_mode, options)
             folder.write()
             search = Search(study, folder, options.values, config, options.trials)
-            print(f"search {root}: {options.trials} trials, {search.metric} should be {search.mode}imal", flush=True)
+            print(f"search {root}: {options.trials} trials, {search.mode}imising {search.metric}", flush=True)
             print(folder.estimate(options.trials), flush=True)
             if not run_trials(folder, search.take, slots, words, watch=search.watch, ended=search.record_end):
                 return 130

@@ -112,7 +112,7 @@ class SweepFolder:
                 config = plain(read_file(RunPaths(done.path).config_file))
                 hours += [] if self._differences(config) else [device_hours(done)]
         if not hours:
-            return "cost: not known before a first run of this config has finished"
+            return "cost: unknown until a first run of this config has finished"
         by = f"by {len(hours)} finished run{'s' * (len(hours) > 1)} of this config"
         return f"cost: about {count} x {mean(hours):.2g} = {count * mean(hours):.2g} device hours, {by}"
 

@@ -36,7 +36,7 @@ class Range(NamedTuple):
         if log and low <= 0:
             raise UserError(f"{key}={text}: the lower bound must be above 0")
         if whole and not (low.is_integer() and high.is_integer()):
-            raise UserError(f"{key}={text}: the bounds must be whole numbers")
+            raise UserError(f"{key}={text}: the bounds must be integers")
         return cls(low, high, log, whole)
 
     def draw(self, source: random.Random) -> str:
