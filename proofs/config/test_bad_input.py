@@ -215,7 +215,7 @@ def test_model_pt(error_of: ErrorOf, runs: Runs, tmp_path: Path) -> None:
     assert "checksum" in evaluated(broken)
     torch.save({"weights": torch.ones(2)}, broken)
     text = evaluated(broken)
-    assert "holds no checkpoint" in text and "if it holds weights alone" in text and "--init_from.path" in text
+    assert "is not a checkpoint" in text and "if it holds only weights" in text and "--init_from.path" in text
     broken.write_text("hello")
     assert "not a checkpoint" in evaluated(broken)
     text = evaluated(other / "checkpoints" / "latest.pt")

@@ -81,7 +81,7 @@ def data(how: str, split: str) -> list[str]:
 
 
 CASES: list[tuple[list[str], int, list[str]]] = [
-    (model("tuple"), 1, ["logits a tuple of 2 (float32 (160, 10), None)", "what WrongModel.forward (tests/"]),
+    (model("tuple"), 1, ["logits a tuple of 2 (float32 (160, 10), None)", "WrongModel.forward (tests/"]),
     (model("nothing"), 1, ["with the output: logits None", "not None"]),
     (model("mean"), 1, ["logits float32 (10,)", "must keep the first dimension"]),
     (model("scalar"), 1, ["logits float32 ()", "must keep the first dimension"]),
