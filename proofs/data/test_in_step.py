@@ -183,7 +183,7 @@ def test_each_process_reads_its_share_in_step(runs: Runs) -> None:
     several(runs, 2, runs.words(*more, "--resume", "auto", name="cut"))
     assert differing(final(runs.root / "uncut"), final(runs.root / "cut")) == []
     more[more.index("--dataset.train") + 1] = f"{{type: {__name__}.Shared, uneven: true}}"
-    assert "must give all of its __len__" in refused(runs, 2, runs.words(*more, name="uneven"))
+    assert "must yield all of its __len__" in refused(runs, 2, runs.words(*more, name="uneven"))
 
 
 @pytest.mark.parametrize(

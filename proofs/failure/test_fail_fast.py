@@ -206,7 +206,7 @@ def test_exception_in_one_ranks_validation(runs: Runs) -> None:
     [
         ("exit", "without an error message"),
         ("kill", "without an error message"),
-        ("sys.exit", "left early, by sys.exit(0)"),
+        ("sys.exit", "exited early, by sys.exit(0)"),
     ],
 )
 @pytest.mark.parametrize("rank", [0, 1])
