@@ -26,7 +26,7 @@ COUNTED = r"code \(\d+ files\), config, \d+ packages, machine, data"
 
 def guarantee(folder: Path) -> str:
     """Return the line of the log that says how exact the last resume was, without what it says of the new length."""
-    return re.findall(r"(this resume .*?)(?:\. A new run with this .*)?\n", (folder / "train.log").read_text())[-1]
+    return re.findall(r"(this resume .*?)(?:\. A fresh run with this .*)?\n", (folder / "train.log").read_text())[-1]
 
 
 def resumed(runs: Runs, *words: str) -> str:
@@ -56,9 +56,9 @@ def enlarged(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (enlarged, r"neither bit-exact nor sample-exact: dataset.train: other data \(40 files, 40 values\); "),
+        (enlarged, r"neither bit-exact nor sample-exact: dataset.train: different data \(40 files, 40 values\); "),
         (retouched, r"sample-exact, perhaps bit-exact \(cannot tell: dataset.train: different times of 40 files, "),
-        (lambda root: photos(root, 1), r"neither bit-exact nor sample-exact: dataset.train: other data \(40 files"),
+        (lambda root: photos(root, 1), r"neither bit-exact nor sample-exact: dataset.train: different data \(40 files"),
         (lambda root: None, rf"bit-exact as far as compared: {COUNTED} \(80 files, 80 values\)$"),
     ],
     ids=["other images", "copied images", "noise of the same size", "unchanged"],
@@ -162,7 +162,7 @@ HERE = "proofs.checkpoint.test_guarantee"
         ),
         (
             ["--dataset.train", f"{{type: {HERE}.Endless}}"],
-            f"not compared: dataset.train: Endless has no digest(); not checked: dataset {HERE}.Endless begins each",
+            f"not compared: dataset.train: Endless has no digest(); not checked: dataset {HERE}.Endless starts each",
         ),
     ],
     ids=["optimizer", "schedule", "plugin", "stream"],
@@ -229,7 +229,7 @@ def test_digest(kind: str, tmp_path: Path) -> None:
     assert first["unknown"] == []
     assert differences("train", first, digest(KINDS[kind](tmp_path / "elsewhere", "text"))) == ("", "")
     other, unsure = differences("train", first, digest(KINDS[kind](tmp_path / "a", "longer")))
-    assert other.startswith("dataset.train: other data") and not unsure
+    assert other.startswith("dataset.train: different data") and not unsure
 
 
 def test_what_has_no_digest(tmp_path: Path) -> None:

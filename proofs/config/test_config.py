@@ -42,7 +42,7 @@ FILES = [
     ("name: [x\n", ["a.yaml:", "YAML"]),
     ("name: x\n---\nname: y\n", ["a.yaml:", "single document"]),
     ("name: a\x07\n", ["a.yaml:1", "control character"]),
-    ("val: {[1]: x}\n", ["a.yaml:1", "a key must be text", "quotes"]),
+    ("val: {[1]: x}\n", ["a.yaml:1", "a key must be a string", "quote"]),
     ("loss: &a\n  x: *a\n", ["a.yaml:", "recursive"]),
     ("optim:\n  $BASE: x.yaml\n", ["optim.$BASE", "a.yaml:2", "top level of a file"]),
     ("val: {$REPLACE: 3}\n", ["$REPLACE", "a.yaml:1", "true or false"]),

@@ -105,18 +105,18 @@ WRONG: list[tuple[str, list[str]]] = [
     ("name: ${A_VARIABLE}", ["no key A_VARIABLE", "for the environment variable, write ${env:A_VARIABLE}"]),
     ("name: ${A_VARIABLE:-x}", ["${env:NAME:-default}", "$$ for a dollar"]),
     ("name: ${env:NOT_SET}", ["NOT_SET is not set", "${env:NOT_SET:-default}", "mine.yaml:2"]),
-    ("name: x_${optim}", ["optim is a section or a list", "part of text"]),
+    ("name: x_${optim}", ["optim is a section or a list", "part of a string"]),
     (
         "batch_size: ${name}",
         ["batch_size = 'default' (", "mine.yaml:2, ${name}: ", "base.yaml:", "must be an integer"],
     ),
-    ("batch_size: ${batch_size}", ["batch_size (", "form a loop; batch_size -> batch_size"]),
+    ("batch_size: ${batch_size}", ["batch_size (", "are circular; batch_size -> batch_size"]),
     (
         "num_workers: ${batch_size}\nbatch_size: ${optim.accumulate}\noptim: {accumulate: '${num_workers}'}\n"
         "name: ${num_workers}",
-        ["1 problem", "mine.yaml:3", "form a loop; batch_size -> optim.accumulate -> num_workers -> batch_size"],
+        ["1 problem", "mine.yaml:3", "are circular; batch_size -> optim.accumulate -> num_workers -> batch_size"],
     ),
-    ("model: {width: '${model}'}", ["form a loop; model.width -> model.width"]),
+    ("model: {width: '${model}'}", ["are circular; model.width -> model.width"]),
     (
         "name: ${init_from.path}_x\ninit_from: {path: '${nam}'}\nplugins: ['${name}']",
         ["1 problem", "init_from.path = '${nam}'", "did you mean name?"],

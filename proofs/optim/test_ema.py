@@ -70,7 +70,7 @@ def test_off_is_an_object_with_the_same_methods(build) -> None:
 
 def test_a_state_without_an_average_is_refused(build) -> None:
     """D-50: the checkpoint of a run without one; the message says what to do."""
-    with pytest.raises(UserError, match=r"ema\.decay 0\.9.*no average.*set it to 0"):
+    with pytest.raises(UserError, match=r"ema\.decay 0\.9.*no EMA weights.*set it to 0"):
         build(FIXED, Net()).load_state_dict({})
 
 
