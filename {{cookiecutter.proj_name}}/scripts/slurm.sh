@@ -56,7 +56,7 @@ set_option() {
     case $1 in
     --slurm.nodes | --slurm.gpus | --slurm.tasks | --slurm.cpus | --slurm.signal_seconds)
         case $2 in
-        '' | *[!0-9]*) fail "$1 $2: must be a whole number" ;;
+        '' | *[!0-9]*) fail "$1 $2: must be an integer" ;;
         esac
         ;;
     esac
