@@ -280,7 +280,7 @@ def test_a_loop_of_references_is_refused_and_no_other(targets: list[int]) -> Non
         file = Path(folder, "a.yaml")
         file.write_text("free:\n" + "".join(lines))
         if any(map(loops, range(len(targets)))):
-            with pytest.raises(ConfigError, match="form a loop"):
+            with pytest.raises(ConfigError, match="are circular"):
                 resolve(Root, [file])
         else:
             assert resolve(Root, [file]).config.free == dict.fromkeys(names, 7)
