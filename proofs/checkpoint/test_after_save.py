@@ -165,6 +165,47 @@ def test_the_last_checkpoint_before_a_preemption_is_handed_over(runs: Runs) -> N
     assert "waiting for checkpoint.after_save" in (runs.root / "run" / "train.log").read_text()
 
 
+def leave(saved: Saved) -> None:
+    """As argparse and programs do."""
+    CALLS.append((saved.name, saved.step, 0.0))
+    sys.exit(2)
+
+
+def test_a_function_that_exits_is_one_that_fails(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is tried, and the end waits for no further try."""
+    monkeypatch.setattr(after_save, "_LAST_TRY_S", 0.5)
+    function = AfterSave(f"{HERE}:leave")
+    for path in saved(1, best=True):
+        function.add(path, 1)
+    time.sleep(0.2)
+    began = time.monotonic()
+    function.finish()
+    assert {name for name, *_ in CALLS} == {"latest.pt", "best.pt"} and time.monotonic() - began < 0.9
+    assert not left(path.parent)
+
+
+def test_a_signal_at_the_end_is_heard(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a call takes long: the run has ended, and only that call is waited for."""
+    monkeypatch.setattr(after_save, "_AFTER_SIGNAL_S", 0.3)
+    function, began = AfterSave(f"{HERE}:hang"), time.monotonic()
+    for path in saved(1):
+        function.add(path, 1)
+    function.finish(lambda: signal.SIGTERM if time.monotonic() > began + 1.5 else 0)
+    assert time.monotonic() - began < 5
+
+
+def test_a_link_that_cannot_be_made_is_no_failed_save(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system without links, with no space for a copy."""
+
+    def no_space(source: Path, path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(after_save, "link_file", no_space)
+    folder = runs.train("--checkpoint.after_save", f"['{HERE}:upload']", "--checkpoint.failures", "1")
+    said = (folder / "train.log").read_text()
+    assert "a link to latest.pt for checkpoint.after_save cannot be written" in said and "not written" not in said
+
+
 def interrupt(saved: Saved) -> None:
     """Send the signal that a cluster sends."""
     os.kill(os.getpid(), signal.SIGTERM)

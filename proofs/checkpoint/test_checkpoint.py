@@ -216,6 +216,22 @@ def test_a_full_disk(runs: Runs, background: str) -> None:
     assert not list((folder / "checkpoints").glob(".*"))
 
 
+def test_a_save_that_fails_leaves_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest checkpoint and the one before it, which it falls back to."""
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space"):
+        folder.save(state(3))
+    held = [read_checkpoint(path)["model"]["weight"].mean() for path in (folder.latest, folder.previous)]
+    assert held == [2, 1]
+
+
 def test_training_survives_a_disk_that_is_full_for_a_while(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saved again when there is room; the end of the run is a good one."""
     original, calls = CheckpointFolder.save, []

@@ -17,9 +17,9 @@ from common.data.loader import LoaderConfig, Step
 from common.distributed import Rank
 from common.progress import Position
 from tests.conftest import Runs, load, same
-from tests.data.test_iterable import SAMPLES, Rereading, Sharing, stream
+from tests.data.test_iterable import SAMPLES, Rereading, Sharing, StatefulStream, stream
 from tests.ranks import refused, several, start_ranks
-from tests.resume import cut, differing, final
+from tests.resume import cut, differing, final, same_after_cut
 from custom.datasets.digits_dataset import DigitsDataset
 
 
@@ -51,6 +51,34 @@ class Uneven(Sharing):
                 file.write(f"{index}\n")
             yield self.digits[index]
         self.at = 0
+
+
+class KnowsItsEpoch(StatefulStream):
+    """Its order is that of the epoch, which it saves too."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        order = random.Random(self.epoch).sample(range(SAMPLES), SAMPLES)
+        while self.at < SAMPLES:
+            self.at += 1
+            yield self.digits[order[self.at - 1]]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+@pytest.mark.parametrize("at", [4, 5])
+def test_a_state_that_holds_the_epoch(runs: Runs, at: int) -> None:
+    """At the end of an epoch, it is that of the epoch before; inside one, that of this one."""
+    same_after_cut(runs, "plain", *stream(f"{__name__}.KnowsItsEpoch"), at=at)
 
 
 class WithLength(torch.utils.data.IterableDataset[Any]):

@@ -2,21 +2,25 @@
 
 import math
 import signal
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from common.evaluation.loss import LossFactory
+from common.evaluation.metric import MetricFactory
 from common.progress import Position
 from common.trainer import Trainer
+import train
 from tests.conftest import ErrorOf, Runs, load, metrics, same
 from tests.data.test_data import Noisy, stream_of
 from tests.distributed.test_reduction import FIXED, on
 from tests.parts import NoisyDigits
 from tests.ranks import start_ranks
 from tests.resume import same_after_cut
-from tests.test_task import TURNS
+from tests.samples import Classification
+from tests.test_task import TURNS, Turns
 
 # Of steps 4 and 10: not a number, and so is every loss and running statistic of a batch that has it.
 BAD = 10
@@ -186,6 +190,79 @@ def test_a_rewind_to_another_runs_checkpoint(runs: Runs) -> None:
 def test_nothing_to_go_back_to(runs: Runs) -> None:
     assert runs.fail(*DATA, *REWIND, "--progress.epoch_save_latest", "-1", "--progress.epoch_val", "-1") == 2
     assert "and there is nothing to rewind to; there is no checkpoint yet" in (runs.root / "run/train.log").read_text()
+
+
+def test_a_policy_that_is_new_to_a_run(runs: Runs) -> None:
+    """A run that ended with the error may go on from its last checkpoint, which knows of no policy."""
+    save = ["--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1"]
+    assert runs.fail(*DATA, *save) == 2
+    folder = runs.train(*DATA, *REWIND, *save, "--resume", "auto", "--progress.max_steps", "8")
+    assert [entry["first"] for entry in metrics(folder, "skipped")] == [3]
+
+
+class Counting(Classification):
+    """Counts samples and keeps their labels, in buffers that the processes share."""
+
+    buffer_kinds: ClassVar[dict[str, str]] = {"seen": "sum", "queue": "gather"}
+
+    def __init__(self, model: nn.Module, loss: LossFactory, metric: MetricFactory) -> None:
+        super().__init__(model, loss, metric)
+        self.register_buffer("seen", torch.zeros(1))
+        self.register_buffer("queue", torch.zeros(400, 1))
+        self.seen: Tensor
+        self.queue: Tensor
+
+    def update(self, name: str, batch: Any) -> Any:
+        if self.training:
+            self.seen += len(batch["label"])
+            self.queue = torch.cat([self.queue, batch["label"][:, None] + 1.0])
+        return super().update(name, batch)
+
+    def after_step(self) -> None:
+        self.queue = self.queue[-400:]
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_shared_buffers_are_rewound(runs: Runs, ranks: int) -> None:
+    """To the checkpoint's, whatever batches have changed since, on each process."""
+    save = ["--progress.epoch_save_latest", "2step", "--progress.epoch_val", "-1", "--progress.max_steps", "9"]
+    task = ["--task.type", f"{__name__}.Counting", "--batch_size", str(32 // ranks)]
+    words = runs.words(*DATA, *REWIND, *save, *task)
+    if ranks == 1:
+        assert train.main(words) == 0
+    else:
+        assert start_ranks(runs.root, ranks, words).codes == [0, 0]
+    undone = sum(entry["step"] - entry["first"] + 1 for entry in metrics(runs.root / "run", "skipped"))
+    buffers = load(runs.root / "run")["task"] | load(runs.root / "run")["model"]
+    taken = 32 * (9 - undone)
+    assert undone and float(buffers["seen"]) == taken == int(buffers["queue"].count_nonzero())
+
+
+class TwoUpdates(Turns):
+    """Two updates in each step, of which the first, or both, are bad from the fourth step on."""
+
+    bad: ClassVar[tuple[str, ...]] = ("first",)
+
+    def updates(self) -> tuple[str, ...]:
+        return ("first", "second")
+
+    def update(self, name: str, batch: Any) -> Any:
+        losses = super().update(name, batch)
+        if self.at.step >= 3 and name in self.bad:
+            losses["loss"] = losses["loss"] * math.nan
+        return losses
+
+
+class BothBad(TwoUpdates):
+    bad = ("first", "second")
+
+
+@pytest.mark.parametrize("task", ["TwoUpdates", "BothBad"])
+def test_the_limit_is_of_steps_not_of_updates(runs: Runs, task: str) -> None:
+    """A good update beside a bad one ends no row, and two bad ones of a step are one."""
+    words = [*TURNS[2:], "--task.type", f"{__name__}.{task}", *SKIP, "--optim.bad_steps.limit", "2"]
+    assert runs.fail(*words, "--progress.epoch_val", "-1") == 2
+    assert {entry["step"] for entry in metrics(runs.root / "run", "skipped")} == {4, 5}
 
 
 @pytest.mark.parametrize("words", [SKIP, REWIND])

@@ -230,13 +230,19 @@ DIVERGING: dict[str, tuple[int, Callable[[], Curve]]] = {
     "creeps": (2000, lambda: broken(language_model(1), 2000, lambda n, loss: loss + 0.02 * n)),
     "dead at chance": (3000, lambda: broken(iter(falling(6000, 2.3, 0.2, 0.2, 5)), 3000, noisy(2.303, 0.01))),
     "jumps at once": (0, lambda: broken(iter(falling(600, 2.3, 0.2, 0.1, 6)), 8, noisy(80, 0.5))),
+    "explodes, and stays high": (
+        1000,
+        lambda: broken(
+            iter(falling(2200, 2.3, 0.4, 0.1, 8)), 1000, lambda n, loss: 7e4 if n < 20 else noisy(70, 0.02)(n, 0)
+        ),
+    ),
     "late": (20_000, lambda: broken(iter(falling(22_000, 7, 1.5, 0.05, 7)), 20_000, noisy(6.5))),
     "heavy tails": (1000, lambda: broken(heavy_tailed(4), 1000, lambda n, loss: loss * min(1 + n / 20, 60))),
 }
 
 
 def test_there_are_as_many_as_promised() -> None:
-    assert (len(NORMAL), len(DIVERGING)) == (30, 10)
+    assert (len(NORMAL), len(DIVERGING)) == (30, 11)
 
 
 @pytest.mark.parametrize("name", NORMAL)

@@ -23,7 +23,7 @@ from common.run.paths import DirConfig, RunPaths, data_dir
 from common.run.record import describe_start, environment_text
 from common.run.status import read_status, write_status
 from cli.evaluation_folder import eval_dir
-from tests.conftest import PROJECT, Runs
+from tests.conftest import PROJECT, Runs, load
 from tests.ranks import start_ranks
 
 
@@ -122,6 +122,17 @@ def test_a_run_that_is_refused_takes_no_place(runs: Runs, tmp_path: Path, proces
     assert {path for path in after if not path.name.startswith("error_rank")} == set(before)
     assert all(after[path] == content for path, content in before.items())
     assert [path.name for path in runs.root.iterdir() if path.is_dir()] == ["run"]
+
+
+def test_a_damaged_record_stops_nothing(runs: Runs) -> None:
+    """A run whose run.json is empty is continued, and moved away for a new one."""
+    record = runs.train("--progress.max_steps", "4") / "run.json"
+    record.write_text("")
+    runs.train("--progress.max_steps", "6", "--resume", "auto")
+    assert load(runs.root / "run")["position"]["step"] == 6
+    record.write_text("")
+    runs.train("--progress.max_steps", "2")
+    assert len(list(runs.root.glob("run_*/checkpoints/latest.pt"))) == 1
 
 
 def test_a_crash_before_the_first_step_keeps_its_files(runs: Runs) -> None:

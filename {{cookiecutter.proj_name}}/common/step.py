@@ -122,12 +122,16 @@ class OptimizerStep:
                 self.gradients(update, step, weights, at)
                 if self.guard is not None and self.guard.refuses(update.name, self.norm(), at):
                     taken = False
+                    if self.buffers is not None and self.guard.config.action == "rewind":
+                        self.buffers.begin()  # as they were at the checkpoint
                 elif self.scaler is None:
                     self.optimizer.step()
                 else:
                     taken &= self.precision.step(self.optimizer)
         if self.buffers is not None:
             self.buffers.finish(taken=taken)
+        if self.guard is not None and taken:
+            self.guard.taken()
         if taken and self.after_step is not None:
             self.after_step()
         return taken

@@ -277,7 +277,7 @@ class Trainer:
         """Save if needed and close the loaders. Returns how training ended."""
         if self.saver.saved_step != self.at.step:
             self.save()
-        self.saver.finish(self.progress.signal)
+        self.saver.finish(lambda: self.progress.signal or self.stop_signals.signal)
         for data in self.parts.data:
             data.close()
         reason = signal.Signals(self.progress.signal).name if self.progress.signal else self.progress.stop_reason

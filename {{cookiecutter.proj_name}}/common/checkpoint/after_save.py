@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,16 +64,23 @@ class AfterSave:
             self._waiting[path.name] = saved
             self._changed.notify()
 
-    def finish(self, stopped_by: int = 0) -> None:
-        """Wait until no file is left. Failures are retried for a minute, but not after a signal."""
-        longest = {0: _LAST_CALL_S, signal.SIGINT: _AFTER_CTRL_C_S}.get(stopped_by, _AFTER_SIGNAL_S)
+    def finish(self, stopped_by: Callable[[], int] = lambda: 0) -> None:
+        """Wait until no file is left. Failures are retried for a minute, but not after a signal.
+
+        Args:
+            stopped_by: returns the signal that has ended the run, or has arrived since then; 0 for none.
+        """
+        number, began = stopped_by(), time.monotonic()
         with self._changed:
-            self._pause, self._until = 0.0, time.monotonic() + (not stopped_by) * _LAST_TRY_S
+            self._pause, self._until = 0.0, began + (not number) * _LAST_TRY_S
             self._changed.notify()
         self._thread.join(_AFTER_CTRL_C_S)
-        if self._thread.is_alive() and longest > _AFTER_CTRL_C_S:
-            logger.info("waiting for {}, {:.0f} s at most", self._what, longest)
-            self._thread.join(longest)
+        if self._thread.is_alive() and number != signal.SIGINT:
+            logger.info("waiting for {}, {:.0f} s at most", self._what, _longest(number))
+        while self._thread.is_alive() and time.monotonic() < began + _longest(number):
+            self._thread.join(0.1)
+            if number != (number := stopped_by()):
+                began = time.monotonic()
         if self._thread.is_alive():
             logger.warning("{} did not finish and was abandoned", self._what)
 
@@ -88,12 +95,18 @@ class AfterSave:
             try:
                 self._function(saved)
                 self._pause = 0.0
-            except Exception as error:  # noqa: BLE001 - a user's function and a server can raise anything
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function can raise anything
                 self._pause = min(max(1.0, 2 * self._pause), _LONGEST_PAUSE_S)
                 is_last = time.monotonic() + self._pause > self._until
                 then = "training has ended: not retried" if is_last else f"next try in {self._pause:.0f} s"
+                self._pause *= not is_last
                 why = f"{saved.name} of step {saved.step}: {type(error).__name__}: {error}"
                 logger.warning("{} failed with {}; {}", self._what, why, then)
                 if not is_last:
                     self._waiting.setdefault(saved.name, saved)
             del saved  # while this thread waits, nothing keeps the link
+
+
+def _longest(stopped_by: int) -> float:
+    """Return for how long the end of a run waits, at most, after this signal; 0: after none."""
+    return {0: _LAST_CALL_S, signal.SIGINT: _AFTER_CTRL_C_S}.get(stopped_by, _AFTER_SIGNAL_S)

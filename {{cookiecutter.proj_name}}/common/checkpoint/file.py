@@ -28,8 +28,10 @@ class CheckpointError(UserError):
     """A file that is missing, damaged, or not a checkpoint."""
 
 
-def write_checkpoint(state: Mapping[str, Any], *paths: Path) -> None:
+def write_checkpoint(state: Mapping[str, Any], *paths: Path, previous: Path | None = None) -> None:
     """Write `state` to the first path and link it to the others, each complete or absent.
+
+    What the first path held becomes `previous`, once the new file is complete: the fallback if that is damaged later.
 
     Written to a temporary file, flushed to disk, then renamed: the old file stays until the new one is complete.
 
@@ -48,6 +50,8 @@ def write_checkpoint(state: Mapping[str, Any], *paths: Path) -> None:
             raise
         file.flush()
         os.fsync(file.fileno())
+        if previous is not None and paths[0].is_file():
+            link_file(paths[0], previous)
         for link in paths[1:]:
             link_file(Path(file.name), link)
 

@@ -76,6 +76,7 @@ class StepGuard:
         anchor: step of the checkpoint to rewind to; 0 for none. One that was saved because of a signal or the time
             does not count: a run that was never stopped would not have it.
         left_out: bad steps in a row; with rewind, since the anchor.
+        left_at: the last of them.
         last: loss and gradient norm of the last steps that were taken, by update.
     """
 
@@ -87,6 +88,7 @@ class StepGuard:
     monitor: Any
     anchor: int = 0
     left_out: int = 0
+    left_at: int = -1
     last: dict[str, list[list[float]]] = field(default_factory=dict)
 
     def begin(self) -> None:
@@ -115,8 +117,12 @@ class StepGuard:
                 scaler.update()
             self._leave_out(at, f"in update {update}, " * (update != "all") + why)
         else:
-            self.last[update], self.left_out = [*last, values][-_MOST:], self.left_out * (self.config.action != "skip")
+            self.last[update] = [*last, values][-_MOST:]
         return bool(why)
+
+    def taken(self) -> None:
+        """Note that no update of a step was skipped."""
+        self.left_out *= self.config.action != "skip"
 
     def saved(self, step: int) -> None:
         """Take a planned checkpoint as the one to rewind to."""
@@ -134,7 +140,9 @@ class StepGuard:
 
     def _leave_out(self, at: Position, why: str) -> None:
         start, step, action = at, at.step + 1, self.config.action
-        is_over, self.left_out = action == "stop" or self.left_out >= self.config.limit, self.left_out + 1
+        counts = step != self.left_at  # not for a second update of the same step
+        is_over = action == "stop" or (counts and self.left_out >= self.config.limit)
+        self.left_out, self.left_at = self.left_out + counts, step
         if action == "rewind" and not is_over:
             start = self._go_back(f"step {step} is bad: {why}")
         shares = gather_objects(self.stream.samples(start, step - start.step), self.state.rank)
@@ -149,11 +157,14 @@ class StepGuard:
     def _go_back(self, why: str) -> Position:
         """Take weights and optimizer of the last planned checkpoint. Returns its position."""
         self.saver.wait()
-        if not self.anchor:
+        if not (anchor := self.anchor or self.monitor.start):  # with a policy that is new to a run: where it resumed
             raise not_finite(f"{why}, and there is nothing to rewind to", self.saver)
-        path = from_main(self.saver.folder.at_step(self.anchor), self.state.rank)
+        path = from_main(self.saver.folder.at_step(anchor), self.state.rank)
         state = self.strategy.shard_state(dict(read_checkpoint(path)))
-        self.last = dict(state["bad_steps"]["last"])  # these weights have greater losses than those of the bad step
+        if (found := state["position"]["step"]) != anchor:
+            logger.warning("the checkpoint of step {} is gone, so the run rewinds to step {}", anchor, found)
+        # These weights have greater losses than those of the bad step.
+        self.last = dict(state.get("bad_steps", {}).get("last", {}))
         return self.state.load_state_dict(state, path, only=_REWOUND)[0]
 
     def state_dict(self) -> dict[str, Any]:

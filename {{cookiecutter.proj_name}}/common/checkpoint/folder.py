@@ -67,15 +67,12 @@ class CheckpointFolder:
 
     def save(self, state: Mapping[str, Any], *, step: int | None = None, best: bool = False) -> list[Path]:
         """Write `latest.pt`, and the same file as `step_<step>.pt` and / or `best.pt`. Then delete old files."""
-        if self.latest.is_file():
-            # A second link to the same file: the fallback if the new one is damaged later.
-            link_file(self.latest, self.previous)
         paths = [self.latest]
         if best:
             paths.append(self.best)
         if step is not None:
             paths.append(self.folder / f"step_{step:08d}.pt")
-        write_checkpoint(state, *paths)
+        write_checkpoint(state, *paths, previous=self.previous)
         if step is not None and self.keep:
             for old, path in self.numbered_files()[: -self.keep]:
                 if not (self.keep_every and old % self.keep_every == 0):

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from common.base.errors import UserError
+from common.base.files import warn_on_oserror
 from common.base.nested import map_leaves
 from common.checkpoint.after_save import AfterSave
 from common.checkpoint.checksum import weights_digest
@@ -111,7 +112,7 @@ class Saver(AbstractContextManager["Saver"]):
         if self.rank.is_single_process and self._pending is not None:
             wait([self._pending])
 
-    def finish(self, stopped_by: int = 0) -> None:
+    def finish(self, stopped_by: Callable[[], int] = lambda: 0) -> None:
         """Wait, also for the functions of `after_save`; not long if a signal, `stopped_by`, ends the run.
 
         Raises like `save`, and also if the last save failed, since the run is then incomplete.
@@ -146,7 +147,8 @@ class Saver(AbstractContextManager["Saver"]):
         announce(weights_digest(state))
         paths = self.folder.save(state, step=step if numbered else None, best=best)
         for path, function in product(paths, self._after_save):
-            function.add(path, step)
+            with warn_on_oserror(f"a link to {path.name} for checkpoint.after_save"):
+                function.add(path, step)
         names = ", ".join(path.name for path in paths)
         level = "INFO" if len(paths) > 1 else "DEBUG"  # latest.pt alone is no news, with a line for each epoch
         logger.log(level, "saved {} (step {}, {:.2f} s)", names, step, time.monotonic() - self._saved_at)

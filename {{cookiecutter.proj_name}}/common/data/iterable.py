@@ -113,6 +113,8 @@ class _Batches(IterableDataset[Any]):
             set_epoch(self.dataset, self.epoch)
             if self.state is not None:
                 self.dataset.load_state_dict(self.state)
+                if self.first == 0:  # its state is of the end of an epoch, and may hold that epoch's number
+                    set_epoch(self.dataset, self.epoch)
             return iter(self.dataset)
 
 

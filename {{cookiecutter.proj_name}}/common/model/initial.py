@@ -40,7 +40,7 @@ def fill_weights(model: nn.Module, rules: Sequence[Mapping[str, Any]]) -> None:
             try:
                 with torch.no_grad():
                     INIT_REGISTRY.build(rule, ignore=("match",), tensor=parameters[name])
-            except (TypeError, ValueError, KeyError) as error:
+            except (TypeError, ValueError, KeyError, RuntimeError) as error:
                 said = f"{where}: {rule['type']} does not fit {name} {tuple(parameters[name].shape)}"
                 raise UserError(f"{said}: {error}; narrow match") from error
         logger.info("{}: {} fills {} of {} parameters", where, rule["type"], len(names), len(parameters))

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from math import inf, isfinite
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 
 from loguru import logger
 
@@ -58,7 +58,7 @@ class DivergenceWatch:
         least = 3 * _BLOCK if is_far else max(5 * _BLOCK, min(step / 4, _PATIENCE))
         if self._high and step - self._high[0][0] >= least:
             levels = [high for _, high in self._high]
-            earlier, later = fmean(levels[: len(levels) // 2]), fmean(levels[len(levels) // 2 :])
+            earlier, later = median(levels[: len(levels) // 2]), median(levels[len(levels) // 2 :])
             if later > earlier - 0.05 * (earlier - self._best[1]):
                 self._has_warned = True
                 rise = f"from {self._best[1]:.4g} at step {self._best[0]} it has risen to {level:.4g} at step {step}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from loguru import logger
 
 from common.distributed import Rank
 from common.run.environment import machine, packages
@@ -62,7 +63,11 @@ def read_attempts(folder: RunPaths) -> list[dict[str, Any]]:
     """Read the entries of `run.json`, one for each start; none without that file."""
     if not folder.record_file.exists():
         return []
-    attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
+    try:
+        attempts: list[dict[str, Any]] = json.loads(folder.record_file.read_text())["attempts"]
+    except (ValueError, TypeError, KeyError):
+        logger.warning("{} is damaged, and counts as missing", folder.record_file)
+        return []
     return attempts
 
 
