@@ -250,7 +250,7 @@ def test_leftovers_of_an_update_are_named(tmp_path: Path, render: Render, call: 
 
 @pytest.mark.slow
 def test_the_package_gets_another_name(call: Call, render: Render, tmp_path: Path, settings: Path) -> None:
-    """The files are those of a project that was made with that name, and a run from before it goes on."""
+    """The files are those of a project that was made with that name, and an earlier run can be resumed."""
     project = fresh(tmp_path, settings)
     call(project, "git", "init", "--quiet")
     commit(call, project, "as it was made")
