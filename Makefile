@@ -63,10 +63,10 @@ test-all: test  ## then the rest: full trainings, real clusters, and the tests o
 
 test-full: test-all  ## before a release: also every combination of parts, planted mistake and example, and properties at length
 	@$(MAKE) --no-print-directory test-template SLOW=full
-	@echo "== proofs (full)"
-	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m full proofs
+	@echo "== tests of the engine (full)"
+	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m full tests/engine
 	@echo "== properties of the engine, on many examples"
-	@PROPERTIES=many "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) proofs/properties
+	@PROPERTIES=many "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) tests/engine/properties
 	@echo "== every combination passed"
 
 test-gpu:  ## on an NVIDIA GPU: what only that can show; needs PyTorch, no network and no set-up. See docs/gpu.md
@@ -90,13 +90,13 @@ lint: setup  ## style and types, of the template and of the project inside it
 	@"$(BIN)/mypy" --no-error-summary
 	@echo "== style and types: the project as it lies in the template"
 	@cd "$(PROJECT)" && "$(BIN)/ruff" check --quiet . && "$(BIN)/ruff" format --quiet --check .
-	@cd "$(PROJECT)" && "$(BIN)/mypy" --no-error-summary && "$(BIN)/mypy" --no-error-summary --config-file ../proofs/pyproject.toml
+	@cd "$(PROJECT)" && "$(BIN)/mypy" --no-error-summary && "$(BIN)/mypy" --no-error-summary --config-file ../tests/engine/pyproject.toml
 
-test-project: setup  ## the project's own tests, as it lies in the template, and the proofs of its engine
+test-project: setup  ## the project's own tests, as it lies in the template, and those of its engine
 	@echo "== tests of the project as it lies in the template$(if $(SLOW), ($(SLOW)))"
 	@cd "$(PROJECT)" && "$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)"
-	@echo "== proofs: tests of the engine that rendered projects do not carry$(if $(SLOW), ($(SLOW)))"
-	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)$(if $(filter slow,$(SLOW)), and not full)" proofs
+	@echo "== tests of the engine that rendered projects do not carry$(if $(SLOW), ($(SLOW)))"
+	@"$(BIN)/python" -m pytest -q -p no:cacheprovider -n $(JOBS) -m "$(SLOW)$(if $(filter slow,$(SLOW)), and not full)" tests/engine
 
 test-template: setup  ## answers, hooks, and the tests of rendered projects
 	@echo "== tests of the template, and of rendered projects$(if $(SLOW), ($(SLOW)))"

@@ -2,9 +2,9 @@
 
     python tools/earlier_run.py COMMIT [NAME]
 
-The run becomes tests/earlier_runs/NAME, by default COMMIT: two epochs, and `continued.jsonl`, the values that its own
-`--resume` measured in a third one. The template becomes tests/earlier_templates/NAME.tar.xz, from which projects are
-updated: a clone in CI may have no history. `make release` calls it.
+Below tests/template, the run becomes earlier_runs/NAME, by default COMMIT: two epochs, and `continued.jsonl`, the
+values that its own `--resume` measured in a third one. The template becomes earlier_templates/NAME.tar.xz, from which
+projects are updated: a clone in CI may have no history. `make release` calls it.
 """
 
 import io
@@ -37,8 +37,8 @@ TEMPLATE = ("{{cookiecutter.proj_name}}", "hooks", "cookiecutter.json", "copier.
 def main(commit: str, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         packed = template_at(commit)
-        keep(Path(folder), REPO / "tests" / "earlier_runs" / name, packed)
-        archive = REPO / "tests" / "earlier_templates" / f"{name}.tar.xz"
+        keep(Path(folder), REPO / "tests" / "template" / "earlier_runs" / name, packed)
+        archive = REPO / "tests" / "template" / "earlier_templates" / f"{name}.tar.xz"
         archive.parent.mkdir(exist_ok=True)
         archive.write_bytes(lzma.compress(packed, preset=9 | lzma.PRESET_EXTREME))
 

@@ -50,7 +50,10 @@ ITEMS = {
 }
 # The two groups of tests, which have settings of their own. Those of the template render a project; its other files
 # need packages that are not among the wheels.
-SUITES = {"proofs": ("proofs/gpu",), "template": ("tests/test_gpus.py", "tests/test_ops_cuda.py")}
+SUITES = {
+    "engine": ("tests/engine/gpu",),
+    "template": ("tests/template/test_gpus.py", "tests/template/test_ops_cuda.py"),
+}
 # Needed beside the project's own requirements, from the lists of what its tests and the template's need.
 ALSO = ("pytest", "pytest-xdist", "cookiecutter")
 # Names of modules that differ from those of their packages.

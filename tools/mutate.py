@@ -30,7 +30,8 @@ FAULTS = REPO / "tools" / "faults"
 PAGE = REPO / "docs" / "testing.md"
 BEGIN, END = "<!-- faults: written by `make mutate` -->", "<!-- end of faults -->"
 OUTSIDE = "template:"  # before a file or test that lies beside the project, not in it
-PROOFS = "proofs:"  # before a test of the engine that no rendered project has
+PROOFS = "engine:"  # before a test of the engine that no rendered project has
+FOLDERS = {"": "tests", OUTSIDE: "tests/template", PROOFS: "tests/engine"}
 NAMED_TEST = re.compile(r"`([^`]+\.py::\w+)`")
 MARK = "MUTATE_COPY"  # an environment variable by which whatever a test leaves running is found
 
@@ -124,7 +125,7 @@ class Workshop:
         return root
 
     def pytest(self, root: Path, tests: list[str], limit: float | None, *options: str) -> tuple[int | None, str]:
-        """Run tests of one kind, project's, proofs' or template's, in a copy.
+        """Run tests of one kind, project's, engine's or template's, in a copy.
 
         Returns the exit code, None if they did not end within `limit` seconds, and the output.
         """
@@ -192,7 +193,7 @@ def kind_of(test: str) -> str:
 
 def path_of(test: str) -> str:
     """Return where a test lies, below the project for its own and the root of the template for others."""
-    return f"{'proofs' if kind_of(test) == PROOFS else 'tests'}/{test.removeprefix(kind_of(test))}"
+    return f"{FOLDERS[kind_of(test)]}/{test.removeprefix(kind_of(test))}"
 
 
 def outcomes(report: Path) -> Iterator[tuple[str, float, bool]]:
@@ -205,9 +206,9 @@ def outcomes(report: Path) -> Iterator[tuple[str, float, bool]]:
 def of_test(name: str, test: str) -> bool:
     """Return whether a JUnit case, `tests.optim.test_ema::test_x[1]`, belongs to a test, `optim/test_ema.py::test_x`.
 
-    Proofs are named from their own folder: `optim.test_groups::test_x` for `proofs:optim/test_groups.py::test_x`.
+    Tests of the engine are named from their own folder, `optim.test_groups::test_x`.
     """
-    file, _, function = path_of(test).removeprefix("proofs/").partition("::")
+    file, _, function = path_of(test).removeprefix("tests/engine/").partition("::")
     return name.split("[")[0] == f"{file[:-3].replace('/', '.')}::{function.split('[')[0]}" and (
         "[" not in function or name.endswith(f"::{function}")
     )

@@ -37,7 +37,7 @@ def main(version: str, checked: bool) -> None:
     tag = f"v{version}"
     print(f"== keeping a run of {tag}", flush=True)
     earlier_run.main("HEAD", tag)
-    git("add", "tests/earlier_runs", "tests/earlier_templates")
+    git("add", "tests/template/earlier_runs", "tests/template/earlier_templates")
     git("commit", "--quiet", "--message", f"Keep the template and a run of {tag}")
     NOTES.write_text(f"{tag}\n\n{section(version)}\n", encoding="utf-8")
     git("tag", "--annotate", tag, "--file", str(NOTES), "--cleanup=whitespace")

@@ -1,0 +1,236 @@
+"""`checkpoint.after_save` with functions that are slow, that hang, and that fail for good."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.checkpoint import after_save
+from common.checkpoint.after_save import AfterSave, Saved
+from common.checkpoint.file import read_checkpoint
+from common.checkpoint.folder import CheckpointFolder
+import train
+from tests.checkpoint.test_checkpoint import state
+from tests.conftest import PROJECT, Runs, run
+from tools.record import run as record
+
+HERE = "engine.checkpoint.test_after_save"
+CALLS: list[tuple[str, int, float]] = []  # name, step, and what the file holds
+GATE = threading.Event()
+
+
+def wait(saved: Saved) -> None:
+    """Note the call, and wait for the gate. The file must still be the one of the call, whatever was saved since."""
+    held = read_checkpoint(saved.path)
+    GATE.wait()
+    assert read_checkpoint(saved.path)["model"]["weight"] == held["model"]["weight"]
+    CALLS.append((saved.name, saved.step, float(held["model"]["weight"])))
+
+
+def fail(saved: Saved) -> None:
+    """Fail with one of the files, always."""
+    CALLS.append((saved.name, saved.step, time.monotonic()))
+    if saved.name == "best.pt":
+        raise OSError(28, "No space left on device")
+
+
+def refuse(saved: Saved) -> None:
+    """Fail with the file of step 1, once the gate is open."""
+    CALLS.append((saved.name, saved.step, 0.0))
+    GATE.wait()
+    if saved.step == 1:
+        raise ConnectionError("no route to host")
+
+
+def hang(saved: Saved) -> None:
+    CALLS.append((saved.name, saved.step, 0.0))
+    threading.Event().wait()
+
+
+def stop(saved: Saved, number: int) -> None:
+    """Send a signal, and hang."""
+    os.kill(os.getpid(), number)
+    hang(saved)
+
+
+def upload(saved: Saved) -> None:
+    """Send the signal that a cluster sends at the first file, and take a while for each."""
+    if not CALLS:
+        os.kill(os.getpid(), signal.SIGTERM)
+    CALLS.append((saved.name, saved.step, 0.0))
+    time.sleep(2)
+    CALLS.append((saved.name, saved.step, 1.0))
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., list[Path]]:
+    """Save a checkpoint of this step, all of whose numbers are the step."""
+    CALLS.clear()
+    GATE.clear()
+    folder = CheckpointFolder(tmp_path / "run" / "checkpoints", keep=1)
+    folder.folder.mkdir(parents=True)
+    return lambda number, **more: folder.save(state(number), **more)
+
+
+def left(folder: Path) -> list[Path]:
+    return list(folder.glob(".*"))
+
+
+def test_the_newest_of_each_name_is_next(saved: Any) -> None:
+    """While one call takes long, later files replace those that wait, whose links go; a deleted file is still there."""
+    function = AfterSave(f"{HERE}:wait")
+    for step in range(1, 6):
+        for path in saved(step, step=step if step in (1, 2) else None):
+            function.add(path, step)
+        time.sleep(0.2 * (step == 1))  # the first call begins
+    assert not path.with_name("step_00000001.pt").exists()  # keep: 1
+    assert len(left(path.parent)) == 4  # what is being read, and the newest of each name
+    GATE.set()
+    function.finish()
+    expected = [("latest.pt", 1, 1), ("step_00000001.pt", 1, 1), ("latest.pt", 5, 5), ("step_00000002.pt", 2, 2)]
+    assert CALLS[0] == expected[0] and sorted(CALLS) == sorted(expected)
+    assert not left(path.parent)
+
+
+def test_a_file_that_failed_yields_to_a_newer_one(saved: Any) -> None:
+    """That came while it was tried."""
+    function = AfterSave(f"{HERE}:refuse")
+    for step in (1, 2):
+        for path in saved(step):
+            function.add(path, step)
+        time.sleep(0.2)
+    GATE.set()
+    function.finish()
+    assert [call[:2] for call in CALLS] == [("latest.pt", 1), ("latest.pt", 2)]
+
+
+def test_a_file_that_always_fails_holds_up_no_other(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses double. At the end it is tried at once, again as long as there is time, and given up."""
+    function, began = AfterSave(f"{HERE}:fail"), time.monotonic()
+    for path in saved(1, best=True):
+        function.add(path, 1)
+    time.sleep(1.6)
+    assert [name for name, *_ in CALLS] == ["latest.pt", "best.pt", "best.pt"] and CALLS[2][2] - CALLS[1][2] >= 1
+    for path in saved(2):
+        function.add(path, 2)
+    monkeypatch.setattr(after_save, "_LAST_TRY_S", 2.0)
+    function.finish()
+    assert CALLS[3][2] - began < 2.5  # the pause of 2 s was cut short
+    assert sorted(call[:2] for call in CALLS[3:]) == [("best.pt", 1), ("best.pt", 1), ("latest.pt", 2)]
+    assert not left(path.parent)
+
+
+def test_a_function_that_hangs_does_not_keep_the_run(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while training nor at its end, where the log says it."""
+    CALLS.clear()
+    monkeypatch.setattr(after_save, "_LAST_CALL_S", 0.2)
+    folder = runs.train("--checkpoint.after_save", f"['{HERE}:hang']")
+    said = (folder / "train.log").read_text()
+    assert len(CALLS) == 1 and "step_00000010.pt (step 10" in said
+    assert f"checkpoint.after_save, {HERE}:hang did not finish and was abandoned" in said
+
+
+@pytest.mark.parametrize(
+    ("number", "seconds"), [(signal.SIGINT, "_AFTER_CTRL_C_S"), (signal.SIGTERM, "_AFTER_SIGNAL_S")]
+)
+def test_a_signal_does_not_wait_long(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, seconds: str
+) -> None:
+    """A job that is stopped has little time; what is left of the links goes with the process, or at the next start."""
+    CALLS.clear()
+    for name in ("_LAST_CALL_S", "_AFTER_CTRL_C_S", "_AFTER_SIGNAL_S"):
+        monkeypatch.setattr(after_save, name, 3.0 if name == seconds else 1e-3 if "CTRL" in name else 60.0)
+    section = f"[{{type: '{HERE}:stop', number: {int(number)}}}]"
+    began = time.monotonic()
+    assert train.main(runs.words("--checkpoint.after_save", section)) == 128 + number
+    assert len(CALLS) == 1 and 3 <= time.monotonic() - began < 60
+    checkpoints = runs.root / "run" / "checkpoints"
+    assert left(checkpoints)
+    assert train.main(runs.words("--resume", "auto")) == 0
+    assert not left(checkpoints)
+
+
+def test_the_last_checkpoint_before_a_preemption_is_handed_over(runs: Runs) -> None:
+    """The disk of a preempted machine may be gone with it."""
+    CALLS.clear()
+    assert train.main(runs.words("--checkpoint.after_save", f"['{HERE}:upload']")) == 128 + signal.SIGTERM
+    newest = read_checkpoint(runs.root / "run" / "checkpoints" / "latest.pt")["position"]["step"]
+    assert ("latest.pt", newest, 1.0) in CALLS
+    assert "waiting for checkpoint.after_save" in (runs.root / "run" / "train.log").read_text()
+
+
+def leave(saved: Saved) -> None:
+    """As argparse and programs do."""
+    CALLS.append((saved.name, saved.step, 0.0))
+    sys.exit(2)
+
+
+def test_a_function_that_exits_is_one_that_fails(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is tried, and the end waits for no further try."""
+    monkeypatch.setattr(after_save, "_LAST_TRY_S", 0.5)
+    function = AfterSave(f"{HERE}:leave")
+    for path in saved(1, best=True):
+        function.add(path, 1)
+    time.sleep(0.2)
+    began = time.monotonic()
+    function.finish()
+    assert {name for name, *_ in CALLS} == {"latest.pt", "best.pt"} and time.monotonic() - began < 0.9
+    assert not left(path.parent)
+
+
+def test_a_signal_at_the_end_is_heard(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a call takes long: the run has ended, and only that call is waited for."""
+    monkeypatch.setattr(after_save, "_AFTER_SIGNAL_S", 0.3)
+    function, began = AfterSave(f"{HERE}:hang"), time.monotonic()
+    for path in saved(1):
+        function.add(path, 1)
+    function.finish(lambda: signal.SIGTERM if time.monotonic() > began + 1.5 else 0)
+    assert time.monotonic() - began < 5
+
+
+def test_a_link_that_cannot_be_made_is_no_failed_save(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system without links, with no space for a copy."""
+
+    def no_space(source: Path, path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(after_save, "link_file", no_space)
+    folder = runs.train("--checkpoint.after_save", f"['{HERE}:upload']", "--checkpoint.failures", "1")
+    said = (folder / "train.log").read_text()
+    assert "a link to latest.pt for checkpoint.after_save cannot be written" in said and "not written" not in said
+
+
+def interrupt(saved: Saved) -> None:
+    """Send the signal that a cluster sends."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def note(saved: Saved, to: str) -> None:
+    with (Path(to) / "calls.txt").open("a") as file:
+        file.write(f"{saved.step}\n")
+
+
+def test_a_signal_while_nothing_waits(runs: Runs) -> None:
+    """Nothing is said to be unfinished."""
+    assert train.main(runs.words("--checkpoint.after_save", f"['{HERE}:interrupt']")) == 128 + signal.SIGTERM
+    assert "did not finish" not in (runs.root / "run" / "train.log").read_text()
+
+
+def test_a_trial_publishes_nothing(runs: Runs, tmp_path: Path) -> None:
+    """What `tools.check`, `same`, `verify` and `bisect` train, and a run with `--debug`, is not for others."""
+    section = f"[{{type: '{HERE}:note', to: {tmp_path}}}]"
+    words = runs.words("--checkpoint.after_save", section, name="tried")
+    record.train(PROJECT, words, tmp_path / "record", env={"PYTHONPATH": str(PROJECT.parent)})
+    assert (runs.root / "tried" / "checkpoints" / "latest.pt").exists() and not (tmp_path / "calls.txt").exists()
+    runs.train("--checkpoint.after_save", section, name="meant")
+    assert (tmp_path / "calls.txt").exists()
+    config = tmp_path / "mine.yaml"
+    config.write_text(f"$BASE: {PROJECT}/configs/default.yaml\ncheckpoint: {{after_save: {section}}}\n")
+    done = run([sys.executable, "train.py", "--config", str(config), "--debug", "--print-config"])
+    assert "after_save: []" in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,386 @@
+"""Checkpoints that cannot be lost, and files of weights."""
+
+import errno
+import json
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.base.errors import UserError
+from common.base.files import write_text
+from common.checkpoint.file import CheckpointError, read_checkpoint, write_checkpoint
+from common.checkpoint.folder import CheckpointFolder
+from common.checkpoint.saver import CheckpointConfig, Saver
+from common.distributed import Rank
+from common.progress import Position
+from common.trainer import Trainer
+import train
+from tests.checkpoint.test_checkpoint import damage, state
+from tests.conftest import PROJECT, Runs, load, metrics, run, same
+
+KILLS = 100
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_of_saving(tmp_path: Path, record_property: Any) -> None:
+    """D-04, R-20: 100 times SIGKILL at a random moment; there is always a checkpoint, whole, and never an older one."""
+    folder = CheckpointFolder(tmp_path, keep=2)
+    generator = random.Random(0)
+    done = 0
+    for _ in range(KILLS):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:  # saves as fast as it can, and tells of each save that is done
+            for step in range(done + 1, done + 1000):
+                folder.save(state(step, 200_000), step=step, best=step % 2 == 0)
+                os.write(writer, step.to_bytes(4, "little"))
+            os._exit(0)
+        os.close(writer)
+        count = os.read(reader, 4)  # it is under way: from here on a kill may come at any moment
+        time.sleep(generator.uniform(0.001, 0.03))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        count += os.read(reader, 1 << 20)
+        os.close(reader)
+        done = int.from_bytes(count[-4:], "little")
+        found = folder.newest()
+        assert found is not None
+        step = found.state["position"]["step"]
+        assert step >= done
+        assert (found.state["model"]["weight"] == step).all()
+        done = step
+    folder.clean()
+    assert not list(tmp_path.glob(".*"))
+    assert done >= KILLS
+    record_property("kills", KILLS)
+
+
+def test_the_furthest_whole_one_is_taken_whatever_its_name(tmp_path: Path) -> None:
+    """By the step inside, not by date or name."""
+    folder = CheckpointFolder(tmp_path)
+    for step in (9, 10, 11):
+        folder.save(state(step), step=step)
+    for path in (folder.latest, tmp_path / "step_00000011.pt"):
+        damage(path, "bit")
+    os.utime(tmp_path / "step_00000009.pt", (2e9, 2e9))
+    found = folder.newest()
+    assert found is not None
+    assert found.state["position"]["step"] == 10
+
+
+def test_all_damaged_is_an_error_and_no_fresh_start(runs: Runs) -> None:
+    """Nothing is silently begun anew over a run that cannot be read."""
+    folder = runs.train("--progress.epoch", "1")
+    for path in (folder / "checkpoints").glob("*.pt"):
+        path.write_bytes(b"gone")
+    with pytest.raises(CheckpointError, match="none of the checkpoints"):
+        train.main(runs.words("--resume", "auto"))
+
+
+def test_an_abandoned_continuation_is_set_aside(runs: Runs) -> None:
+    """Going on from an older file: later ones neither push out new ones nor are taken for the newest."""
+    words = ["--progress.epoch_save_checkpoint", "1", "--checkpoint.keep", "1", "--checkpoint.keep_every", "5step"]
+    folder = runs.train(*words, "--progress.epoch", "3") / "checkpoints"
+    runs.train(*words, "--progress.epoch", "2", "--resume", str(folder / "step_00000005.pt"))
+    names = {path.name for path in folder.iterdir()}
+    assert {"step_00000010.pt", "abandoned_step_00000015.pt", "abandoned_best.pt"} <= names
+    assert load(folder.parent)["position"]["step"] == 10
+
+
+@pytest.mark.parametrize(("side", "value", "said"), [("lower", "100", "below"), ("upper", "0", "above")])
+def test_a_bound_that_was_reached_stays_reached(runs: Runs, side: str, value: str, said: str) -> None:
+    """QQ-40: an early stop by a bound survives a resume, which says so; with another bound training continues."""
+    words = [f"--early_stop.{side}_bound", value, "--progress.epoch", "3"]
+    folder = runs.train(*words)
+    assert load(folder)["position"]["step"] == 5
+    runs.train(*words, "--resume", "auto")
+    assert load(folder)["position"]["step"] == 5
+    resumed = (folder / "train.log").read_text().split("resumed at step")[1]
+    assert "stopped early" in resumed and f"{said} early_stop.{side}_bound {value}" in resumed
+    assert metrics(folder, "end")[-1]["reason"] == "early_stop"
+    runs.train(*words[2:], f"--early_stop.{side}_bound", "null", "--resume", "auto")
+    assert load(folder)["position"]["step"] == 15
+
+
+def test_changed_optimizer_settings(runs: Runs) -> None:
+    """D-69: with allow_changes the config's values are used; another optimizer is refused."""
+    folder = runs.train("--progress.epoch", "1")
+    words = ["--resume", "auto", "--allow_changes", "true"]
+    runs.train(*words, "--optim.weight_decay", "0.3", "--optim.args", "{betas: [0.5, 0.9]}")
+    group = load(folder)["optimizer"]["param_groups"][0]
+    assert (group["weight_decay"], tuple(group["betas"])) == (0.3, (0.5, 0.9))
+    assert runs.fail(*words, "--optim.optim_type", "SGD") == 2
+    assert "the state of one optimizer does not fit another" in (folder / "train.log").read_text()
+
+
+def test_keep_every_from_the_config(runs: Runs) -> None:
+    """D-52: in steps or epochs."""
+    words = ["--progress.epoch_save_checkpoint", "1step", "--checkpoint.keep", "1", "--checkpoint.keep_every", "1epoch"]
+    folder = runs.train(*words)
+    assert [path.name for path in sorted((folder / "checkpoints").glob("step*"))] == [
+        "step_00000005.pt",
+        "step_00000010.pt",
+    ]
+
+
+def test_the_new_best_is_there_before_the_old_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-20, D-33: whatever step of saving fails, a best checkpoint is there."""
+    folder = CheckpointFolder(tmp_path)
+    folder.save(state(1), best=True)
+    for name in ("os.fsync", "os.link", "pathlib.Path.replace"):
+        with monkeypatch.context() as patch:
+
+            def fail(*arguments: Any, **named: Any) -> None:
+                raise OSError(errno.EIO, "broken")
+
+            patch.setattr(name, fail)
+            if name == "os.link":
+                patch.setattr("shutil.copyfile", fail)
+            with pytest.raises(OSError, match="broken"):
+                folder.save(state(2), best=True)
+        assert read_checkpoint(folder.best)["position"]["step"] == 1
+        assert read_checkpoint(folder.latest)["position"]["step"] == 1
+        assert not list(tmp_path.glob(".*"))
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D-04, D-65: a power cut leaves the old file or the whole new one: flushed and synced first, then renamed."""
+    done: list[tuple[str, int]] = []
+
+    def synced(number: int) -> None:
+        done.append(("synced", os.fstat(number).st_size))
+
+    def renamed(source: Path, target: Path) -> Path:
+        done.append((f"named {target.name}", source.stat().st_size))
+        os.replace(source, target)
+        return target
+
+    monkeypatch.setattr("os.fsync", synced)
+    monkeypatch.setattr("pathlib.Path.replace", renamed)
+    write_text(tmp_path / "status.json", "whole")
+    assert done == [("synced", 5), ("named status.json", 5)]
+    done.clear()
+    write_checkpoint(state(1), tmp_path / "latest.pt", tmp_path / "best.pt")
+    size = (tmp_path / "latest.pt").stat().st_size
+    assert [name for name, _ in done] == ["synced", "named best.pt", "synced", "named latest.pt"]
+    assert {each for _, each in done} == {size}
+
+
+FULL = """
+import resource, signal, sys
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (@, @))
+import train
+from common.failure.program import report_errors
+with report_errors():
+    sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_a_full_disk(runs: Runs, background: str) -> None:
+    """The reason is told, old files stay, nothing half-written is left, training goes on, and at last the run fails."""
+    model = ["--model.width", "96"]  # larger than anything else that a run writes
+    folder = runs.train("--progress.epoch", "1", *model)
+    size = (folder / "checkpoints" / "latest.pt").stat().st_size
+    before = load(folder)
+    words = runs.words(
+        *model,
+        "--resume",
+        "auto",
+        "--progress.epoch",
+        "9",
+        "--checkpoint.failures",
+        "3",
+        "--checkpoint.background",
+        background,
+    )
+    done = run([sys.executable, "-c", FULL.replace("@", str(size // 2)), *words])
+    assert done.returncode == 2, done.stderr
+    assert "checkpoint not written: File too large" in done.stderr
+    assert "the run ends after 2 more failed saves" in done.stderr
+    assert "saving a checkpoint failed 3 times in a row" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert same(before["model"], load(folder)["model"])
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_a_save_that_fails_leaves_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest checkpoint and the one before it, which it falls back to."""
+    folder = CheckpointFolder(tmp_path)
+    for step in (1, 2):
+        folder.save(state(step))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space"):
+        folder.save(state(3))
+    held = [read_checkpoint(path)["model"]["weight"].mean() for path in (folder.latest, folder.previous)]
+    assert held == [2, 1]
+
+
+def test_training_survives_a_disk_that_is_full_for_a_while(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved again when there is room; the end of the run is a good one."""
+    original, calls = CheckpointFolder.save, []
+
+    def save(self: CheckpointFolder, *arguments: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(CheckpointFolder, "save", save)
+    folder = runs.train("--progress.epoch", "4", "--progress.epoch_val", "-1")
+    assert "checkpoint not written: No space left on device" in (folder / "train.log").read_text()
+    assert load(folder)["position"]["epoch"] == 4
+
+
+def full_for_a_while(trainer: Trainer) -> None:
+    """A plug-in: between the third and the fifteenth step, nothing grows beyond 100 bytes."""
+    stepped, unlimited = trainer.monitor.step_done, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limited(position: Position, samples: int) -> None:
+        stepped(position, samples)
+        if position.step in (3, 15):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100 if position.step == 3 else unlimited[0], unlimited[1]))
+
+    trainer.monitor.step_done = limited  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_while_the_disk_is_full(runs: Runs) -> None:
+    """Pictures and evaluations' folders are left out with a word; log, numbers and checkpoints come when they can."""
+    small = [
+        "--progress.epoch", "4", "--monitor.writers", "[tensorboard]", "--progress.local_progress", "true",
+        "--progress.iter_save_progress", "2", "--progress.epoch_eval", "1", "--checkpoint.failures", "100",
+    ]  # fmt: skip
+    uncut = runs.train(*small, name="uncut")
+    plugin = ["--plugins", "[engine.checkpoint.test_checkpoint:full_for_a_while]"]
+    done = run([sys.executable, "train.py", *runs.words(*small, *plugin)])
+    assert done.returncode == 0, done.stderr
+    assert "Logging error" not in done.stderr
+    # TensorBoard's own thread says why it ends, once for each of the saves in between.
+    assert done.stderr.count("Traceback") <= 3
+    for message in ("train.log cannot be written", "a picture cannot be written", "writer tensorboard failed"):
+        assert message in done.stderr, done.stderr
+    folder = runs.root / "run"
+    for event in ("train", "val", "eval"):
+        assert [entry["values"] for entry in metrics(folder, event)] == [e["values"] for e in metrics(uncut, event)]
+    # Of each record, the part that the terminal and the file have in common: "epoch 1/4 step  2/20".
+    shown = re.findall(r"^\d\d:\d\d:\d\d [A-Z]{4,5} +(.*?)(?: \| .*)?$", done.stderr, re.MULTILINE)
+    log = (folder / "train.log").read_text()
+    assert len(shown) > 20 and [text for text in shown if text not in log] == []
+    assert same(load(uncut)["model"], load(folder)["model"])
+    assert json.loads((folder / "status.json").read_text())["state"] == "finished"
+
+
+def test_a_run_does_not_end_well_without_its_last_save(tmp_path: Path) -> None:
+    saver = Saver(CheckpointFolder(tmp_path / "missing"), CheckpointConfig(), Rank())
+    saver.save(state(1), step=1)
+    with pytest.raises(UserError, match="the last checkpoint could not be written"):
+        saver.finish()
+
+
+def test_the_copy_is_of_the_moment_of_saving(tmp_path: Path) -> None:
+    """In the background, training changes the weights while they are written; tied weights stay tied."""
+    weight = torch.zeros(100_000)
+    saver = Saver(CheckpointFolder(tmp_path), CheckpointConfig(), Rank())
+    for step in (1, 2):
+        weight.fill_(step)
+        saver.save({"format": 1, "model": {"a": weight, "b": weight}, "position": {"step": step}}, step=step)
+        weight.fill_(-1)
+    saver.finish()
+    saved = read_checkpoint(tmp_path / "latest.pt")["model"]
+    assert (saved["a"] == 2).all()
+    assert saved["a"].data_ptr() == saved["b"].data_ptr()
+    first = saver._copy_to_host({"a": weight})["a"]
+    assert saver._copy_to_host({"a": weight})["a"] is first  # the memory is used again
+
+
+def test_a_failed_run_is_not_written_to_any_more(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is given free when the last checkpoint is on the disk; then the error is told, which comes last."""
+    original = CheckpointFolder.save
+
+    def save(self: CheckpointFolder, *arguments: Any, **named: Any) -> Any:
+        time.sleep(1)
+        return original(self, *arguments, **named)
+
+    monkeypatch.setattr(CheckpointFolder, "save", save)
+    loss = "{$REPLACE: true, ce: {type: tests.parts.NotANumber, after: 6}}"
+    assert (
+        runs.fail("--monitor.log_level", "DEBUG", "--loss", loss, "--progress.epoch_val", "-1", "--best.metric", "ce")
+        == 2
+    )
+    folder = runs.root / "run"
+    assert not (folder / "run.lock").exists()
+    assert load(folder)["position"]["step"] == 5
+    log = (folder / "train.log").read_text()
+    assert log.index("saved latest.pt (step 5") < log.index("is not a finite number")
+
+
+def test_only_what_loads_safely_is_written(tmp_path: Path) -> None:
+    """R-23: a NumPy number in a state is refused when it is saved, not when it is needed."""
+    import numpy as np
+
+    good = {**state(1), "user": {"mine": {"text": str(torch.__version__), "nested": (1, [2.0, None, True])}}}
+    write_checkpoint({**good, "version": torch.__version__}, tmp_path / "good.pt")
+    assert type(read_checkpoint(tmp_path / "good.pt")["version"]) is str
+    with pytest.raises(UserError, match=r"checkpoint.user.mine.best is of type numpy.float64"):
+        write_checkpoint({**state(1), "user": {"mine": {"best": np.float64(1)}}}, tmp_path / "bad.pt")
+    assert not (tmp_path / "bad.pt").exists()
+
+
+@pytest.mark.slow
+def test_two_runs_never_write_one_folder(runs: Runs) -> None:
+    """The second is refused; after a kill, the lock is free."""
+    words = runs.words("--progress.epoch", "1000000", "--progress.epoch_val", "-1")
+    command = [sys.executable, "train.py", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(command, cwd=PROJECT, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (runs.root / "run" / "checkpoints" / "latest.pt").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for more in ([], ["--resume", "auto"]):
+            second = run([*command, *more])
+            assert second.returncode == 2
+            assert f"in use by process {child.pid}" in second.stderr
+    finally:
+        child.kill()
+        child.wait()
+    step = load(runs.root / "run")["position"]["step"]
+    folder = runs.train("--resume", "auto", "--progress.max_steps", str(step + 3), "--progress.epoch", "null")
+    assert load(folder)["position"]["step"] == step + 3
+
+
+@pytest.mark.parametrize("how", ["init_from", "resume", "auto"])
+def test_weights_of_the_run_that_would_be_moved(runs: Runs, how: str) -> None:
+    """R-34, CT-51: refused, since the new run's record would name files that are elsewhere; the old run stays."""
+    folder = runs.train("--progress.epoch", "1")
+    best = str(folder / "checkpoints" / "best.pt")
+    only_weights = ["--progress.start_epoch", "0", "--resume"]
+    words = {"init_from": ["--init_from.path", best], "resume": [*only_weights, best], "auto": [*only_weights, "auto"]}
+    with pytest.raises(UserError, match=rf"{how.replace('auto', 'resume')}.*best.pt|latest.pt.*another --name"):
+        runs.train(*words[how])
+    assert [path.name for path in runs.root.glob("run*")] == ["run"]
+    renamed = runs.train(*words["resume"], "--progress.epoch", "1", name="renamed")
+    assert load(renamed)["position"]["step"] == 5
+    runs.train("--resume", "auto", "--init_from.path", best)  # nothing is moved, so nothing is wrong with that
+
+
+def test_a_limit_was_not_left_behind() -> None:
+    """The tests above must not have limited this process."""
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

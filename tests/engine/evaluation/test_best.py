@@ -1,0 +1,86 @@
+"""Which checkpoint is the best one, and which direction is better."""
+
+import math
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from common.evaluation.best import BestConfig, BestTracker, EarlyStopConfig
+from common.evaluation.metric import GatheredMetric
+from tests.conftest import ErrorOf, Runs, load, metrics
+
+
+class Silent(GatheredMetric):
+    """A metric that does not say what is better; the value falls from pass to pass."""
+
+    def results(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> dict[str, Any]:
+        return {"label": batch["label"]}
+
+    def compute(self, results: dict[str, Any]) -> Any:
+        return float(len(results["label"]))
+
+
+class Both(Silent):
+    """Of one value more is better, of the other less."""
+
+    higher_is_better = {"gain": True, "cost": False}  # noqa: RUF012
+
+    def compute(self, results: dict[str, Any]) -> Any:
+        return {"gain": 1.0, "cost": 2.0, "size": 3.0}
+
+
+SILENT = ["--metric", "{mine: {type: engine.evaluation.test_best.Silent}}"]
+BOTH = ["--metric", "{mine: {type: engine.evaluation.test_best.Both}}"]
+
+
+def test_a_metric_says_that_more_is_better(runs: Runs) -> None:
+    """Nothing else has to be set; early stop counts in the same direction."""
+    words = ["--best.metric", "Accuracy", "--optim.lr", "0.02", "--progress.epoch", "6", "--early_stop.patience", "4"]
+    folder = runs.train(*words)
+    values = [(entry["values"]["Accuracy"], entry["step"]) for entry in metrics(folder, "val")]
+    assert len(values) == 6  # always worse than the first, it would have ended here
+    assert max(value for value, _ in values) > values[0][0]
+    assert load(folder, "best")["position"]["step"] == max(values, key=lambda each: (each[0], -each[1]))[1]
+
+
+def test_what_is_never_the_best() -> None:
+    """A number that is not finite, and of two equal ones the newer."""
+    tracker = BestTracker(BestConfig(), EarlyStopConfig(), "min")
+    values = [math.nan, 2.0, 2.0, -math.inf, 1.0]
+    assert [tracker.update({"loss": value}, step) for step, value in enumerate(values)] == [0, 1, 0, 0, 1]
+    assert tracker.best is not None and (tracker.best.value, tracker.best.step, tracker.waited) == (1.0, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--best.metric", "Accuracy", "--best.mode", "min"], "higher values of Accuracy are better"),
+        (["--best.mode", "max"], "lower values of loss are better"),
+        ([*SILENT, "--best.metric", "mine"], "set best.mode to min or max, or higher_is_better in the class"),
+        ([*BOTH, "--best.metric", "mine.size"], "set best.mode to min or max"),
+        ([*BOTH, "--best.metric", "mine.cost", "--best.mode", "max"], "lower values of mine.cost are better"),
+        (["--best.metric", "Accuracy", "--optim.lr_scheduler.type", "plateau"], "optim.lr_scheduler.mode"),
+        (
+            ["--loss.off", "{type: CrossEntropyLoss, weight: 0}", "--best.metric", "off"],
+            "is neither a loss with a weight other than 0 nor a metric",
+        ),
+    ],
+)
+def test_a_direction_that_is_not_known_or_wrong(error_of: ErrorOf, words: list[str], text: str) -> None:
+    """Before anything is built: it would keep the worst model, or fail at the first validation."""
+    assert text in error_of(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*SILENT, "--best.metric", "mine", "--best.mode", "min"],
+        [*BOTH, "--best.metric", "mine.cost"],
+        [*BOTH, "--best.metric", "mine.gain", "--best.mode", "max"],
+        ["--best.metric", "Accuracy", "--optim.lr_scheduler", "{type: plateau, mode: max}"],
+    ],
+)
+def test_a_direction_that_is_known(runs: Runs, words: list[str]) -> None:
+    folder = runs.train(*words, "--progress.epoch", "1")
+    assert load(folder)["best"]["mode"] == ("min" if "mine.cost" in words or "min" in words else "max")

@@ -1,0 +1,193 @@
+"""Mistakes that end no run: what the log says of them before training, or after the first validations."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common.task import Task
+from tests.conftest import ErrorOf, Runs
+from tests.parts import images
+from custom.datasets.digits_dataset import DigitsDataset
+
+HERE = "engine.failure.test_silent_mistakes"
+
+
+class Mine:
+    """Digits as a dataset of one's own, which says nothing of its labels and its samples; with a mistake."""
+
+    def __init__(self, data_dir: Path, mode: str, how: str = "") -> None:
+        self.digits = DigitsDataset(data_dir, "train" if how == "val is train" else mode)
+        self.how, self.order = how, self.digits.labels.argsort() if how == "sorted" else range(len(self.digits))
+        if how == "known labels":
+            self.labels = self.digits.labels + 1
+
+    def __len__(self) -> int:
+        return len(self.digits)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = self.digits[int(self.order[index])]
+        image, label = sample["image"], sample["label"]
+        image = image * 255 if self.how == "bytes" else image.clone()
+        if self.how == "not a number" and index in (3, 7):
+            image[0, 0, 0] = torch.nan
+        return {"image": image, "label": label + (self.how in ("from 1", "known labels"))}
+
+
+class Weighted(nn.Module):
+    """Cross entropy with a weight per class: a mean over weights, or over samples."""
+
+    def __init__(self, mean: str = "weights", meant: bool = False) -> None:
+        super().__init__()
+        self.mean, self.compares_samples = mean, meant
+        self.register_buffer("weights", torch.tensor([1.0, 1, 1, 5, 1, 1, 1, 1, 1, 1]))
+
+    def forward(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Tensor:
+        weight, (logits, label) = self.get_buffer("weights"), (output["logits"], batch["label"])
+        if self.mean == "weights":
+            return nn.functional.cross_entropy(logits, label, weight=weight)
+        if self.mean == "noise":
+            return nn.functional.cross_entropy(logits + torch.randn_like(logits), label)
+        return (weight[label] * nn.functional.cross_entropy(logits, label, reduction="none")).mean()
+
+
+class Numbers:
+    """A number to predict for each sample, in a shape that broadcasts against the prediction."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None:
+        self.x = torch.randn(64, 3)
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": self.x[index], "y": self.x[index].sum()}
+
+
+class Regression(Task):
+    def output(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"y": self.model(batch["x"])}
+
+
+def mine(how: str, *splits: str) -> list[str]:
+    section = f"{{type: {HERE}.Mine, how: {how}}}"
+    return [word for split in splits for word in (f"--dataset.{split}", section)]
+
+
+def weighted(*given: str) -> list[str]:
+    return ["--loss", f"{{$REPLACE: true, mine: {{type: {HERE}.Weighted, {', '.join(given)}}}}}"]
+
+
+SEQUENTIAL = ["--loader.order", "{type: sequential}"]
+ELEVEN = ["--model.classes", "11"]
+CASES: list[tuple[list[str], list[str]]] = [
+    (mine("bytes", "train", "val"), ["val: `image` has values from 0 to 255", "train: `image` has"]),
+    ([*mine("from 1", "train", "val"), *ELEVEN], ["all labels from 1 to 10 occur in the first batch, but not 0"]),
+    ([*mine("known labels", "train"), *ELEVEN], ["no sample of 1 of its 11 classes: 0; labels are counted from 0"]),
+    (mine("not a number", "val"), ["Loss of the first batch is nan", "`image` is not finite in sample 3, 7"]),
+    ([*mine("sorted", "train"), *SEQUENTIAL], ["loader.order: sequential reads all samples of one class"]),
+    (mine("val is train", "train", "val"), ["dataset.val: 8 of 8 samples checked are also in dataset.train"]),
+    (weighted("mean: weights"), ["mine is not a mean over samples", "docs/evaluation.md, Losses"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "parts"), CASES, ids=[parts[0] for _, parts in CASES])
+def test_what_the_log_says(runs: Runs, words: list[str], parts: list[str]) -> None:
+    """TP-01: a warning before the first step, and what to do."""
+    log = (runs.train("--debug.max_samples", "0", "--progress.max_steps", "2", *words) / "train.log").read_text()
+    said = "\n".join(line for line in log.splitlines() if " WARNING " in line)
+    for part in parts:
+        assert said.count(part) == 1, log
+
+
+def test_a_run_that_diverges(runs: Runs) -> None:
+    """TP-01: one warning with the first validations, none of which is shown as the best so far."""
+    log = (runs.train("--optim.lr", "0.3", "--progress.epoch", "8") / "train.log").read_text()
+    assert log.count("before training: diverging? Try a smaller optim.lr") == 1
+    assert "val   1/8 step" in log and "best so far" not in log
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        mine("none", "train", "val", "eval"),
+        [*mine("none", "train"), *SEQUENTIAL],
+        weighted("mean: samples"),
+        weighted("mean: noise"),
+        weighted("mean: weights", "meant: true"),
+        ["--dataset.val", "{type: DigitsDataset, transforms: [{type: Normalize, mean: [0.3], std: [0.3]}]}"],
+    ],
+)
+def test_what_is_right_has_no_warning(runs: Runs, words: list[str]) -> None:
+    log = (runs.train(*words, "--debug.max_samples", "0", "--progress.max_steps", "2") / "train.log").read_text()
+    assert " WARNING " not in log
+
+
+def test_a_target_of_another_shape(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    """One error instead of torch's three warnings and a wrong loss; with validation data and without."""
+    words = [
+        "--task", f"{{type: {HERE}.Regression}}", "--model", "{type: torch.nn.Linear, in_features: 3, out_features: 1}",
+        "--loss", "{$REPLACE: true, mse: {type: torch.nn.MSELoss, inputs: {input: output.y, target: batch.y}}}",
+        "--metric", "{$REPLACE: true}", "--dataset.train", f"{{type: {HERE}.Numbers}}", "--dataset.eval", "null",
+    ]  # fmt: skip
+    for val in (f"{{type: {HERE}.Numbers}}", "null"):
+        assert runs.fail(*words, "--dataset.val", val) == 1
+        text = capsys.readouterr().err
+        assert "Using a target size" in text and "target[:, None] in the dataset" in text
+
+
+def test_classes_in_the_log(runs: Runs, tmp_path: Path) -> None:
+    """An empty class, files that are not read, and more classes than a line holds; copies of files in val."""
+    folder = images(tmp_path / "train", {"cat": 6, "dog": 4, "horse": 0})
+    for number in range(3):
+        (folder / "horse" / f"{number}.heic").write_bytes(b"")
+    for label in ("cat", "dog", "horse"):
+        (tmp_path / "val" / label).mkdir(parents=True)
+        for number in range(2):
+            shutil.copy(folder / ("cat" if label == "horse" else label) / f"{number}.png", tmp_path / "val" / label)
+    part = f"{{type: ImageFolderDataset, size: [8, 8], folder: {tmp_path}"
+    words = ["--dataset", f"{{train: {part}/train}}, val: {part}/val}}, eval: null}}"]
+    words += ["--model.in_channels", "3", "--model.classes", "3", "--progress.max_steps", "1"]
+    log = (runs.train(*words) / "train.log").read_text()
+    assert "(10 samples, classes cat 6, dog 4, horse 0 (3 files ignored: .heic))" in log
+    assert "(6 samples, classes cat 2, dog 2, horse 2)" in log
+    assert "dataset.train has no sample of 1 of its 3 classes: horse (3 files ignored: .heic); convert" in log
+    assert "dataset.val: 4 files have the name and content of a file of dataset.train" in log
+    log = (runs.train("--progress.max_steps", "1") / "train.log").read_text()
+    assert re.search(r"160 samples, 10 classes of \d+ to \d+ samples: 0 \d+, 1 \d+, 2 \d+, \.\.\.\)", log)
+
+
+def test_a_busy_machine(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that wait for each other: said at the start, and only there."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    for load, count in ((0.1, 0), (1e4, 1)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        log = (runs.train("--progress.max_steps", "1") / "train.log").read_text()
+        assert log.count("this machine is busy (load 10000.0 on ") == count
+        assert log.count("OMP_NUM_THREADS=1 may make it many times faster") == count
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--gpu_ids", "cpu"], "must be -1 for the CPU, 0 for the first GPU, a list of GPUs, all or mps"),
+        (["--model_pt", "x"], "to continue a run: --resume; to start from its weights: --init_from.path"),
+        (["--model.type", "no_such_package.Net"], "pip install no_such_package"),
+        (["--optim", "lr:0.1"], "must be a section; write a space after the colon"),
+        (
+            ["--model", f"{{type: {HERE}.ten_classes, num_classes: 3}}"],
+            "model.num_classes is 3, but dataset.train",
+        ),
+    ],
+)
+def test_messages_name_what_was_meant(error_of: ErrorOf, words: list[str], part: str) -> None:
+    assert part in error_of(*words)
+
+
+def ten_classes(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))

@@ -1,0 +1,25 @@
+"""The operators, built for this machine and trained. What each computes is checked by tests/template/test_gpus.py."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.gpu.conftest import Device
+from tests.ops.conftest import has_compiler, install
+
+pytestmark = [pytest.mark.slow, pytest.mark.gpu("operators")]
+OPS = ["--config", "configs/ops.yaml", "--precision.mode", "fp64"]
+
+
+def test_built_and_trained(device: Device, tmp_path: Path) -> None:
+    """CT-62, CT-69: by nvcc for a GPU; trained in 64 bits, what the Python reference gives."""
+    assert has_compiler(), "there is no C++ compiler on the PATH"
+    folder = tmp_path / "ops"
+    done = install(OPS_BUILD_DIR=str(folder), FORCE_CUDA="1" if device.is_gpu else "0")
+    assert done.returncode == 0, done.stderr
+    device.record("build", done.stdout.strip())
+    built = device.train(*OPS, name="built", variables={"OPS_BUILD_DIR": str(folder)})
+    reference = device.train(*OPS, name="reference", variables={"OPS_BUILD_DIR": "/nowhere"})
+    assert ("CUDA for" if device.is_gpu else "C++ on the CPU") in built.log
+    assert "scale_exp: Python reference" in reference.log
+    assert built.losses == pytest.approx(reference.losses, rel=1e-7)

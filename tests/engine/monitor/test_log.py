@@ -1,0 +1,142 @@
+"""The log and the progress bar: who said it, where it is kept, who sees it."""
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+from loguru import logger
+
+from common.monitor.log import setup_log
+from engine.monitor.pseudo_terminal import in_terminal
+
+pytestmark = pytest.mark.usefixtures("restored_log")
+
+
+def here() -> str:
+    """Path and line of the caller."""
+    return f"{__file__}:{sys._getframe(1).f_lineno}"
+
+
+def test_every_record_names_its_true_caller(tmp_path, capsys):
+    """CT-55, D-28, R-12, MM-25, QQ-50: loguru, `logging` (wrapped too), `warnings`; the terminal shows none."""
+
+    def wrapper(text: str) -> None:
+        logging.getLogger("some.library").info(text, stacklevel=2)
+
+    file = tmp_path / "train.log"
+    setup_log(file=file)
+    logger.info("one"), logger.opt(exception=False).info("{}", "{two}")
+    first = here()
+    wrapper("three {braces}")
+    third = here()
+    warnings.warn("four", stacklevel=1)
+    fourth = here()
+    text, shown = file.read_text(), capsys.readouterr().err
+    assert Path(__file__).name not in shown
+    for line in text.splitlines():
+        expected = {"three": third, "UserWarning: four": fourth}
+        place = next((place for word, place in expected.items() if word in line), first)
+        name, _, row = place.partition(":")
+        assert f"{name}:{int(row) - 1} " in line
+    assert "three {braces}" in text
+    assert "{two}" in text
+    assert len(text.splitlines()) == 4
+
+
+def test_the_log_is_appended_to_with_a_line_between(tmp_path):
+    """CT-55, D-27: a resume adds to the file; what was logged before the folder was there is in it too."""
+    file = tmp_path / "train.log"
+    setup_log()
+    logger.info("early")
+    setup_log(file=file, banner="resumed at step 12, attempt 2")
+    logger.info("first attempt")
+    assert "resumed" not in file.read_text()
+    setup_log()
+    logger.info("early again")
+    setup_log(file=file, banner="resumed at step 12, attempt 2")
+    logger.info("second attempt")
+    text = file.read_text()
+    order = ["early", "first attempt", "resumed at step 12, attempt 2", "early again", "second attempt"]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+    assert len(text.splitlines()) == 6
+
+
+def test_other_ranks_have_a_file_and_show_errors(tmp_path, capsys):
+    """D-29, MM-25: nothing of theirs is lost, and their errors reach the terminal, with the rank."""
+    setup_log(rank=2, file=tmp_path / "train.rank2.log")
+    logger.info("quiet")
+    logger.error("loud")
+    shown = capsys.readouterr().err
+    assert "rank 2: loud" in shown
+    assert "quiet" not in shown
+    assert [line.split()[-1] for line in (tmp_path / "train.rank2.log").read_text().splitlines()] == ["quiet", "loud"]
+
+
+def test_levels_by_module(tmp_path, capsys):
+    """R-12: one module, or one library, can be heard better than the rest."""
+    setup_log("WARNING", {__name__: "DEBUG", "some.library": "DEBUG"})
+    logger.debug("mine")
+    logging.getLogger("some.library.part").debug("theirs")
+    logging.getLogger("another").info("another's")
+    shown = capsys.readouterr().err
+    assert "mine" in shown
+    assert "theirs" in shown
+    assert "another's" not in shown
+    setup_log("WARNING", {"common": "DEBUG"})
+    logger.info("hidden")
+    assert capsys.readouterr().err == ""
+
+
+def test_libraries_do_not_flood_the_debug_log(tmp_path, capsys):
+    """R-12: at DEBUG Pillow logs every block of every PNG; only by name is a library heard at that level."""
+    setup_log("DEBUG")
+    logging.getLogger("PIL.PngImagePlugin").debug("STREAM")
+    logger.debug("ours")
+    shown = capsys.readouterr().err
+    assert "ours" in shown
+    assert "STREAM" not in shown
+
+
+def test_a_traceback_shows_no_values(tmp_path, capsys):
+    """CT-55: values of variables in a traceback would be data, or a password."""
+    password = "canary-4711"  # pragma: allowlist secret
+    setup_log(file=tmp_path / "train.log")
+    try:
+        _ = int(password[:0])
+    except ValueError:
+        logger.exception("failed")
+    text = (tmp_path / "train.log").read_text()
+    assert "ValueError" in text
+    assert Path(__file__).name in text
+    assert password not in text + capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_bar_is_not_torn(tmp_path):
+    """QQ-51: on a terminal a line of the log clears the bar, and the bar comes back below it."""
+    code = (
+        "from common.distributed import Rank\n"
+        "from common.monitor import Monitor, MonitorConfig\n"
+        "from common.monitor.log import logger, setup_log\n"
+        "from common.progress import Position\n"
+        "from common.run.folder import open_run\n"
+        "from common.run.paths import RunPaths\n"
+        "from pathlib import Path\n"
+        "setup_log()\n"
+        "from common.run.record import describe_start\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "attempt, patch = describe_start(folder, ['train.py'], 0, Rank())\n"
+        "run = open_run(RunPaths(folder), {}, attempt, patch, resume=False)\n"
+        "monitor = Monitor(MonitorConfig(writers=[]), Rank(), run, values={})\n"
+        "with monitor.training(Position(), 10):\n"
+        "    monitor.step_done(Position(step=1), 4); logger.info('a line')\n"
+        "run.close()"
+    )
+    shown = in_terminal([sys.executable, "-c", code], 120).raw
+    before, _, after = shown.partition("a line")
+    assert "0/10" in before
+    assert before.rsplit("\r", 1)[-1].startswith("\x1b[32m")  # the line starts where the bar was cleared
+    assert "/10" in after

@@ -1,0 +1,198 @@
+"""What a run looks like: rows of numbers fit the terminal, the file has everything, and keys are answered."""
+
+import json
+import re
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from common.base.text import number
+from common.evaluation.loss import Losses
+from common.progress import Position
+from common.trainer import Trainer
+from engine.monitor.pseudo_terminal import in_terminal
+from tests.conftest import PROJECT, Runs, metrics
+from custom.tasks.classification_task import ClassificationTask
+
+MANY = """
+$BASE: {base}
+loss:
+  CrossEntropyLoss: {{label_smoothing: 0.1}}
+  flat: {{type: torch.nn.MSELoss, weight: 0.01, inputs: {{input: output.logits, target: output.logits}}}}
+  small: {{type: torch.nn.L1Loss, weight: 0.01, inputs: {{input: output.logits, target: output.logits}}}}
+metric:
+  top3: {{type: Accuracy, k: 3}}
+  ConfusionMatrix: {{per_class: true}}
+best: {{metric: top3}}
+optim:
+  clip_gradients: 5.0
+  groups: [{{match: features.0.*}}, {{match: features.1.*, lr_mult: 0.5}}, {{match: features.3.*, lr_mult: 0.1}}]
+progress: {{train_metric: true}}
+"""
+
+
+@pytest.fixture
+def short() -> Iterator[Runs]:
+    """A place for runs whose path is short, as a person's is: a path is never broken."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Runs(Path(folder))
+
+
+def command(runs: Runs, *words: str) -> list[str]:
+    return [sys.executable, "train.py", *runs.words(*words)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "config"),
+    [
+        (80, "many"),
+        (100, "one loss"),
+        pytest.param(80, "one loss", marks=pytest.mark.slow),
+        pytest.param(100, "many", marks=pytest.mark.slow),
+    ],
+)
+def test_rows_of_numbers_fit_the_terminal(short: Runs, columns: int, config: str) -> None:
+    """R-04, CT-56, QQ-51: also with three losses, four groups and a metric for each class; the file has all of it."""
+    words = ["--progress.epoch_eval", "1"]
+    if config == "many":
+        (short.root / "many.yaml").write_text(MANY.format(base=PROJECT / "tests" / "base.yaml"))
+        words += ["--config", str(short.root / "many.yaml")]
+    shown = in_terminal(command(short, *words), columns)
+    assert shown.code == 0, shown.text
+    assert [line for line in shown.lines if " | " in line and len(line) > columns] == []
+    trained = [line for line in shown.lines if re.search(r"INFO +epoch .* loss ", line)]
+    assert len(trained) == 5 and not any("trainer.py" in line for line in shown.lines)
+    assert all("| loss " in line and line.endswith(" …") for line in trained)
+    assert any(re.match(r"epoch 2: .* \d+/10 \[.*, loss=\S+, val \S+=\S", line) for line in shown.lines)
+    log = (short.root / "run" / "train.log").read_text()
+    assert len(re.findall(r"INFO +common/trainer.py:\d+ +epoch +\d/2 step .* mem \d+ MB$", log, re.MULTILINE)) == 5
+    best = "\x1b[32mval   "
+    assert shown.raw.count(best) == log.count("| best so far") > 0  # in colour
+    if config == "many":
+        assert log.count("precision_9") == 5 + 2 + 2 and "ConfusionMatrix.precision_9" not in shown.text
+    else:
+        assert not any("CrossEntropyLoss" in line for line in shown.lines if " | " in line)  # it is the loss
+
+
+class WithNumber(ClassificationTask):
+    """Logs a number of its own, as the README shows."""
+
+    def losses(self, output: dict[str, Tensor], batch: dict[str, Tensor]) -> Losses:
+        losses = super().losses(output, batch)
+        losses["logit_norm"] = output["logits"].norm(dim=1).mean()
+        return losses
+
+
+def test_an_added_number_keeps_the_log_readable(short: Runs) -> None:
+    """One row for each log line, no loss twice, metrics before further losses, one rounding; each epoch has a loss."""
+    words = ["--task.type", f"{__name__}.WithNumber", "--progress.log_every", "50"]
+    shown = in_terminal(command(short, *words), 120)
+    assert shown.code == 0, shown.text
+    trained = [line for line in shown.lines if re.search(r"INFO +epoch .* loss ", line)]
+    assert len(trained) == 2 and all("  logit_norm " in line for line in trained)  # 5 steps an epoch, not 50
+    assert "CrossEntropyLoss" not in "".join(line for line in shown.lines if " | " in line)
+    assert not any("saved latest.pt (" in line for line in shown.lines)
+    folder = short.root / "run"
+    accuracy = number(metrics(folder, "val")[-1]["values"]["Accuracy"])
+    (last,) = (line for line in shown.lines if line.startswith("  last "))
+    assert f"Accuracy {accuracy}" in last
+    assert any(re.search(rf" val    2/2 step 10/10 \\| loss .* Accuracy {accuracy}", line) for line in shown.lines)
+    assert accuracy in (folder / "report.html").read_text()
+    assert len(metrics(folder, "train")) == 2
+
+
+def test_without_colour_and_at_debug(short: Runs) -> None:
+    """R-12: NO_COLOR is respected; DEBUG shows where a line comes from."""
+    words = command(short, "--monitor.log_level", "DEBUG", "--progress.epoch", "1", "--monitor.bar", "off")
+    shown = in_terminal(words, 120, variables={"NO_COLOR": "1"})
+    assert shown.code == 0 and "\x1b" not in shown.raw
+    assert len(re.findall(r"^\S+ INFO +common/trainer.py:\d+ +epoch 1/1 step", shown.text, re.MULTILINE)) == 3
+
+
+def stop(trainer: Trainer) -> None:
+    """A plug-in: a signal arrives after the third step."""
+    stepped = trainer.monitor.step_done
+
+    def tell(position: Position, samples: int) -> None:
+        stepped(position, samples)
+        if position.step == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    trainer.monitor.step_done = tell  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.parametrize(
+    ("words", "rows"),
+    [
+        ([], ["best", "last", "files", "evaluate", "curves"]),
+        (["--early_stop.lower_bound", "99"], ["best", "last", "files", "evaluate", "curves"]),
+        (["--plugins", f"[{__name__}:stop]"], ["files", "resume", "evaluate", "curves"]),
+        (["--dataset.val", "null"], ["files", "evaluate", "curves"]),
+    ],
+    ids=["finished", "early stop", "stopped", "no validation"],
+)
+def test_a_summary_closes_a_run(runs: Runs, words: list[str], rows: list[str]) -> None:
+    """R-04: what was reached, where it is, and the next commands, which name files that exist."""
+    ended = runs.fail("--monitor.writers", "[tensorboard]", *words, name="my läuf")  # printed so that it can be pasted
+    folder = runs.root / "my läuf"
+    log = (folder / "train.log").read_text().splitlines()
+    at = next(number for number, line in enumerate(log) if "trained for 0:00:" in line)
+    summary = dict(line.split(maxsplit=1) for line in log[at + 1 :])
+    assert list(summary) == rows and len(log) - at <= 8
+    assert all((folder / name).exists() for name in summary["files"].split(", "))
+    commands = [summary[name] for name in ("resume", "evaluate", "curves") if name in summary]
+    assert all(Path(shlex.split(text)[-1]).exists() for text in commands), log
+    assert "curves" not in summary or Path(shlex.split(summary["curves"])[-1]) == runs.root
+    if "best" in rows:
+        assert re.match(r"loss \S+  Accuracy \S+ \(best.pt: step \d+\)$", summary["best"])
+    assert ended == (143 if "resume" in rows else 0)
+
+
+@pytest.mark.slow
+def test_the_commands_of_a_summary_work(short: Runs) -> None:
+    """R-04, R-46: as printed: the stopped run is resumed, then evaluated."""
+    shown = in_terminal(command(short, "--plugins", f"[{__name__}:stop]"), 80)
+    assert shown.code == 143 and "SIGTERM: stopping after this step, then saving" in shown.text
+    python = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    done = shown
+    for row in ("resume", "evaluate"):
+        text = re.search(rf"^  {row} +(python .*)$", shown.text, re.MULTILINE)
+        assert text, shown.text
+        done = in_terminal(
+            ["sh", "-c", f"{text[1]} --plugins '[]'" if row == "resume" else text[1]], 80, variables=python
+        )
+        assert done.code == 0, done.text
+        shown = done if row == "resume" else shown
+    values = json.loads((short.root / "run" / "eval" / "best" / "metrics.json").read_text())["values"]
+    assert re.search(rf"^  Accuracy +{values['Accuracy']:.5f}$", done.text, re.MULTILINE)
+    assert number(values["loss"]) in done.text and "CrossEntropyLoss" not in done.text
+
+
+def breaks(trainer: Trainer) -> None:
+    """A plug-in: the sixth step, after a checkpoint, fails."""
+
+    def fail() -> None:
+        if trainer.monitor.step == 6:
+            raise RuntimeError("broken")
+
+    trainer.monitor.after_step.append(fail)
+
+
+@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_failure_fits_the_terminal_and_says_how_to_continue(short: Runs, processes: str) -> None:
+    """Its level is a word; the command that resumes the run can be pasted, whatever the run is called."""
+    words = short.words("--plugins", f"[{__name__}:breaks]", "--dist.processes", processes, name="my run")
+    shown = in_terminal([sys.executable, "train.py", *words], 90)
+    assert shown.code == 1, shown.text
+    assert not [line for line in shown.lines if line.count("=") > 20 and len(line) > 90]
+    assert re.search(r"^\S+ CRITICAL ", shown.text, re.MULTILINE)
+    (line,) = (line for line in shown.lines if line.startswith("to resume:  "))
+    again = shlex.split(line.removeprefix("to resume:  "))
+    assert again == ["python", "train.py", "--resume", str(short.root / "my run")]
+    assert in_terminal([sys.executable, *again[1:], "--plugins", "[]"], 90).code == 0

@@ -1,0 +1,84 @@
+"""`monitor.writers`: where curves and pictures go."""
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from common.config import ConfigError
+from tests.conftest import Runs
+
+HERE = "engine.monitor.test_writers"
+
+
+def test_mistakes_in_the_list_of_writers(runs: Runs) -> None:
+    """All at once, before anything starts."""
+    with pytest.raises(ConfigError) as found:
+        runs.train(
+            "--monitor.writers",
+            "[tensorbord, {type: wandb, tag: x}, {type: tests.monitor.test_writers.Diary}, mlflow]",
+        )
+    said = str(found.value)
+    for part in (
+        "monitor.writers[0]", "did you mean tensorboard?", "monitor.writers[1].tag", "did you mean tags?",
+        "monitor.writers[2].title", "needs the package mlflow, which is not installed; pip install mlflow",
+    ):  # fmt: skip
+        assert part in said, said
+    with pytest.raises(ConfigError, match=r"name it in monitor.writers: \[tensorboard\]"):
+        runs.train("--monitor.tensorboard", "true")
+
+
+def test_what_tensorboard_shows(runs: Runs) -> None:
+    """Groups of curves, pictures in one of their own that comes last, texts, settings and histograms."""
+    folder = runs.train(
+        "--monitor.writers", "[tensorboard]", "--monitor.histograms", "3step", "--progress.max_steps", "6",
+        "--progress.epoch_eval", "1", "--progress.iter_save_progress", "4", "--optim.groups", "[{match: head.*}]",
+        "--metric.ConfusionMatrix", "{}", "--metric.MeanAveragePrecision", "{}",
+    )  # fmt: skip
+    board = EventAccumulator(str(folder / "event"), size_guidance={"histograms": 0}).Reload()
+    found = board.Tags()
+    scalars = ["loss", "Accuracy", "ConfusionMatrix.balanced_accuracy", "ConfusionMatrix.macro_f1"]
+    measured = {f"{split}/{name}" for split in ("Val", "best", "eval") for name in [*scalars, "MeanAveragePrecision"]}
+    speed = {"speed/step_seconds", "speed/data_share", "speed/samples_per_second", "speed/memory_GB"}
+    speed |= {f"speed/{of}_p{share}_ms" for of in ("step", "data") for share in (50, 95)}
+    assert set(found["scalars"]) == {"Train/loss", "Train/grad_norm", *measured, *speed, "lr/head", "lr/rest"}
+    figures = {
+        f"view/{split}/{name}" for split in ("val", "eval") for name in ("ConfusionMatrix", "MeanAveragePrecision")
+    }
+    assert set(found["images"]) == {"view/train", "view/val", "view/eval", *figures}
+    assert [each.step for each in board.Histograms("weights/head.2.weight")] == [4, 6]
+    assert "weights/head.2.weight.grad" in found["histograms"]
+    assert {f"run/{name}/text_summary" for name in ("config", "environment", "model")} <= set(found["tensors"])
+    about = board.summary_metadata
+    assert set(about) >= {"_hparams_/session_start_info", "_hparams_/session_end_info"}
+    started = HParamsPluginData.FromString(about["_hparams_/session_start_info"].plugin_data.content)
+    settings = started.session_start_info.hparams
+    columns = HParamsPluginData.FromString(about["_hparams_/experiment"].plugin_data.content).experiment
+    shown = [each.name.tag for each in columns.metric_infos]  # best and last validation, nothing of training
+    assert (
+        {"best/loss", "best/Accuracy", "Val/loss"}
+        <= set(shown)
+        == {f"{a}/{b.partition('/')[2]}" for a in ("best", "Val") for b in shown}
+    )
+    assert "optim.lr" in [each.name for each in columns.hparam_infos if each.differs]
+    best = max(board.Scalars("best/loss"), key=lambda each: each.step)
+    assert best.value == min(each.value for each in board.Scalars("Val/loss"))
+    assert settings["optim.lr"].number_value and not any(key.startswith("dir.") for key in settings)
+    left = folder / "eval" / "epoch_000001"
+    assert {f"{name}.png" for name in ("ConfusionMatrix", "MeanAveragePrecision", "00", "09")} <= {
+        path.name for path in left.iterdir()
+    }
+
+
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_the_event_folder(runs: Runs, is_earlier: bool) -> None:
+    """Runs of earlier versions continue where their files are: otherwise one curve would be two."""
+    folder = runs.train("--monitor.writers", "[tensorboard]", "--progress.max_steps", "2")
+    for file in list((folder / "event").glob("events.*")) if is_earlier else ():
+        file.rename(folder / file.name)
+        (folder / "event").rmdir()
+    runs.train("--monitor.writers", "[tensorboard]", "--progress.max_steps", "4", "--resume", "auto")
+    assert (folder / "event").exists() != is_earlier and bool(list(folder.glob("events.*"))) == is_earlier
+    assert f"--logdir {folder.parent}\n" in (folder / "train.log").read_text()
+    points = EventAccumulator(str(folder if is_earlier else folder / "event")).Reload().Scalars("Train/loss")
+    # Files of one second are read in the order of their names, so the order of two quick runs is open.
+    assert sorted(point.step for point in points) == [2, 4]

@@ -1,0 +1,73 @@
+"""predict.py and its Python door: what is read, how it is prepared, what is written, and what is refused."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.base.errors import UserError
+import predict
+from predict import Predictor
+from tests.conftest import Runs, load
+from tests.tools.test_predict import FOLDER, SCALED, picture
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on images in two folders, with averaged weights. Its data are gone."""
+    home = tmp_path_factory.mktemp("home")
+    for label in ("cat", "dog"):
+        for number in range(8):
+            picture(home / "photos" / label / f"{number}.png", number)
+    words = ["--dir.data_dir", str(home), "--model.classes", "2", "--optim.ema.decay", "0.9", "--optim.lr", "0.05"]
+    words += [
+        "--dataset.train",
+        f"{{{FOLDER}, flip: true, {SCALED}}}",
+        "--dataset.eval",
+        "null",
+        "--best.metric",
+        "loss",
+    ]
+    folder = Runs(home).train(*words, "--dataset.val", f"{{{FOLDER}, eval_batch_size: 3, {SCALED}}}")
+    shutil.rmtree(home / "photos")
+    return folder
+
+
+def test_nothing_is_overwritten(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A second prediction has a folder of its own, or is refused; a name may be as long as the system allows."""
+    image = picture(tmp_path / f"{'猫' * 83}.png", 1)  # 253 bytes
+    words = ["--model_pt", str(run), "--input", str(image), "--pictures"]
+    earlier = {folder: (folder / "predictions.jsonl").read_bytes() for folder in run.glob("predict*")}
+    assert predict.main(words) == predict.main(words) == 0
+    assert "1 prediction of " in capfd.readouterr().err
+    folders = sorted(run.glob("predict*"), key=lambda folder: (len(folder.name), folder.name))
+    assert [folder.name for folder in folders][-1] == f"predict_{len(earlier) + 2}"
+    assert all((folder / "predictions.jsonl").read_bytes() == text for folder, text in earlier.items())
+    (drawn,) = (folders[-1] / "pictures").iterdir()
+    assert drawn.name.startswith("000000_猫猫") and drawn.stat().st_size > 100
+    with pytest.raises(UserError, match=r"--out .* has predictions.jsonl already; name another folder"):
+        predict.main([*words, "--out", str(folders[-1])])
+
+
+def test_what_cannot_be_predicted(run: Path, tmp_path: Path) -> None:
+    image = picture(tmp_path / "a.png", 0)
+    with pytest.raises(UserError, match=r"no file or folder .*nothing"):
+        Predictor(run)([image, tmp_path / "nothing"])
+    with pytest.raises(UserError, match=r"there is no checkpoint in"):
+        Predictor(tmp_path)
+    with pytest.raises(UserError, match=r"model\.widht = 3"):
+        Predictor(run, "--model.widht", "3")
+    other = Predictor(run, "--dataset.val", "{type: engine.tools.test_predict.Unreadable}")
+    with pytest.raises(UserError, match=r"test_predict.Unreadable cannot read single files; .* from_files"):
+        other([image])
+    state = load(run, "best")
+    del state["about"]["classes"]  # as in checkpoints of earlier versions
+    torch.save(state, tmp_path / "old.pt")
+    assert {row["class"] for row in Predictor(tmp_path / "old.pt")([image])} <= {"0", "1"}
+
+
+class Unreadable:
+    """A dataset without `from_files`."""
+
+    def __init__(self, data_dir: Path, mode: str) -> None: ...
